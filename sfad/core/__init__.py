@@ -1,0 +1,18 @@
+"""The pure core: what happened goes in, what to do comes out.
+
+`Machine.handle(event)` returns commands. Events are named in the past tense and carry the time they happened at, so
+nothing here reads a clock; commands are imperatives that the shell applies in order. No I/O, no trio, no process: the
+same machine runs a hundred thousand simulated runs in a test.
+
+`events`, `commands`  the two vocabularies
+`guard`    ordered rules: admit or refuse
+`access`   who may do what
+`tree`     ancestry and budgets
+`run`      one run and its transition table
+`stop`     the stop ladder
+`retry`    back-off between attempts
+`quotas`   rates and the queue of waiting trees
+`naming`   the loop identity of a command
+`ids`      run numbers as text
+`machine`  composes the above
+"""

@@ -1,0 +1,198 @@
+"""What to do. The shell applies commands in the order they are given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..protocol import types
+from ..protocol.errors import ErrorCode
+from ..protocol.types import Refusal, RunId, Survivor
+
+if TYPE_CHECKING:
+    from .run import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Write the run to the ledger and answer `Committed` or `CommitFailed`. Nothing is started before."""
+
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Write the run as it is now to the ledger: it started, or it reached a terminal status."""
+
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class RecordRefusal:
+    """Write a refused run to the ledger."""
+
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class CountRefusal:
+    """Add one to the refusals counted in an earlier refused run's row (SPEC section 2: beyond ten a minute)."""
+
+    run: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Start the run's command in a containment nested in its parent's; answer `LaunchSucceeded` or `LaunchFailed`."""
+
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """Freeze the run's containment, send `signal` to every process in it, thaw it. From now on report `Emptied`.
+    A paused containment is thawed too: a signal is pending until then."""
+
+    run: RunId
+    signal: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """SIGKILL everything in the run's containment, again and again until it is empty. Report `Emptied`."""
+
+    run: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Tell what is still alive in the run's containment, and why as far as the kernel says; answer `Surveyed`."""
+
+    run: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """Freeze the run's containment, child runs included; answer `Frozen`."""
+
+    run: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class Thaw:
+    """Undo `Freeze`. Child runs that were frozen on their own stay so."""
+
+    run: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The run is terminal and empty: remove its containment and forget its resources. Children were released before."""
+
+    run: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """Feed `TimerFired(run, timer)` at time `at`; replaces an earlier one of the same name."""
+
+    run: RunId
+    timer: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Disarm:
+    """Forget a timer, if there is one."""
+
+    run: RunId
+    timer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Number the event, write it to the ledger and the log, push it to watchers. Time is the event's that caused it."""
+
+    event: types.Event
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The run is terminal; whoever waits for it may be answered. Always after its `Save`."""
+
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Answer the request that `token` names."""
+
+    token: int
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """The daemon was told to end and nothing is alive any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The run exists: it was started, could not be started (then it is `failed`), is queued or was cancelled meanwhile."""
+
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The guard's no. `run` is `None` where it was only counted."""
+
+    refusal: Refusal
+    run: RunId | None
+
+
+@dataclass(frozen=True, slots=True)
+class StopDone:
+    """What a stop achieved."""
+
+    stopped: tuple[RunId, ...]
+    survivors: tuple[Survivor, ...]
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """The run was paused or resumed."""
+
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The request cannot be done."""
+
+    code: ErrorCode
+    message: str
+
+
+Answer = Admitted | Refused | StopDone | Changed | Failed
+
+Command = (
+    Admit
+    | Save
+    | RecordRefusal
+    | CountRefusal
+    | Launch
+    | Terminate
+    | Kill
+    | Survey
+    | Freeze
+    | Thaw
+    | Release
+    | Arm
+    | Disarm
+    | Publish
+    | Ended
+    | Reply
+    | Shutdown
+)

@@ -1,0 +1,191 @@
+"""What happened. Every event carries `at`, seconds on the shell's monotonic clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..protocol.types import Bound, Claim, Kind, Limit, RunId, Survivor
+from .access import Peer
+
+Token = int
+"""Names a request that waits for a `Reply`. The shell chooses it; the core only hands it back."""
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """Base of all events."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a spawn asked for, as far as the core decides about it. Environment, cwd and descriptors stay with the shell."""
+
+    argv: tuple[str, ...]
+    cwd: str = "/"
+    name: str | None = None
+    kind: Kind = "agent"
+    type: str | None = None
+    timeout: Limit | None = None
+    max_depth: Bound | None = None
+    max_descendants: Bound | None = None
+    attempts: int = 1
+    retry_delay: float | None = None
+    grace: float | None = None
+    tied_to: int | None = None
+    """The connection that the run ends with."""
+    detach: bool = False
+    leaf: bool = False
+    queue: bool = True
+    priority: int = 0
+    labels: dict[str, str] = field(default_factory=dict)
+    channel: str | None = None
+    allow: frozenset[str] = frozenset()
+    deny: frozenset[str] = frozenset()
+    claim: Claim = Claim()
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnRequested(At):
+    """A peer asked for a run. Answered by `Reply(Admitted)` or `Reply(Refused)`."""
+
+    token: Token
+    peer: Peer
+    asked: Asked
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested(At):
+    """A peer asked to stop these runs. Answered by `Reply(StopDone)` once everything is gone or something survived."""
+
+    token: Token
+    peer: Peer
+    runs: tuple[RunId, ...]
+    signal: int = 15
+    grace: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PauseRequested(At):
+    """A peer asked to freeze a run and everything below it."""
+
+    token: Token
+    peer: Peer
+    run: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRequested(At):
+    """A peer asked to thaw a paused run."""
+
+    token: Token
+    peer: Peer
+    run: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class ClientGone(At):
+    """A connection ended; runs tied to it end with it."""
+
+    client: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed(At):
+    """The ledger holds the admission of these runs: they may start."""
+
+    runs: tuple[RunId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitFailed(At):
+    """The ledger could not take the admission of these runs: they must not start."""
+
+    runs: tuple[RunId, ...]
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSucceeded(At):
+    """The run's command has been executed (execve returned into it)."""
+
+    run: RunId
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchFailed(At):
+    """The run's command could not be executed. Nothing of this attempt is alive."""
+
+    run: RunId
+    errno: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class MainExited(At):
+    """The run's main process has been reaped. It comes before `Emptied` of the run or of an ancestor."""
+
+    run: RunId
+    code: int | None
+    """The exit code, or `None` if a signal ended it."""
+    signal: int | None = None
+    empty: bool = False
+    """Nothing else is alive in the run's containment, child runs included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Emptied(At):
+    """Nothing is alive in the run's containment, child runs included. Only reported for a run that is being emptied."""
+
+    run: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen(At):
+    """The containment that `Freeze` named stands still."""
+
+    run: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed(At):
+    """The answer to `Survey`: what is still alive."""
+
+    run: RunId
+    survivors: tuple[Survivor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired(At):
+    """A timer that was armed has come due."""
+
+    run: RunId
+    timer: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequested(At):
+    """The daemon was told to end: nothing starts any more and every tree is stopped. A second one skips the grace."""
+
+    signal: int = 15
+
+
+Event = (
+    SpawnRequested
+    | StopRequested
+    | PauseRequested
+    | ResumeRequested
+    | ClientGone
+    | Committed
+    | CommitFailed
+    | LaunchSucceeded
+    | LaunchFailed
+    | MainExited
+    | Emptied
+    | Frozen
+    | Surveyed
+    | TimerFired
+    | DrainRequested
+)

@@ -1,0 +1,10 @@
+"""What client and daemon say to each other. Imports msgspec and the standard library only, so that `sfactl` stays light.
+
+`types`     the nouns: a run as it is shown, limits, refusals, reasons
+`messages`  one Struct a request and a reply, tagged by `type`
+`framing`   4-byte big-endian length + msgpack; a pure decoder used by both sides
+`errors`    error codes, and whose fault each one is
+`version`   which protocol versions this build speaks
+
+The same in words, with byte-exact examples: docs/protocol.md.
+"""

@@ -1,0 +1,60 @@
+"""Frames: a 4-byte big-endian length, then that many bytes of msgpack. Pure; the same decoder serves both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .errors import FrameTooLarge
+
+HEADER = 4
+"""Bytes of the length in front of each body."""
+
+MAX_REQUEST = 4 * 1024 * 1024
+"""Bytes of one request. A spawn carries argv and environment, and Linux holds those to 6 MiB (3/4 of `_STK_LIM`, execve(2)),
+in practice to 2 MiB with an 8 MiB stack; 4 MiB leaves room and bounds what a stranger can make the daemon buffer."""
+
+MAX_REPLY = 64 * 1024 * 1024
+"""Bytes of one reply: a list of 20 000 runs with long command lines."""
+
+
+def frame(body: bytes) -> bytes:
+    """`body` with its length in front."""
+    return len(body).to_bytes(HEADER, "big") + body
+
+
+class FrameDecoder:
+    """Cuts a byte stream into frame bodies.
+
+    The announced length is checked before anything of the body is kept, so a peer can make this side hold at most
+    `limit` bytes and one header. After `FrameTooLarge` the stream is out of step: close it.
+    """
+
+    __slots__ = ("_buffer", "_limit")
+
+    def __init__(self, limit: int) -> None:
+        self._buffer = bytearray()
+        self._limit = limit
+
+    @property
+    def pending(self) -> int:
+        """Bytes of a frame that is not complete yet."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Yields every body that is complete once `data` has arrived. Raises `FrameTooLarge`."""
+        buffer = self._buffer
+        buffer += data
+        start = 0
+        try:
+            while len(buffer) - start >= HEADER:
+                size = int.from_bytes(buffer[start : start + HEADER], "big")
+                if size > self._limit:
+                    raise FrameTooLarge(size, self._limit)
+                end = start + HEADER + size
+                if len(buffer) < end:
+                    break
+                body = bytes(buffer[start + HEADER : end])
+                start = end
+                yield body
+        finally:
+            del buffer[:start]

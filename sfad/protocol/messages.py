@@ -1,0 +1,369 @@
+"""One Struct a request and a reply, tagged by the key `type`.
+
+A connection begins with `Hello`, answered by `Welcome`. After that every request carries an `id` the client chose, and
+its reply carries the same one; replies may come in another order than their requests, because `Wait` takes as long as
+the run. Requests refuse unknown fields (a typo must not be a silent default); replies and events do not, so that an
+older client can read a newer daemon.
+
+`descriptors` in a message says how many file descriptors travel with its first byte as SCM_RIGHTS.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Raw, Struct
+
+from .errors import BadMessage, ErrorCode
+from .framing import frame
+from .types import Bound, Claim, Event, Kind, Limit, Refusal, RunId, RunInfo, Status, Survivor
+
+T = TypeVar("T")
+
+MAX_DESCRIPTORS = 3
+"""Descriptors in one message: stdin, stdout, stderr."""
+
+
+class Request(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="type"):
+    """Base of everything a client sends."""
+
+    id: int
+
+
+class Hello(Request, tag="hello"):
+    """First on every connection. `client` names the program, for the daemon's log only."""
+
+    versions: list[int]
+    client: str = ""
+
+
+class Spawn(Request, tag="spawn"):
+    """Start a run. Answered by `RunReply` once it has started, failed to start or is queued; or by `Refused`."""
+
+    argv: list[bytes]
+    cwd: bytes
+    env: list[bytes]
+    """`KEY=VALUE`, unchanged, as execve(2) takes them. The daemon adds SFA_* and takes away what belongs to itself."""
+    umask: int = 0o022
+    name: str | None = None
+    """`--name`; without it the name is derived from argv."""
+    kind: Kind = "agent"
+    run_type: str | None = None
+    timeout: float | None = None
+    """Seconds."""
+    timeout_source: str = "--timeout"
+    max_depth: Bound | None = None
+    max_descendants: Bound | None = None
+    limits: list[Limit] = []
+    attempts: int = 1
+    retry_delay: float | None = None
+    """Seconds before the second attempt; doubles each time, capped."""
+    grace: float | None = None
+    """Seconds between the stop signal and SIGKILL, at most 60; without it `stop.grace` of the config."""
+    tied: bool = False
+    """Stop the run when this connection goes away: a foreground run without `--keep`."""
+    detach: bool = False
+    leaf: bool = False
+    queue: bool = True
+    priority: int = 0
+    log: bool = True
+    """Whether stdout and stderr are kept."""
+    quiet: bool = False
+    stdin: Literal["null", "descriptor", "pipe"] = "null"
+    """`descriptor`: the descriptor that travels with this message. `pipe`: kept open for `Send`."""
+    stdio: Literal["files", "inherit"] = "files"
+    """`inherit`: the three descriptors that travel with this message are the run's stdin, stdout and stderr."""
+    labels: dict[str, str] = {}
+    channel: str | None = None
+    allow: list[str] = []
+    deny: list[str] = []
+    """Verbs that a peer inside the run may, or may not, use; they narrow only."""
+    allowed_tools: list[str] = []
+    blocked_tools: list[str] = []
+    claim: Claim = Claim()
+    descriptors: int = 0
+
+
+class Stop(Request, tag="stop"):
+    """Stop runs and everything below them. Answered by `Stopped` only when nothing of them is alive, or when something
+    is still there `stop.kill_wait` after SIGKILL. `runs`, `everything`, `name` and `labels` add up."""
+
+    runs: list[str] = []
+    everything: bool = False
+    name: str | None = None
+    labels: dict[str, str] = {}
+    signal: int = 15
+    grace: float | None = None
+
+
+class Pause(Request, tag="pause"):
+    """Freeze a run's whole tree and stop its clocks. Answered by `RunReply` when it is frozen."""
+
+    run: str
+
+
+class Resume(Request, tag="resume"):
+    """Thaw a paused run. Answered by `RunReply`."""
+
+    run: str
+
+
+class Signal(Request, tag="signal"):
+    """Send a signal to the run's main process only (SIGQUIT, SIGWINCH, SIGINT of a terminal). Answered by `Done`."""
+
+    run: str
+    signal: int
+
+
+class Info(Request, tag="info"):
+    """One run, with its live processes and memory. Answered by `RunReply`."""
+
+    run: str
+
+
+class Wait(Request, tag="wait"):
+    """Answered by `RunReply` when the run is terminal, or after `timeout` seconds with the run as it is then."""
+
+    run: str
+    timeout: float | None = None
+
+
+class List(Request, tag="list"):
+    """Runs, newest last. Without filters: the live ones and the last `rows` that ended. Answered by `RunList`."""
+
+    status: list[Status] = []
+    name: str | None = None
+    user: str | None = None
+    root: str | None = None
+    """Only this run's tree."""
+    since: float | None = None
+    """Only runs created at or after this time, in Unix seconds."""
+    labels: dict[str, str] = {}
+    rows: int = 50
+    """Ended runs at most; live ones are always listed."""
+    live: bool = False
+    """Fill in `processes` and `memory_bytes`."""
+
+
+class Logs(Request, tag="logs"):
+    """The run's output files, opened for reading. Answered by `LogFiles` with two descriptors. The files exist from the
+    run's admission, so that a reader may begin before the run does; a `Wait` on the same connection tells when it ended."""
+
+    run: str
+
+
+class Result(Request, tag="result"):
+    """A finished run's stdout made safe for a language model. Answered by `ResultText`."""
+
+    run: str
+    max_bytes: int = 64 * 1024
+    """Of the text; the newest part is kept."""
+
+
+class Send(Request, tag="send"):
+    """Bytes for the stdin of a run that was started with `stdin = "pipe"`. Answered by `Done`."""
+
+    run: str
+    data: bytes
+    eof: bool = False
+    """Close the run's stdin afterwards."""
+
+
+class Watch(Request, tag="watch"):
+    """Push the events of a run and its descendants from now on. Answered by `Done`, then by `EventPush` with the same id."""
+
+    run: str
+
+
+class DaemonInfo(Request, tag="status"):
+    """The daemon itself. Answered by `DaemonStatus`."""
+
+
+class Config(Request, tag="config"):
+    """The effective configuration and where each value comes from. Answered by `ConfigReply`."""
+
+
+AnyRequest = (
+    Hello | Spawn | Stop | Pause | Resume | Signal | Info | Wait | List | Logs | Result | Send | Watch | DaemonInfo | Config
+)
+
+
+class Reply(Struct, kw_only=True, omit_defaults=True, tag_field="type"):
+    """Base of everything the daemon sends. `id` is the request's, or 0 where the request could not be read."""
+
+    id: int
+
+
+class Welcome(Reply, tag="welcome"):
+    """The handshake's answer. `run` is the run that the kernel says the peer is in, if any."""
+
+    version: int
+    daemon: str
+    pid: int
+    state_dir: str
+    run: RunId | None = None
+
+
+class RunReply(Reply, tag="run"):
+    """One run."""
+
+    run: RunInfo
+
+
+class Refused(Reply, tag="refused"):
+    """The guard's no, a normal answer. `run` is the id under which the refusal was recorded; `None` where refusals of
+    this kind have become so many that they are only counted."""
+
+    refused: Refusal
+    run: RunId | None = None
+
+
+class Stopped(Reply, tag="stopped"):
+    """Everything asked for is gone, or `survivors` tells what is not."""
+
+    stopped: list[RunId]
+    survivors: list[Survivor]
+    elapsed_s: float
+
+
+class RunList(Reply, tag="runs"):
+    """Runs, oldest first."""
+
+    runs: list[RunInfo]
+
+
+class PackedRunList(Reply, tag="runs"):
+    """`RunList` as the daemon sends it: runs already encoded. Same bytes on the wire."""
+
+    runs: list[Raw]
+
+
+class LogFiles(Reply, tag="log_files"):
+    """Two descriptors: stdout, stderr. `ended` tells whether the run is terminal already, `kept` whether it keeps output."""
+
+    run: RunId
+    ended: bool
+    kept: bool = True
+    descriptors: int = 2
+
+
+class ResultText(Reply, tag="result"):
+    """A finished run's output, safe for a model."""
+
+    run: RunId
+    text: str
+    truncated: bool
+
+
+class EventPush(Reply, tag="event"):
+    """One event, pushed to a watcher."""
+
+    event: Event
+
+
+class DaemonStatus(Reply, tag="daemon_status"):
+    """What the daemon says of itself."""
+
+    version: str
+    pid: int
+    uptime_s: float
+    socket: str
+    state_dir: str
+    containment: Literal["cgroup", "tags"]
+    containment_detail: str
+    """The cgroup below which runs live, or why there is none."""
+    draining: bool
+    live: int
+    queued: int
+    admitted: int
+    """Runs admitted since the daemon started."""
+    refused: int
+    connections: int
+    memory_bytes: int
+    ledger_bytes: int
+
+
+class Setting(Struct, frozen=True, kw_only=True):
+    """One effective configuration value."""
+
+    key: str
+    value: Any
+    source: str
+
+
+class ConfigReply(Reply, tag="config"):
+    """The effective configuration."""
+
+    settings: list[Setting]
+
+
+class Done(Reply, tag="done"):
+    """It was done; there is nothing to tell."""
+
+
+class Error(Reply, tag="error"):
+    """The request failed. `message` names the thing, the value, the limit and what to do."""
+
+    code: ErrorCode
+    message: str
+
+
+AnyReply = (
+    Welcome
+    | RunReply
+    | Refused
+    | Stopped
+    | RunList
+    | LogFiles
+    | ResultText
+    | EventPush
+    | DaemonStatus
+    | ConfigReply
+    | Done
+    | Error
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_request_decoder: msgspec.msgpack.Decoder[AnyRequest] = msgspec.msgpack.Decoder(AnyRequest)
+_reply_decoder: msgspec.msgpack.Decoder[AnyReply] = msgspec.msgpack.Decoder(AnyReply)
+
+
+def pack(value: Any) -> bytes:
+    """`value` in msgpack."""
+    return _encoder.encode(value)
+
+
+def pack_message(message: Request | Reply) -> bytes:
+    """A whole frame with `message` in it."""
+    return frame(_encoder.encode(message))
+
+
+def _unpack(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:
+    # msgspec tells a wrong type, a truncation, bad UTF-8 and deep nesting by four exceptions; to a reader of frames they are one
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadMessage(f"not a message of this protocol: {error}") from error
+
+
+def unpack_request(body: bytes) -> AnyRequest:
+    """The request in a frame's body. Raises `BadMessage`."""
+    return _unpack(_request_decoder, body)
+
+
+def unpack_reply(body: bytes) -> AnyReply:
+    """The reply in a frame's body. Raises `BadMessage`."""
+    return _unpack(_reply_decoder, body)
+
+
+def request_id(body: bytes) -> int:
+    """The id of a request that cannot be decoded otherwise, so that its `Error` can be matched; 0 where there is none."""
+    try:
+        return msgspec.msgpack.decode(body, type=_OnlyId).id
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return 0
+
+
+class _OnlyId(Struct):
+    id: int = 0

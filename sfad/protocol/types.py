@@ -1,0 +1,217 @@
+"""The nouns of the protocol: a run as it is shown, limits, refusals, reasons.
+
+Field names are the contract of SPEC section 15. Unknown is `None`, never 0. Times are aware UTC datetimes: RFC 3339 in
+JSON, the timestamp extension in msgpack. Operating-system strings that must not change (argv, environment, cwd) travel
+as bytes in requests; what is shown of them is text in which bytes that are not UTF-8 appear as `\\xNN`.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+RunId = str
+"""The ledger's running number in base 32 after a letter that tells how many digits follow (`a` one, `b` two):
+`a1`, `bv0`, `c10a`. Short, never used twice, and in text order the order of admission."""
+
+Kind = Literal["agent", "skill"]
+
+
+class Status(StrEnum):
+    """Where a run is in its life (SPEC section 6). Refused runs are `rejected_<rule>`, one member a rule."""
+
+    ACCEPTED = "accepted"
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    PAUSED = "paused"
+    RETRYING = "retrying"
+    STOPPING = "stopping"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    LOST = "lost"
+    REJECTED_ENABLED = "rejected_enabled"
+    REJECTED_PERMISSION = "rejected_permission"
+    REJECTED_LOOP = "rejected_loop"
+    REJECTED_DEPTH = "rejected_depth"
+    REJECTED_BUDGET = "rejected_budget"
+    REJECTED_RATE = "rejected_rate"
+    REJECTED_CONCURRENCY = "rejected_concurrency"
+
+    @property
+    def terminal(self) -> bool:
+        """Whether nothing can follow."""
+        return self in _TERMINAL
+
+    @property
+    def rejected(self) -> bool:
+        """Whether the guard refused the run, so that nothing was ever started."""
+        return self.value.startswith("rejected_")
+
+
+ENDED = frozenset({Status.COMPLETED, Status.FAILED, Status.TIMEOUT, Status.CANCELLED, Status.LOST})
+"""How a run that was admitted can end."""
+
+_TERMINAL = ENDED | {s for s in Status if s.value.startswith("rejected_")}
+
+
+class Rule(StrEnum):
+    """The guard's rules in the order they are asked (SPEC section 2)."""
+
+    ENABLED = "enabled"
+    PERMISSION = "permission"
+    LOOP = "loop"
+    DEPTH = "depth"
+    BUDGET = "budget"
+    RATE = "rate"
+    CONCURRENCY = "concurrency"
+
+    @property
+    def status(self) -> Status:
+        """The status of a run that this rule refused."""
+        return Status(f"rejected_{self.value}")
+
+
+class Bound(Struct, frozen=True, kw_only=True):
+    """A number together with where it was set, so that a refusal can say so: `--max-depth`, `SFA_MAX_DEPTH`,
+    `config guard.max_depth`, `default`."""
+
+    value: int
+    source: str
+
+
+class Claim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a peer outside any run says of the chain it comes from (`SFA_CALL_CHAIN` and `SFA_NAME`, `SFA_DEPTH`): a
+    container, an ssh hop. Only ever added to what the daemon knows; it cannot loosen anything."""
+
+    names: list[str] = []
+    depth: int = 0
+    """Runs above the peer, the one it is in included."""
+
+
+class Limit(Struct, frozen=True, kw_only=True):
+    """A bound on what a started run may use (SPEC section 3)."""
+
+    kind: str
+    threshold: float
+    """Seconds for `time`."""
+    action: str = "terminate"
+    source: str = "default"
+
+
+class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why a run ended or is being stopped. `kind` is for programs, `message` for people and models."""
+
+    kind: str
+    """`exit`, `signal`, `limit`, `stop`, `ancestor`, `client`, `daemon`, `launch`, `ledger`, or the rule that refused."""
+    message: str
+    by: str | None = None
+    """Who asked, for `stop`: `run ID` or `user NAME`; the ancestor's id, for `ancestor`."""
+    signal: int | None = None
+    """The signal that asked (for `stop`) or that killed (for `signal`)."""
+    errno: int | None = None
+    """The system's error, for `launch`."""
+    limit_kind: str | None = None
+    threshold: float | None = None
+    used: float | None = None
+    exceeded_by: float | None = None
+    turns: int | None = None
+    tokens: int | None = None
+    cost_usd: float | None = None
+    elapsed_s: float | None = None
+
+
+class Usage(Struct, frozen=True, kw_only=True):
+    """What a run used. Only `elapsed_s` is known without a meter."""
+
+    turns: int | None = None
+    messages: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    tokens: int | None = None
+    cost_usd: float | None = None
+    elapsed_s: float | None = None
+    """Seconds since the run started, paused time excluded."""
+    source: str = "none"
+
+
+class RunInfo(Struct, frozen=True, kw_only=True):
+    """A run as it is shown: the contract of SPEC section 15."""
+
+    id: RunId
+    name: str
+    kind: str
+    type: str | None
+    status: Status
+    parent_id: RunId | None
+    root_id: RunId
+    depth: int
+    chain: list[str]
+    """Names from the root to this run."""
+    pid: int | None
+    argv: list[str]
+    cwd: str
+    user: str
+    channel: str
+    exit_code: int | None
+    signal: int | None
+    reason: Reason | None
+    attempts: int
+    """Attempts started so far."""
+    limits: list[Limit]
+    usage: Usage
+    processes: int | None
+    memory_bytes: int | None
+    descendants: int
+    """Descendant runs admitted so far."""
+    deadline: datetime | None
+    milestone: str | None
+    created_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    labels: dict[str, str] = {}
+
+
+class Refusal(Struct, frozen=True, kw_only=True):
+    """The guard's no."""
+
+    kind: Rule
+    detail: str
+    """The current value, the limit, and where the limit was set; for a loop the whole path."""
+    message: str
+    """For the model that will read it: what was refused, why, and to finish with what it already has."""
+    limit: int | None = None
+    value: int | None = None
+    path: list[str] | None = None
+    """For a loop: the names from the first occurrence to the refused one."""
+
+
+class Survivor(Struct, frozen=True, kw_only=True):
+    """A process that is still there `stop.kill_wait` after SIGKILL."""
+
+    pid: int
+    run_id: RunId
+    why: str
+
+
+class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Something that happened to a run or to the daemon (SPEC section 11)."""
+
+    type: str
+    severity: Literal["low", "medium", "high"] = "low"
+    time: datetime | UnsetType = UNSET
+    seq: int | UnsetType = UNSET
+    run_id: RunId | None = None
+    root_id: RunId | None = None
+    agent_name: str | None = None
+    message: str = ""
+    scope: str | None = None
+    limit_kind: str | None = None
+    threshold: float | None = None
+    used: float | None = None
+    exceeded_by: float | None = None
