@@ -11,6 +11,9 @@ Token = int
 """Names a request that waits for a `Reply`. The shell chooses it; the core only hands it back."""
 
 
+NO_CLAIM = Claim()
+
+
 @dataclass(frozen=True, slots=True)
 class At:
     """Base of all events."""
@@ -43,7 +46,7 @@ class Asked:
     channel: str | None = None
     allow: frozenset[str] = frozenset()
     deny: frozenset[str] = frozenset()
-    claim: Claim = Claim()
+    claim: Claim = NO_CLAIM
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,8 @@ class LaunchFailed(At):
 
 @dataclass(frozen=True, slots=True)
 class MainExited(At):
-    """The run's main process has been reaped. It comes before `Emptied` of the run or of an ancestor."""
+    """The run's main process has been reaped. It comes after `LaunchSucceeded`, and before `Emptied` of the run or of an
+    ancestor."""
 
     run: RunId
     code: int | None

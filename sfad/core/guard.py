@@ -1,0 +1,178 @@
+"""May this run start? Ordered rules, first refusal wins (SPEC section 2). Reads memory only and fails closed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..protocol.types import Bound, Refusal, Rule, Status
+from .access import FULL, Peer, refuse_verb
+from .events import Asked
+from .quotas import SlidingWindow, Slots
+from .run import Run
+from .tree import spent_budget
+
+FINISH = "Do not try again; finish your task with what you already have."
+"""The advice to the model that reads a refusal. A model that is only told "no" retries (EVIDENCE: 970 spawns in 6 minutes)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Everything the guard looks at."""
+
+    at: float
+    enabled: bool
+    draining: bool
+    peer: Peer
+    asked: Asked
+    kind: str
+    name: str
+    parent: Run | None
+    """The run that the peer is in."""
+    above: Run | None
+    """The parent of the run to be; `None` for a root, a detached run included."""
+    max_depth: Bound
+    allow_detach: bool
+    rate: SlidingWindow
+    slots: Slots
+
+    @property
+    def detached(self) -> bool:
+        """A new root asked for from inside a run."""
+        return self.asked.detach and self.parent is not None
+
+    @property
+    def claimed(self) -> bool:
+        """A peer outside any run says it comes from a chain."""
+        return self.parent is None and bool(self.asked.claim.names or self.asked.claim.depth > 0)
+
+    @property
+    def chain_length(self) -> int:
+        """Runs above the run to be, claimed ones included."""
+        known = len(self.above.lineage) if self.above is not None else 0
+        claim = self.asked.claim
+        return known + (max(claim.depth, len(claim.names), 0) if self.claimed else 0)
+
+
+def decide(question: Question) -> Refusal | None:
+    """The first rule's refusal, or `None`: admitted. Changes nothing."""
+    for rule in RULES:
+        refusal = rule(question)
+        if refusal is not None:
+            return refusal
+    return None
+
+
+def _enabled(q: Question) -> Refusal | None:
+    if q.draining:
+        detail = "the daemon is stopping"
+    elif not q.enabled:
+        detail = "enabled = false in the daemon's config"
+    elif q.parent is not None and q.parent.status in {Status.STOPPING, Status.RETRYING}:
+        # nothing may be born into a tree that is being emptied
+        detail = f"run {q.parent.id} ('{q.parent.name}') is being stopped"
+    else:
+        return None
+    return Refusal(
+        kind=Rule.ENABLED,
+        detail=detail,
+        message=f"'{q.name}' was not started: {detail}. Nothing can be started now. {FINISH}",
+    )
+
+
+def _permission(q: Question) -> Refusal | None:
+    held = q.parent.permissions if q.parent is not None else FULL
+    detail = refuse_verb(q.peer, "spawn", held)
+    if detail is None and q.detached and not q.allow_detach:
+        detail = f"run {q.peer.run} may not start a detached run (guard.allow_detach = false)"
+    if detail is None:
+        return None
+    return Refusal(kind=Rule.PERMISSION, detail=detail, message=f"'{q.name}' was not started: {detail}. {FINISH}")
+
+
+def _loop(q: Question) -> Refusal | None:
+    known = [(run.kind, run.name) for run in q.parent.lineage] if q.parent is not None else []
+    # a claim says names only, so it matches either kind
+    chain = [(q.kind, name) for name in q.asked.claim.names] + known if q.claimed else known
+    if (q.kind, q.name) not in chain:
+        return None
+    names = [name for _, name in chain]
+    path = [*names[chain.index((q.kind, q.name)) :], q.name]
+    shown = " → ".join(path)
+    return Refusal(
+        kind=Rule.LOOP,
+        detail=f"{q.kind} '{q.name}' already runs higher in the chain: {shown}",
+        message=f"'{q.name}' was not started: it would call itself in a circle ({shown}). {FINISH} "
+        "If it is in truth another agent, start it with a --name of its own.",
+        value=len(path) - 1,
+        path=path,
+    )
+
+
+def _depth(q: Question) -> Refusal | None:
+    value, limit = q.chain_length, q.max_depth
+    if value < limit.value:
+        return None
+    return Refusal(
+        kind=Rule.DEPTH,
+        detail=f"the chain already holds {value} runs; max_depth is {limit.value}, set by {limit.source}",
+        message=f"'{q.name}' was not started: the chain of agents calling agents is already {value} deep and "
+        f"{limit.value} is the limit (max_depth, set by {limit.source}). {FINISH}",
+        limit=limit.value,
+        value=value,
+    )
+
+
+def _budget(q: Question) -> Refusal | None:
+    spent = spent_budget(q.above)
+    if spent is None:
+        return None
+    run, limit = spent
+    return Refusal(
+        kind=Rule.BUDGET,
+        detail=f"run {run.id} ('{run.name}') has already admitted {run.admitted} descendants; max_descendants is "
+        f"{limit.value}, set by {limit.source}",
+        message=f"'{q.name}' was not started: '{run.name}' (run {run.id}) and the agents below it have started {run.admitted} "
+        f"agents and {limit.value} is the limit (max_descendants, set by {limit.source}). {FINISH}",
+        limit=limit.value,
+        value=run.admitted,
+    )
+
+
+def _rate(q: Question) -> Refusal | None:
+    if q.above is not None or not q.rate.full(q.at):
+        return None
+    used, limit, wait = q.rate.used(q.at), q.rate.limit, q.rate.room_in(q.at)
+    return Refusal(
+        kind=Rule.RATE,
+        detail=f"user {q.peer.user} started {used} trees within the last {q.rate.span:.0f} s; quotas.spawns_per_hour is "
+        f"{limit}; one more fits in {wait:.0f} s",
+        message=f"'{q.name}' was not started: {used} agents were started within the last hour and {limit} is the limit "
+        f"(quotas.spawns_per_hour); the next can start in {wait:.0f} s. {FINISH}",
+        limit=limit,
+        value=used,
+    )
+
+
+def _concurrency(q: Question) -> Refusal | None:
+    if q.above is not None or q.asked.queue or q.slots.free_for(q.peer.user):
+        return None
+    own = q.slots.user_count(q.peer.user) >= q.slots.per_user
+    value, limit, key = (
+        (q.slots.user_count(q.peer.user), q.slots.per_user, "quotas.trees_per_user")
+        if own
+        else (q.slots.count, q.slots.total, "quotas.trees")
+    )
+    return Refusal(
+        kind=Rule.CONCURRENCY,
+        detail=f"{value} trees run{f' for user {q.peer.user}' if own else ''}; {key} is {limit}, and the request said not to queue",
+        message=f"'{q.name}' was not started: {value} agent trees are already running and {limit} is the limit ({key}). {FINISH}",
+        limit=limit,
+        value=value,
+    )
+
+
+RULES: tuple[Callable[[Question], Refusal | None], ...] = (
+    _enabled, _permission, _loop, _depth, _budget, _rate, _concurrency,
+)  # fmt: skip
+"""The order is the specification's: what cannot be helped is told before what waiting would mend."""

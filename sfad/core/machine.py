@@ -1,0 +1,728 @@
+"""The machine: one event in, the commands it calls for out. Composes guard, tree, ladder, retry, quotas and access.
+
+Nothing here reads a clock or does I/O. Commands are to be applied in order; the events they cause are fed back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from signal import SIGTERM, Signals
+from typing import Any
+
+from ..protocol import types
+from ..protocol.errors import ErrorCode
+from ..protocol.types import Bound, Limit, Reason, Refusal, RunId, Status, Survivor
+from . import commands as c
+from . import events as e
+from .access import FULL, Peer, Permissions, refuse_target, refuse_verb
+from .guard import Question, decide
+from .ids import run_id
+from .naming import NAME, derive_name
+from .policy import MAX_ATTEMPTS, MIN_TIME, Policy
+from .quotas import SlidingWindow, Slots
+from .retry import backoff
+from .run import Exit, Run
+from .stop import KILL_AGAIN, MAX_GRACE, Stop
+from .tree import Tree, narrower
+
+HOUR = 3600.0
+
+REFUSALS_WRITTEN = 10
+"""Refusals a minute for the same run and rule that get a row of their own; more are counted in the last one (SPEC section 2)."""
+
+ENDINGS = {
+    Status.COMPLETED: "run_completed",
+    Status.FAILED: "run_failed",
+    Status.TIMEOUT: "run_timeout",
+    Status.CANCELLED: "run_cancelled",
+    Status.LOST: "run_lost",
+}
+
+
+class Invalid(Exception):
+    """A request holds a value outside its range. The message names the value, the range and what to do."""
+
+
+@dataclass(slots=True)
+class _Ticket:
+    """A stop request that waits for its runs."""
+
+    token: int
+    began_at: float
+    pending: set[RunId]
+    stopped: list[RunId] = field(default_factory=list)
+    survivors: list[Survivor] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Refusals:
+    window: SlidingWindow
+    last: RunId = ""
+
+
+class Machine:
+    """All live runs and every decision about them."""
+
+    def __init__(self, policy: Policy, *, next_number: int = 1) -> None:
+        self.policy = policy
+        self.tree = Tree()
+        self.slots = Slots(per_user=policy.trees_per_user, total=policy.trees)
+        self.draining = False
+        self.admitted = 0
+        self.refused = 0
+        self._number = next_number
+        self._rates: dict[str, SlidingWindow] = {}
+        self._refusals: dict[tuple[str, str], _Refusals] = {}
+        self._tied: dict[int, set[RunId]] = {}
+        self._tickets: dict[RunId, list[_Ticket]] = {}
+        self._out: list[c.Command] = []
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            e.SpawnRequested: self._spawn_requested,
+            e.StopRequested: self._stop_requested,
+            e.PauseRequested: self._pause_requested,
+            e.ResumeRequested: self._resume_requested,
+            e.ClientGone: self._client_gone,
+            e.Committed: self._committed,
+            e.CommitFailed: self._commit_failed,
+            e.LaunchSucceeded: self._launch_succeeded,
+            e.LaunchFailed: self._launch_failed,
+            e.MainExited: self._main_exited,
+            e.Emptied: self._emptied,
+            e.Frozen: self._frozen,
+            e.Surveyed: self._surveyed,
+            e.TimerFired: self._timer_fired,
+            e.DrainRequested: self._drain_requested,
+        }
+
+        self._timers: dict[str, Callable[[Run, float], None]] = {
+            "deadline": self._deadline_due,
+            "grace": self._grace_due,
+            "kill": self._kill_due,
+            "survey": self._survey_due,
+            "retry": self._retry_due,
+        }
+
+    def handle(self, event: e.Event) -> list[c.Command]:
+        """What `event` calls for, in order."""
+        out: list[c.Command] = []
+        self._out = out
+        self._handlers[type(event)](event)
+        return out
+
+    def permissions(self, peer: Peer) -> Permissions:
+        """What the run that the peer is in may do; everything, outside any run."""
+        if peer.run is None:
+            return FULL
+        run = self.tree.get(peer.run)
+        return run.permissions if run is not None else Permissions(frozenset(), leaf=True)
+
+    def refuse(self, peer: Peer, verb: str, chain: list[RunId] | None = None) -> str | None:
+        """Why the peer may not use `verb` (on the run at the end of `chain`), or `None`."""
+        refused = refuse_verb(peer, verb, self.permissions(peer))
+        if refused is None and chain is not None:
+            refused = refuse_target(peer, verb, chain)
+        return refused
+
+    # ---- admission
+
+    def _spawn_requested(self, ev: e.SpawnRequested) -> None:
+        try:
+            run = self._candidate(ev)
+        except Invalid as invalid:
+            self._reply(ev.token, c.Failed(ErrorCode.BAD_REQUEST, str(invalid)))
+            return
+        refusal = decide(self._question(ev, run))
+        if refusal is not None:
+            self._refuse(ev, run, refusal)
+            return
+        self._admit(ev, run)
+
+    def _candidate(self, ev: e.SpawnRequested) -> Run:
+        asked, policy = ev.asked, self.policy
+        above = self._above(ev)
+        if not asked.argv:
+            raise Invalid("there is no command to run")
+        if asked.name is not None and not NAME.fullmatch(asked.name):
+            raise Invalid(f"the name {asked.name!r} is not valid: 1 to 64 of A-Z a-z 0-9 . _ -")
+        if not 1 <= asked.attempts <= MAX_ATTEMPTS:
+            raise Invalid(f"attempts = {asked.attempts} is outside 1 to {MAX_ATTEMPTS}")
+        permissions = above.permissions if above is not None else FULL
+        return Run(
+            id=run_id(self._number),
+            number=self._number,
+            name=asked.name or derive_name(asked.argv),
+            kind=asked.kind,
+            asked=asked,
+            uid=ev.peer.uid,
+            user=ev.peer.user,
+            channel=asked.channel or (above.channel if above is not None else "cli"),
+            parent=above,
+            status=Status.ACCEPTED,
+            created_at=ev.at,
+            max_depth=self._bound(
+                asked.max_depth, above.max_depth if above else None, policy.max_depth, policy.depth_ceiling, "depth"
+            ),
+            # each run has a budget of its own; the ancestors' are asked one by one
+            max_descendants=self._bound(
+                asked.max_descendants,
+                above.max_descendants if above else None,
+                policy.max_descendants,
+                policy.descendants_ceiling,
+                "descendants",
+            ),
+            time_limit=self._time_limit(asked.timeout),
+            permissions=permissions.narrowed(allow=asked.allow, deny=asked.deny, leaf=asked.leaf),
+        )
+
+    def _above(self, ev: e.SpawnRequested) -> Run | None:
+        if ev.peer.run is None or ev.asked.detach:
+            return None
+        return self.tree.get(ev.peer.run)
+
+    @staticmethod
+    def _bound(asked: Bound | None, inherited: Bound | None, default: Bound, ceiling: int, what: str) -> Bound:
+        if inherited is not None:
+            return narrower(asked, inherited)
+        if asked is None or asked.value <= 0:
+            return default
+        if asked.value > ceiling:
+            raise Invalid(
+                f"max_{what} = {asked.value} ({asked.source}) is above guard.{what}_ceiling = {ceiling}; ask for at most {ceiling}"
+            )
+        return asked
+
+    def _time_limit(self, asked: Limit | None) -> Limit:
+        limit = asked if asked is not None else self.policy.timeout
+        if not MIN_TIME <= limit.threshold <= self.policy.max_time:
+            raise Invalid(
+                f"a time limit of {limit.threshold:g} s ({limit.source}) is outside {MIN_TIME:g} s to {self.policy.max_time:g} s "
+                "(limits.max_time)"
+            )
+        return limit
+
+    def _question(self, ev: e.SpawnRequested, run: Run) -> Question:
+        peer = ev.peer
+        parent = self.tree.get(peer.run) if peer.run is not None else None
+        if peer.run is not None and parent is None:
+            peer = Peer(peer.uid, peer.user, peer.owner, peer.run, unplaced=f"its run {peer.run} has ended")
+        policy = self.policy
+        return Question(
+            at=ev.at,
+            enabled=policy.enabled,
+            draining=self.draining,
+            peer=peer,
+            asked=ev.asked,
+            kind=run.kind,
+            name=run.name,
+            parent=parent,
+            above=run.parent,
+            max_depth=run.max_depth,
+            allow_detach=policy.allow_detach,
+            rate=self._rate(peer.user),
+            slots=self.slots,
+        )
+
+    def _rate(self, user: str) -> SlidingWindow:
+        return self._rates.setdefault(user, SlidingWindow(self.policy.spawns_per_hour, HOUR))
+
+    def _refuse(self, ev: e.SpawnRequested, run: Run, refusal: Refusal) -> None:
+        self.refused += 1
+        asker = ev.peer.run or f"user {ev.peer.user}"
+        seen = self._refusals.setdefault((asker, refusal.kind), _Refusals(SlidingWindow(REFUSALS_WRITTEN, 60.0)))
+        if seen.window.full(ev.at):
+            self._do(c.CountRefusal(seen.last))
+            self._reply(ev.token, c.Refused(refusal, None))
+            return
+        seen.window.take(ev.at)
+        seen.last = run.id
+        self._number += 1
+        run.status = refusal.kind.status
+        run.ended_at = ev.at
+        run.reason = Reason(kind=refusal.kind, message=refusal.message)
+        self._do(c.RecordRefusal(run))
+        self._publish("run_rejected", run, refusal.detail)
+        self._reply(ev.token, c.Refused(refusal, run.id))
+
+    def _admit(self, ev: e.SpawnRequested, run: Run) -> None:
+        self._number += 1
+        self.admitted += 1
+        self.tree.add(run)
+        run.admit_token = ev.token
+        if run.asked.tied_to is not None:
+            self._tied.setdefault(run.asked.tied_to, set()).add(run.id)
+        if run.parent is None:
+            self._rate(run.user).take(ev.at)
+            self._take_slot(run)
+        self._do(c.Admit(run))
+
+    def _take_slot(self, root: Run) -> None:
+        if self.slots.free_for(root.user):
+            self.slots.take(root.id, root.user)
+        else:
+            root.move(Status.QUEUED)
+            self.slots.enqueue(root.id, root.user, root.asked.priority)
+
+    def _committed(self, ev: e.Committed) -> None:
+        for name in ev.runs:
+            run = self.tree.get(name)
+            if run is None or run.committed:
+                continue
+            run.committed = True
+            self._publish("run_accepted", run)
+            if run.status is Status.QUEUED and self.slots.waits(run.id):
+                self._publish("run_queued", run, f"{self.slots.queued} trees wait")
+                self._answer_spawn(run)
+            elif run.status in {Status.ACCEPTED, Status.QUEUED}:
+                self._start(run)
+
+    def _commit_failed(self, ev: e.CommitFailed) -> None:
+        for name in ev.runs:
+            run = self.tree.get(name)
+            if run is None or run.committed:
+                continue
+            message = f"run {run.id} was not started: the ledger could not record it ({ev.error}); free what is short and try again"
+            if run.admit_token is not None:
+                self._reply(run.admit_token, c.Failed(ErrorCode.UNAVAILABLE, message))
+                run.admit_token = None
+            self.tree.refund(run)
+            if run.status is not Status.STOPPING:
+                self._decide_end(run, ev.at, Status.FAILED, Reason(kind="ledger", message=message))
+            self._finish(run, ev.at, recorded=False)
+
+    def _start(self, run: Run) -> None:
+        run.move(Status.STARTING)
+        run.attempt += 1
+        run.exit = None
+        self._do(c.Launch(run))
+
+    def _admit_waiting(self) -> None:
+        while not self.draining and (name := self.slots.next_waiting()) is not None:
+            run = self.tree.get(name)
+            if run is not None and run.committed:
+                self._start(run)
+
+    # ---- the life of a run
+
+    def _launch_succeeded(self, ev: e.LaunchSucceeded) -> None:
+        run = self.tree.get(ev.run)
+        if run is None:
+            return
+        run.pid = ev.pid
+        if run.started_at is None:
+            run.started_at = ev.at
+        if run.status is not Status.STARTING:
+            return
+        run.move(Status.RUNNING)
+        if run.standing_still:
+            run.move(Status.PAUSED)
+            # it was not there yet when its ancestor was frozen, and signals reach only what is there
+            self._do(c.Freeze(next(r.id for r in run.lineage if r.frozen)))
+        else:
+            self._start_clock(run, ev.at)
+        self._do(c.Save(run))
+        self._publish("run_started", run)
+        self._answer_spawn(run)
+
+    def _launch_failed(self, ev: e.LaunchFailed) -> None:
+        run = self.tree.get(ev.run)
+        if run is None:
+            return
+        if run.status is Status.STARTING:
+            # before any retry: a command that is not there will not be there a second later (SPEC section 6)
+            self._decide_end(run, ev.at, Status.FAILED, Reason(kind="launch", message=ev.error, errno=ev.errno))
+            self._finish(run, ev.at)
+
+    def _main_exited(self, ev: e.MainExited) -> None:
+        run = self.tree.get(ev.run)
+        if run is None:
+            return
+        run.exit = Exit(ev.code, ev.signal)
+        run.pid = None
+        alone = ev.empty and not run.children
+        if run.status is Status.STOPPING:
+            if alone:
+                self._finish(run, ev.at)
+        elif run.status is Status.RETRYING:
+            pass  # the ladder of the attempt's leftovers reports `Emptied`
+        elif not run.exit.success and run.attempt < run.asked.attempts:
+            self._retry(run, ev.at)
+        else:
+            self._end_by_itself(run, ev.at, alone=alone)
+
+    def _end_by_itself(self, run: Run, at: float, *, alone: bool) -> None:
+        assert run.exit is not None
+        status = Status.COMPLETED if run.exit.success else Status.FAILED
+        reason = None if run.exit.success else _exit_reason(run.exit)
+        if alone:
+            self._decide_end(run, at, status, reason)
+            self._finish(run, at)
+        else:
+            self._begin_stop(run, at, status=status, reason=reason, signal=SIGTERM, grace=self._grace(run))
+
+    def _retry(self, run: Run, at: float) -> None:
+        if run.status is Status.PAUSED:
+            run.move(Status.RUNNING)
+        run.move(Status.RETRYING)
+        run.frozen = False
+        self._halt_clock(run, at)
+        for child in run.subtree()[1:]:
+            self._cancel_with_ancestor(child, run, at)
+        run.clearing = True
+        self._climb_on(run, at, signal=SIGTERM, grace=self._grace(run))
+        self._do(c.Save(run))
+
+    def _cleared(self, run: Run, at: float) -> None:
+        run.clearing = False
+        run.stop = None
+        self._disarm_ladder(run)
+        policy = self.policy
+        first = run.asked.retry_delay if run.asked.retry_delay is not None else policy.retry_delay
+        run.retry_at = at + backoff(run.id, run.attempt, first=first, cap=max(policy.retry_delay_max, first))
+        self._do(c.Arm(run.id, "retry", run.retry_at))
+
+    def _start_clock(self, run: Run, at: float) -> None:
+        run.clock.start(at)
+        deadline = run.own_deadline
+        assert deadline is not None
+        self._do(c.Arm(run.id, "deadline", deadline))
+
+    def _halt_clock(self, run: Run, at: float) -> None:
+        run.clock.halt(at)
+        self._do(c.Disarm(run.id, "deadline"))
+
+    # ---- stopping
+
+    def _stop_requested(self, ev: e.StopRequested) -> None:
+        live = [run for name in ev.runs if (run := self.tree.get(name)) is not None]
+        if self._denied(ev.token, ev.peer, "stop", live):
+            return
+        ended = [name for name in ev.runs if self.tree.get(name) is None]
+        ticket = _Ticket(ev.token, ev.at, {run.id for run in live}, ended)
+        for run in live:
+            self._tickets.setdefault(run.id, []).append(ticket)
+        by = f"run {ev.peer.run}" if ev.peer.run is not None else f"user {ev.peer.user}"
+        reason = Reason(kind="stop", message=f"stopped by {by} ({_signal_name(ev.signal)})", by=by, signal=ev.signal)
+        for run in live:
+            self._stop(run, ev.at, reason=reason, signal=ev.signal, grace=ev.grace)
+        if not ticket.pending and not live:
+            self._reply(ev.token, c.StopDone(tuple(ended), (), 0.0))
+
+    def _stop(self, run: Run, at: float, *, reason: Reason, signal: int, grace: float | None) -> None:
+        if self.tree.get(run.id) is None:
+            return  # an earlier stop of the same request took an ancestor that had nothing alive
+        seconds = self._grace(run, grace)
+        if run.status is not Status.STOPPING:
+            self._begin_stop(run, at, status=Status.CANCELLED, reason=reason, signal=signal, grace=seconds)
+        else:
+            self._hasten(run, at, signal=signal, grace=seconds)
+
+    def _begin_stop(self, run: Run, at: float, *, status: Status, reason: Reason | None, signal: int, grace: float) -> None:
+        still = run.parent is not None and run.parent.standing_still
+        for child in run.subtree()[1:]:
+            self._cancel_with_ancestor(child, run, at)
+        self._decide_end(run, at, status, reason)
+        run.frozen = False
+        if run.attempt == 0:
+            self._finish(run, at)
+        elif run.stop is None:
+            # under a frozen ancestor nothing can use a grace
+            self._climb_on(run, at, signal=signal, grace=0.0 if still else grace)
+        else:
+            self._hasten(run, at, signal=signal, grace=grace)
+
+    def _cancel_with_ancestor(self, run: Run, ancestor: Run, at: float) -> None:
+        run.frozen = False
+        if run.status is not Status.STOPPING:
+            message = f"its ancestor {ancestor.id} ('{ancestor.name}') ended or was stopped"
+            self._decide_end(run, at, Status.CANCELLED, Reason(kind="ancestor", message=message, by=ancestor.id))
+
+    def _decide_end(self, run: Run, at: float, status: Status, reason: Reason | None) -> None:
+        run.move(Status.STOPPING)
+        run.outcome = status
+        run.reason = reason
+        run.clearing = False
+        self._halt_clock(run, at)
+        self._do(c.Disarm(run.id, "retry"))
+
+    def _climb_on(self, run: Run, at: float, *, signal: int, grace: float) -> None:
+        run.stop = Stop(signal=signal, began_at=at, grace_ends_at=at + grace, kill_wait=self.policy.kill_wait)
+        self._do(c.Terminate(run.id, signal))
+        self._do(c.Arm(run.id, "grace", run.stop.grace_ends_at))
+
+    def _hasten(self, run: Run, at: float, *, signal: int, grace: float) -> None:
+        """A run that is being stopped already was asked to stop again: sooner is possible, later is not."""
+        if run.stop is not None:
+            if run.stop.shorten(at + grace):
+                self._do(c.Arm(run.id, "grace", at + grace))
+            elif run.stop.overdue:
+                self._do(c.Survey(run.id))
+        elif at + grace < min((r.stop.grace_ends_at for r in run.lineage if r.stop is not None), default=float("inf")):
+            self._climb_on(run, at, signal=signal, grace=grace)
+
+    def _grace(self, run: Run, asked: float | None = None) -> float:
+        own = run.asked.grace if run.asked.grace is not None else self.policy.grace
+        return max(0.0, min(asked if asked is not None else own, MAX_GRACE))
+
+    def _emptied(self, ev: e.Emptied) -> None:
+        run = self.tree.get(ev.run)
+        if run is None or run.stop is None:
+            return
+        if run.clearing:
+            for child in reversed(run.subtree()[1:]):
+                self._finish(child, ev.at)
+            self._cleared(run, ev.at)
+            return
+        for each in reversed(run.subtree()):
+            self._finish(each, ev.at)
+
+    def _finish(self, run: Run, at: float, *, recorded: bool = True) -> None:
+        assert run.outcome is not None
+        run.move(run.outcome)
+        run.ended_at = at
+        run.pid = None
+        self._disarm_ladder(run)
+        self.tree.remove(run)
+        if recorded:
+            self._do(c.Save(run))
+            self._publish(ENDINGS[run.status], run, run.reason.message if run.reason is not None else "")
+        if run.attempt:
+            self._do(c.Release(run.id))
+        self._forget(run)
+        self._do(c.Ended(run))
+        self._answer_spawn(run)
+        for token in run.pause_tokens:
+            self._reply(token, c.Failed(ErrorCode.WRONG_STATE, f"run {run.id} ended before it was paused"))
+        self._settle(run, at)
+        self.slots.leave(run.id)
+        self._admit_waiting()
+        if self.draining and not len(self.tree):
+            self._do(c.Shutdown())
+
+    def _forget(self, run: Run) -> None:
+        client = run.asked.tied_to
+        if client is not None and client in self._tied:
+            self._tied[client].discard(run.id)
+            if not self._tied[client]:
+                del self._tied[client]
+        for rule in types.Rule:
+            self._refusals.pop((run.id, rule), None)
+
+    def _settle(self, run: Run, at: float, survivors: tuple[Survivor, ...] = ()) -> None:
+        for ticket in self._tickets.pop(run.id, ()):
+            ticket.pending.discard(run.id)
+            ticket.survivors.extend(survivors)
+            if not survivors:
+                ticket.stopped.append(run.id)
+            if not ticket.pending:
+                done = c.StopDone(tuple(ticket.stopped), tuple(ticket.survivors), at - ticket.began_at)
+                self._reply(ticket.token, done)
+
+    def _surveyed(self, ev: e.Surveyed) -> None:
+        run = self.tree.get(ev.run)
+        if run is None or run.stop is None or not ev.survivors:
+            return
+        if not run.stop.overdue:
+            run.stop.overdue = True
+            listed = ", ".join(f"{s.pid} ({s.why})" for s in ev.survivors[:8])
+            self._publish(
+                "alert_survivors",
+                run,
+                f"alive {run.stop.kill_wait:g} s after SIGKILL: {listed}",
+                severity="high",
+            )
+        self._settle(run, ev.at, ev.survivors)
+
+    def _drain_requested(self, ev: e.DrainRequested) -> None:
+        grace = 0.0 if self.draining else None
+        self.draining = True
+        if not len(self.tree):
+            self._do(c.Shutdown())
+        reason = Reason(kind="daemon", message=f"the daemon was stopped ({_signal_name(ev.signal)})", signal=ev.signal)
+        for root in self.tree.roots():
+            self._stop(root, ev.at, reason=reason, signal=SIGTERM, grace=grace)
+
+    def _client_gone(self, ev: e.ClientGone) -> None:
+        reason = Reason(kind="client", message="its foreground client went away (start it with --keep to let it go on)")
+        for name in sorted(self._tied.pop(ev.client, ())):
+            run = self.tree.get(name)
+            if run is not None:
+                self._stop(run, ev.at, reason=reason, signal=SIGTERM, grace=None)
+
+    # ---- pause and resume
+
+    def _pause_requested(self, ev: e.PauseRequested) -> None:
+        run = self._steered(ev.token, ev.peer, "pause", ev.run)
+        if run is None:
+            return
+        if run.status not in {Status.RUNNING, Status.PAUSED}:
+            self._reply(
+                ev.token,
+                c.Failed(ErrorCode.WRONG_STATE, f"run {run.id} is {run.status}; only a running one can be paused"),
+            )
+            return
+        if run.frozen and not run.pause_tokens:
+            self._reply(ev.token, c.Changed(run))
+            return
+        run.pause_tokens.append(ev.token)
+        if not run.frozen:
+            self._pause(run, ev.at)
+
+    def _pause(self, run: Run, at: float) -> None:
+        run.frozen = True
+        for each in run.subtree():
+            if each.status is Status.RUNNING:
+                each.move(Status.PAUSED)
+                self._halt_clock(each, at)
+        self._do(c.Freeze(run.id))
+        self._do(c.Save(run))
+        self._publish("run_paused", run)
+
+    def _frozen(self, ev: e.Frozen) -> None:
+        run = self.tree.get(ev.run)
+        if run is None or not run.frozen:
+            return
+        for token in run.pause_tokens:
+            self._reply(token, c.Changed(run))
+        run.pause_tokens.clear()
+
+    def _resume_requested(self, ev: e.ResumeRequested) -> None:
+        run = self._steered(ev.token, ev.peer, "resume", ev.run)
+        if run is None:
+            return
+        if not run.frozen:
+            self._reply(ev.token, c.Failed(ErrorCode.WRONG_STATE, _not_resumable(run)))
+            return
+        self._resume(run, ev.at)
+        self._reply(ev.token, c.Changed(run))
+
+    def _resume(self, run: Run, at: float) -> None:
+        run.frozen = False
+        for token in run.pause_tokens:
+            self._reply(token, c.Failed(ErrorCode.WRONG_STATE, f"run {run.id} was resumed before it stood still"))
+        run.pause_tokens.clear()
+        self._do(c.Thaw(run.id))
+        for each in run.subtree():
+            if each.standing_still:
+                continue
+            if each.status is Status.PAUSED:
+                each.move(Status.RUNNING)
+                self._start_clock(each, at)
+            elif each.status is Status.RETRYING and not each.clearing:
+                self._do(c.Arm(each.id, "retry", max(at, each.retry_at)))
+        self._do(c.Save(run))
+        self._publish("run_resumed", run)
+
+    # ---- timers
+
+    def _timer_fired(self, ev: e.TimerFired) -> None:
+        run = self.tree.get(ev.run)
+        if run is not None:
+            self._timers[ev.timer](run, ev.at)
+
+    def _deadline_due(self, run: Run, at: float) -> None:
+        if run.own_deadline is None or run.status is not Status.RUNNING:
+            return
+        limit, used = run.time_limit, run.clock.elapsed(at)
+        over = max(0.0, used - limit.threshold)
+        message = f"ran {used:.1f} s; its time limit is {limit.threshold:g} s, set by {limit.source}"
+        self._publish(
+            "limit_exceeded", run, message, severity="medium", scope="run", limit_kind="time",
+            threshold=limit.threshold, used=round(used, 3), exceeded_by=round(over, 3),
+        )  # fmt: skip
+        reason = Reason(
+            kind="limit", message=message, limit_kind="time", threshold=limit.threshold, used=round(used, 3),
+            exceeded_by=round(over, 3), elapsed_s=round(used, 3),
+        )  # fmt: skip
+        self._begin_stop(run, at, status=Status.TIMEOUT, reason=reason, signal=SIGTERM, grace=self._grace(run))
+
+    def _grace_due(self, run: Run, at: float) -> None:
+        if run.stop is None:
+            return
+        run.stop.climb(at)
+        self._do(c.Kill(run.id))
+        self._do(c.Arm(run.id, "kill", at + KILL_AGAIN))
+        self._do(c.Arm(run.id, "survey", run.stop.overdue_at))
+
+    def _kill_due(self, run: Run, at: float) -> None:
+        if run.stop is not None:
+            self._do(c.Kill(run.id))
+            self._do(c.Arm(run.id, "kill", at + KILL_AGAIN))
+
+    def _survey_due(self, run: Run, at: float) -> None:
+        if run.stop is not None:
+            self._do(c.Survey(run.id))
+            if not run.stop.overdue:
+                # the last survivor may be going just now; the answer is then `Emptied`, or survivors the next time
+                self._do(c.Arm(run.id, "survey", at + KILL_AGAIN))
+
+    def _retry_due(self, run: Run, at: float) -> None:
+        if run.status is Status.RETRYING and not run.clearing and not run.standing_still:
+            self._start(run)
+
+    # ---- small things
+
+    def _steered(self, token: int, peer: Peer, verb: str, name: RunId) -> Run | None:
+        run = self.tree.get(name)
+        if run is None:
+            self._reply(token, c.Failed(ErrorCode.WRONG_STATE, f"run {name} has ended"))
+            return None
+        return None if self._denied(token, peer, verb, [run]) else run
+
+    def _denied(self, token: int, peer: Peer, verb: str, runs: list[Run]) -> bool:
+        chains: list[list[RunId] | None] = [[r.id for r in run.lineage] for run in runs]
+        for chain in chains or [None]:
+            refused = self.refuse(peer, verb, chain)
+            if refused is not None:
+                self._reply(token, c.Failed(ErrorCode.NOT_PERMITTED, refused))
+                return True
+        return False
+
+    def _disarm_ladder(self, run: Run) -> None:
+        if run.stop is not None:
+            for timer in ("grace", "kill", "survey"):
+                self._do(c.Disarm(run.id, timer))
+
+    def _answer_spawn(self, run: Run) -> None:
+        if run.admit_token is not None:
+            self._reply(run.admit_token, c.Admitted(run))
+            run.admit_token = None
+
+    def _reply(self, token: int, answer: c.Answer) -> None:
+        self._do(c.Reply(token, answer))
+
+    def _publish(self, what: str, run: Run, message: str = "", *, severity: Any = None, **fields: Any) -> None:
+        severity = severity or ("medium" if what in {"run_failed", "run_timeout"} else "low")
+        event = types.Event(
+            type=what,
+            severity=severity,
+            run_id=run.id,
+            root_id=run.root.id,
+            agent_name=run.name,
+            message=message,
+            **fields,
+        )
+        self._do(c.Publish(event))
+
+    def _do(self, command: c.Command) -> None:
+        self._out.append(command)
+
+
+def _exit_reason(exit_: Exit) -> Reason:
+    if exit_.signal is not None:
+        return Reason(kind="signal", message=f"killed by {_signal_name(exit_.signal)}", signal=exit_.signal)
+    return Reason(kind="exit", message=f"exited with code {exit_.code}")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _not_resumable(run: Run) -> str:
+    for ancestor in reversed(run.lineage[:-1]):
+        if ancestor.frozen:
+            return f"run {run.id} stands still because its ancestor {ancestor.id} is paused; resume that one"
+    return f"run {run.id} is {run.status}, not paused"
