@@ -16,6 +16,7 @@ A pure core decides; a thin trio shell does.
 `output`    the files a run writes its output to; making that output safe for a model
 `runtime`   the trio nursery: event → machine → commands applied; timers, signals, reaping
 `server`    the Unix socket: handshake, frames, back-pressure, one handler a verb
+`daemon`    start-up, signals, shutdown: ties all of this together
 `config`    layered TOML → frozen Structs
 """
 

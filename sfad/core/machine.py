@@ -103,6 +103,13 @@ class Machine:
             "retry": self._retry_due,
         }
 
+    def reconfigure(self, policy: Policy) -> None:
+        """Decides by other numbers from now on. What was admitted keeps its own bounds."""
+        self.policy = policy
+        self.slots.per_user, self.slots.total = policy.trees_per_user, policy.trees
+        for rate in self._rates.values():
+            rate.limit = policy.spawns_per_hour
+
     def handle(self, event: e.Event) -> list[c.Command]:
         """What `event` calls for, in order."""
         out: list[c.Command] = []
@@ -237,6 +244,7 @@ class Machine:
         seen.window.take(ev.at)
         seen.last = run.id
         self._number += 1
+        run.admit_token = ev.token
         run.status = refusal.kind.status
         run.ended_at = ev.at
         run.reason = Reason(kind=refusal.kind, message=refusal.message)
@@ -650,13 +658,12 @@ class Machine:
             self._do(c.Arm(run.id, "kill", at + KILL_AGAIN))
 
     def _survey_due(self, run: Run, at: float) -> None:
-        if run.stop is not None:
+        if run.stop is not None and not run.stop.overdue:
             self._do(c.Survey(run.id))
-            if not run.stop.overdue:
-                # the last survivor may be going just now; the answer is then `Emptied`, or survivors the next time
-                self._do(c.Arm(run.id, "survey", at + KILL_AGAIN))
+            # the last survivor may be going just now; the answer is then `Emptied`, or survivors the next time
+            self._do(c.Arm(run.id, "survey", at + KILL_AGAIN))
 
-    def _retry_due(self, run: Run, at: float) -> None:
+    def _retry_due(self, run: Run, _at: float) -> None:
         if run.status is Status.RETRYING and not run.clearing and not run.standing_still:
             self._start(run)
 

@@ -95,9 +95,7 @@ class Slots:
 
     def next_waiting(self) -> RunId | None:
         """Takes the next root that can start now out of the queue and gives it a slot; `None` if none can."""
-        heads = [
-            (queue[0], user) for user in list(self._queues) if (queue := self._live_queue(user)) and self.free_for(user)
-        ]
+        heads = [(queue[0], user) for user in list(self._queues) if (queue := self._live_queue(user)) and self.free_for(user)]
         if not heads:
             return None
         (_, _, root), user = min(heads)

@@ -310,18 +310,7 @@ class Error(Reply, tag="error"):
 
 
 AnyReply = (
-    Welcome
-    | RunReply
-    | Refused
-    | Stopped
-    | RunList
-    | LogFiles
-    | ResultText
-    | EventPush
-    | DaemonStatus
-    | ConfigReply
-    | Done
-    | Error
+    Welcome | RunReply | Refused | Stopped | RunList | LogFiles | ResultText | EventPush | DaemonStatus | ConfigReply | Done | Error
 )
 
 _encoder = msgspec.msgpack.Encoder()

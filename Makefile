@@ -1,0 +1,41 @@
+# The newcomer's and the maintainer's interface. Every target makes .venv and installs what it needs by itself;
+# nothing but Python 3.11 or newer with its venv module has to be there.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.installed
+
+.PHONY: help demo test lint bench docs wheel clean
+
+help: ## show this
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "sfad needs Python 3.11 or newer; %s is %s: make PYTHON=..." % (sys.executable, sys.version.split()[0]) or 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(READY) ## see a tree of agents refused, limited and stopped, in under 15 seconds
+	$(BIN)/sfactl demo
+
+test: lint ## lint, types, and the whole test suite
+	$(BIN)/python -m pytest
+
+lint: $(READY) ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY) ## measure against the floor of bare system calls
+	$(BIN)/python -m tests.bench
+
+docs: $(READY) ## write the parts of docs/ that are generated
+	$(BIN)/python -m tests.docs
+
+wheel: $(READY) ## build the wheel into dist/
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+
+clean: ## remove what the targets above made
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,47 @@
+"""The environment a run gets: what the client sent, less what belongs to the daemon or to another run, plus SFA_*."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..core.run import Run
+from ..protocol.messages import Spawn
+
+_FOREIGN = (b"NOTIFY_SOCKET=", b"LISTEN_", b"WATCHDOG_", b"MAINPID=", b"FDSTORE=")
+"""systemd's words to one service. A run that inherits them could answer in the service's name."""
+
+_OWN = (
+    b"SFA_RUN_ID=", b"SFA_ROOT_ID=", b"SFA_PARENT_ID=", b"SFA_NAME=", b"SFA_DEPTH=", b"SFA_MAX_DEPTH=", b"SFA_CALL_CHAIN=",
+    b"SFA_DEADLINE=", b"SFA_ATTEMPT=", b"SFA_SOCKET=", b"SFA_COOKIE=", b"SFA_ALLOWED_TOOLS=", b"SFA_BLOCKED_TOOLS=",
+    b"SFA_NO_LOG=", b"SFA_QUIET=",
+)  # fmt: skip
+
+
+def run_environment(run: Run, spawn: Spawn, *, socket: str, deadline: float) -> list[bytes]:
+    """`KEY=VALUE` for execve(2). `deadline` is in Unix seconds. The variables inform; they decide nothing (SPEC section 7)."""
+    kept = [item for item in spawn.env if not item.startswith(_FOREIGN) and not item.startswith(_OWN)]
+    return kept + [f"{key}={value}".encode(errors="surrogateescape") for key, value in _told(run, spawn, socket, deadline)]
+
+
+def _told(run: Run, spawn: Spawn, socket: str, deadline: float) -> Sequence[tuple[str, str]]:
+    chain = run.lineage
+    told = [
+        ("SFA_RUN_ID", run.id),
+        ("SFA_ROOT_ID", chain[0].id),
+        ("SFA_PARENT_ID", run.parent.id if run.parent is not None else ""),
+        ("SFA_NAME", run.name),
+        ("SFA_DEPTH", str(len(chain) - 1)),
+        ("SFA_MAX_DEPTH", str(run.max_depth.value)),
+        # without the run itself: an agent that looks for its own name in the chain must not find itself
+        ("SFA_CALL_CHAIN", ",".join(r.name for r in chain[:-1])),
+        ("SFA_DEADLINE", f"{deadline:.0f}"),
+        ("SFA_ATTEMPT", str(run.attempt)),
+        ("SFA_SOCKET", socket),
+    ]
+    optional = [
+        ("SFA_ALLOWED_TOOLS", ",".join(spawn.allowed_tools)),
+        ("SFA_BLOCKED_TOOLS", ",".join(spawn.blocked_tools)),
+        ("SFA_NO_LOG", "" if spawn.log else "1"),
+        ("SFA_QUIET", "1" if spawn.quiet else ""),
+    ]
+    return told + [(key, value) for key, value in optional if value]

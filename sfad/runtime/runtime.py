@@ -1,0 +1,413 @@
+"""Feeds the machine and applies its commands, in order, in the trio thread."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import trio
+
+from .. import config as configuration
+from ..core import commands as c
+from ..core import events as e
+from ..core.access import Peer
+from ..core.machine import Machine
+from ..core.policy import Policy
+from ..core.run import Run
+from ..launch.base import Launcher, LaunchSpec
+from ..ledger import Ledger, RunExtra
+from ..observe.log import Log
+from ..output.files import OutputStore
+from ..protocol import types
+from ..protocol.errors import ErrorCode
+from ..protocol.messages import Setting, Spawn
+from ..protocol.types import Bound, Limit, Reason, RunId, RunInfo
+from .environment import run_environment
+from .live import Live, wall_clock
+from .stdin import StdinPipe
+from .timers import Timers
+
+RECENT = 1000
+"""Ended runs kept in memory. It covers what the ledger's writer has not committed yet, and the pages people ask for most."""
+
+Watcher = Callable[[types.Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """An ended run, and the ids of its chain."""
+
+    info: RunInfo
+    chain: tuple[RunId, ...]
+    kept: bool
+
+
+class Runtime:
+    """Owns the machine and everything its commands act on. `trio.current_time()` is the core's clock."""
+
+    def __init__(
+        self,
+        *,
+        policy: Policy,
+        ledger: Ledger,
+        output: OutputStore,
+        launcher: Launcher,
+        log: Log,
+        socket: str,
+        state_dir: str,
+        settings: list[Setting],
+        on_shutdown: Callable[[], None],
+    ) -> None:
+        self.machine = Machine(policy, next_number=ledger.next_number)
+        self.ledger = ledger
+        self.output = output
+        self.launcher = launcher
+        self.log = log
+        self.socket = socket
+        self.state_dir = state_dir
+        self.settings = settings
+        self.timers = Timers()
+        self.live: dict[RunId, Live] = {}
+        self.recent: OrderedDict[RunId, Recent] = OrderedDict()
+        self._on_shutdown = on_shutdown
+        self._events: deque[e.Event] = deque()
+        self._feeding = False
+        self._token = 0
+        self._answers: dict[int, Callable[[c.Answer], None]] = {}
+        self._spawns: dict[int, tuple[Spawn, list[int]]] = {}
+        self._waiters: dict[RunId, set[Callable[[RunInfo], None]]] = {}
+        self._watchers: dict[RunId, set[Watcher]] = {}
+        self._nursery: trio.Nursery
+        self._appliers: dict[type, Callable[[Any], None]] = {
+            c.Admit: self._admit,
+            c.Save: self._save,
+            c.RecordRefusal: self._record_refusal,
+            c.CountRefusal: lambda x: ledger.count_refusal(x.run),
+            c.Launch: self._launch,
+            c.Terminate: lambda x: launcher.terminate(x.run, x.signal),
+            c.Kill: lambda x: launcher.kill(x.run),
+            c.Survey: lambda x: launcher.survey(x.run),
+            c.Freeze: lambda x: launcher.freeze(x.run),
+            c.Thaw: lambda x: launcher.thaw(x.run),
+            c.Release: lambda x: launcher.release(x.run),
+            c.Arm: self._arm,
+            c.Disarm: lambda x: self.timers.disarm((x.run, x.timer)),
+            c.Publish: lambda x: self.publish(x.event),
+            c.Ended: self._ended,
+            c.Reply: self._reply,
+            c.Shutdown: lambda _: self._on_shutdown(),
+        }
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Launcher and timers, until cancelled."""
+        async with trio.open_nursery() as self._nursery:
+            await self._nursery.start(self.launcher.serve)
+            self._nursery.start_soon(self.timers.serve)
+            task_status.started()
+
+    def close(self) -> None:
+        """Gives back what live runs still hold; on the orderly way there are none."""
+        for live in self.live.values():
+            live.close()
+        self.live.clear()
+
+    def reconfigure(self, policy: Policy, settings: list[Setting]) -> None:
+        """Decides by other numbers from now on. What was admitted keeps its own."""
+        self.machine.reconfigure(policy)
+        self.settings = settings
+
+    # ---- events in
+
+    def feed(self, event: e.Event) -> None:
+        """Handles an event and whatever its commands cause at once. An event from within is handled after the current one."""
+        self._events.append(event)
+        if self._feeding:
+            return
+        self._feeding = True
+        try:
+            while self._events:
+                self._handle(self._events.popleft())
+        finally:
+            self._feeding = False
+
+    def _handle(self, event: e.Event) -> None:
+        try:
+            for command in self.machine.handle(event):
+                self._appliers[type(command)](command)
+        except Exception:  # noqa: BLE001 - a bug in one request must not leave every tree without a supervisor
+            self.log.error(
+                f"internal error while handling {type(event).__name__}",
+                event=repr(event)[:1000],
+                traceback=traceback.format_exc(),
+            )
+            token = getattr(event, "token", None)
+            if token is not None:
+                self._answer(token, c.Failed(ErrorCode.INTERNAL, "internal error; the daemon's log has the traceback"))
+
+    def ask(self, answer: Callable[[c.Answer], None], make: Callable[[int, float], e.Event]) -> None:
+        """Feeds the event that `make(token, now)` returns; `answer` is called once, when the core replies to it."""
+        self._token += 1
+        self._answers[self._token] = answer
+        self.feed(make(self._token, trio.current_time()))
+
+    def spawn(self, peer: Peer, spawn: Spawn, descriptors: list[int], client: int, answer: Callable[[c.Answer], None]) -> None:
+        """Asks the guard. `descriptors` become the runtime's, whatever the answer."""
+        self._token += 1
+        token = self._token
+        self._answers[token] = answer
+        self._spawns[token] = (spawn, descriptors)
+        asked = asked_of(spawn, client)
+        self.feed(e.SpawnRequested(trio.current_time(), token, peer, asked))
+
+    def committed(self, runs: Iterable[RunId]) -> None:
+        """The ledger's writer reports admissions that are safe."""
+        self.feed(e.Committed(trio.current_time(), tuple(runs)))
+
+    def commit_failed(self, runs: Iterable[RunId], error: str) -> None:
+        """The ledger's writer reports admissions that it could not write."""
+        self.log.error(f"the ledger cannot be written: {error}", runs=list(runs))
+        self.feed(e.CommitFailed(trio.current_time(), tuple(runs), error))
+
+    # ---- commands out
+
+    def _admit(self, command: c.Admit) -> None:
+        run = command.run
+        assert run.admit_token is not None
+        spawn, descriptors = self._spawns.pop(run.admit_token)
+        live = Live(run, spawn, wall_clock(), descriptors)
+        self.live[run.id] = live
+        if spawn.stdin == "pipe":
+            live.stdin = StdinPipe()
+            self._nursery.start_soon(live.stdin.serve)
+        self.ledger.admit(live.info(run.created_at), _extra(run, spawn))
+
+    def _save(self, command: c.Save) -> None:
+        run = command.run
+        live = self.live[run.id]
+        if run.started_at is not None and live.started_at is None:
+            live.started_at = wall_clock()
+        if run.status.terminal:
+            live.ended_at = wall_clock()
+        self.ledger.save(live.info(trio.current_time()), _extra(run, live.spawn))
+
+    def _record_refusal(self, command: c.RecordRefusal) -> None:
+        run = command.run
+        assert run.admit_token is not None
+        spawn, _ = self._spawns[run.admit_token]
+        now = wall_clock()
+        refused = Live(run, spawn, now, ended_at=now)
+        info = refused.info(run.created_at)
+        self.ledger.refuse(info, _extra(run, spawn))
+        self._remember(Recent(info, refused.chain, kept=False))
+
+    def _launch(self, command: c.Launch) -> None:
+        run = command.run
+        live = self.live[run.id]
+        try:
+            spec, opened = self._spec(live)
+        except OSError as error:
+            message = f"run {run.id} was not started: its output could not be opened: {error}"
+            self.feed(e.LaunchFailed(trio.current_time(), run.id, error.errno or 0, message))
+            return
+        try:
+            self.launcher.launch(run.id, run.parent.id if run.parent is not None else None, spec)
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
+
+    def _spec(self, live: Live) -> tuple[LaunchSpec, list[int]]:
+        run, spawn = live.run, live.spawn
+        opened: list[int] = []
+        stdin, stdout, stderr = self._stdio(live, opened)
+        left = [r.time_limit.threshold - r.clock.elapsed(trio.current_time()) for r in run.lineage]
+        deadline = wall_clock().timestamp() + min(left)
+        spec = LaunchSpec(
+            argv=spawn.argv,
+            cwd=spawn.cwd,
+            env=run_environment(run, spawn, socket=self.socket, deadline=deadline),
+            umask=spawn.umask,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            terminal=spawn.stdio == "inherit" and stdin is not None and os.isatty(stdin),
+        )
+        return spec, opened
+
+    def _stdio(self, live: Live, opened: list[int]) -> tuple[int | None, int | None, int | None]:
+        spawn = live.spawn
+        if spawn.stdio == "inherit":
+            stdin, stdout, stderr = live.descriptors
+            return stdin, stdout, stderr
+        stdin_ = live.stdin.read_end if live.stdin is not None else (live.descriptors[0] if live.descriptors else None)
+        if not spawn.log:
+            return stdin_, None, None
+        out, err = self.output.open_for_run(live.run.id)
+        opened += [out, err]
+        return stdin_, out, err
+
+    def _arm(self, command: c.Arm) -> None:
+        run, timer = command.run, command.timer
+        self.timers.arm((run, timer), command.at, lambda: self.feed(e.TimerFired(trio.current_time(), run, timer)))
+
+    def publish(self, event: types.Event) -> None:
+        """Numbers an event, records it, and pushes it to whoever watches its run or an ancestor."""
+        event = self.ledger.event(msgspec.structs.replace(event, time=wall_clock()))
+        self.log.event(event)
+        if not self._watchers or event.run_id is None:
+            return
+        live = self.live.get(event.run_id)
+        for run in live.chain if live is not None else (event.root_id, event.run_id):
+            for watcher in list(self._watchers.get(run or "", ())):
+                watcher(event)
+
+    def _ended(self, command: c.Ended) -> None:
+        live = self.live.pop(command.run.id)
+        info = live.info(trio.current_time())
+        self._remember(Recent(info, live.chain, kept=live.spawn.log and live.spawn.stdio == "files"))
+        live.close()
+        for waiter in self._waiters.pop(info.id, ()):
+            waiter(info)
+
+    def _remember(self, recent: Recent) -> None:
+        self.recent[recent.info.id] = recent
+        if len(self.recent) > RECENT:
+            self.recent.popitem(last=False)
+
+    def _reply(self, command: c.Reply) -> None:
+        self._answer(command.token, command.answer)
+
+    def _answer(self, token: int, answer: c.Answer) -> None:
+        _, unclaimed = self._spawns.pop(token, (None, ()))  # of a spawn that was not admitted
+        for descriptor in unclaimed:
+            os.close(descriptor)
+        self._answers.pop(token)(answer)
+
+    # ---- reading
+
+    def info(self, run: RunId) -> RunInfo | None:
+        """A run by its whole id, live, recent or from the ledger."""
+        live = self.live.get(run)
+        if live is not None:
+            return live.info(trio.current_time())
+        recent = self.recent.get(run)
+        return recent.info if recent is not None else self.ledger.get(run)
+
+    def chain(self, run: RunId) -> list[RunId]:
+        """Ids from the root to the run."""
+        live = self.live.get(run)
+        if live is not None:
+            return list(live.chain)
+        recent = self.recent.get(run)
+        return list(recent.chain) if recent is not None else self.ledger.chain(run)
+
+    def find(self, prefix: str) -> list[RunId]:
+        """Ids that begin with `prefix`; at most some ten of the ledger's."""
+        known = [run for run in (*self.live, *self.recent) if run.startswith(prefix)]
+        return sorted({*known, *self.ledger.find(prefix)})
+
+    def on_end(self, run: RunId, waiter: Callable[[RunInfo], None]) -> Callable[[], None]:
+        """Calls `waiter` when a live run ends; returns how to give up waiting."""
+        waiters = self._waiters.setdefault(run, set())
+        waiters.add(waiter)
+
+        def forget() -> None:
+            waiters.discard(waiter)
+            if not waiters and self._waiters.get(run) is waiters:
+                del self._waiters[run]
+
+        return forget
+
+    def watch(self, run: RunId, watcher: Watcher) -> Callable[[], None]:
+        """Pushes the events of a run and its descendants; returns how to stop it."""
+        watchers = self._watchers.setdefault(run, set())
+        watchers.add(watcher)
+
+        def forget() -> None:
+            watchers.discard(watcher)
+            if not watchers:
+                with suppress(KeyError):
+                    del self._watchers[run]
+
+        return forget
+
+
+def asked_of(spawn: Spawn, client: int) -> e.Asked:
+    """What the core decides about, out of what a client sent."""
+    source = spawn.timeout_source
+    return e.Asked(
+        argv=tuple(shown(word) for word in spawn.argv),
+        cwd=shown(spawn.cwd),
+        name=spawn.name,
+        kind=spawn.kind,
+        type=spawn.run_type,
+        timeout=Limit(kind="time", threshold=spawn.timeout, source=source) if spawn.timeout is not None else None,
+        max_depth=spawn.max_depth,
+        max_descendants=spawn.max_descendants,
+        attempts=spawn.attempts,
+        retry_delay=spawn.retry_delay,
+        grace=spawn.grace,
+        tied_to=client if spawn.tied else None,
+        detach=spawn.detach,
+        leaf=spawn.leaf,
+        queue=spawn.queue,
+        priority=spawn.priority,
+        labels=spawn.labels,
+        channel=spawn.channel,
+        allow=frozenset(spawn.allow),
+        deny=frozenset(spawn.deny),
+        claim=spawn.claim,
+    )
+
+
+def shown(raw: bytes) -> str:
+    """An operating-system string as text; bytes that are not UTF-8 appear as `\\xNN`."""
+    return raw.decode(errors="backslashreplace")
+
+
+def policy_of(loaded: configuration.Loaded) -> Policy:
+    """The core's numbers, each bound with where it was set."""
+    config = loaded.config
+    source = {setting.key: setting.source for setting in loaded.settings}
+
+    def bound(value: int, key: str) -> Bound:
+        return Bound(value=value, source="default" if source[key] == "built-in" else f"{key} in {source[key]}")
+
+    timeout_key = "defaults.timeout"
+    built_in = source[timeout_key] == "built-in"
+    return Policy(
+        enabled=config.enabled,
+        max_depth=bound(config.guard.max_depth, "guard.max_depth"),
+        max_descendants=bound(config.guard.max_descendants, "guard.max_descendants"),
+        depth_ceiling=config.guard.depth_ceiling,
+        descendants_ceiling=config.guard.descendants_ceiling,
+        allow_detach=config.guard.allow_detach,
+        timeout=Limit(
+            kind="time",
+            threshold=config.defaults.timeout,
+            source="default" if built_in else f"{timeout_key} in {source[timeout_key]}",
+        ),
+        max_time=config.limits.max_time,
+        grace=config.stop.grace,
+        kill_wait=config.stop.kill_wait,
+        trees_per_user=config.quotas.trees_per_user,
+        trees=config.quotas.trees,
+        spawns_per_hour=config.quotas.spawns_per_hour,
+        retry_delay=config.attempts.delay,
+        retry_delay_max=config.attempts.delay_max,
+    )
+
+
+def _extra(run: Run, spawn: Spawn) -> RunExtra:
+    mode = "detached" if spawn.detach else "foreground" if spawn.tied else "background"
+    return RunExtra(uid=run.uid, mode=mode, allowed_tools=spawn.allowed_tools, blocked_tools=spawn.blocked_tools)
+
+
+def lost(run: RunInfo) -> Reason:
+    """Why a run that a dead daemon left is closed."""
+    return Reason(kind="daemon", message=f"the daemon died while run {run.id} was {run.status}; what was left of it was killed")

@@ -1,0 +1,72 @@
+"""The pipe behind `--stdin`: what `send` writes, the run reads."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+
+import trio
+
+MAX_PENDING = 1024 * 1024
+"""Bytes that may wait for a run that does not read; more is refused, so that a sender learns of it."""
+
+
+class StdinPipe:
+    """Both ends of a pipe: the run inherits `read_end`; `write` never blocks."""
+
+    def __init__(self) -> None:
+        self.read_end, self._write_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._write_end, False)
+        self._pending: deque[bytes] = deque()
+        self._size = 0
+        self._eof = False
+        self._more = trio.Event()
+
+    def write(self, data: bytes, *, eof: bool) -> str | None:
+        """Queues `data`, in order. Returns why not, or `None`."""
+        if self._eof:
+            return "its stdin was closed by an earlier send"
+        if self._size + len(data) > MAX_PENDING:
+            return f"{self._size} bytes already wait for it to read its stdin; at most {MAX_PENDING} may"
+        self._pending.append(data)
+        self._size += len(data)
+        self._eof = eof
+        self._more.set()
+        return None
+
+    async def serve(self) -> None:
+        """Writes what is queued until the end of file, the reader's end, or cancellation."""
+        try:
+            while not (self._eof and not self._pending):
+                if not self._pending:
+                    self._more = trio.Event()
+                    await self._more.wait()
+                    continue
+                await self._write_some()
+        except BrokenPipeError:
+            self._eof = True  # nobody reads it any more; the next send is told
+        finally:
+            self._close_write_end()
+
+    async def _write_some(self) -> None:
+        data = self._pending[0]
+        try:
+            count = os.write(self._write_end, data)
+        except BlockingIOError:
+            await trio.lowlevel.wait_writable(self._write_end)
+            return
+        self._size -= count
+        self._pending.popleft()
+        if count < len(data):
+            self._pending.appendleft(data[count:])
+
+    def _close_write_end(self) -> None:
+        if self._write_end >= 0:
+            os.close(self._write_end)
+            self._write_end = -1
+
+    def close(self) -> None:
+        """The run is over: whoever still writes gets EPIPE, and `serve` ends."""
+        os.close(self.read_end)
+        self._eof = True
+        self._more.set()

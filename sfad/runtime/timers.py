@@ -1,0 +1,65 @@
+"""Deadlines: one heap, one task, which sleeps exactly until the earliest."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Hashable
+
+import trio
+
+
+class Timers:
+    """Calls back when a time has come, in the trio thread. Times are `trio.current_time()`."""
+
+    def __init__(self) -> None:
+        self._armed: dict[Hashable, tuple[float, int, Callable[[], None]]] = {}
+        self._heap: list[tuple[float, int, Hashable]] = []
+        self._order = 0
+        self._sooner = trio.Event()
+
+    def __len__(self) -> int:
+        return len(self._armed)
+
+    def arm(self, key: Hashable, at: float, call: Callable[[], None]) -> None:
+        """Calls `call` once at time `at`; replaces what `key` was armed with before."""
+        self._order += 1
+        self._armed[key] = (at, self._order, call)
+        heapq.heappush(self._heap, (at, self._order, key))
+        if self._heap[0][1] == self._order:
+            self._sooner.set()
+        if len(self._heap) > 64 + 4 * len(self._armed):
+            self._compact()
+
+    def disarm(self, key: Hashable) -> None:
+        """Forgets `key`; nothing happens if it is not armed."""
+        self._armed.pop(key, None)
+
+    async def serve(self) -> None:
+        """Fires timers until cancelled."""
+        while True:
+            self._sooner = trio.Event()
+            with trio.move_on_at(self._earliest()):
+                await self._sooner.wait()
+            self._fire(trio.current_time())
+
+    def _earliest(self) -> float:
+        heap = self._heap
+        while heap and not self._current(heap[0]):
+            heapq.heappop(heap)
+        return heap[0][0] if heap else math.inf
+
+    def _fire(self, now: float) -> None:
+        while self._earliest() <= now:
+            _, _, key = heapq.heappop(self._heap)
+            _, _, call = self._armed.pop(key)
+            call()
+
+    def _current(self, entry: tuple[float, int, Hashable]) -> bool:
+        armed = self._armed.get(entry[2])
+        return armed is not None and armed[1] == entry[1]
+
+    def _compact(self) -> None:
+        # disarmed entries stay in the heap; a burst of short runs would leave one deadline each for two minutes
+        self._heap = [entry for entry in self._heap if self._current(entry)]
+        heapq.heapify(self._heap)

@@ -1,0 +1,416 @@
+"""One handler a verb: a request in, the reply out now or when the core has decided."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+import psutil
+import trio
+
+from .. import __version__
+from ..core import commands as c
+from ..core import events as e
+from ..core.access import VERBS, Peer
+from ..output.sanitise import cut_oldest, sanitise, wrap_result
+from ..protocol import messages as m
+from ..protocol.errors import ErrorCode
+from ..protocol.types import Event, RunId, RunInfo
+from ..protocol.version import SUPPORTED
+from ..runtime.runtime import Runtime
+from .connection import Connection
+
+MAX_RESULT = 1024 * 1024
+"""Bytes of a result at most: it is meant for a model's context."""
+
+MAX_ROWS = 20_000
+"""Ended runs in one list."""
+
+MAIN_SIGNALS = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT, signal.SIGUSR1,
+                          signal.SIGUSR2, signal.SIGHUP})  # fmt: skip
+"""What `Signal` may send. SIGTERM and SIGKILL have `Stop`, which is honest about the outcome; SIGSTOP has `Pause`."""
+
+
+class RequestFailed(Exception):
+    """The request ends with an `Error`."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Verbs:
+    """Translates requests into the core's events, and reads what needs no decision."""
+
+    def __init__(self, runtime: Runtime, *, connections: Callable[[], int]) -> None:
+        self._runtime = runtime
+        self._connections = connections
+        self._began = time.monotonic()
+        self._handlers: dict[type, Callable[[Connection, Any], None]] = {
+            m.Spawn: self._spawn,
+            m.Stop: self._stop,
+            m.Pause: self._pause,
+            m.Resume: self._resume,
+            m.Signal: self._signal,
+            m.Info: self._info,
+            m.Wait: self._wait,
+            m.List: self._list,
+            m.Logs: self._logs,
+            m.Result: self._result,
+            m.Send: self._send,
+            m.Watch: self._watch,
+            m.DaemonInfo: self._status,
+            m.Config: self._config,
+        }
+
+    def greet(self, connection: Connection, request: m.AnyRequest, peer: Peer) -> bool:
+        """Answers the first message. False if the connection is of no use."""
+        if not isinstance(request, m.Hello):
+            _fail(connection, request.id, ErrorCode.BAD_REQUEST, "the first message must be 'hello'")
+            return False
+        common = set(request.versions) & set(SUPPORTED)
+        if not common:
+            _fail(
+                connection,
+                request.id,
+                ErrorCode.UNSUPPORTED_VERSION,
+                f"client speaks protocol versions {request.versions}, this daemon {list(SUPPORTED)}; update the older one",
+            )
+            return False
+        connection.send(
+            m.Welcome(
+                id=request.id,
+                version=max(common),
+                daemon=__version__,
+                pid=os.getpid(),
+                state_dir=str(self._runtime.state_dir),
+                run=peer.run,
+            )
+        )
+        return True
+
+    def handle(self, connection: Connection, request: m.AnyRequest) -> None:
+        """Answers a request, now or later."""
+        handler = self._handlers.get(type(request))
+        try:
+            if handler is None:
+                raise RequestFailed(ErrorCode.BAD_REQUEST, "'hello' is only said once")
+            handler(connection, request)
+        except RequestFailed as failed:
+            _fail(connection, request.id, failed.code, str(failed))
+        except OSError as error:
+            _fail(connection, request.id, ErrorCode.UNAVAILABLE, f"the daemon could not do it: {error}")
+        except Exception:  # noqa: BLE001 - a bug in one request must not leave every tree without a supervisor
+            self._runtime.log.error(f"internal error while handling {type(request).__name__}", traceback=traceback.format_exc())
+            _fail(connection, request.id, ErrorCode.INTERNAL, "internal error; the daemon's log has the traceback")
+
+    # ---- starting and steering
+
+    def _spawn(self, connection: Connection, request: m.Spawn) -> None:
+        descriptors = self._claimed(connection, request)
+        try:
+            _check_spawn(request)
+        except RequestFailed:
+            _close(descriptors)
+            raise
+        answer = self._answerer(connection, request.id)
+        self._runtime.spawn(_peer(connection), request, descriptors, connection.number, answer)
+
+    def _claimed(self, connection: Connection, request: m.Spawn) -> list[int]:
+        expected = 3 if request.stdio == "inherit" else 1 if request.stdin == "descriptor" else 0
+        descriptors = connection.take(request.descriptors) if request.descriptors <= m.MAX_DESCRIPTORS else None
+        if descriptors is not None and len(descriptors) == expected:
+            return descriptors
+        _close(descriptors or [])
+        raise RequestFailed(
+            ErrorCode.BAD_REQUEST,
+            f"stdio '{request.stdio}' with stdin '{request.stdin}' takes {expected} descriptors; {request.descriptors} announced",
+        )
+
+    def _stop(self, connection: Connection, request: m.Stop) -> None:
+        _check_signal(request.signal, signal.valid_signals())
+        runs = self._selected(connection, request)
+        peer = _peer(connection)
+        answer = self._answerer(connection, request.id)
+        self._runtime.ask(answer, lambda token, now: e.StopRequested(now, token, peer, tuple(runs), request.signal, request.grace))
+
+    def _selected(self, connection: Connection, request: m.Stop) -> list[RunId]:
+        self._permit(connection, "stop")
+        chosen = {name: None for prefix in request.runs for name in [self._resolve(connection, prefix, "stop")[0].id]}
+        if request.everything or request.name is not None or request.labels:
+            for run, live in list(self._runtime.live.items()):
+                info = live.run
+                named = request.name is None or info.name == request.name
+                labelled = request.labels.items() <= info.asked.labels.items()
+                if named and labelled and self._may_sweep(connection, live.chain):
+                    chosen[run] = None
+        elif not request.runs:
+            raise RequestFailed(ErrorCode.BAD_REQUEST, "say what to stop: run ids, a name, labels, or everything")
+        return list(chosen)
+
+    def _may_sweep(self, connection: Connection, chain: tuple[RunId, ...]) -> bool:
+        """What `--all` means to a peer inside a run: everything below it, not itself."""
+        own = _peer(connection).run
+        return own is None or own in chain[:-1]
+
+    def _pause(self, connection: Connection, request: m.Pause) -> None:
+        run, peer = self._resolve(connection, request.run, "pause")[0].id, _peer(connection)
+        answer = self._answerer(connection, request.id)
+        self._runtime.ask(answer, lambda token, now: e.PauseRequested(now, token, peer, run))
+
+    def _resume(self, connection: Connection, request: m.Resume) -> None:
+        run, peer = self._resolve(connection, request.run, "resume")[0].id, _peer(connection)
+        answer = self._answerer(connection, request.id)
+        self._runtime.ask(answer, lambda token, now: e.ResumeRequested(now, token, peer, run))
+
+    def _signal(self, connection: Connection, request: m.Signal) -> None:
+        _check_signal(request.signal, MAIN_SIGNALS)
+        info, _ = self._resolve(connection, request.run, "signal")
+        if not self._runtime.launcher.signal_main(info.id, request.signal):
+            raise RequestFailed(ErrorCode.WRONG_STATE, f"run {info.id} is {info.status}; it has no main process to signal")
+        connection.send(m.Done(id=request.id))
+
+    def _send(self, connection: Connection, request: m.Send) -> None:
+        info, _ = self._resolve(connection, request.run, "send")
+        live = self._runtime.live.get(info.id)
+        if live is None:
+            raise RequestFailed(ErrorCode.WRONG_STATE, f"run {info.id} is {info.status}; it reads nothing any more")
+        if live.stdin is None:
+            raise RequestFailed(ErrorCode.WRONG_STATE, f"run {info.id} was not started with --stdin, so nothing can be sent to it")
+        refused = live.stdin.write(request.data, eof=request.eof)
+        if refused is not None:
+            raise RequestFailed(ErrorCode.UNAVAILABLE, f"run {info.id} was not sent {len(request.data)} bytes: {refused}")
+        connection.send(m.Done(id=request.id))
+
+    # ---- reading
+
+    def _info(self, connection: Connection, request: m.Info) -> None:
+        info, _ = self._resolve(connection, request.run, "info")
+        live = self._runtime.live.get(info.id)
+        load = self._runtime.launcher.load(info.id) if live is not None and live.run.attempt else None
+        if live is not None and load is not None:
+            info = live.info(trio.current_time(), processes=load.processes, memory_bytes=load.memory_bytes)
+        connection.send(m.RunReply(id=request.id, run=info))
+
+    def _wait(self, connection: Connection, request: m.Wait) -> None:
+        info, _ = self._resolve(connection, request.run, "wait")
+        if info.status.terminal or request.timeout == 0:
+            connection.send(m.RunReply(id=request.id, run=info))
+            return
+        timer = ("wait", connection.number, request.id)
+
+        def answer(run: RunInfo | None) -> None:
+            forget()
+            self._runtime.timers.disarm(timer)
+            connection.cleanup.pop(request.id, None)
+            if run is not None:
+                connection.send(m.RunReply(id=request.id, run=run))
+
+        forget = self._runtime.on_end(info.id, answer)
+        connection.cleanup[request.id] = lambda: answer(None)
+        if request.timeout is not None:
+            at = trio.current_time() + max(0.0, request.timeout)
+            self._runtime.timers.arm(timer, at, lambda: answer(self._runtime.info(info.id)))
+
+    def _list(self, connection: Connection, request: m.List) -> None:
+        self._permit(connection, "list")
+        root = self._resolve(connection, request.root, "list")[0].id if request.root is not None else None
+        rows = max(0, min(request.rows, MAX_ROWS))
+        wanted = _filter(request, root, self._runtime.chain)
+        own = _peer(connection).run
+        mine: Callable[[RunId], bool] = (lambda run: own in self._runtime.chain(run)) if own is not None else (lambda _: True)
+        live = [info for info in self._live_infos(detailed=request.live) if wanted(info) and mine(info.id)]
+        ended = [info for info in self._ended_infos(request, root, rows, wanted) if mine(info.id)]
+        runs = sorted([*ended, *live], key=lambda info: info.id)
+        connection.send(m.RunList(id=request.id, runs=runs))
+
+    def _live_infos(self, *, detailed: bool) -> Iterable[RunInfo]:
+        now = trio.current_time()
+        for run, live in self._runtime.live.items():
+            load = self._runtime.launcher.load(run) if detailed and live.run.attempt else None
+            if load is None:
+                yield live.info(now)
+            else:
+                yield live.info(now, processes=load.processes, memory_bytes=load.memory_bytes)
+
+    def _ended_infos(self, request: m.List, root: RunId | None, rows: int, wanted: Callable[[RunInfo], bool]) -> list[RunInfo]:
+        recent = self._runtime.recent
+        found: list[RunInfo] = []
+        for entry in reversed(recent.values()):
+            if len(found) >= rows:
+                break
+            if wanted(entry.info):
+                found.append(entry.info)
+        if len(found) < rows:
+            # the ledger's writer may be behind: what is live or recent is known better here
+            older = self._runtime.ledger.select(msgspec.structs.replace(request, root=root, rows=rows))
+            found += [info for info in older if info.id not in recent and info.id not in self._runtime.live]
+        return sorted(found, key=lambda info: info.id)[-rows:] if rows else []
+
+    def _logs(self, connection: Connection, request: m.Logs) -> None:
+        info, _ = self._resolve(connection, request.run, "logs")
+        live = info.id in self._runtime.live
+        try:
+            descriptors = self._runtime.output.open_for_reader(info.id, create=live)
+        except FileNotFoundError:
+            raise RequestFailed(
+                ErrorCode.WRONG_STATE,
+                f"the output of run {info.id} is not there: it was not kept, or has been removed since",
+            ) from None
+        connection.send(m.LogFiles(id=request.id, run=info.id, ended=not live, kept=self._kept(info.id)), descriptors)
+        _close(descriptors)
+
+    def _kept(self, run: RunId) -> bool:
+        live = self._runtime.live.get(run)
+        if live is not None:
+            return live.spawn.log and live.spawn.stdio == "files"
+        recent = self._runtime.recent.get(run)
+        return recent.kept if recent is not None else True
+
+    def _result(self, connection: Connection, request: m.Result) -> None:
+        info, _ = self._resolve(connection, request.run, "result")
+        if not info.status.terminal:
+            raise RequestFailed(ErrorCode.WRONG_STATE, f"run {info.id} is {info.status}; wait for its end, or read its logs")
+        try:
+            data, truncated = self._runtime.output.tail(info.id, max(1, min(request.max_bytes, MAX_RESULT)))
+        except FileNotFoundError:
+            data, truncated = b"", False
+        safe, cut = cut_oldest(sanitise(data), request.max_bytes)
+        truncated = truncated or cut
+        text = wrap_result(safe, run_id=info.id, name=info.name, status=info.status.value, truncated=truncated)
+        connection.send(m.ResultText(id=request.id, run=info.id, text=text, truncated=truncated))
+
+    def _watch(self, connection: Connection, request: m.Watch) -> None:
+        info, _ = self._resolve(connection, request.run, "watch")
+
+        def push(event: Event) -> None:
+            connection.send(m.EventPush(id=request.id, event=event))
+
+        if request.id in connection.cleanup:
+            raise RequestFailed(ErrorCode.BAD_REQUEST, f"request id {request.id} is still in use on this connection")
+        connection.cleanup[request.id] = self._runtime.watch(info.id, push)
+        connection.send(m.Done(id=request.id))
+
+    def _status(self, connection: Connection, request: m.DaemonInfo) -> None:
+        self._permit(connection, "status")
+        runtime, machine = self._runtime, self._runtime.machine
+        connection.send(
+            m.DaemonStatus(
+                id=request.id,
+                version=__version__,
+                pid=os.getpid(),
+                uptime_s=round(time.monotonic() - self._began, 3),
+                socket=runtime.socket,
+                state_dir=str(runtime.state_dir),
+                containment=runtime.launcher.containment,
+                containment_detail=runtime.launcher.detail,
+                draining=machine.draining,
+                live=len(machine.tree),
+                queued=machine.slots.queued,
+                admitted=machine.admitted,
+                refused=machine.refused,
+                connections=self._connections(),
+                memory_bytes=psutil.Process().memory_info().rss,
+                ledger_bytes=runtime.ledger.size_bytes,
+            )
+        )
+
+    def _config(self, connection: Connection, request: m.Config) -> None:
+        self._permit(connection, "config")
+        connection.send(m.ConfigReply(id=request.id, settings=self._runtime.settings))
+
+    # ---- small things
+
+    def _permit(self, connection: Connection, verb: str, chain: list[RunId] | None = None) -> None:
+        refused = self._runtime.machine.refuse(_peer(connection), verb, chain)
+        if refused is not None:
+            raise RequestFailed(ErrorCode.NOT_PERMITTED, refused)
+
+    def _resolve(self, connection: Connection, prefix: str, verb: str) -> tuple[RunInfo, list[RunId]]:
+        """The run that an id or a unique prefix names, once the peer may use `verb` on it."""
+        self._permit(connection, verb)
+        info = self._runtime.info(prefix)
+        if info is None:
+            found = self._runtime.find(prefix) if prefix else []
+            if len(found) > 1:
+                some = ", ".join(found[:5])
+                raise RequestFailed(ErrorCode.AMBIGUOUS_RUN, f"'{prefix}' fits several runs ({some}, …); give more of the id")
+            info = self._runtime.info(found[0]) if found else None
+        if info is None:
+            raise RequestFailed(ErrorCode.NO_SUCH_RUN, f"no run has the id '{prefix}'; 'sfactl list' shows the ids")
+        chain = self._runtime.chain(info.id)
+        self._permit(connection, verb, chain)
+        return info, chain
+
+    def _answerer(self, connection: Connection, request: int) -> Callable[[c.Answer], None]:
+        return lambda answer: self._answer(connection, request, answer)
+
+    def _answer(self, connection: Connection, request: int, answer: c.Answer) -> None:
+        match answer:
+            case c.Admitted(run) | c.Changed(run):
+                info = self._runtime.info(run.id)
+                assert info is not None
+                connection.send(m.RunReply(id=request, run=info))
+            case c.Refused(refusal, recorded):
+                connection.send(m.Refused(id=request, refused=refusal, run=recorded))
+            case c.StopDone(stopped, survivors, elapsed):
+                reply = m.Stopped(id=request, stopped=list(stopped), survivors=list(survivors), elapsed_s=round(elapsed, 4))
+                connection.send(reply)
+            case c.Failed(code, message):
+                _fail(connection, request, code, message)
+
+
+def _peer(connection: Connection) -> Peer:
+    assert connection.peer is not None
+    return connection.peer
+
+
+def _fail(connection: Connection, request: int, code: ErrorCode, message: str) -> None:
+    connection.send(m.Error(id=request, code=code, message=message))
+
+
+def _close(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _check_signal(number: int, allowed: Iterable[int]) -> None:
+    if number not in allowed:
+        names = ", ".join(sorted(signal.Signals(n).name for n in allowed)) if len(list(allowed)) < 16 else "1 to 64"
+        raise RequestFailed(ErrorCode.BAD_REQUEST, f"signal {number} cannot be sent here; allowed: {names}")
+
+
+def _check_spawn(request: m.Spawn) -> None:
+    for what, words in (("argv", request.argv), ("env", request.env), ("cwd", [request.cwd])):
+        for word in words:
+            if b"\0" in word:
+                raise RequestFailed(ErrorCode.BAD_REQUEST, f"a NUL byte in {what}: {word[:80]!r}")
+    if not request.cwd.startswith(b"/"):
+        raise RequestFailed(ErrorCode.BAD_REQUEST, f"cwd must be absolute, got {request.cwd!r}")
+    for limit in request.limits:
+        raise RequestFailed(ErrorCode.BAD_REQUEST, f"the limit '{limit.kind}' is not enforced by this release; only time is")
+    unknown = (set(request.allow) | set(request.deny)) - VERBS
+    if unknown:
+        known = ", ".join(sorted(VERBS))
+        raise RequestFailed(
+            ErrorCode.BAD_REQUEST, f"no such verb to allow or deny: {', '.join(sorted(unknown))}; there are {known}"
+        )
+
+
+def _filter(request: m.List, root: RunId | None, chain: Callable[[RunId], list[RunId]]) -> Callable[[RunInfo], bool]:
+    def wanted(info: RunInfo) -> bool:
+        return (
+            (not request.status or info.status in request.status)
+            and (request.name is None or info.name == request.name)
+            and (request.user is None or info.user == request.user)
+            and (root is None or root in chain(info.id))
+            and (request.since is None or info.created_at.timestamp() >= request.since)
+            and request.labels.items() <= info.labels.items()
+        )
+
+    return wanted
