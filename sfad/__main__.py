@@ -13,7 +13,7 @@ import typer
 from . import __version__
 from . import config as configuration
 from .daemon import Daemon, Place
-from .launch.base import ContainmentError
+from .launch import CgroupImpossible
 from .launch.sweep import sweep as sweep_instance
 from .ledger import LedgerError
 from .paths import PathError, config_files, lock_state_dir
@@ -55,7 +55,7 @@ def serve(socket: Socket = None, state_dir: StateDir = None, config: ConfigFile 
     loaded = _load(place.config_files)
     try:
         trio.run(Daemon(place, loaded, ready_fd=ready_fd).serve, strict_exception_groups=True)
-    except* (PathError, LedgerError, ContainmentError) as group:
+    except* (PathError, LedgerError, CgroupImpossible) as group:
         for error in group.exceptions:
             print(f"sfad: {error}", file=sys.stderr)
         sys.exit(EXIT_UNAVAILABLE)
@@ -80,9 +80,9 @@ def sweep(state_dir: StateDir = None, config: ConfigFile = None) -> None:
     except PathError as error:
         _die(f"{error}; a living daemon looks after its own (sfactl stop --all)", EXIT_UNAVAILABLE)
     report = sweep_instance(place.instance, loaded.config.containment.cgroup_parent)
-    print(f"{len(report.pids)} processes of {place.state_dir} were alive and have been killed")
-    if report.survivors:
-        _die(f"still alive: {', '.join(map(str, report.survivors))}", EXIT_SURVIVED)
+    print(f"{len(report.pids)} processes of {place.state_dir} were alive; {len(report.pids) - len(report.left)} have been killed")
+    if report.left:
+        _die(f"still alive: {', '.join(map(str, report.left))}", EXIT_SURVIVED)
 
 
 @app.command()

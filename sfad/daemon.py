@@ -58,7 +58,7 @@ class Daemon:
         self._runtime: Runtime
 
     async def serve(self) -> None:
-        """Serves until told to end and every tree is gone. Raises `PathError`, `LedgerError`, `ContainmentError`."""
+        """Serves until told to end and every tree is gone. Raises `PathError`, `LedgerError`, `CgroupImpossible`."""
         with ExitStack() as stack:
             log = Log(level=self._loaded.config.log.level, file=_file(self._loaded.config.log.file))
             stack.callback(log.close)
@@ -128,8 +128,9 @@ class Daemon:
         stack.callback(unbind_socket, place.socket)
         server = Server(listener, runtime, lambda sock: identify(sock, runtime.launcher), log)
         stack.callback(server.close)
-        async with trio.open_nursery() as nursery:
-            with trio.open_signal_receiver(*_SIGNALS) as signals:
+        # outside the nursery: trio's receiver breaks a task that still iterates over it when it is closed
+        with trio.open_signal_receiver(*_SIGNALS) as signals:
+            async with trio.open_nursery() as nursery:
                 await nursery.start(runtime.serve)
                 nursery.start_soon(server.serve)
                 nursery.start_soon(self._obey, signals, runtime, server.stop_accepting, log)
@@ -138,7 +139,7 @@ class Daemon:
                 systemd.notify("STOPPING=1")
                 with trio.move_on_after(LAST_WORDS), suppress(OSError):
                     await server.drained()
-            nursery.cancel_scope.cancel()
+                nursery.cancel_scope.cancel()
         log.info("stopped")
 
     def _announce(self, log: Log, launcher: Launcher) -> None:

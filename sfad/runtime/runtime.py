@@ -271,7 +271,7 @@ class Runtime:
         info = live.info(trio.current_time())
         self._remember(Recent(info, live.chain, kept=live.spawn.log and live.spawn.stdio == "files"))
         live.close()
-        for waiter in self._waiters.pop(info.id, ()):
+        for waiter in list(self._waiters.pop(info.id, ())):
             waiter(info)
 
     def _remember(self, recent: Recent) -> None:

@@ -1,0 +1,171 @@
+"""What may start, asked by real agents from wherever an agent can get to."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Start
+from tests.harness import Daemon, agent, ended, started, wait_until
+
+DEEPER = """
+level = int(sys.argv[1])
+done = sfactl("run", "--name", f"level{level + 1}", "--", sys.executable, __file__, str(level + 1))
+print(f"level {level}: exit {done.returncode}: {done.stderr}")
+print(done.stdout, end="")
+sys.exit(done.returncode)
+"""
+
+
+def test_five_levels_run_and_the_sixth_is_refused(tmp_path: Path, start: Start, containment: str) -> None:
+    daemon = start(mode=containment)
+    done = daemon.sfactl("run", "--name", "level1", "--", *agent(tmp_path, "deeper", DEEPER), "1")
+    assert done.returncode == 1, done.stderr
+    assert "'level6' was not started: the chain of agents calling agents is already 5 deep and 5 is the limit" in done.stdout
+    assert "max_depth, set by default" in done.stdout
+    listed = json.loads(daemon.sfactl("list", "--json").stdout)["runs"]
+    assert [(run["name"], run["depth"], run["status"]) for run in listed if run["name"] == "level6"] == [
+        ("level6", 5, "rejected_depth")
+    ]
+    assert sorted(run["depth"] for run in listed if run["status"] == "failed") == [0, 1, 2, 3, 4]
+
+
+def test_depth_says_which_flag_set_it(tmp_path: Path, daemon: Daemon) -> None:
+    done = daemon.sfactl("run", "--name", "level1", "--max-depth", "2", "--", *agent(tmp_path, "deeper", DEEPER), "1")
+    assert done.returncode == 1
+    assert "already 2 deep and 2 is the limit (max_depth, set by --max-depth)" in done.stdout
+
+
+WAYS = {
+    "plain child": "done = sfactl(*again)",
+    "bare environment": "done = sfactl(*again, env={'PATH': os.environ['PATH'], 'SFAD_SOCKET': os.environ['SFA_SOCKET']})",
+    "own session": "done = sfactl(*again, start_new_session=True)",
+    "double-forked orphan": """
+read, write = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    while os.getppid() == int(sys.argv[2]):
+        time.sleep(0.01)
+    done = sfactl(*again, env={'PATH': os.environ['PATH'], 'SFAD_SOCKET': os.environ['SFA_SOCKET']})
+    os.write(write, repr((done.returncode, done.stderr)).encode())
+    os._exit(0)
+os.wait()
+os.close(write)
+code, text = eval(b"".join(iter(lambda: os.read(read, 4096), b"")))
+done = subprocess.CompletedProcess(again, code, "", text)
+""",
+}
+
+LOOPING = """
+me = sys.argv[1]
+if me == "a":
+    done = sfactl("run", "--name", "b", "--", sys.executable, __file__, "b", str(os.getpid()))
+    print(done.stdout, done.stderr, sep="")
+    sys.exit(done.returncode)
+again = ["run", "--name", "a", "--", sys.executable, __file__, "a"]
+{way}
+print(done.stderr)
+sys.exit(done.returncode)
+"""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_loop_is_refused_from_wherever_it_is_asked(tmp_path: Path, start: Start, containment: str, way: str) -> None:
+    daemon = start(mode=containment)
+    argv = agent(tmp_path, "looping", LOOPING.replace("{way}", WAYS[way]))
+    done = daemon.sfactl("run", "--name", "a", "--", *argv, "a")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "it would call itself in a circle (a → b → a)" in done.stdout
+    refused = json.loads(daemon.sfactl("list", "--json", "--status", "rejected_loop").stdout)["runs"]
+    assert [(run["name"], run["chain"]) for run in refused] == [("a", ["a", "b", "a"])]
+
+
+NO_SECOND_DAEMON = """
+for env in (None, {"PATH": os.environ["PATH"]}, {"PATH": os.environ["PATH"], "HOME": sys.argv[1], "XDG_RUNTIME_DIR": sys.argv[1]}):
+    done = sfactl("--socket", sys.argv[1] + "/other", "spawn", "--", "true", env=env)
+    print(done.returncode, done.stderr)
+    done = sfactl("spawn", "--", "true", env=env and env | {"SFAD_SOCKET": sys.argv[1] + "/other"})
+    print(done.returncode, done.stderr)
+"""
+
+
+def test_inside_a_run_no_second_daemon_is_started(tmp_path: Path, start: Start, containment: str) -> None:
+    daemon = start(mode=containment)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    done = daemon.sfactl("run", "--", *agent(tmp_path, "starter", NO_SECOND_DAEMON), str(elsewhere))
+    codes = [line.split(" ", 1)[0] for line in done.stdout.splitlines() if line[:3].strip().isdigit()]
+    assert codes == ["69", "0", "69", "69", "69", "69"], done.stdout
+    assert list(elsewhere.iterdir()) == []
+
+
+HUNDRED = """
+import json, threading
+from sfactl.client import Client
+from sfad.protocol import messages as m
+import pathlib
+go = threading.Barrier(100)
+answers = []
+def ask(i):
+    with Client(pathlib.Path(os.environ["SFA_SOCKET"])) as client:
+        go.wait()
+        spawn = m.Spawn(id=client.next_id(), argv=[b"sleep", b"60"], cwd=b"/", env=[b"PATH=/usr/bin:/bin"], name=f"child{i}")
+        client.send(spawn)
+        answers.append(type(client.arrived()[0].reply).__name__)
+threads = [threading.Thread(target=ask, args=[i]) for i in range(100)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+print(json.dumps([answers.count("RunReply"), answers.count("Refused")]))
+"""
+
+
+def test_a_hundred_children_at_once_under_a_budget_of_64_get_64(tmp_path: Path, start: Start, containment: str) -> None:
+    daemon = start(mode=containment)
+    done = daemon.sfactl("run", "--quiet", "--", *agent(tmp_path, "hundred", HUNDRED))
+    assert json.loads(done.stdout) == [64, 36], done.stderr
+    refused = json.loads(daemon.sfactl("list", "--json", "--status", "rejected_budget").stdout)["runs"]
+    assert len(refused) == 10  # the others are counted in one row
+
+
+def test_a_claimed_chain_from_outside_is_added(daemon: Daemon) -> None:
+    claim = daemon.env | {"SFA_CALL_CHAIN": "a,b", "SFA_NAME": "c", "SFA_DEPTH": "2"}
+    env = {key: value for key, value in claim.items() if key != "SFAD_SOCKET"}
+    done = daemon.sfactl("run", "--socket", str(daemon.socket), "--name", "b", "--", "true")
+    assert done.returncode == 0
+    import subprocess
+
+    def claimed(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "sfactl", "run", "--socket", str(daemon.socket), *words, "--", "true"]
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+
+    looped = claimed("--name", "b")
+    assert looped.returncode == 1
+    assert "b → c → b" in looped.stderr
+    deep = claimed("--name", "d", "--max-depth", "3")
+    assert deep.returncode == 1
+    assert "already 3 deep and 3 is the limit" in deep.stderr
+    assert claimed("--name", "d").returncode == 0
+
+
+def test_trees_beyond_the_quota_wait_their_turn(start: Start) -> None:
+    daemon = start(config="[quotas]\ntrees_per_user = 2")
+    with daemon.client() as client:
+        first = [started(client, ["sleep", "60"]) for _ in range(2)]
+        low = started(client, ["true"], name="low")
+        high = started(client, ["true"], name="high", priority=5)
+        assert [low.status, high.status] == ["queued", "queued"]
+        refused = daemon.sfactl("run", "--no-queue", "--", "true")
+        assert refused.returncode == 1
+        assert "2 agent trees are already running and 2 is the limit (quotas.trees_per_user)" in refused.stderr
+        daemon.sfactl("stop", first[0].id)
+        done = [ended(client, run.id) for run in (high, low)]
+        assert all(run.status == "completed" for run in done)
+        began = [run.started_at for run in done]
+        assert None not in began
+        assert began == sorted(began)  # type: ignore[type-var]
+        wait_until(lambda: daemon.sfactl("stop", first[1].id).returncode == 0, "the second is stopped")

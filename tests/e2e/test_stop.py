@@ -1,0 +1,146 @@
+"""`stop` answers when nothing is alive, and only then."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sfactl.client import Client
+from sfad.protocol import messages as m
+from sfad.protocol.types import RunInfo, Status
+from tests.conftest import Start
+from tests.harness import Daemon, agent, ended, spawn, started, stopped, strays, wait_until
+
+PROGRAMS = Path(__file__).with_name("programs.py")
+
+
+def begun(daemon: Daemon, client: Client, *words: str, **options: object) -> RunInfo:
+    """A run of `programs.py` that says it is ready."""
+    run = started(client, [sys.executable, PROGRAMS, *words], **options)
+    wait_until(lambda: "ready" in daemon.sfactl("logs", run.id).stdout, f"{words} ready")
+    return run
+
+
+def test_a_crowd_with_hoppers_and_stubborn_children_is_gone_after_one_grace(start: Start, containment: str) -> None:
+    daemon = start(mode=containment)
+    hoppers = "20" if containment == "cgroup" else "4"  # without a freezer a lineage that never stands still takes longer
+    with daemon.client() as client:
+        run = begun(daemon, client, "crowd", "300", "stubborn", "5", "hoppers", hoppers)
+        assert len(strays(daemon.instance)) > 300
+        reply = stopped(client, run.id, grace=1.0)
+        assert strays(daemon.instance) == []
+        assert reply.survivors == []
+        assert reply.stopped == [run.id]
+        assert reply.elapsed_s >= 1.0  # the stubborn had their grace
+        assert ended(client, run.id).status is Status.CANCELLED
+
+
+def test_an_obedient_tree_needs_no_grace(start: Start, containment: str) -> None:
+    daemon = start(mode=containment, config="[stop]\ngrace = 60")
+    with daemon.client() as client:
+        run = begun(daemon, client, "crowd", "200")
+        reply = stopped(client, run.id)
+        assert strays(daemon.instance) == []
+        assert reply.elapsed_s < 30  # half the grace: it ended with the last process, not with the clock
+
+
+def test_ten_stubborn_runs_cost_one_grace(tmp_path: Path, start: Start, containment: str) -> None:
+    daemon = start(mode=containment, config="[stop]\ngrace = 1")
+    children = agent(
+        tmp_path,
+        "parent",
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "for i in range(10):\n"
+        f"    sfactl('spawn', '--name', f'c{{i}}', '--', sys.executable, {str(PROGRAMS)!r}, 'stubborn', '2')\n"
+        "print('ready', flush=True)\ntime.sleep(100)\n",
+    )
+    with daemon.client() as client:
+        run = started(client, children)
+        wait_until(lambda: "ready" in daemon.sfactl("logs", run.id).stdout, "ten children")
+        reply = stopped(client, run.id)
+        assert strays(daemon.instance) == []
+        assert 1.0 <= reply.elapsed_s < 9.0
+        rows = client.call(m.List(id=client.next_id(), root=run.id), m.RunList).runs
+        assert [row.status for row in rows] == [Status.CANCELLED] * 11
+        assert {row.reason.kind for row in rows if row.reason and row.id != run.id} == {"ancestor"}
+
+
+def test_what_a_finished_run_left_in_the_background_is_gone(start: Start, containment: str) -> None:
+    daemon = start(mode=containment)
+    with daemon.client() as client:
+        script = "setsid sh -c 'setsid sleep 300 & env -i sleep 300 &' & sleep 300 & exit 7"
+        run = ended(client, started(client, ["sh", "-c", script]).id)
+        assert (run.status, run.exit_code) == (Status.FAILED, 7)
+        assert daemon.leftovers() == [path for path in daemon.leftovers() if path.endswith(f"sfad-{daemon.instance}")]
+        assert not [p for p in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout.split("\n") if p == "sleep 300"]
+
+
+def test_a_timeout_is_one_though_the_agent_exits_0(start: Start, containment: str) -> None:
+    daemon = start(mode=containment)
+    done = daemon.sfactl("run", "--timeout", "1", "--json", "--", "sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.05; done")
+    assert done.returncode == 3, done.stderr
+    run = json.loads(done.stdout)
+    assert (run["status"], run["exit_code"], run["reason"]["limit_kind"]) == ("timeout", 0, "time")
+    assert run["reason"]["used"] >= run["reason"]["threshold"] == 1.0
+
+
+def test_a_second_stop_skips_the_grace(start: Start, containment: str) -> None:
+    daemon = start(mode=containment, config="[stop]\ngrace = 60")
+    with daemon.client() as patient, daemon.client() as hasty:
+        run = begun(daemon, patient, "stubborn", "3")
+        patient.send(m.Stop(id=patient.next_id(), runs=[run.id]))
+        wait_until(lambda: hasty.call(m.Info(id=hasty.next_id(), run=run.id), m.RunReply).run.status is Status.STOPPING, "stopping")
+        assert stopped(hasty, run.id, grace=0).survivors == []
+        (first,) = patient.arrived()
+        assert isinstance(first.reply, m.Stopped)
+        assert first.reply.elapsed_s < 50
+
+
+def test_pause_holds_the_whole_tree_and_its_clock(start: Start, containment: str) -> None:
+    daemon = start(mode=containment)
+    script = "(i=0; while :; do i=$((i+1)); echo $i; sleep 0.01; done) & wait"
+    with daemon.client() as client:
+        run = started(client, ["sh", "-c", script])
+        output = daemon.state_dir / "output" / f"{run.id}.out"
+        wait_until(lambda: output.stat().st_size > 20, "ticking")
+        paused = client.call(m.Pause(id=client.next_id(), run=run.id), m.RunReply).run
+        assert (paused.status, paused.deadline) == (Status.PAUSED, None)
+        size, elapsed = output.stat().st_size, paused.usage.elapsed_s
+        began = time.monotonic()
+        wait_until(lambda: time.monotonic() - began > 0.5, "half a second in which nothing may happen")
+        assert output.stat().st_size == size
+        assert client.call(m.Info(id=client.next_id(), run=run.id), m.RunReply).run.usage.elapsed_s == elapsed
+        resumed = client.call(m.Resume(id=client.next_id(), run=run.id), m.RunReply).run
+        assert resumed.status is Status.RUNNING
+        wait_until(lambda: output.stat().st_size > size, "ticking again")
+        client.call(m.Pause(id=client.next_id(), run=run.id), m.RunReply)
+        assert stopped(client, run.id).survivors == []
+
+
+def test_the_daemon_takes_every_tree_along(start: Start, containment: str) -> None:
+    daemon = start(mode=containment, config="[stop]\ngrace = 1")
+    with daemon.client() as client:
+        begun(daemon, client, "crowd", "20")
+        begun(daemon, client, "stubborn", "5")
+        spawn(client, ["sleep", "300"])
+        assert daemon.stop() == 0
+    assert daemon.leftovers() == []
+
+
+@pytest.mark.parametrize("number", [15, 2])
+def test_a_vanished_client_takes_its_foreground_run_along(start: Start, containment: str, number: int) -> None:
+    daemon = start(mode=containment)
+    client = daemon.client()
+    run = started(client, ["sleep", "300"], tied=True)
+    kept = started(client, ["sleep", "300"])
+    client.close()
+    with daemon.client() as other:
+        done = ended(other, run.id)
+        assert (done.status, done.reason and done.reason.kind) == (Status.CANCELLED, "client")
+        assert other.call(m.Info(id=other.next_id(), run=kept.id), m.RunReply).run.status is Status.RUNNING
+    assert daemon.stop(number) == 0

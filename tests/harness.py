@@ -1,0 +1,179 @@
+"""A real daemon in a private place, and what to ask the kernel about it afterwards."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from sfactl.client import Client
+from sfad.protocol import messages as m
+from sfad.protocol.types import RunInfo
+
+PATIENCE = 30.0
+"""Seconds that a test waits for what should come in milliseconds: the machine is shared."""
+
+
+def wait_until(condition: Callable[[], Any], what: str, *, seconds: float = PATIENCE) -> Any:
+    """Looks again until the condition holds, and returns what it gave. Only for conditions nobody reports."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
+        time.sleep(0.01)
+    return value
+
+
+class Daemon:
+    """`sfad serve` below a directory of the test's own."""
+
+    def __init__(self, directory: Path, *, config: str = "", mode: str = "auto") -> None:
+        self.directory = directory
+        self.socket = directory / "s"
+        self.state_dir = directory / "state"
+        self.config = directory / "sfad.toml"
+        self.config.write_text(f'{config}\n[containment]\nmode = "{mode}"\n')
+        self.log = directory / "log"
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        read, write = os.pipe()
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "sfad", "serve", "--socket", self.socket, "--state-dir", self.state_dir, "--config", self.config,
+                 "--ready-fd", str(write)],
+                pass_fds=[write], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.env,
+            )  # fmt: skip
+        os.close(write)
+        with os.fdopen(read, "rb") as ready:
+            said = ready.read()
+        if said != b"ready\n":
+            process.kill()
+            process.wait()
+            raise AssertionError(f"the daemon did not start: {self.log.read_text()}")
+        return process
+
+    @property
+    def instance(self) -> str:
+        """What its cgroups and cookies are named after."""
+        return hashlib.sha256(os.fsencode(self.state_dir.resolve())).hexdigest()[:12]
+
+    @property
+    def env(self) -> dict[str, str]:
+        """An environment whose `sfactl` talks to this daemon."""
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("SFA_", "SFAD_"))}
+        return kept | {"SFAD_SOCKET": str(self.socket), "SFAD_STATE_DIR": str(self.state_dir), "SFAD_CONFIG": str(self.config)}
+
+    @property
+    def pid(self) -> int:
+        """The daemon's."""
+        return self.process.pid
+
+    def client(self) -> Client:
+        """A new connection."""
+        return Client(self.socket)
+
+    def sfactl(self, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        """The command line, to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "sfactl", *words], capture_output=True, text=True, timeout=2 * PATIENCE, env=self.env, **options
+        )
+
+    def descriptors(self) -> int:
+        """How many the daemon has open."""
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    def leftovers(self) -> list[str]:
+        """Processes and cgroups of its runs that are still there."""
+        found = [f"process {p.pid} {p.cmdline()}" for p in strays(self.instance)]
+        return found + [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/sfad-{self.instance}*")]
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Ends the daemon as its user would; its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(PATIENCE)
+
+
+@contextmanager
+def running(directory: Path, *, config: str = "", mode: str = "auto") -> Iterator[Daemon]:
+    """A daemon that must end well: exit code 0, and nothing of it left."""
+    daemon = Daemon(directory, config=config, mode=mode)
+    try:
+        yield daemon
+        code = daemon.stop()
+        log = daemon.log.read_text()
+        assert code == 0, log
+        assert "internal error" not in log, log
+        assert daemon.leftovers() == []
+    finally:
+        if daemon.process.poll() is None:
+            daemon.process.kill()
+            daemon.process.wait()
+        for stray in strays(daemon.instance):
+            stray.kill()
+
+
+def strays(instance: str) -> list[psutil.Process]:
+    """Live processes that carry the cookie of one of the instance's runs."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            cookie = process.environ().get("SFA_COOKIE", "")
+            if cookie.startswith(f"{instance}:") and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:  # gone meanwhile, or not ours to look at
+            continue
+    return found
+
+
+def spawn(client: Client, argv: Sequence[str | Path], **options: Any) -> m.AnyReply:
+    """Asks for a run as a client of another language would, without the command line."""
+    request = m.Spawn(
+        id=client.next_id(),
+        argv=[os.fsencode(word) for word in argv],
+        cwd=os.getcwdb(),
+        env=[key + b"=" + value for key, value in os.environb.items()],
+        **options,
+    )
+    client.send(request)
+    return next(answer.reply for answer in client.arrived() if answer.reply.id == request.id)
+
+
+def started(client: Client, argv: Sequence[str | Path], **options: Any) -> RunInfo:
+    """A run that the guard let through."""
+    reply = spawn(client, argv, **options)
+    assert isinstance(reply, m.RunReply), reply
+    return reply.run
+
+
+def ended(client: Client, run: str) -> RunInfo:
+    """The run, once it is terminal."""
+    return client.call(m.Wait(id=client.next_id(), run=run, timeout=PATIENCE), m.RunReply).run
+
+
+def stopped(client: Client, *runs: str, **options: Any) -> m.Stopped:
+    """Stops runs."""
+    return client.call(m.Stop(id=client.next_id(), runs=list(runs), **options), m.Stopped)
+
+
+def agent(directory: Path, name: str, text: str) -> list[str]:
+    """A scripted agent: Python, with `sfactl(*words)` that returns the finished command."""
+    path = directory / f"{name}.py"
+    path.write_text(_PRELUDE + text)
+    return [sys.executable, str(path)]
+
+
+_PRELUDE = """\
+import os, signal, subprocess, sys, time
+def sfactl(*words, **options):
+    return subprocess.run([sys.executable, "-m", "sfactl", *words], capture_output=True, text=True, **options)
+"""

@@ -1,0 +1,212 @@
+"""Garbage, huge, half, slow and vanished connections: the daemon goes on serving and keeps nothing of them."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import struct
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from sfad.protocol import messages as m
+from sfad.protocol.errors import ErrorCode
+from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, FrameDecoder, frame
+from sfad.protocol.version import SUPPORTED
+from tests.conftest import Start
+from tests.harness import PATIENCE, Daemon, started, wait_until
+
+
+def raw(daemon: Daemon) -> socket.socket:
+    """A connection that has said nothing yet."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.connect(os.fspath(daemon.socket))  # blocking: with a timeout a full backlog would be an error at once
+    sock.settimeout(PATIENCE)
+    return sock
+
+
+def greeted(daemon: Daemon) -> socket.socket:
+    """A connection after its handshake."""
+    sock = raw(daemon)
+    sock.sendall(m.pack_message(m.Hello(id=1, versions=list(SUPPORTED))))
+    assert isinstance(replies(sock, 1)[0], m.Welcome)
+    return sock
+
+
+def replies(sock: socket.socket, count: int) -> list[m.AnyReply]:
+    """The next `count` replies, or as many as come before the end."""
+    decoder = FrameDecoder(MAX_REPLY)
+    found: list[m.AnyReply] = []
+    while len(found) < count:
+        try:
+            data = sock.recv(65536)
+        except ConnectionResetError:
+            break
+        if not data:
+            break
+        found += [m.unpack_reply(body) for body in decoder.feed(data)]
+    return found
+
+
+def serves(daemon: Daemon) -> bool:
+    """Whether an ordinary client is still served."""
+    with daemon.client() as client:
+        return client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).pid == daemon.pid
+
+
+GARBAGE = {
+    "not a frame": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "random bytes": random.Random(1).randbytes(5000),
+    "a huge announcement": struct.pack(">I", 0xFFFFFFFF) + b"x" * 1000,
+    "one byte over": struct.pack(">I", MAX_REQUEST + 1),
+    "an empty frame": frame(b""),
+    "deep nesting": frame(b"\x91" * 100_000 + b"\xc0"),
+    "bad utf-8": frame(b"\x81\xa4type\xa5hel\xff\xff"),
+    "not a request": frame(msgspec.msgpack.encode({"type": "welcome", "id": 1})),
+    "no handshake": m.pack_message(m.DaemonInfo(id=5)),
+    "an unknown field": frame(msgspec.msgpack.encode({"type": "hello", "id": 1, "versions": [1], "root": True})),
+}
+
+
+@pytest.mark.parametrize("what", GARBAGE)
+def test_garbage_is_answered_and_dropped(daemon: Daemon, what: str) -> None:
+    with raw(daemon) as sock:
+        sock.sendall(GARBAGE[what])
+        (reply,) = replies(sock, 2)
+        assert isinstance(reply, m.Error)
+        assert reply.code is ErrorCode.BAD_REQUEST
+        assert reply.message
+    assert serves(daemon)
+
+
+def test_a_bad_request_after_the_handshake_costs_only_its_answer(daemon: Daemon) -> None:
+    with greeted(daemon) as sock:
+        sock.sendall(frame(msgspec.msgpack.encode({"type": "info", "id": 7, "run": 5})))
+        sock.sendall(frame(msgspec.msgpack.encode({"type": "no such verb", "id": 8})))
+        sock.sendall(m.pack_message(m.DaemonInfo(id=9)))
+        first, second, third = replies(sock, 3)
+        assert [first.id, second.id, third.id] == [7, 8, 9]
+        assert isinstance(first, m.Error)
+        assert isinstance(second, m.Error)
+        assert isinstance(third, m.DaemonStatus)
+
+
+def test_no_version_in_common(daemon: Daemon) -> None:
+    with raw(daemon) as sock:
+        sock.sendall(m.pack_message(m.Hello(id=1, versions=[99])))
+        (reply,) = replies(sock, 2)
+        assert isinstance(reply, m.Error)
+        assert reply.code is ErrorCode.UNSUPPORTED_VERSION
+        assert "99" in reply.message
+
+
+def test_every_split_of_a_request_is_understood(daemon: Daemon) -> None:
+    hello = m.pack_message(m.Hello(id=1, versions=list(SUPPORTED)))
+    for cut in range(1, len(hello)):
+        with raw(daemon) as sock:
+            sock.sendall(hello[:cut])
+            sock.sendall(hello[cut:])
+            assert isinstance(replies(sock, 1)[0], m.Welcome)
+
+
+def test_a_thousand_bad_connections_leave_nothing(daemon: Daemon) -> None:
+    assert serves(daemon)
+    before, memory = daemon.descriptors(), psutil.Process(daemon.pid).memory_info().rss
+    chance = random.Random(7)
+    for _ in range(20):
+        with ExitStack() as stack:
+            for _ in range(50):
+                sock = stack.enter_context(raw(daemon))
+                sock.setblocking(False)
+                what = chance.choice([*GARBAGE.values(), struct.pack(">I", MAX_REQUEST) + bytes(chance.randrange(100_000)), b"", b"\0"])
+                try:
+                    sock.sendall(what)
+                except OSError:  # the daemon has hung up already, or its buffer is full: both are fine
+                    continue
+    assert serves(daemon)
+    wait_until(lambda: daemon.descriptors() <= before, "descriptors are given back")
+    grown = psutil.Process(daemon.pid).memory_info().rss - memory
+    assert grown < 32 * 1024 * 1024  # half a frame each, held and given back; some of it stays with the allocator
+
+
+def test_half_a_frame_is_held_to_a_bound_and_a_time(daemon: Daemon) -> None:
+    with greeted(daemon) as sock, daemon.client() as other:
+        sock.sendall(struct.pack(">I", 1000) + b"x")
+        assert other.call(m.DaemonInfo(id=other.next_id()), m.DaemonStatus).connections == 2
+        (reply,) = replies(sock, 2)  # after the patience of the server
+        assert isinstance(reply, m.Error)
+        assert "the rest of a frame did not come" in reply.message
+
+
+def test_a_client_that_does_not_read_is_dropped(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        for _ in range(60):
+            started(client, ["true", "x" * 100_000])
+        with greeted(daemon) as sock:
+            sock.setblocking(False)
+            ask = m.pack_message(m.List(id=1, rows=1000))
+            wait_until(lambda: _hung_up(sock, ask), "the daemon gives up on it")
+        assert serves(daemon)
+
+
+def _hung_up(sock: socket.socket, ask: bytes) -> bool:
+    try:
+        sock.send(ask)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def test_descriptors_that_nobody_asked_for_are_closed(daemon: Daemon, tmp_path: Path) -> None:
+    assert serves(daemon)
+    before = daemon.descriptors()
+    with (tmp_path / "f").open("w") as file:
+        for count in (1, 3, 16, 200):
+            with greeted(daemon) as sock:
+                message = m.pack_message(m.DaemonInfo(id=2))
+                try:
+                    socket.send_fds(sock, [message], [file.fileno()] * count)
+                except OSError:
+                    continue
+                replies(sock, 1)
+        with daemon.client() as client:
+            spawn = m.Spawn(id=client.next_id(), argv=[b"true"], cwd=b"/", env=[], stdio="inherit", descriptors=1)
+            client.send(spawn, [file.fileno()])
+            (answer,) = client.arrived()
+            assert isinstance(answer.reply, m.Error)
+            assert "takes 3 descriptors; 1 announced" in answer.reply.message
+    wait_until(lambda: daemon.descriptors() <= before, "descriptors are given back")
+
+
+def test_a_client_that_vanishes_in_the_middle_of_everything(daemon: Daemon) -> None:
+    assert serves(daemon)
+    before = daemon.descriptors()
+    for _ in range(50):
+        client = daemon.client()
+        client.send(m.Spawn(id=client.next_id(), argv=[b"sleep", b"100"], cwd=b"/", env=[b"PATH=/bin:/usr/bin"], tied=True))
+        client.send(m.Wait(id=client.next_id(), run="a1"))
+        client.close()
+
+    def idle() -> bool:
+        with daemon.client() as other:
+            return other.call(m.DaemonInfo(id=other.next_id()), m.DaemonStatus).live == 0
+
+    wait_until(idle, "every tied run is gone")
+    wait_until(lambda: daemon.descriptors() <= before, "descriptors are given back")
+
+
+def test_more_connections_than_the_daemon_takes(start: Start) -> None:
+    daemon = start()
+    with ExitStack() as stack:
+        for _ in range(2048):
+            stack.enter_context(raw(daemon))
+        (reply,) = replies(stack.enter_context(raw(daemon)), 2)
+        assert isinstance(reply, m.Error)
+        assert reply.code is ErrorCode.UNAVAILABLE
+    wait_until(lambda: serves(daemon), "room again")
