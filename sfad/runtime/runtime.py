@@ -119,8 +119,8 @@ class Runtime:
 
     def reconfigure(self, policy: Policy, settings: list[Setting]) -> None:
         """Decides by other numbers from now on. What was admitted keeps its own."""
-        self.machine.reconfigure(policy)
         self.settings = settings
+        self.feed(e.Reconfigured(trio.current_time(), policy))
 
     # ---- events in
 

@@ -145,10 +145,11 @@ class Server:
         self._partial += after - before
         if connection.bodies:
             self._turns.append(connection)
-        if after and (not before or connection.bodies):
-            self._give_time(connection, "the rest of a frame")
-        elif before and not after and connection.peer is not None:
+        if connection.bodies:
+            # what is left of a frame is read after these; until then its time does not run
             self._runtime.timers.disarm(("connection", connection.number))
+        elif after and not before:
+            self._give_time(connection, "the rest of a frame")
         if self._partial > MAX_PARTIAL:
             self._refuse(connection, ErrorCode.UNAVAILABLE, f"{MAX_PARTIAL} bytes of unfinished requests are held already")
         elif not going_on:
@@ -165,6 +166,8 @@ class Server:
             self._turns.append(connection)
         elif connection.ended:
             self._drop(connection)
+        elif connection.decoder.pending and not connection.closed:
+            self._give_time(connection, "the rest of a frame")
 
     def _request(self, connection: Connection, body: bytes) -> None:
         try:
@@ -183,7 +186,6 @@ class Server:
         peer = self._identify(connection.sock)
         if self._verbs.greet(connection, request, peer):
             connection.peer = peer
-            self._runtime.timers.disarm(("connection", connection.number))
         else:
             self._drop(connection)
 

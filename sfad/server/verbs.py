@@ -225,7 +225,7 @@ class Verbs:
         own = _peer(connection).run
         mine: Callable[[RunId], bool] = (lambda run: own in self._runtime.chain(run)) if own is not None else (lambda _: True)
         live = [info for info in self._live_infos(detailed=request.live) if wanted(info) and mine(info.id)]
-        ended = [info for info in self._ended_infos(request, root, rows, wanted) if mine(info.id)]
+        ended = self._ended_infos(request, root or own, rows, lambda info: wanted(info) and mine(info.id))
         runs = sorted([*ended, *live], key=lambda info: info.id)
         connection.send(m.RunList(id=request.id, runs=runs))
 
@@ -238,7 +238,7 @@ class Verbs:
             else:
                 yield live.info(now, processes=load.processes, memory_bytes=load.memory_bytes)
 
-    def _ended_infos(self, request: m.List, root: RunId | None, rows: int, wanted: Callable[[RunInfo], bool]) -> list[RunInfo]:
+    def _ended_infos(self, request: m.List, within: RunId | None, rows: int, wanted: Callable[[RunInfo], bool]) -> list[RunInfo]:
         recent = self._runtime.recent
         found: list[RunInfo] = []
         for entry in reversed(recent.values()):
@@ -248,7 +248,7 @@ class Verbs:
                 found.append(entry.info)
         if len(found) < rows:
             # the ledger's writer may be behind: what is live or recent is known better here
-            older = self._runtime.ledger.select(msgspec.structs.replace(request, root=root, rows=rows))
+            older = self._runtime.ledger.select(msgspec.structs.replace(request, root=None, rows=rows), within=within)
             found += [info for info in older if info.id not in recent and info.id not in self._runtime.live]
         return sorted(found, key=lambda info: info.id)[-rows:] if rows else []
 

@@ -1,0 +1,165 @@
+"""The daemon's own life: one per directory, killed, swept, reloaded, idle."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sfad.protocol import messages as m
+from sfad.protocol.types import Status
+from tests.conftest import Start
+from tests.harness import Daemon, ended, spawn, started, stopped, strays, wait_until
+
+
+def sfad(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
+    """Another `sfad` with the daemon's environment."""
+    return subprocess.run([sys.executable, "-m", "sfad", *words], capture_output=True, text=True, timeout=60, env=daemon.env)
+
+
+def test_one_daemon_per_state_directory(daemon: Daemon, tmp_path: Path) -> None:
+    second = sfad(daemon, "serve", "--socket", str(tmp_path / "other"))
+    assert second.returncode == 69
+    assert f"held by pid {daemon.pid}: one daemon per state directory" in second.stderr
+    third = sfad(daemon, "serve", "--state-dir", str(tmp_path / "other-state"))
+    assert third.returncode == 69
+    assert "a daemon is already listening" in third.stderr
+    swept = sfad(daemon, "sweep")
+    assert swept.returncode == 69
+    assert "sfactl stop --all" in swept.stderr
+
+
+def killed(daemon: Daemon) -> None:
+    """kill -9, and its processes left behind."""
+    daemon.process.kill()
+    daemon.process.wait()
+
+
+def test_what_a_killed_daemon_left_is_closed_honestly_at_the_next_start(start: Start, containment: str) -> None:
+    daemon = start(mode=containment)
+    with daemon.client() as client:
+        script = "setsid sh -c 'setsid sleep 300 & sleep 300' & exec sleep 300"
+        run = started(client, ["sh", "-c", script])
+        done = ended(client, started(client, ["true"]).id)
+        wait_until(lambda: len(strays(daemon.instance)) >= 3, "three processes")
+    killed(daemon)
+    assert len(strays(daemon.instance)) >= 3
+    daemon.process = daemon._start()
+    assert strays(daemon.instance) == []
+    with daemon.client() as client:
+        lost = client.call(m.Info(id=client.next_id(), run=run.id), m.RunReply).run
+        assert (lost.status, lost.exit_code) == (Status.LOST, None)
+        kept = client.call(m.Info(id=client.next_id(), run=done.id), m.RunReply).run
+        assert (kept.status, kept.exit_code) == (Status.COMPLETED, 0)
+        assert started(client, ["true"]).id not in {run.id, done.id}
+    waited = daemon.sfactl("wait", run.id)
+    assert waited.returncode == 70
+
+
+def test_sweep_ends_what_a_killed_daemon_left_and_nothing_else(start: Start, containment: str) -> None:
+    daemon, other = start(mode=containment), start(mode=containment)
+    with daemon.client() as client, other.client() as elsewhere:
+        started(client, ["sh", "-c", "setsid sleep 300 & sleep 300"])
+        kept = started(elsewhere, ["sleep", "300"])
+        wait_until(lambda: len(strays(daemon.instance)) >= 3, "three processes")
+        killed(daemon)
+        swept = sfad(daemon, "sweep")
+        assert swept.returncode == 0, swept.stderr
+        assert daemon.leftovers() == []
+        assert elsewhere.call(m.Info(id=elsewhere.next_id(), run=kept.id), m.RunReply).run.status is Status.RUNNING
+    daemon.process = daemon._start()
+
+
+def test_a_second_signal_skips_the_grace(start: Start) -> None:
+    daemon = start(config="[stop]\ngrace = 60")
+    with daemon.client() as client:
+        run = started(client, ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done"])
+        wait_until(lambda: "ready" in daemon.sfactl("logs", run.id).stdout, "the trap is set")
+        began = time.monotonic()
+        daemon.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "stopping every tree" in daemon.log.read_text(), "the first signal is being obeyed")
+        refused = spawn(client, ["true"])
+        assert isinstance(refused, m.Refused)
+        assert refused.refused.detail == "the daemon is stopping"
+        assert daemon.stop() == 0
+        assert time.monotonic() - began < 50
+
+
+def test_reload(start: Start) -> None:
+    daemon = start()
+    with daemon.client() as client:
+        text = daemon.config.read_text()
+        daemon.config.write_text(text + "\n[guard]\nmax_depth = 0\n")
+        daemon.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "the config was not reloaded" in daemon.log.read_text(), "a bad config is said to be one")
+        daemon.config.write_text(text + "\n[guard]\nmax_depth = 1\n")
+        daemon.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "config reloaded" in daemon.log.read_text(), "the new one is in force")
+        run = daemon.sfactl("run", "--", sys.executable, "-m", "sfactl", "run", "--", "true")
+        assert run.returncode == 1
+        assert f"max_depth, set by guard.max_depth in {daemon.config}" in run.stderr + client_result(daemon)
+
+
+def client_result(daemon: Daemon) -> str:
+    """What the last run but the refused one wrote to stderr."""
+    runs = json.loads(daemon.sfactl("list", "--json").stdout)["runs"]
+    first = next(run["id"] for run in runs if run["status"] == "failed")
+    return daemon.sfactl("logs", first).stderr
+
+
+def test_a_bad_config_is_named(tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text("[guard]\nmax_dept = 3\n")
+    for verb in (["check-config"], ["serve", "--socket", str(tmp_path / "s"), "--state-dir", str(tmp_path / "d")]):
+        done = subprocess.run(
+            [sys.executable, "-m", "sfad", *verb, "--config", str(config)], capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 2
+        assert f"{config}" in done.stderr
+        assert "guard.max_dept" in done.stderr
+    assert not (tmp_path / "d").exists()
+
+
+def test_many_runs_leave_nothing_behind(start: Start, containment: str) -> None:
+    daemon = start(mode=containment, config="[quotas]\nspawns_per_hour = 10000")
+    with daemon.client() as client:
+        ended(client, started(client, ["true"]).id)
+        before = daemon.descriptors()
+        for _ in range(100):
+            ended(client, started(client, ["sh", "-c", "true & setsid true &"], stdin="pipe").id)
+        ids = [started(client, ["sleep", "300"], queue=False).id for _ in range(32)]
+        assert stopped(client, *ids).survivors == []
+        wait_until(lambda: daemon.descriptors() <= before, "descriptors are given back")
+        children = psutil.Process(daemon.pid).children
+        wait_until(lambda: not children(), "zombies are reaped")
+    groups = Path("/sys/fs/cgroup").glob(f"**/sfad-{daemon.instance}/*")
+    wait_until(lambda: not [path for path in groups if path.is_dir()], "cgroups are removed")
+
+
+@pytest.mark.parametrize("mode", ["cgroup"])
+def test_hundreds_of_idle_runs_cost_nothing(start: Start, mode: str) -> None:
+    daemon = start(mode=mode, config="[quotas]\nspawns_per_hour = 10000\ntrees = 500\ntrees_per_user = 500")
+    with daemon.client() as client:
+        for _ in range(200):
+            started(client, ["sleep", "300"])
+        usage = psutil.Process(daemon.pid).cpu_times
+        wait_until(lambda: _idle(usage), "the daemon has nothing to do")
+        stopped(client, everything=True)
+    assert daemon.stop() == 0
+
+
+def _idle(usage: object) -> bool:
+    # a second in which at most two ticks are used: there is the orphans' backstop every five
+    before = sum(usage()[:2])  # type: ignore[operator]
+    end = time.monotonic() + 1
+    while time.monotonic() < end:
+        os.sched_yield()
+        time.sleep(0.05)
+    return bool(sum(usage()[:2]) - before <= 0.02)  # type: ignore[operator]
