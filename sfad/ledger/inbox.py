@@ -1,0 +1,71 @@
+"""What waits for the writer, and when it is worth a transaction.
+
+A transaction costs some 0.2 ms and a wake-up of the thread, whatever is in it. So the thread is woken at once only for
+what somebody waits for. The rest lingers, to share a transaction with what comes next.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections import deque
+from typing import Generic, TypeVar
+
+LINGER = 0.010
+"""Seconds that an item nobody waits for may wait for company. Short runs in sequence come every one or two milliseconds,
+so that theirs go with the next admission; and it is what a SIGKILL of the daemon can take of what ended just before."""
+
+ENOUGH = 64
+"""Items that are worth a transaction without anybody waiting: what lingers makes the next admission's transaction longer,
+by some 0.5 ms at most."""
+
+_Item = TypeVar("_Item")
+
+
+class Inbox(Generic[_Item]):
+    """A queue with many putters and one taker."""
+
+    def __init__(self) -> None:
+        self._items: deque[_Item] = deque()
+        self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        """A wake-up for the taker; true if it should take at once."""
+        self._asleep = False
+        """Whether the taker waits without a limit of its own, and has to be told that it may begin to linger."""
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, item: _Item, *, urgent: bool) -> None:
+        """Queues. Never waits."""
+        self._items.append(item)
+        urgent = urgent or len(self._items) == ENOUGH
+        if urgent or self._asleep:
+            self._asleep = False
+            self._calls.put(urgent)
+
+    def take(self, patience: float | None) -> list[_Item]:
+        """Everything queued, once it is worth a transaction; nothing, if nothing came for `patience` seconds."""
+        # lingering right after a transaction, rather than from the next item on, spares that item a wake-up
+        self._called(LINGER)
+        if not self._items and not self._sleep(patience) and self._items:
+            self._called(LINGER)
+        return self._drain()
+
+    def _sleep(self, patience: float | None) -> bool:
+        self._asleep = True
+        try:
+            # an item that was put before the flag was seen has called nobody
+            return not self._items and self._called(patience)
+        finally:
+            self._asleep = False
+
+    def _called(self, timeout: float | None) -> bool:
+        try:
+            return self._calls.get(timeout=timeout)
+        except queue.Empty:
+            return False
+
+    def _drain(self) -> list[_Item]:
+        # the calls first: one that comes later may be for an item that is still put
+        while not self._calls.empty():
+            self._calls.get_nowait()
+        return [self._items.popleft() for _ in range(len(self._items))]

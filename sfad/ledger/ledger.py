@@ -1,0 +1,267 @@
+"""The ledger as the trio thread sees it: writes are queued and answered by callback, reads are synchronous.
+
+A read also sees what is queued but not in the file yet, so a run that has ended is never shown as running because the
+disk is slow or full.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+import trio
+
+from ..core.ids import run_number
+from ..protocol.messages import List
+from ..protocol.types import Event, Reason, RunId, RunInfo, Status
+from .numbers import number_of
+from .opening import open_reader, open_writer
+from .reader import Page, Reader
+from .rows import Op, RunExtra, event_op, insert_op, reason_text, save_op
+from .writer import Outcome, Writer
+
+FOUND = 10
+"""Ids that `find` returns at most: enough to show a person that a prefix is ambiguous."""
+
+_LAST_RUN, _LAST_EVENT = ("runs", "number"), ("events", "seq")
+
+
+@dataclass(frozen=True, slots=True)
+class _Unwritten:
+    op: Op
+    info: RunInfo
+    extra: RunExtra
+
+
+def current_boot() -> str | None:
+    """The kernel's id of this boot; `None` where /proc does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
+
+
+class Ledger:
+    """Opens the ledger in `directory`, created if missing. Raises `LedgerError`.
+
+    Between opening and `start` it is read and mended (`open_runs`, `close_lost`); from `start` on it takes writes.
+    `floor_number`: no run gets a number up to this one, whatever the file says: the highest one that output files bear,
+    so that a ledger begun anew does not use an id twice. `busy_timeout`: seconds a transaction waits for an outsider's lock.
+    """
+
+    def __init__(self, directory: Path, *, floor_number: int = 0, busy_timeout: float = 2.0) -> None:
+        self.notes: list[str] = []
+        """What opening had to do, a line each, for the log and an event."""
+        self.trouble: str | None = None
+        """Why writes fail just now."""
+        self.held = 0
+        """Operations that wait in memory for the disk."""
+        self.lost = 0
+        """Operations that will never be written, since opening; each was reported."""
+        self._boot = current_boot()
+        self._connection = open_writer(directory, self.notes, busy_timeout=busy_timeout)
+        self._reader = Reader(open_reader(directory))
+        self._last_number = max(self._reader.last(*_LAST_RUN), floor_number)
+        self._seq = self._reader.last(*_LAST_EVENT)
+        self._unwritten: dict[RunId, _Unwritten] = {}
+        self._writer: Writer | None = None
+
+    def close_lost(self, run_ids: Iterable[RunId], at: datetime, message: str) -> None:
+        """Marks runs that a dead daemon left open as `lost`. Only before `start`, and committed on return.
+
+        Raises `sqlite3.Error` if the disk refuses."""
+        if self._writer is not None:
+            raise RuntimeError("close_lost mends what a dead daemon left; once started, save the runs instead")
+        reason = reason_text(Reason(kind="daemon", message=message))
+        sql = "UPDATE runs SET status = ?, ended = 1, reason = ?, ended_at = ? WHERE number = ? AND ended = 0"
+        rows = [(Status.LOST.value, reason, at.timestamp(), number_of(run_id)) for run_id in run_ids]
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            self._connection.executemany(sql, rows)
+            self._connection.execute("COMMIT")
+        except sqlite3.Error:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+
+    def start(
+        self,
+        *,
+        on_committed: Callable[[list[RunId]], object],
+        on_failed: Callable[[list[RunId], str], object],
+        on_trouble: Callable[[str | None, int], object] = lambda _error, _lost: None,
+        token: trio.lowlevel.TrioToken | None = None,
+    ) -> None:
+        """Begins to take writes. The callbacks run in the trio thread.
+
+        `on_committed(ids)` and `on_failed(ids, error)` are about admissions; an admission gets exactly one of them.
+        `on_trouble(error, lost)` tells when writes begin to fail, when they work again (`None`), and whenever operations
+        other than admissions had to be given up (`lost`, how many since the last call).
+        """
+        self._on_committed, self._on_failed, self._on_trouble = on_committed, on_failed, on_trouble
+        self._token = token or trio.lowlevel.current_trio_token()
+        self._writer = Writer(self._connection, self._report)
+
+    @property
+    def next_number(self) -> int:
+        """The number the next run may have, as of opening and of every run queued since."""
+        return self._last_number + 1
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the database, its WAL not counted."""
+        return self._reader.size()
+
+    def admit(self, info: RunInfo, extra: RunExtra) -> None:
+        """Queues a run's row. Answered by `on_committed` or `on_failed`."""
+        self._put(insert_op("admit", info, extra, self._boot))
+        self._last_number = max(self._last_number, run_number(info.id))
+
+    def save(self, info: RunInfo, extra: RunExtra) -> None:
+        """Queues a run's present state. Never lost: held in memory until the disk takes it."""
+        self._put_seen(save_op(info, extra, self._boot), info, extra)
+
+    def refuse(self, info: RunInfo, extra: RunExtra) -> None:
+        """Queues a refused run's row. Nobody waits for it, and it is held while the disk refuses it."""
+        self._put_seen(insert_op("refuse", info, extra, self._boot), info, extra)
+        self._last_number = max(self._last_number, run_number(info.id))
+
+    def count_refusal(self, run_id: RunId) -> None:
+        """Adds one to the refusals counted in a refused run's row."""
+        self._put(Op("count", run_id, (run_number(run_id),)))
+
+    def event(self, event: Event) -> Event:
+        """Queues an event and returns it with its number. Raises `ValueError` for one without a time."""
+        numbered = msgspec.structs.replace(event, seq=self._seq + 1)
+        op = event_op(numbered)
+        self._seq += 1
+        self._put(op)
+        return numbered
+
+    async def flush(self) -> bool:
+        """Returns once everything queued before has been tried: true if all of it is in the file."""
+        outcome: list[bool] = []
+        done = trio.Event()
+
+        def wake(clean: bool) -> None:
+            outcome.append(clean)
+            done.set()
+
+        self._running().flush(lambda clean: self._token.run_sync_soon(wake, clean))
+        await done.wait()
+        return outcome[0]
+
+    def close(self, timeout: float = 5.0) -> int:
+        """Writes what is queued and closes the file. Returns how many operations could not be written; waits for at most
+        `timeout` seconds. The ledger is of no use afterwards."""
+        # first the reader: the last connection to close checkpoints, and a read-only one cannot
+        self._reader.close()
+        if self._writer is not None:
+            return self._writer.close(timeout)
+        self._connection.close()
+        return 0
+
+    def get(self, run_id: RunId) -> RunInfo | None:
+        """One run, `None` if there is none. An admission that is not committed yet is not there."""
+        found = self._lookup(run_id)
+        return None if found is None else found[0]
+
+    def details(self, run_id: RunId) -> RunExtra | None:
+        """What a run's row holds beside `RunInfo`."""
+        found = self._lookup(run_id)
+        return None if found is None else found[1]
+
+    def find(self, prefix: str) -> list[RunId]:
+        """Ids that begin with `prefix`, at most `FOUND`, in order of admission."""
+        unwritten = (run_id for run_id in self._unwritten if run_id.startswith(prefix))
+        return sorted({*self._reader.find(prefix, FOUND), *unwritten})[:FOUND]
+
+    def select(self, query: List, *, uid: int | None = None, within: RunId | None = None) -> list[RunInfo]:
+        """The runs that `query` asks for, oldest first: all live ones, and of the ended ones the newest `query.rows`.
+        `uid` and `within` narrow to one user's runs and to one run with its descendants."""
+        page = Page(query, uid, within)
+        runs = {info.id: info for info in self._reader.select(page) if info.id not in self._unwritten}
+        for held in self._unwritten.values():
+            if page.admits(held.info, held.extra) and (within is None or within in self.chain(held.info.id)):
+                runs[held.info.id] = held.info
+        return _newest(sorted(runs.values(), key=lambda info: info.id), query.rows)
+
+    def open_runs(self) -> list[RunInfo]:
+        """Runs that the file shows as not terminal, oldest first: at opening, what a dead daemon left."""
+        return [info for info in self._reader.open_runs() if info.id not in self._unwritten]
+
+    def chain(self, run_id: RunId) -> list[RunId]:
+        """The run's ancestors and itself, root first; only itself where it is unknown."""
+        ids = [run_id]
+        while (parent := self._parent(ids[-1])) is not None and parent not in ids:
+            ids.append(parent)
+        return ids[::-1]
+
+    def events(self, since: int = 0, *, limit: int = 1000) -> list[Event]:
+        """Committed events numbered above `since`, in order."""
+        return self._reader.events(since, limit)
+
+    def _lookup(self, run_id: RunId) -> tuple[RunInfo, RunExtra] | None:
+        held = self._unwritten.get(run_id)
+        return (held.info, held.extra) if held is not None else self._reader.get(run_id)
+
+    def _parent(self, run_id: RunId) -> RunId | None:
+        held = self._unwritten.get(run_id)
+        return held.info.parent_id if held is not None else self._reader.parent(run_id)
+
+    def _running(self) -> Writer:
+        if self._writer is None:
+            raise RuntimeError("the ledger takes writes after start()")
+        return self._writer
+
+    def _put(self, op: Op) -> None:
+        self._running().put(op)
+
+    def _put_seen(self, op: Op, info: RunInfo, extra: RunExtra) -> None:
+        self._put(op)
+        self._unwritten[info.id] = _Unwritten(op, info, extra)
+
+    def _report(self, outcome: Outcome) -> None:
+        try:
+            self._token.run_sync_soon(self._settle, outcome)
+        except trio.RunFinishedError:
+            # nobody is left to be told; close() has returned, or returns, how many operations stayed unwritten
+            return
+
+    def _settle(self, outcome: Outcome) -> None:
+        self._forget([*outcome.committed, *outcome.lost])
+        self.held = outcome.held
+        self.lost += len(outcome.lost)
+        self._tell_trouble(outcome)
+        if committed := [op.run_id for op in outcome.committed if op.kind == "admit" and op.run_id]:
+            self._on_committed(committed)
+        if failed := [op.run_id for op in outcome.failed if op.run_id]:
+            self._on_failed(failed, outcome.error or "the ledger cannot be written")
+
+    def _forget(self, ops: list[Op]) -> None:
+        for op in ops:
+            held = self._unwritten.get(op.run_id) if op.run_id else None
+            if held is not None and held.op is op:
+                del self._unwritten[held.info.id]
+
+    def _tell_trouble(self, outcome: Outcome) -> None:
+        changed = (outcome.error is None) != (self.trouble is None)
+        self.trouble = outcome.error
+        if changed or outcome.lost:
+            self._on_trouble(outcome.error, len(outcome.lost))
+
+
+def _newest(runs: list[RunInfo], rows: int) -> list[RunInfo]:
+    """All live runs and the last `rows` terminal ones, in the given order."""
+    surplus = sum(info.status.terminal for info in runs) - max(0, rows)
+    kept = []
+    for info in runs:
+        if info.status.terminal and surplus > 0:
+            surplus -= 1
+        else:
+            kept.append(info)
+    return kept

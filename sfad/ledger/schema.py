@@ -1,0 +1,150 @@
+"""Tables, and the migrations that lead to them.
+
+`PRAGMA user_version` counts the migrations that have been applied. One that has been released is never edited: a change
+is a new entry at the end, and tests/ledger/ keeps a frozen dump of every version that must load for ever.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+from .errors import LedgerError, LedgerTooNew
+
+APPLICATION_ID = 0x73666164
+"""`sfad` in ASCII, in the file's header: tells our file from somebody else's database."""
+
+# Each index costs every run a page or two in the WAL, so there are only those that a frequent query walks:
+# - `id` has none, since it says the same as `number`; its column is there for people and for joins with `parent_id`
+# - `runs_status` also finds what lives, and with `created_at` in it a search by time reads no rows that do not match
+# - a root is found by its number, so that only its descendants are in `runs_root` and `runs_parent`
+# - none holds `ended`, so that a run's end moves one entry; what filters without an index stands first in the row, where
+#   it is read without following a long command line to its overflow pages
+# AUTOINCREMENT would rewrite a page at every insert; numbers matter beyond their rows' life only when rows are deleted.
+_V1 = """
+CREATE TABLE runs (
+    number INTEGER PRIMARY KEY,
+    id TEXT NOT NULL,
+    status TEXT NOT NULL,
+    ended INTEGER NOT NULL,
+    created_at REAL NOT NULL,
+    uid INTEGER,
+    user TEXT NOT NULL,
+    name TEXT NOT NULL,
+    parent_id TEXT,
+    root_id TEXT NOT NULL,
+    channel TEXT NOT NULL,
+    depth INTEGER NOT NULL,
+    chain TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    type TEXT,
+    argv TEXT NOT NULL,
+    cwd TEXT NOT NULL,
+    labels TEXT NOT NULL,
+    mode TEXT,
+    allowed_tools TEXT NOT NULL,
+    blocked_tools TEXT NOT NULL,
+    reason TEXT,
+    exit_code INTEGER,
+    signal INTEGER,
+    attempts INTEGER NOT NULL,
+    limits TEXT NOT NULL,
+    usage TEXT NOT NULL,
+    cost_usd REAL,
+    descendants INTEGER NOT NULL,
+    milestone TEXT,
+    pid INTEGER,
+    pid_started INTEGER,
+    boot_id TEXT,
+    model TEXT,
+    provider TEXT,
+    result_head BLOB,
+    deadline REAL,
+    started_at REAL,
+    ended_at REAL,
+    archived_at REAL,
+    refusals_counted INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX runs_parent ON runs (parent_id) WHERE parent_id IS NOT NULL;
+CREATE INDEX runs_root ON runs (root_id, number) WHERE parent_id IS NOT NULL;
+CREATE INDEX runs_name ON runs (name, number);
+CREATE INDEX runs_status ON runs (status, number, created_at);
+CREATE TABLE labels (
+    key TEXT NOT NULL,
+    value TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    PRIMARY KEY (key, value, number)
+) WITHOUT ROWID;
+CREATE TABLE events (
+    seq INTEGER PRIMARY KEY,
+    time REAL NOT NULL,
+    type TEXT NOT NULL,
+    severity TEXT NOT NULL,
+    run_id TEXT,
+    root_id TEXT,
+    body TEXT NOT NULL
+);
+CREATE TABLE deleted (
+    name TEXT PRIMARY KEY,
+    highest INTEGER NOT NULL
+) WITHOUT ROWID;
+INSERT INTO deleted VALUES ('runs', 0), ('events', 0);
+CREATE TRIGGER runs_deleted AFTER DELETE ON runs WHEN OLD.number > (SELECT ifnull(max(number), 0) FROM runs) BEGIN
+    UPDATE deleted SET highest = max(highest, OLD.number) WHERE name = 'runs';
+END;
+CREATE TRIGGER events_deleted AFTER DELETE ON events WHEN OLD.seq > (SELECT ifnull(max(seq), 0) FROM events) BEGIN
+    UPDATE deleted SET highest = max(highest, OLD.seq) WHERE name = 'events';
+END;
+CREATE TABLE budgets (
+    scope TEXT NOT NULL,
+    name TEXT NOT NULL,
+    period_start REAL NOT NULL,
+    charged_usd REAL NOT NULL,
+    PRIMARY KEY (scope, name, period_start)
+) WITHOUT ROWID;
+"""
+
+MIGRATIONS = (_V1,)
+"""Applied in order; the number of entries is the schema's version."""
+
+VERSION = len(MIGRATIONS)
+"""The schema version this build writes."""
+
+
+def version_of(connection: sqlite3.Connection) -> int:
+    """How many migrations the file has seen."""
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def migrate(connection: sqlite3.Connection) -> None:
+    """Brings the file to `VERSION`, each step in a transaction of its own, so that a crash leaves a whole version.
+
+    Raises `LedgerTooNew` for a file of a newer build and `LedgerError` for a database that is not a ledger; both leave it
+    as it was.
+    """
+    _check_ours(connection)
+    for version in range(version_of(connection), VERSION):
+        _apply(connection, version)
+
+
+def _check_ours(connection: sqlite3.Connection) -> None:
+    version = version_of(connection)
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    objects = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+    if application != APPLICATION_ID and (objects or version):
+        raise LedgerError("it is a database of another program")
+    if version > VERSION:
+        raise LedgerTooNew(
+            f"its schema is version {version}, and this build knows versions up to {VERSION}: "
+            "run the newer sfad again, or choose another state directory"
+        )
+
+
+def _apply(connection: sqlite3.Connection, version: int) -> None:
+    # executescript() commits an open transaction first, so BEGIN has to be part of the script
+    steps = f"PRAGMA application_id = {APPLICATION_ID};{MIGRATIONS[version]}PRAGMA user_version = {version + 1};"
+    try:
+        connection.executescript(f"BEGIN IMMEDIATE;{steps}COMMIT;")
+    except sqlite3.Error:
+        if connection.in_transaction:
+            connection.rollback()
+        raise

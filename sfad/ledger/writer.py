@@ -1,0 +1,281 @@
+"""The thread that owns the write connection.
+
+Operations come through an inbox; whatever queued up during one commit goes into the next, so under load there is one
+transaction for many runs. An admission does not wait for company; what nobody waits for does, for `LINGER`. A failed
+transaction is told apart by what was in it: admissions fail at once and are never written later (their client has been
+told no), everything else is held, in order, and tried again with the next admission or after a back-off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from .inbox import Inbox
+from .opening import CHECKPOINT_ROWS
+from .rows import EVENT_COLUMNS, RUN_COLUMNS, SAVE_COLUMNS, Op
+
+MAX_BATCH = 1024
+"""Operations in one transaction: bounds how long an admission at the end of a burst waits for its commit."""
+
+MAX_HELD = 50_000
+"""Events and refusals held while the disk refuses them, some 50 MB. Ends of runs come on top without a bound of their own:
+one a run, and while admissions fail there are only as many as were live when the trouble began."""
+
+_RETRY_FIRST, _RETRY_LAST = 0.1, 5.0
+"""Seconds between tries to write what is held."""
+
+_CHECKPOINT_OVERDUE = 16 * CHECKPOINT_ROWS
+
+_QUIET = 0.05
+"""Seconds without a write before a checkpoint that is due: its fsync takes 10 ms and more, and an admission that comes
+meanwhile has to wait for it."""
+
+_OPS_OWN_FAULT = (
+    sqlite3.IntegrityError,
+    sqlite3.ProgrammingError,
+    sqlite3.InterfaceError,
+    sqlite3.DataError,
+    ValueError,
+    OverflowError,
+)
+"""Errors that would come again for the same row on a healthy disk, so that holding it would block all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a transaction, as the thread reports it."""
+
+    committed: Sequence[Op] = ()
+    failed: Sequence[Op] = ()
+    """Admissions that will never be written."""
+    lost: Sequence[Op] = ()
+    """Other operations that will never be written: over the bound, or refused by SQLite for what they contain."""
+    error: str | None = None
+    held: int = 0
+    """Operations that wait for the disk."""
+
+
+@dataclass(slots=True)
+class Held:
+    """What could not be written yet. Of several saves of a run only the newest matters; records keep their order."""
+
+    saves: dict[str | None, Op] = field(default_factory=dict)
+    records: deque[Op] = field(default_factory=deque)
+
+    def __len__(self) -> int:
+        return len(self.saves) + len(self.records)
+
+    def keep(self, ops: Sequence[Op]) -> list[Op]:
+        """Adds; returns what had to go because there were too many."""
+        for op in ops:
+            if op.kind == "save":
+                self.saves[op.run_id] = op
+            else:
+                self.records.append(op)
+        return [self.records.popleft() for _ in range(len(self.records) - MAX_HELD)]
+
+    def take(self) -> list[Op]:
+        """Everything; nothing is held afterwards. Records come first, since a save may name a refusal among them."""
+        ops = [*self.records, *self.saves.values()]
+        self.saves.clear()
+        self.records.clear()
+        return ops
+
+
+@dataclass(frozen=True, slots=True)
+class _Flush:
+    done: Callable[[bool], None]
+
+
+_Item = Op | _Flush | None
+
+
+class Writer:
+    """Starts the thread. `report` is called in it, after every transaction."""
+
+    def __init__(self, connection: sqlite3.Connection, report: Callable[[Outcome], None]) -> None:
+        self._connection = connection
+        self._report = report
+        self._inbox: Inbox[_Item] = Inbox()
+        self._held = Held()
+        self._delay = 0.0
+        self._next_try = 0.0
+        self._since_checkpoint = 0
+        # daemon: a file system that hangs for ever must not keep the process from exiting
+        self._thread = threading.Thread(target=self._run, name="sfad-ledger", daemon=True)
+        self._thread.start()
+
+    def put(self, op: Op) -> None:
+        """Queues a write. Never waits."""
+        self._inbox.put(op, urgent=op.kind == "admit")
+
+    def flush(self, done: Callable[[bool], None]) -> None:
+        """Calls `done` in the thread once everything queued before has been tried; with whether nothing is held."""
+        self._inbox.put(_Flush(done), urgent=True)
+
+    def close(self, timeout: float) -> int:
+        """Writes what is queued and ends the thread. Returns how many operations stay unwritten; after `timeout` seconds
+        the thread is left to itself."""
+        self._inbox.put(None, urgent=True)
+        self._thread.join(timeout)
+        return len(self._held) + len(self._inbox)
+
+    def _run(self) -> None:
+        more = True
+        while more:
+            items = self._inbox.take(self._patience())
+            more = None not in items
+            self._handle(items)
+        with contextlib.suppress(sqlite3.Error):  # everything that can be written has been
+            self._connection.close()
+
+    def _patience(self) -> float | None:
+        waits = [max(0.0, self._next_try - time.monotonic())] if self._held else []
+        if self._since_checkpoint >= CHECKPOINT_ROWS:
+            waits.append(_QUIET)
+        return min(waits, default=None)
+
+    def _handle(self, items: list[_Item]) -> None:
+        ops = [item for item in items if isinstance(item, Op)]
+        # while the disk refuses, only an answer that somebody waits for, or the back-off, is worth another try
+        asked = any(not isinstance(item, Op) or item.kind == "admit" for item in items)
+        if self._held and not asked and time.monotonic() < self._next_try:
+            self._tell_lost(self._held.keep(ops), "too many events wait for the disk")
+        else:
+            self._write([*self._held.take(), *ops])
+        for item in items:
+            if isinstance(item, _Flush):
+                item.done(not self._held)
+        if self._since_checkpoint >= (_CHECKPOINT_OVERDUE if items else CHECKPOINT_ROWS):
+            self._checkpoint()
+
+    def _write(self, ops: list[Op]) -> None:
+        while ops:
+            done, error = self._settle(ops[:MAX_BATCH])
+            ops = ops[done:]
+            if error is not None:
+                return self._hold(ops, error)
+        self._delay = 0.0
+        return None
+
+    def _settle(self, batch: list[Op]) -> tuple[int, Exception | None]:
+        """Writes a batch. Returns how many of its operations are settled for good, and what stopped the rest."""
+        try:
+            self._transact(batch)
+        except _OPS_OWN_FAULT as error:
+            return self._settle_singly(batch) if len(batch) > 1 else self._reject(batch[0], error)
+        except Exception as error:  # noqa: BLE001 — a full disk, or a bug here: an admission must get its answer all the same
+            return 0, error
+        self._since_checkpoint += len(batch)
+        self._report(Outcome(committed=batch))
+        return len(batch), None
+
+    def _settle_singly(self, batch: list[Op]) -> tuple[int, Exception | None]:
+        for done, op in enumerate(batch):
+            _, error = self._settle([op])
+            if error is not None:
+                return done, error
+        return len(batch), None
+
+    def _reject(self, op: Op, error: Exception) -> tuple[int, Exception | None]:
+        text = f"{op.kind} of {op.run_id or 'the daemon'}: {error}"
+        if op.kind == "admit":
+            self._report(Outcome(failed=[op], error=text, held=len(self._held)))
+        else:
+            self._tell_lost([op], text)
+        return 1, None
+
+    def _hold(self, ops: list[Op], error: Exception) -> None:
+        self._delay = min(_RETRY_LAST, 2 * self._delay or _RETRY_FIRST)
+        self._next_try = time.monotonic() + self._delay
+        failed = [op for op in ops if op.kind == "admit"]
+        lost = self._held.keep([op for op in ops if op.kind != "admit"])
+        self._report(Outcome(failed=failed, lost=lost, error=str(error), held=len(self._held)))
+
+    def _tell_lost(self, lost: list[Op], error: str) -> None:
+        if lost:
+            self._report(Outcome(lost=lost, error=error, held=len(self._held)))
+
+    def _transact(self, batch: list[Op]) -> None:
+        connection = self._connection
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            for sql, parameters in statements(batch):
+                connection.execute(sql, parameters)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                # should this fail as well, the next BEGIN says so, and comes here again
+                with contextlib.suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+            raise
+
+    def _checkpoint(self) -> None:
+        self._since_checkpoint = 0
+        # a failure loses nothing, the rows are in the WAL; if the disk is full, the next write reports it
+        with contextlib.suppress(sqlite3.Error):
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+
+def statements(batch: Sequence[Op]) -> Iterator[tuple[str, Sequence[Any]]]:
+    """The SQL for a batch: many rows a statement, because each statement hands the interpreter lock over and back, which
+    costs up to a switch interval (5 ms) while the trio thread is busy."""
+    inserts = [op for op in batch if op.kind in ("admit", "refuse")]
+    yield from _many(_insert_runs, [op.row for op in inserts])
+    yield from _many(_insert_labels, [label for op in inserts for label in op.labels])
+    yield from _many(_update_runs, list({op.run_id: op.row for op in batch if op.kind == "save"}.values()))
+    yield from _many(_insert_events, [op.row for op in batch if op.kind == "event"])
+    for op in batch:
+        if op.kind == "count":
+            yield "UPDATE runs SET refusals_counted = refusals_counted + 1 WHERE number = ?", op.row
+
+
+_SIZES = (64, 16, 4, 1)
+"""Rows in one statement: few different texts, so that SQLite's prepared statements are reused, and at most 2 624
+parameters, of 32 766 allowed."""
+
+
+def _many(sql: Callable[[int], str], rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[str, Sequence[Any]]]:
+    start = 0
+    for size in _SIZES:
+        while len(rows) - start >= size:
+            yield sql(size), [value for row in rows[start : start + size] for value in row]
+            start += size
+
+
+def _values(rows: int, columns: int) -> str:
+    row = f"({', '.join('?' * columns)})"
+    return f"VALUES {', '.join([row] * rows)}"
+
+
+@cache
+def _insert_runs(rows: int) -> str:
+    return f"INSERT INTO runs ({', '.join(RUN_COLUMNS)}) {_values(rows, len(RUN_COLUMNS))}"
+
+
+@cache
+def _insert_labels(rows: int) -> str:
+    return f"INSERT INTO labels (key, value, number) {_values(rows, 3)}"
+
+
+@cache
+def _insert_events(rows: int) -> str:
+    return f"INSERT INTO events ({', '.join(EVENT_COLUMNS)}) {_values(rows, len(EVENT_COLUMNS))}"
+
+
+@cache
+def _update_runs(rows: int) -> str:
+    names = ", ".join(SAVE_COLUMNS)
+    assignments = ", ".join(f"{name} = new.{name}" for name in SAVE_COLUMNS[1:])
+    return (
+        f"WITH new ({names}) AS ({_values(rows, len(SAVE_COLUMNS))}) "  # noqa: S608
+        f"UPDATE runs SET {assignments} FROM new WHERE runs.number = new.number"
+    )

@@ -1,0 +1,1 @@
+"""Real SQLite on real files."""

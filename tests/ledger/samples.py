@@ -1,0 +1,101 @@
+"""Runs and a started ledger for the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import trio
+
+from sfad.core.ids import run_id
+from sfad.ledger import Ledger, RunExtra
+from sfad.protocol.types import Limit, RunInfo, Status, Usage
+
+WHEN = datetime(2026, 1, 2, 3, 4, 5, 678901, UTC)
+
+PLAIN = RunExtra(uid=1000)
+
+_BASE = RunInfo(
+    id="a1",
+    name="claude",
+    kind="agent",
+    type=None,
+    status=Status.ACCEPTED,
+    parent_id=None,
+    root_id="a1",
+    depth=0,
+    chain=["claude"],
+    pid=None,
+    argv=["claude", "-p", "do it"],
+    cwd="/srv",
+    user="ann",
+    channel="cli",
+    exit_code=None,
+    signal=None,
+    reason=None,
+    attempts=0,
+    limits=[Limit(kind="time", threshold=120.0)],
+    usage=Usage(),
+    processes=None,
+    memory_bytes=None,
+    descendants=0,
+    deadline=None,
+    milestone=None,
+    created_at=WHEN,
+    started_at=None,
+    ended_at=None,
+)
+
+
+def run(number: int = 1, **changes: Any) -> RunInfo:
+    """A root run with this number, changed as asked."""
+    own = run_id(number)
+    return msgspec.structs.replace(_BASE, **{"id": own, "root_id": own, **changes})
+
+
+class Answers:
+    """What a ledger called back, and a way to wait for it."""
+
+    def __init__(self) -> None:
+        self.committed: list[str] = []
+        self.failed: list[tuple[str, str]] = []
+        self.trouble: list[tuple[str | None, int]] = []
+        self._changed = trio.Event()
+
+    def on_committed(self, ids: list[str]) -> None:
+        self.committed += ids
+        self._wake()
+
+    def on_failed(self, ids: list[str], error: str) -> None:
+        self.failed += [(one, error) for one in ids]
+        self._wake()
+
+    def on_trouble(self, error: str | None, lost: int) -> None:
+        self.trouble.append((error, lost))
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        """Returns once the condition holds after some answer; fails after ten seconds."""
+        with trio.fail_after(10):
+            while not true():
+                await self._changed.wait()
+
+
+@contextmanager
+def started(directory: Path, answers: Answers | None = None, **options: Any) -> Iterator[Ledger]:
+    """A ledger that takes writes."""
+    answers = answers or Answers()
+    ledger = Ledger(directory, **options)
+    ledger.start(on_committed=answers.on_committed, on_failed=answers.on_failed, on_trouble=answers.on_trouble)
+    try:
+        yield ledger
+    finally:
+        ledger.close()

@@ -1,0 +1,301 @@
+"""Full disks, locks, corruption: what runs is not forgotten, admissions fail at once and for good."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from sfad.ledger import Ledger, LedgerError, LedgerTooNew, writer
+from sfad.ledger.rows import Op
+from sfad.ledger.writer import Held
+from sfad.protocol.types import Event, Status
+
+from .samples import PLAIN, WHEN, Answers, run, started
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one MiB."""
+    where = tmp_path / "tiny"
+    where.mkdir()
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", where]).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    yield where
+    subprocess.run(["umount", where], check=True)
+
+
+def count(directory: Path, what: str) -> int:
+    with closing(sqlite3.connect(directory / "ledger.db")) as other:
+        return int(other.execute(f"SELECT count(*) FROM {what}").fetchone()[0])  # noqa: S608
+
+
+async def test_a_full_disk_fails_admissions_and_keeps_ends(tiny_disk: Path) -> None:
+    answers = Answers()
+    ballast = tiny_disk / "ballast"
+    with started(tiny_disk, answers) as ledger:
+        ledger.admit(run(1), PLAIN)
+        assert await ledger.flush()
+        fill(ballast)
+        number = 1
+        while not answers.failed:
+            number += 1
+            ledger.admit(run(number, argv=["x" * 5000]), PLAIN)
+            await ledger.flush()
+        ledger.save(run(1, status=Status.COMPLETED), PLAIN)
+        ledger.event(Event(type="run_completed", time=WHEN, message="y" * 5000))
+        assert not await ledger.flush()
+        assert ("full" in answers.failed[0][1], answers.trouble[0][0], ledger.held) == (True, answers.failed[0][1], 2)
+        end = ledger.get("a1")
+        assert end is not None
+        assert end.status is Status.COMPLETED
+        ballast.unlink()
+        # nothing is asked any more: the back-off alone brings them to the disk
+        await answers.until(lambda: answers.trouble[-1] == (None, 0))
+        assert (ledger.held, ledger.trouble) == (0, None)
+        committed = len(answers.committed)
+    assert (count(tiny_disk, "runs"), count(tiny_disk, "events")) == (committed, 1)
+    assert count(tiny_disk, "runs WHERE status = 'completed'") == 1
+
+
+def fill(path: Path) -> None:
+    with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"\0" * 4096)
+
+
+async def test_a_failed_admission_is_never_written_later(tmp_path: Path) -> None:
+    answers = Answers()
+    with started(tmp_path, answers, busy_timeout=0.01) as ledger:
+        with locked(tmp_path):
+            ledger.admit(run(1, labels={"k": "v"}), PLAIN)
+            ledger.save(run(1, status=Status.FAILED), PLAIN)
+            ledger.refuse(run(2, status=Status.REJECTED_RATE), PLAIN)
+            ledger.count_refusal("a2")
+            assert not await ledger.flush()
+        assert [one for one, _ in answers.failed] == ["a1"]
+        assert "locked" in answers.failed[0][1]
+        ledger.admit(run(3), PLAIN)
+        assert await ledger.flush()
+        await answers.until(lambda: answers.committed == ["a3"])
+        assert answers.trouble == [(answers.failed[0][1], 0), (None, 0)]
+    assert count(tmp_path, "runs WHERE id = 'a1'") == 0
+    assert count(tmp_path, "labels") == 0
+    assert count(tmp_path, "runs WHERE refusals_counted = 1") == 1
+
+
+async def test_many_events_on_a_failing_disk_are_bounded_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "MAX_HELD", 10)
+    answers = Answers()
+    with started(tmp_path, answers, busy_timeout=0.0) as ledger:
+        ledger.admit(run(1), PLAIN)
+        await ledger.flush()
+        with locked(tmp_path):
+            for _ in range(25):
+                ledger.event(Event(type="run_progress", time=WHEN))
+                ledger.save(run(1, status=Status.RUNNING), PLAIN)
+                await ledger.flush()
+            ledger.save(run(1, status=Status.COMPLETED), PLAIN)
+            assert not await ledger.flush()
+        await answers.until(lambda: ledger.held == 0)
+        assert ledger.lost == sum(lost for _, lost in answers.trouble) == 15
+        assert [event.seq for event in ledger.events()] == list(range(16, 26))
+    assert count(tmp_path, "runs WHERE status = 'completed'") == 1
+
+
+async def test_a_held_operation_costs_no_try_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "_RETRY_FIRST", 30.0)
+    answers = Answers()
+    tries: list[str] = []
+    with started(tmp_path, answers, busy_timeout=0.0) as ledger:
+        ledger._connection.set_trace_callback(tries.append)
+        with locked(tmp_path):
+            ledger.event(Event(type="x", time=WHEN))
+            await answers.until(lambda: bool(answers.trouble))
+            for _ in range(100):
+                ledger.event(Event(type="x", time=WHEN))
+        ledger.admit(run(1), PLAIN)
+        await answers.until(lambda: bool(answers.committed))
+        assert len(ledger.events()) == 101
+    assert tries.count("BEGIN IMMEDIATE") == 2
+
+
+def test_only_the_newest_save_of_a_run_is_held() -> None:
+    held = Held()
+    old, new, event = Op("save", "a1", (1, "old")), Op("save", "a1", (1, "new")), Op("event", None, (1,))
+    assert held.keep([old, event, new]) == []
+    assert (len(held), held.take(), len(held)) == (2, [event, new], 0)
+
+
+class locked:  # noqa: N801 — reads as the fact it makes
+    """Another program writes to the ledger and does not come to an end."""
+
+    def __init__(self, directory: Path) -> None:
+        self._connection = sqlite3.connect(directory / "ledger.db", isolation_level=None)
+
+    def __enter__(self) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.rollback()
+        self._connection.close()
+
+
+LIMITED = """
+import resource, sys, trio
+from pathlib import Path
+from sfad.protocol.types import Status
+from tests.ledger.samples import PLAIN, Answers, run, started
+
+async def main():
+    answers = Answers()
+    with started(Path(sys.argv[1]), answers) as ledger:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, resource.RLIM_INFINITY))
+        number = 0
+        while not answers.failed:
+            number += 1
+            ledger.admit(run(number, argv=["x" * 5000]), PLAIN)
+            await ledger.flush()
+        ledger.save(run(1, status=Status.COMPLETED), PLAIN)
+        await ledger.flush()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        await answers.until(lambda: ledger.held == 0)
+        print(len(answers.committed), answers.failed[0][0] not in answers.committed, ledger.get("a1").status)
+
+trio.run(main)
+"""
+
+
+def test_a_file_size_limit_is_survived(tmp_path: Path) -> None:
+    # under RLIMIT_FSIZE write(2) fails with EFBIG, which SQLite reports as an I/O error, not as a full disk
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, tmp_path], capture_output=True, text=True, timeout=60, env={"PYTHONPATH": os.getcwd()}
+    )
+    assert done.stderr == ""
+    committed, *rest = done.stdout.split()
+    assert rest == ["True", "completed"]
+    assert count(tmp_path, "runs") == int(committed)
+
+
+KILLED = """
+import os, signal, sys, trio
+from pathlib import Path
+from tests.ledger.samples import PLAIN, Answers, run, started
+
+class Loud(Answers):
+    def on_committed(self, ids):
+        os.write(1, "".join(f"{one}\\n" for one in ids).encode())
+
+async def main():
+    with started(Path(sys.argv[1]), Loud()) as ledger:
+        number = 0
+        while True:
+            for _ in range(7):
+                number += 1
+                ledger.admit(run(number), PLAIN)
+            await trio.lowlevel.checkpoint()
+
+trio.run(main)
+"""
+
+
+def test_sigkill_loses_nothing_that_was_reported(tmp_path: Path) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", KILLED, tmp_path], stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": os.getcwd()}
+    )
+    assert child.stdout is not None
+    reported = [child.stdout.readline().strip() for _ in range(2000)]
+    child.kill()
+    reported += [line.strip() for line in child.stdout if line.endswith("\n")]
+    child.stdout.close()
+    child.wait()
+    ledger = Ledger(tmp_path)
+    assert ledger.notes == []
+    assert {info.id for info in ledger.open_runs()} >= set(reported)
+    ledger.close()
+
+
+@pytest.mark.parametrize("damage", [b"", b"not a database, by any means" * 100])
+async def test_a_corrupt_file_is_set_aside_and_numbers_go_on(tmp_path: Path, damage: bytes) -> None:
+    with started(tmp_path) as ledger:
+        for number in range(1, 200):
+            ledger.admit(run(number), PLAIN)
+        await ledger.flush()
+    file = tmp_path / "ledger.db"
+    broken = damage or file.read_bytes()[:4096] + os.urandom(file.stat().st_size - 4096)
+    file.write_bytes(broken)
+    ledger = Ledger(tmp_path, floor_number=199)
+    [note] = ledger.notes
+    [aside] = set_aside(tmp_path)
+    assert aside.name in note
+    assert aside.read_bytes() == broken
+    assert (ledger.next_number, ledger.open_runs(), file.stat().st_mode & 0o777) == (200, [], 0o600)
+    ledger.close()
+
+
+async def test_damage_that_only_a_full_check_finds_is_found_after_an_unclean_end(tmp_path: Path) -> None:
+    with started(tmp_path) as ledger:
+        for number in range(1, 2000):
+            ledger.admit(run(number), PLAIN)
+        await ledger.flush()
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
+        page = other.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'runs_name'").fetchone()[0]
+        size = other.execute("PRAGMA page_size").fetchone()[0]
+    content = bytearray((tmp_path / "ledger.db").read_bytes())
+    content[(page - 1) * size : page * size] = b"\xff" * size
+    (tmp_path / "ledger.db").write_bytes(content)
+    (tmp_path / "ledger.db-wal").touch()
+    ledger = Ledger(tmp_path)
+    assert len(ledger.notes) == 1
+    ledger.close()
+
+
+def test_two_corrupt_files_of_the_same_second_are_both_kept(tmp_path: Path) -> None:
+    for content in ("one" * 500, "two" * 500):
+        (tmp_path / "ledger.db").write_text(content)
+        Ledger(tmp_path).close()
+    assert len(set_aside(tmp_path)) == 2
+
+
+def set_aside(directory: Path) -> list[Path]:
+    return list(directory.glob("ledger.db.corrupt-*"))
+
+
+def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
+    Ledger(tmp_path).close()
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
+        other.execute("PRAGMA user_version = 99")
+    before = (tmp_path / "ledger.db").read_bytes()
+    with pytest.raises(LedgerTooNew, match=r"ledger\.db cannot be opened: its schema is version 99, .* up to \d+"):
+        Ledger(tmp_path)
+    assert (tmp_path / "ledger.db").read_bytes() == before
+
+
+def test_another_program_s_database_is_refused(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
+        other.execute("CREATE TABLE theirs (x)")
+    with pytest.raises(LedgerError, match="of another program"):
+        Ledger(tmp_path)
+
+
+def test_a_directory_that_cannot_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(LedgerError, match="cannot be opened"):
+        Ledger(tmp_path / "file" / "below")
+
+
+def test_a_ledger_locked_from_outside_is_not_taken_for_corrupt(tmp_path: Path) -> None:
+    Ledger(tmp_path).close()
+    with closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as other:
+        other.execute("PRAGMA locking_mode = EXCLUSIVE")
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(LedgerError, match="locked"):
+            Ledger(tmp_path, busy_timeout=0.05)
+    assert list(tmp_path.glob("*corrupt*")) == []

@@ -1,0 +1,305 @@
+"""What is written can be read, and who waits for an admission is told."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sfad.core.ids import run_id
+from sfad.ledger import Ledger, RunExtra, writer
+from sfad.ledger.ledger import current_boot
+from sfad.ledger.rows import RUN_COLUMNS, event_of, event_op, insert_op, run_extra, run_info
+from sfad.protocol.messages import List
+from sfad.protocol.types import Event, Limit, Reason, RunInfo, Status, Usage
+
+from .samples import PLAIN, WHEN, Answers, run, started
+
+PATHS = st.text(max_size=20)
+MOMENTS = st.datetimes(min_value=datetime(2020, 1, 1), max_value=datetime(2100, 1, 1), timezones=st.just(UTC))
+NUMBERS = st.integers(0, 2**62)
+USD = st.floats(0, 1e6)
+RUNS = st.builds(
+    run,
+    st.integers(1, 2**40),
+    name=PATHS,
+    type=st.none() | PATHS,
+    status=st.sampled_from(Status),
+    parent_id=st.none() | st.just("a1"),
+    chain=st.lists(PATHS),
+    argv=st.lists(PATHS),
+    pid=st.none() | NUMBERS,
+    exit_code=st.none() | st.integers(0, 255),
+    signal=st.none() | st.integers(1, 64),
+    reason=st.none() | st.builds(Reason, kind=PATHS, message=PATHS, cost_usd=st.none() | USD),
+    attempts=NUMBERS,
+    limits=st.lists(st.builds(Limit, kind=PATHS, threshold=USD, source=PATHS)),
+    usage=st.builds(Usage, turns=st.none() | NUMBERS, cost_usd=st.none() | USD, source=st.sampled_from(["none", "stream"])),
+    descendants=NUMBERS,
+    deadline=st.none() | MOMENTS,
+    milestone=st.none() | PATHS,
+    created_at=MOMENTS,
+    ended_at=st.none() | MOMENTS,
+    labels=st.dictionaries(PATHS, PATHS),
+)
+EXTRAS = st.builds(
+    RunExtra,
+    uid=st.none() | st.integers(0, 2**32 - 1),
+    mode=st.none() | PATHS,
+    allowed_tools=st.lists(PATHS),
+    blocked_tools=st.lists(PATHS),
+    pid_started=st.none() | NUMBERS,
+    boot_id=PATHS.filter(bool),
+    result_head=st.none() | st.binary(max_size=1024),
+)
+
+
+@given(info=RUNS, extra=EXTRAS)
+def test_a_row_gives_back_the_run_it_was_made_of(info: RunInfo, extra: RunExtra) -> None:
+    row = insert_op("admit", info, extra, None).row
+    assert run_info(row) == info
+    assert run_extra(row) == extra
+
+
+@given(
+    st.builds(
+        Event,
+        type=PATHS,
+        severity=st.sampled_from(["low", "medium", "high"]),
+        time=MOMENTS,
+        seq=st.integers(1, 2**62),
+        run_id=st.none() | PATHS,
+        agent_name=st.none() | PATHS.filter(bool),
+        message=PATHS,
+        used=st.none() | USD,
+    )
+)
+def test_a_row_gives_back_the_event_it_was_made_of(event: Event) -> None:
+    assert event_of(event_op(event).row) == event
+
+
+async def test_an_admission_is_in_the_file_when_it_is_reported(tmp_path: Path) -> None:
+    answers = Answers()
+    with started(tmp_path, answers) as ledger:
+        ledger.admit(run(1), PLAIN)
+        assert answers.committed == []
+        await answers.until(lambda: bool(answers.committed))
+        with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
+            assert other.execute("SELECT id, status FROM runs").fetchall() == [("a1", "accepted")]
+        assert ledger.get("a1") == run(1)
+    assert answers.failed == []
+
+
+async def test_a_run_s_life(tmp_path: Path) -> None:
+    ended = run(1, status=Status.FAILED, exit_code=3, pid=77, ended_at=WHEN, reason=Reason(kind="exit", message="3"))
+    extra = RunExtra(uid=1000, pid_started=5, result_head=b"x" * 3000)
+    with started(tmp_path) as ledger:
+        ledger.admit(run(1), PLAIN)
+        ledger.save(run(1, status=Status.RUNNING, pid=77, started_at=WHEN), extra)
+        ledger.save(ended, extra)
+        assert await ledger.flush()
+        assert ledger.get("a1") == ended
+    again = Ledger(tmp_path)
+    assert again.get("a1") == ended
+    kept = again.details("a1")
+    assert kept is not None
+    assert kept.result_head == b"x" * 1024
+    assert kept.boot_id == current_boot()
+    assert (again.get("a2"), again.details("a2"), again.next_number) == (None, None, 2)
+    again.close()
+
+
+async def test_reads_see_what_is_not_in_the_file_yet(tmp_path: Path) -> None:
+    with started(tmp_path) as ledger:
+        ledger.admit(run(1), PLAIN)
+        await ledger.flush()
+        ledger.save(run(1, status=Status.COMPLETED), PLAIN)
+        ledger.refuse(run(2, status=Status.REJECTED_DEPTH, parent_id="a1", root_id="a1", labels={"k": "v"}), PLAIN)
+        assert ledger.get("a1") == run(1, status=Status.COMPLETED)
+        assert [info.status for info in ledger.select(List(id=1))] == ["completed", "rejected_depth"]
+        assert [info.id for info in ledger.select(List(id=1, labels={"k": "v"}), within="a1")] == ["a2"]
+        assert ledger.select(List(id=1), within="a2", uid=5) == []
+        assert (ledger.chain("a2"), ledger.find("a"), ledger.open_runs()) == (["a1", "a2"], ["a1", "a2"], [])
+        before = ledger.select(List(id=1))
+        await ledger.flush()
+        assert ledger.select(List(id=1)) == before
+
+
+async def test_a_save_creates_nothing(tmp_path: Path) -> None:
+    with started(tmp_path) as ledger:
+        ledger.save(run(9, status=Status.FAILED), PLAIN)
+        assert await ledger.flush()
+        assert ledger.get("a9") is None
+
+
+async def test_refusals_are_counted(tmp_path: Path) -> None:
+    with started(tmp_path) as ledger:
+        ledger.refuse(run(1, status=Status.REJECTED_LOOP), PLAIN)
+        for _ in range(3):
+            ledger.count_refusal("a1")
+        assert await ledger.flush()
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
+        assert other.execute("SELECT refusals_counted FROM runs").fetchall() == [(3,)]
+
+
+async def test_numbers_and_event_numbers_go_on_after_a_restart(tmp_path: Path) -> None:
+    event = Event(type="run_accepted", time=WHEN, run_id="a1", message="m", used=0.0)
+    with started(tmp_path) as ledger:
+        ledger.admit(run(40), PLAIN)
+        assert (ledger.next_number, ledger.event(event).seq, ledger.event(event).seq) == (41, 1, 2)
+        await ledger.flush()
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
+        other.executescript("DELETE FROM runs; DELETE FROM events;")
+    with started(tmp_path) as ledger:
+        assert (ledger.next_number, ledger.event(event).seq) == (41, 3)
+        await ledger.flush()
+        assert ledger.events(2) == [msgspec.structs.replace(event, seq=3)]
+    with started(tmp_path, floor_number=100) as ledger:
+        assert ledger.next_number == 101
+
+
+async def test_an_event_without_a_time_is_a_bug_and_takes_no_number(tmp_path: Path) -> None:
+    with started(tmp_path) as ledger:
+        with pytest.raises(ValueError, match="no time"):
+            ledger.event(Event(type="x"))
+        assert ledger.event(Event(type="x", time=WHEN)).seq == 1
+
+
+async def test_what_a_dead_daemon_left_is_closed(tmp_path: Path) -> None:
+    with started(tmp_path) as ledger:
+        for number, status in enumerate((Status.RUNNING, Status.QUEUED, Status.COMPLETED), 1):
+            ledger.admit(run(number, status=status), PLAIN)
+        await ledger.flush()
+    ledger = Ledger(tmp_path)
+    assert [info.id for info in ledger.open_runs()] == ["a1", "a2"]
+    ledger.close_lost(["a1", "a3"], WHEN + timedelta(hours=1), "the daemon was away")
+    assert [info.id for info in ledger.open_runs()] == ["a2"]
+    lost, kept = ledger.get("a1"), ledger.get("a3")
+    ledger.close()
+    assert lost is not None
+    assert (lost.status, lost.ended_at) == (Status.LOST, WHEN + timedelta(hours=1))
+    assert lost.reason == Reason(kind="daemon", message="the daemon was away")
+    assert kept is not None
+    assert kept.status is Status.COMPLETED
+
+
+async def test_mending_is_for_before_the_start_and_writing_for_after(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    with pytest.raises(RuntimeError):
+        ledger.admit(run(1), PLAIN)
+    ledger.close()
+    with started(tmp_path) as ledger, pytest.raises(RuntimeError):
+        ledger.close_lost([], WHEN, "")
+
+
+async def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        with started(tmp_path / "state") as ledger:
+            ledger.admit(run(1), PLAIN)
+            await ledger.flush()
+            modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "state").iterdir()}
+    finally:
+        os.umask(old)
+    assert modes == {"ledger.db": 0o600, "ledger.db-wal": 0o600, "ledger.db-shm": 0o600}
+    assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
+
+
+async def test_the_environment_has_no_column() -> None:
+    assert not [name for name in RUN_COLUMNS if "env" in name]
+
+
+async def test_a_burst_shares_transactions_and_answers_everyone_once(tmp_path: Path) -> None:
+    answers = Answers()
+    ids = [run_id(number) for number in range(1, 3001)]
+    with started(tmp_path, answers) as ledger:
+        for number in range(1, 3001):
+            ledger.admit(run(number, labels={"n": str(number)}), PLAIN)
+            ledger.save(run(number, status=Status.RUNNING), PLAIN)
+            ledger.event(Event(type="run_started", time=WHEN))
+            ledger.save(run(number, status=Status.COMPLETED), PLAIN)
+        assert await ledger.flush()
+        await answers.until(lambda: len(answers.committed) == 3000)
+        assert answers.committed == ids
+        assert [info.status for info in ledger.select(List(id=1, rows=5000))] == ["completed"] * 3000
+        assert len(ledger.events(limit=5000)) == 3000
+        assert [info.id for info in ledger.select(List(id=1, labels={"n": "7"}))] == ["a7"]
+
+
+async def test_a_long_burst_does_not_let_the_wal_grow_without_end(tmp_path: Path) -> None:
+    with started(tmp_path) as ledger:
+        for batch in range(20):
+            for number in range(batch * 1000 + 1, batch * 1000 + 1001):
+                ledger.admit(run(number), PLAIN)
+            await ledger.flush()
+        # 20 000 rows make some 60 MB of WAL frames
+        assert (tmp_path / "ledger.db-wal").stat().st_size < 40_000_000
+        assert ledger.size_bytes > 5_000_000
+
+
+async def test_closing_writes_what_is_queued(tmp_path: Path) -> None:
+    with started(tmp_path) as ledger:
+        for number in range(1, 501):
+            ledger.admit(run(number), PLAIN)
+        assert ledger.close() == 0
+        assert not (tmp_path / "ledger.db-wal").exists()
+    again = Ledger(tmp_path)
+    assert again.next_number == 501
+    again.close()
+
+
+async def test_a_bug_in_the_writer_fails_admissions_and_forgets_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = Answers()
+    with started(tmp_path, answers) as ledger:
+        ledger.admit(run(1), PLAIN)
+        assert await ledger.flush()
+        with monkeypatch.context() as patch:
+            patch.setattr(writer, "statements", lambda _: 1 // 0)
+            ledger.admit(run(2), PLAIN)
+            ledger.save(run(1, status=Status.COMPLETED), PLAIN)
+            assert not await ledger.flush()
+        assert [one for one, _ in answers.failed] == ["a2"]
+        await answers.until(lambda: ledger.held == 0)
+        assert ledger.open_runs() == []
+
+
+async def test_a_bad_operation_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    answers = Answers()
+    with started(tmp_path, answers) as ledger:
+        ledger.admit(run(1), PLAIN)
+        await ledger.flush()
+        ledger.admit(run(1), PLAIN)
+        ledger.refuse(run(1, status=Status.REJECTED_RATE), PLAIN)
+        ledger.admit(run(2), PLAIN)
+        ledger.refuse(run(3, status=Status.REJECTED_RATE, cwd="\udc80"), PLAIN)
+        ledger.admit(run(4), PLAIN)
+        assert await ledger.flush()
+        await answers.until(lambda: len(answers.committed) == 3)
+        assert answers.committed == ["a1", "a2", "a4"]
+        assert [one for one, _ in answers.failed] == ["a1"]
+        assert (ledger.lost, ledger.trouble) == (2, None)
+        assert ledger.get("a1") == run(1)
+
+
+def test_no_answer_is_missed_when_trio_is_over(tmp_path: Path) -> None:
+    async def main() -> Ledger:
+        ledger = Ledger(tmp_path)
+        answers = Answers()
+        ledger.start(on_committed=answers.on_committed, on_failed=answers.on_failed)
+        return ledger
+
+    ledger = trio.run(main)
+    ledger.admit(run(1), PLAIN)
+    assert ledger.close() == 0
+    again = Ledger(tmp_path)
+    assert again.get("a1") == run(1)
+    again.close()

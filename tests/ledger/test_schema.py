@@ -1,0 +1,60 @@
+"""Ledgers written by released versions load for ever. Add a dump for a new schema version; never edit one."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from sfad.ledger import Ledger, schema
+from sfad.protocol.messages import List
+from sfad.protocol.types import Reason, Status
+
+DUMPS = sorted(Path(__file__).parent.glob("v*.sql"))
+
+
+@pytest.fixture(params=DUMPS, ids=lambda path: path.stem)
+def old(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
+        connection.executescript(request.param.read_text())
+    ledger = Ledger(tmp_path)
+    yield ledger
+    ledger.close()
+
+
+def test_there_is_a_dump_of_every_version() -> None:
+    assert [path.stem for path in DUMPS] == [f"v{version + 1}" for version in range(schema.VERSION)]
+
+
+def test_an_old_ledger_loads(old: Ledger) -> None:
+    assert old.notes == []
+    runs = old.select(List(id=1))
+    assert [(run.id, run.status) for run in runs] == [
+        ("a1", Status.COMPLETED),
+        ("a2", Status.REJECTED_DEPTH),
+        ("a3", Status.RUNNING),
+    ]
+    assert runs[0].argv == ["claude", "-p", "caf\u00e9 'quoted'\n"]
+    assert runs[0].usage.cost_usd == 0.25
+    assert runs[1].reason == Reason(kind="depth", message="too deep")
+    assert (old.chain("a2"), old.next_number) == (["a1", "a2"], 8)
+    assert [run.id for run in old.select(List(id=1, labels={"team": "blue"}))] == ["a1"]
+    details = old.details("a1")
+    assert details is not None
+    assert (details.uid, details.result_head, details.allowed_tools) == (1000, b"\x00done", ["Read"])
+    assert [(event.seq, event.type) for event in old.events()] == [(1, "run_accepted"), (5, "run_completed")]
+
+
+def test_a_step_that_fails_leaves_the_version_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    schema.migrate(connection)
+    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, "CREATE TABLE half (x); CREATE TABLE runs (y);"))
+    monkeypatch.setattr(schema, "VERSION", schema.VERSION + 1)
+    with pytest.raises(sqlite3.OperationalError):
+        schema.migrate(connection)
+    assert schema.version_of(connection) == schema.VERSION - 1
+    assert connection.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'half'").fetchone() == (0,)
+    connection.close()
