@@ -30,11 +30,11 @@ def _parse(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """The shortest exact form that `parse_duration` reads back: `90` → `90s`, `3600` → `1h`, `0.25` → `250ms`."""
+    """The shortest exact form that `parse_duration` reads back: `90` → `90s`, `60` → `1m`, `0.25` → `250ms`."""
     if 0 < seconds < 1 and seconds * 1000 == int(seconds * 1000):
         return f"{int(seconds * 1000)}ms"
     for unit in ("d", "h", "m"):
         count = seconds / _SECONDS[unit]
-        if count >= 1 and count == int(count) and (unit != "m" or count > 1):
+        if count >= 1 and count == int(count):
             return f"{int(count)}{unit}"
     return f"{seconds:.15g}s"

@@ -1,0 +1,1 @@
+"""What others may watch: the JSON log."""

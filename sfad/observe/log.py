@@ -1,0 +1,108 @@
+"""The log: one JSON object a line, to a descriptor or a file. It never raises: a full disk must not stop the daemon."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..protocol.types import Event
+
+LEVELS = ("debug", "info", "warning", "error")
+
+_EVENT_LEVEL = {"low": "info", "medium": "warning", "high": "error"}
+
+_STDERR = 2
+
+
+class Log:
+    """Writes lines of `level` and above to `file` (created 0600, appended to), else to `descriptor`.
+
+    A line is one write(2), so lines of several processes do not mix. A line that cannot be written is dropped and counted;
+    the next one that can be carries `dropped`. Raises `OSError` only here, when the file cannot be opened.
+    """
+
+    def __init__(
+        self,
+        level: str = "info",
+        *,
+        file: Path | None = None,
+        descriptor: int = _STDERR,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._threshold = LEVELS.index(level)
+        self._file = file
+        self._descriptor = descriptor if file is None else _open(file)
+        self._now = now
+        self._torn = False
+        self.dropped = 0
+        """Lines lost since the last one that was written."""
+
+    def debug(self, message: str, **fields: Any) -> None:
+        """For whoever looks for a bug."""
+        self._line("debug", {"message": message, **fields})
+
+    def info(self, message: str, **fields: Any) -> None:
+        """Something happened as it should."""
+        self._line("info", {"message": message, **fields})
+
+    def warning(self, message: str, **fields: Any) -> None:
+        """Something should be looked at, some time."""
+        self._line("warning", {"message": message, **fields})
+
+    def error(self, message: str, **fields: Any) -> None:
+        """Something failed."""
+        self._line("error", {"message": message, **fields})
+
+    def event(self, event: Event) -> None:
+        """An event, with its own time and its fields as they are named elsewhere."""
+        fields: dict[str, Any] = msgspec.to_builtins(event)
+        self._line(_EVENT_LEVEL[event.severity], {"severity": event.severity, **fields})
+
+    def reopen(self) -> None:
+        """Opens the file anew, after it was rotated away. Raises `OSError`, and then goes on with the old one."""
+        if self._file is not None:
+            fresh = _open(self._file)
+            os.close(self._descriptor)
+            self._descriptor = fresh
+
+    def close(self) -> None:
+        """Closes the file; a descriptor that was handed in stays its owner's."""
+        if self._file is not None:
+            os.close(self._descriptor)
+            self._file, self._descriptor = None, _STDERR
+
+    def _line(self, level: str, fields: dict[str, Any]) -> None:
+        if LEVELS.index(level) < self._threshold:
+            return
+        record = {"time": self._now(), "level": level, **fields}
+        if self.dropped:
+            record["dropped"] = self.dropped
+        self._write(_encode(record) + b"\n")
+
+    def _write(self, line: bytes) -> None:
+        # the rest of a line that a full disk cut off would run into this one
+        data = b"\n" + line if self._torn else line
+        try:
+            written = os.write(self._descriptor, data)
+        except OSError:
+            self.dropped += 1
+            return
+        self._torn = written < len(data)
+        self.dropped = self.dropped + 1 if self._torn else 0
+
+
+def _open(file: Path) -> int:
+    return os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _encode(record: dict[str, Any]) -> bytes:
+    try:
+        return msgspec.json.encode(record, enc_hook=str)
+    except (ValueError, TypeError, RecursionError):  # lone surrogates, integers above 64 bits, keys that are not text
+        return json.dumps(record, default=repr, skipkeys=True).encode()

@@ -1,0 +1,185 @@
+"""The daemon's side of its paths: the state directory and its lock, and a socket that is never open wider than meant.
+
+The rules where things are, which clients share, are in `protocol.paths`."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from .protocol.paths import bind_path, connect_path, xdg
+
+LOCK = "lock"
+
+BACKLOG = 1024
+"""Connections that wait for accept. Above this, connect() of a client waits; the kernel caps it at net.core.somaxconn."""
+
+SYSTEM_CONFIG = Path("/etc/sfad/sfad.toml")
+
+
+class PathError(Exception):
+    """A path cannot be used; the message names it, the cause and what to do."""
+
+
+class AlreadyRunning(PathError):
+    """Another daemon holds the state directory or the socket."""
+
+
+def config_files(env: Mapping[str, str], flag: str | None = None) -> tuple[list[Path], bool]:
+    """Config files, weakest first, and whether they must exist: only the one that `flag` or SFAD_CONFIG names, else the
+    system's and the user's."""
+    chosen = flag or env.get("SFAD_CONFIG")
+    if chosen:
+        return [Path(chosen).absolute()], True
+    try:
+        return [SYSTEM_CONFIG, xdg(env, "XDG_CONFIG_HOME", ".config") / "sfad" / "sfad.toml"], False
+    except ValueError:  # a system service has no home, and then no file of a user's
+        return [SYSTEM_CONFIG], False
+
+
+def prepare_state_dir(path: Path) -> None:
+    """Makes the state directory, readable by its owner only. Raises `PathError`.
+
+    One that is there with a wider mode is narrowed only if it is empty or was ours before: it could be `/tmp`."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.stat()
+        if found.st_uid != os.geteuid():
+            raise PathError(f"the state directory {path} belongs to uid {found.st_uid}; choose another with --state-dir")
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            _narrow(path)
+    except OSError as error:
+        raise PathError(f"the state directory {path} cannot be used: {error.strerror}") from error
+
+
+def _narrow(path: Path) -> None:
+    if not (path / LOCK).exists() and any(path.iterdir()):
+        raise PathError(f"{path} holds files of others and is open to them; give --state-dir a directory of its own")
+    path.chmod(0o700)
+
+
+def lock_state_dir(path: Path) -> int:
+    """Takes the one lock of a state directory. Returns the descriptor that holds it: keep it open.
+
+    The kernel frees the lock with the process, however it ends; the pid in the file is for people. Raises
+    `AlreadyRunning`, naming the pid that holds it, and `PathError`."""
+    file = path / LOCK
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise PathError(f"{file} cannot be opened: {error.strerror}") from error
+    with contextlib.ExitStack() as undo:
+        undo.callback(os.close, descriptor)
+        _lock(descriptor, file)
+        # best effort: on a full disk the daemon still has the lock, only its pid is not told
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        undo.pop_all()
+    return descriptor
+
+
+def _lock(descriptor: int, file: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
+        who = f"pid {holder}" if holder else "another process"
+        raise AlreadyRunning(f"{file} is held by {who}: one daemon per state directory") from error
+    except OSError as error:
+        raise PathError(f"{file} cannot be locked: {error.strerror}") from error
+
+
+def bind_socket(path: Path, *, mode: int = 0o600, directory_mode: int = 0o700) -> socket.socket:
+    """A listening, non-blocking Unix stream socket at `path`.
+
+    The directory is made with `directory_mode` if it is missing. A stale socket is replaced, a live one raises
+    `AlreadyRunning`, anything else there `PathError`."""
+    try:
+        _make_directory(path.parent, directory_mode)
+        with _directory_lock(path.parent):
+            _clear_stale(path)
+            return _listen(path, mode)
+    except (OSError, ValueError) as error:
+        raise PathError(f"the socket {path} cannot be made: {error}") from error
+
+
+def unbind_socket(path: Path) -> None:
+    """Removes the socket of a listener that has been closed; leaves alone what another daemon serves by now.
+
+    Raises `PathError` where the directory cannot be written."""
+    try:
+        with _directory_lock(path.parent), contextlib.suppress(PathError):
+            _clear_stale(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise PathError(f"the socket {path} cannot be removed: {error}") from error
+
+
+def _make_directory(directory: Path, mode: int) -> None:
+    try:
+        directory.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        return
+    if mode != 0o700:
+        directory.chmod(mode)  # mkdir's mode is subject to the umask
+
+
+@contextmanager
+def _directory_lock(directory: Path) -> Iterator[None]:
+    # between finding a socket stale and replacing it another daemon may do the same; a lock file would stay behind
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _clear_stale(path: Path) -> None:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise PathError(f"{path} exists and is not a socket; move it away or choose another with --socket")
+    if _alive(path):
+        raise AlreadyRunning(f"a daemon is already listening on {path}")
+    path.unlink()
+
+
+def _alive(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            connect_path(probe, path)
+        except ConnectionRefusedError:
+            return False
+        except OSError as error:
+            # a full backlog (EAGAIN) and a socket of another type (EPROTOTYPE) have somebody behind them
+            if error.errno not in (errno.EAGAIN, errno.EPROTOTYPE):
+                raise
+    return True
+
+
+def _listen(path: Path, mode: int) -> socket.socket:
+    with contextlib.ExitStack() as undo:
+        listener = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        listener.setblocking(False)
+        # bind() creates the file with the mode of the socket's own inode, so there is no moment with a wider one; umask()
+        # would do the same to every other thread as well
+        os.fchmod(listener.fileno(), mode & 0o600)
+        bind_path(listener, path)
+        if mode & ~0o600:
+            path.chmod(mode)
+        listener.listen(BACKLOG)
+        undo.pop_all()
+    return listener

@@ -1,0 +1,107 @@
+"""One JSON object a line, and no disk so full that it stops the daemon."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sfad.observe.log import Log
+from sfad.protocol.types import Event
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
+    return lambda: [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+
+
+def log(tmp_path: Path, level: str = "info") -> Log:
+    return Log(level, file=tmp_path / "log", now=lambda: NOW)
+
+
+Lines = Callable[[], list[dict[str, Any]]]
+
+
+def test_a_line_is_an_object(tmp_path: Path, lines: Lines) -> None:
+    out = log(tmp_path)
+    out.info("hello\nthere", run_id="a1")
+    out.debug("not this")
+    out.event(Event(type="run_failed", severity="medium", time=NOW, seq=4, run_id="a1", message="exit 1"))
+    out.close()
+    when = "2026-01-02T00:00:00Z"
+    assert lines() == [
+        {"time": when, "level": "info", "message": "hello\nthere", "run_id": "a1"},
+        {
+            "time": when, "level": "warning", "severity": "medium", "type": "run_failed", "seq": 4,
+            "run_id": "a1", "message": "exit 1",
+        },
+    ]  # fmt: skip
+    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
+
+
+def test_levels(tmp_path: Path, lines: Lines) -> None:
+    out = log(tmp_path, "warning")
+    for say in (out.debug, out.info, out.warning, out.error):
+        say("x")
+    out.event(Event(type="low", time=NOW))
+    out.event(Event(type="high", severity="high", time=NOW))
+    assert [line["level"] for line in lines()] == ["warning", "error", "error"]
+    out.close()
+    with pytest.raises(ValueError, match="not in"):
+        Log("loud")
+
+
+def test_values_that_json_has_no_word_for(tmp_path: Path, lines: Lines) -> None:
+    out = log(tmp_path)
+    out.info("p", path=Path("/x"), error=ValueError("no"), raw=b"\xff")
+    out.info("s", name="\udcff", big=10**30, table={(1, 2): 3})
+    out.close()
+    assert lines()[0]["path"] == "/x"
+    assert lines()[1]["name"] == "\udcff"
+
+
+def test_lines_that_a_full_disk_refused_are_counted_in_the_next(tmp_path: Path) -> None:
+    out = log(tmp_path)
+    out.info("before")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "log").stat().st_size + 20, hard))
+    try:
+        out.info("torn in two")
+        out.info("lost")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert out.dropped == 2
+    out.info("after")
+    out.info("and on")
+    out.close()
+    first, torn, *rest = (tmp_path / "log").read_text().splitlines()
+    assert (json.loads(first)["message"], torn) == ("before", '{"time":"2026-01-02T')
+    assert [(line["message"], line.get("dropped")) for line in map(json.loads, rest)] == [("after", 2), ("and on", None)]
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    out = Log(descriptor=writer)
+    out.error("nobody reads this")
+    assert out.dropped == 1
+    out.close()
+    os.close(writer)
+
+
+def test_a_rotated_file_is_begun_anew(tmp_path: Path, lines: Lines) -> None:
+    out = log(tmp_path)
+    out.info("one")
+    (tmp_path / "log").rename(tmp_path / "log.1")
+    out.reopen()
+    out.info("two")
+    out.close()
+    assert [line["message"] for line in lines()] == ["two"]

@@ -1,0 +1,255 @@
+"""Which socket, which directory; locks and sockets as the kernel sees them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from sfad import paths
+from sfad.paths import AlreadyRunning, PathError, bind_socket, config_files, lock_state_dir, prepare_state_dir, unbind_socket
+from sfad.protocol.paths import SYSTEM_SOCKET, bind_path, client_sockets, connect_path, daemon_socket, state_dir
+
+HOME = {"HOME": "/home/ann"}
+LOGIN = {**HOME, "XDG_RUNTIME_DIR": "/run/user/7"}
+STATE_SOCKET = Path("/home/ann/.local/state/sfad/sfad.sock")
+LOGIN_SOCKET = Path("/run/user/7/sfad/sfad.sock")
+
+
+def clients(env: dict[str, str], uid: int = 7, flag: str | None = None, login: bool = False) -> list[Path]:
+    return client_sockets(env, uid, flag, exists=lambda _: login)
+
+
+def daemon(env: dict[str, str], uid: int = 7, flag: str | None = None, login: bool = False) -> Path:
+    return daemon_socket(env, uid, flag, exists=lambda _: login)
+
+
+def test_a_socket_that_was_named_is_the_only_one() -> None:
+    named = {**LOGIN, "SFA_SOCKET": "/a", "SFAD_SOCKET": "/b"}
+    assert clients(named, flag="/f") == [Path("/f")]
+    assert clients(named) == [Path("/a")]
+    assert clients({**LOGIN, "SFAD_SOCKET": "/b"}) == [Path("/b")]
+    assert clients({**LOGIN, "SFA_SOCKET": "", "SFAD_SOCKET": "b"}) == [Path.cwd() / "b"]
+
+
+def test_else_the_user_s_then_the_system_s() -> None:
+    assert clients(LOGIN) == [LOGIN_SOCKET, STATE_SOCKET, SYSTEM_SOCKET]
+    assert clients(LOGIN, login=True) == [LOGIN_SOCKET, STATE_SOCKET, SYSTEM_SOCKET]
+    assert clients(HOME, login=True) == [LOGIN_SOCKET, STATE_SOCKET, SYSTEM_SOCKET]
+    assert clients(HOME) == [STATE_SOCKET, SYSTEM_SOCKET]
+    assert clients({**HOME, "XDG_RUNTIME_DIR": "relative"}) == [STATE_SOCKET, SYSTEM_SOCKET]
+
+
+def test_the_daemon_serves_the_first_that_its_clients_try() -> None:
+    for env, login in ((LOGIN, False), (HOME, True), (HOME, False)):
+        assert daemon(env, login=login) == clients(env, login=login)[0]
+    assert daemon({**LOGIN, "SFA_SOCKET": "/of-a-run"}) == LOGIN_SOCKET
+    assert daemon({**LOGIN, "SFAD_SOCKET": "/b"}) == Path("/b")
+    assert daemon({**LOGIN, "SFAD_SOCKET": "/b"}, flag="/f") == Path("/f")
+
+
+def test_root_without_a_session_is_the_system() -> None:
+    assert daemon({}, 0) == daemon({"HOME": "/root"}, 0, login=True) == SYSTEM_SOCKET
+    assert daemon({"XDG_RUNTIME_DIR": "/run/user/0"}, 0) == Path("/run/user/0/sfad/sfad.sock")
+    assert SYSTEM_SOCKET in clients({}, 0)
+
+
+def test_nowhere_to_go_is_said() -> None:
+    with pytest.raises(ValueError, match="all unset"):
+        daemon({})
+
+
+def test_state_directories() -> None:
+    assert state_dir(HOME, 7) == Path("/home/ann/.local/state/sfad")
+    assert state_dir({**HOME, "XDG_STATE_HOME": "/s"}, 7) == Path("/s/sfad")
+    assert state_dir(HOME, 0) == Path("/var/lib/sfad")
+    assert state_dir({"SFAD_STATE_DIR": "/e"}, 0) == Path("/e")
+    assert state_dir({"SFAD_STATE_DIR": "/e"}, 7, "/f") == Path("/f")
+    with pytest.raises(ValueError, match="HOME"):
+        state_dir({}, 7)
+
+
+def test_config_files() -> None:
+    system = Path("/etc/sfad/sfad.toml")
+    assert config_files(HOME) == ([system, Path("/home/ann/.config/sfad/sfad.toml")], False)
+    assert config_files({**HOME, "XDG_CONFIG_HOME": "/c"}) == ([system, Path("/c/sfad/sfad.toml")], False)
+    assert config_files({}) == ([system], False)
+    assert config_files({"SFAD_CONFIG": "/e"}) == ([Path("/e")], True)
+    assert config_files({"SFAD_CONFIG": "/e"}, "/f") == ([Path("/f")], True)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+def test_the_state_directory_is_the_owner_s_alone(tmp_path: Path) -> None:
+    made, found = tmp_path / "a" / "b", tmp_path / "found"
+    found.mkdir(mode=0o755)
+    for path in (made, found):
+        prepare_state_dir(path)
+        assert mode(path) == 0o700
+
+
+def test_a_shared_directory_is_not_narrowed_under_its_users(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    (shared / "theirs").touch()
+    with pytest.raises(PathError, match="a directory of its own"):
+        prepare_state_dir(shared)
+    assert mode(shared) == 0o1777
+    (tmp_path / "file").touch()
+    with pytest.raises(PathError, match="cannot be used"):
+        prepare_state_dir(tmp_path / "file" / "x")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a directory away")
+def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    os.chown(theirs, 12345, -1)
+    with pytest.raises(PathError, match="belongs to uid 12345"):
+        prepare_state_dir(theirs)
+
+
+def test_the_lock_is_the_process_s_and_names_it(tmp_path: Path) -> None:
+    code = "import sys, time; from pathlib import Path; from sfad.paths import lock_state_dir\n"
+    code += "lock_state_dir(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, stdin=subprocess.PIPE, env={"PYTHONPATH": os.getcwd()}
+    )
+    assert holder.stdout is not None
+    assert holder.stdin is not None
+    assert holder.stdout.readline() == b"held\n"
+    with pytest.raises(AlreadyRunning, match=rf"held by pid {holder.pid}: one daemon"):
+        lock_state_dir(tmp_path)
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    holder.stdout.close()
+    holder.stdin.close()
+    descriptor = lock_state_dir(tmp_path)
+    assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+    assert not os.get_inheritable(descriptor)
+    os.close(descriptor)
+
+
+def test_a_state_directory_that_is_missing_cannot_be_locked(tmp_path: Path) -> None:
+    with pytest.raises(PathError, match="cannot be opened"):
+        lock_state_dir(tmp_path / "missing")
+
+
+@pytest.fixture(params=["short", "long"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A socket's path that fits an address, and one that does not."""
+    deep = tmp_path / ("d" * 120) / ("e" * 120) if request.param == "long" else tmp_path
+    return deep / "sfad" / "sfad.sock"
+
+
+def connect(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as client:
+        connect_path(client, path)
+
+
+def test_a_socket_is_the_owner_s_alone_whatever_the_umask(address: Path) -> None:
+    before = sorted(os.listdir("/proc/self/fd"))
+    old = os.umask(0)
+    try:
+        listener = bind_socket(address)
+    finally:
+        os.umask(old)
+    assert (mode(address), mode(address.parent)) == (0o600, 0o700)
+    connect(address)
+    assert not listener.getblocking()
+    listener.close()
+    unbind_socket(address)
+    assert not address.exists()
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_system_socket_is_open_to_all(tmp_path: Path) -> None:
+    old = os.umask(0o077)
+    try:
+        listener = bind_socket(tmp_path / "run" / "s", mode=0o666, directory_mode=0o755)
+    finally:
+        os.umask(old)
+    listener.close()
+    assert (mode(tmp_path / "run" / "s"), mode(tmp_path / "run")) == (0o666, 0o755)
+
+
+def test_the_mode_is_never_wider_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def watching(sock: socket.socket, path: Path) -> None:
+        bind_path(sock, path)
+        seen.append(mode(path))
+
+    monkeypatch.setattr(paths, "bind_path", watching)
+    bind_socket(tmp_path / "s", mode=0o666).close()
+    assert seen == [0o600]
+
+
+def test_a_stale_socket_is_replaced_and_a_live_one_is_not(address: Path) -> None:
+    bind_socket(address).close()
+    listener = bind_socket(address)
+    inode = address.lstat().st_ino
+    with pytest.raises(AlreadyRunning, match="already listening"):
+        bind_socket(address)
+    unbind_socket(address)
+    assert address.lstat().st_ino == inode
+    connect(address)
+    listener.close()
+
+
+def test_a_live_socket_with_a_full_backlog_is_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "BACKLOG", 0)
+    listener = bind_socket(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX) as one:
+        connect_path(one, tmp_path / "s")
+        with pytest.raises(AlreadyRunning):
+            bind_socket(tmp_path / "s")
+    listener.close()
+
+
+def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "s").write_text("precious")
+    with pytest.raises(PathError, match="not a socket"):
+        bind_socket(tmp_path / "s")
+    unbind_socket(tmp_path / "s")
+    assert (tmp_path / "s").read_text() == "precious"
+    with pytest.raises(PathError, match="cannot be made"):
+        bind_socket(tmp_path / "s" / "below" / "t")
+    unbind_socket(tmp_path / "missing" / "t")
+
+
+def test_of_daemons_that_start_at_once_one_gets_a_stale_socket(tmp_path: Path) -> None:
+    for _ in range(20):
+        bind_socket(tmp_path / "s").close()
+        won: list[socket.socket] = []
+        lost: list[AlreadyRunning] = []
+
+        def race(won: list[socket.socket] = won, lost: list[AlreadyRunning] = lost) -> None:
+            try:
+                won.append(bind_socket(tmp_path / "s"))
+            except AlreadyRunning as error:
+                lost.append(error)
+
+        threads = [threading.Thread(target=race) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert (len(won), len(lost)) == (1, 3)
+        connect(tmp_path / "s")
+        won[0].close()
+
+
+def test_a_name_that_no_address_can_hold(tmp_path: Path) -> None:
+    with pytest.raises(PathError, match="is longer than"):
+        bind_socket(tmp_path / ("n" * 100) / ("s" * 100))
