@@ -61,6 +61,9 @@ class Launcher(Protocol):
     def place(self, pid: int, pidfd: int | None) -> RunId | None:
         """The run that a process is in, from the kernel; `None` if in none. Raises `Unplaceable`."""
 
+    def child_signalled(self) -> None:
+        """SIGCHLD arrived: orphans that were handed to this process may be waiting to be reaped."""
+
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Reaps, watches and reports until cancelled."""
 

@@ -1,0 +1,259 @@
+"""Containment in cgroup v2: one cgroup a run, nested like the runs, processes in its leaf `self`.
+
+    PARENT/sfad-INSTANCE/RUN/self        the run's processes, and cgroups that they make themselves
+                         RUN/CHILD/self  a child run's
+
+What is done to a run's cgroup is thereby done to its descendants. Kernel facts this rests on: a frozen process cannot
+fork, takes SIGKILL at once and other signals when it is thawed; `populated` is 0 before the first process has attached
+and does not count zombies; `cgroup.events` is always readable, and says that it changed by EPOLLPRI; `cgroup.kill`
+catches what is being forked, and leaves `cgroup.freeze` as it was.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Literal
+
+import trio
+
+from ..protocol.types import RunId
+from . import cgroupfs, procfs
+from .base import Emit, Unplaceable
+from .lineage import by_cookie, still
+from .local import Door, Held, LocalLauncher
+from .trampoline import Trampoline
+
+FREEZE_BOUND = 0.1
+"""Seconds that a stop waits for the freezer (SPEC section 6)."""
+_INSIST = 1.0
+"""Seconds between two kills of what does not go: something may have been moved in after the first."""
+_REMOVE_TRIES, _REMOVE_PAUSE = 100, 0.02
+"""A cgroup whose last process has just gone can be busy for some milliseconds."""
+
+_LEAF = "self"
+_PIDFD_GET_INFO = 0xC040FF0B
+_PIDFD_INFO_CGROUPID = 4
+_PIDFD_INFO = struct.Struct("=QQ48x")
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """A run's cgroup."""
+
+    directory: str
+    inode: int
+    """Of the leaf: the cgroup id that PIDFD_GET_INFO tells."""
+    events: int | None = None
+    """`cgroup.events`, open while somebody waits for it."""
+    frozen: trio.Event = field(default_factory=trio.Event)
+    """Set when a stop's freeze has taken hold."""
+
+
+class CgroupLauncher(LocalLauncher):
+    """Runs contained in cgroups below `base`. Raises `CgroupImpossible` where that cannot be."""
+
+    containment: Literal["cgroup", "tags"] = "cgroup"
+
+    def __init__(
+        self,
+        *,
+        instance: str,
+        emit: Emit,
+        base: cgroupfs.Base | None = None,
+        clock: Callable[[], float] = trio.current_time,
+        trampoline: Trampoline | None = None,
+        nofile: int | None = None,
+    ) -> None:
+        self._base = base or cgroupfs.locate(instance)
+        cgroupfs.probe(self._base)
+        super().__init__(instance=instance, emit=emit, clock=clock, trampoline=trampoline, nofile=nofile)
+        self.detail = self._base.directory
+        self._groups: dict[RunId, _Group] = {}
+        self._inodes: dict[int, RunId] = {}
+        self._directories: dict[str, RunId] = {}
+
+    # Entering and leaving.
+
+    def _enter(self, held: Held) -> Door:
+        group = self._groups.get(held.id) or self._make(held)
+        return Door(os.open(f"{group.directory}/{_LEAF}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
+
+    def _make(self, held: Held) -> _Group:
+        above = self._groups[held.parent.id].directory if held.parent else self._base.directory
+        directory = f"{above}/{held.id}"
+        leaf = f"{directory}/{_LEAF}"
+        for path in (directory, leaf):
+            with suppress(FileExistsError):  # an earlier try got this far
+                os.mkdir(path)
+        group = _Group(directory, os.stat(leaf).st_ino)
+        self._groups[held.id] = group
+        self._inodes[group.inode] = held.id
+        self._directories[directory] = held.id
+        return group
+
+    def _leave(self, held: Held) -> None:
+        group = self._groups.pop(held.id, None)
+        if group is None:
+            return
+        self._unwatch(group)
+        del self._inodes[group.inode], self._directories[group.directory]
+        try:
+            cgroupfs.remove_tree(group.directory)
+        except OSError:
+            self._task(self._remove_later, group.directory)
+
+    async def _remove_later(self, directory: str) -> None:
+        for _ in range(_REMOVE_TRIES):
+            await trio.sleep(_REMOVE_PAUSE)
+            with suppress(OSError):
+                cgroupfs.remove_tree(directory)
+                return
+
+    def close(self) -> None:
+        """Closes everything and removes the base, unless something still lives in it: that is for a sweep."""
+        for group in self._groups.values():
+            self._unwatch(group)
+        super().close()
+        with suppress(OSError):
+            cgroupfs.remove_tree(self._base.directory)
+
+    # Verbs.
+
+    def _terminate(self, held: Held, number: int) -> None:
+        group = self._groups.get(held.id)
+        if group is None:
+            self._signal_starting(held, number)
+            return
+        self._look_at(held, group)
+        group.frozen = trio.Event()
+        self._write(group, "cgroup.freeze", b"1")
+        self._watch.soon(self._look, held, group)
+        self._task(self._stop, held, group, number)
+
+    async def _stop(self, held: Held, group: _Group, number: int) -> None:
+        with trio.move_on_after(FREEZE_BOUND):
+            await group.frozen.wait()
+        self._signal_starting(held, number)
+        for pid, _ in self._members(held):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)  # nothing frozen can end, so no pid can have been used again
+        for directory in cgroupfs.nested(group.directory):
+            with suppress(OSError):
+                cgroupfs.write(f"{directory}/cgroup.freeze", b"0")
+
+    def _kill(self, held: Held) -> None:
+        group = self._groups.get(held.id)
+        if group:
+            self._look_at(held, group)
+            self._write(group, "cgroup.kill", b"1")
+            self._task(self._insist, held, group)
+
+    async def _insist(self, held: Held, group: _Group) -> None:
+        while True:
+            await trio.sleep(_INSIST)
+            if not held.emptying or group.events is None:
+                return
+            self._signal_starting(held, signal.SIGKILL)
+            self._write(group, "cgroup.kill", b"1")
+
+    def _freeze(self, held: Held) -> None:
+        group = self._groups.get(held.id)
+        if group:
+            self._look_at(held, group)
+            self._write(group, "cgroup.freeze", b"1")
+            self._watch.soon(self._look, held, group)
+        else:
+            self._watch.soon(self._stands, held)
+
+    def _thaw(self, held: Held) -> None:
+        group = self._groups.get(held.id)
+        if group:
+            self._write(group, "cgroup.freeze", b"0")
+
+    def _write(self, group: _Group, name: str, content: bytes) -> None:
+        with suppress(FileNotFoundError):
+            cgroupfs.write(f"{group.directory}/{name}", content)
+
+    # What the kernel tells.
+
+    def _look_at(self, held: Held, group: _Group) -> None:
+        if group.events is None:
+            group.events = os.open(f"{group.directory}/cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
+            self._watch.add(group.events, lambda: self._look(held, group), select.EPOLLPRI)
+
+    def _unwatch(self, group: _Group) -> None:
+        if group.events is not None:
+            self._watch.discard(group.events)
+            os.close(group.events)
+            group.events = None
+
+    def _look(self, held: Held, group: _Group) -> None:
+        if group.events is None:
+            return
+        events = os.pread(group.events, 256, 0)  # reading is what makes EPOLLPRI go away
+        if b"frozen 1" in events:
+            group.frozen.set()
+            self._stands(held)
+        if b"populated 0" in events:
+            self._consider(held)
+
+    def _populated(self, held: Held) -> bool:
+        group = self._groups.get(held.id)
+        return group is not None and b"populated 1" in cgroupfs.read(f"{group.directory}/cgroup.events")
+
+    def _members(self, held: Held) -> Iterator[tuple[int, RunId]]:
+        group = self._groups.get(held.id)
+        for directory in cgroupfs.nested(group.directory) if group else ():
+            for pid in cgroupfs.pids(directory):
+                yield pid, self._nearest(directory) or held.id
+
+    def _nearest(self, directory: str) -> RunId | None:
+        """The run of a cgroup: the deepest run's at or above it."""
+        while len(directory) > len(self._base.directory):
+            run = self._directories.get(directory)
+            if run is not None:
+                return run
+            directory = os.path.dirname(directory)
+        return None
+
+    # Identity.
+
+    def place(self, pid: int, pidfd: int | None) -> RunId | None:
+        """The run whose cgroup the process is in; else the one whose cookie it carries (moved to another cgroup, by
+        `systemd-run --scope` for example, it is still inside its run). Raises `Unplaceable`."""
+        run = self._inodes.get(_cgroup_id(pidfd)) if pidfd is not None else None
+        if run is not None:
+            return run
+        path = procfs.cgroup(pid) if pid > 0 else None
+        run = self._at(path) if path is not None else None
+        if run is None and path is not None:
+            run = by_cookie(pid, self.instance, self._runs)
+        if path is None or not still(pidfd):
+            raise Unplaceable(f"process {pid} ended before it could be placed")
+        return run
+
+    def _at(self, path: str) -> RunId | None:
+        inside = cgroupfs.below(path, self._base.path)
+        if inside is None:
+            return None
+        run = self._nearest(f"{self._base.directory}/{inside}")
+        if run is None:
+            raise Unplaceable(f"its cgroup {path} belongs to no run that is known")
+        return run
+
+
+def _cgroup_id(pidfd: int) -> int:
+    """The inode of the cgroup, from Linux 6.13 on; right even when the process has ended. 0 if the kernel cannot tell."""
+    try:
+        answer = fcntl.ioctl(pidfd, _PIDFD_GET_INFO, _PIDFD_INFO.pack(_PIDFD_INFO_CGROUPID, 0))
+    except OSError:
+        return 0
+    mask, inode = _PIDFD_INFO.unpack(answer)
+    return inode if mask & _PIDFD_INFO_CGROUPID else 0

@@ -1,0 +1,173 @@
+"""The cgroup v2 file system: where this instance's cgroups are, whether they can contain, and their control files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import procfs
+from .spawn import Job, Spawner
+from .trampoline import ATTACH, REPORT, Trampoline, best
+
+
+class CgroupImpossible(Exception):
+    """Runs cannot be contained in cgroups here, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A cgroup2 mount of this mount namespace."""
+
+    root: str
+    point: str
+
+    def directory(self, path: str) -> str | None:
+        """Where a cgroup, by its path in the hierarchy, is seen; `None` if outside of what is mounted."""
+        inside = below(path, self.root)
+        return None if inside is None else os.path.normpath(f"{self.point}/{inside}")
+
+    def path(self, directory: str) -> str | None:
+        """The reverse."""
+        inside = below(directory, self.point)
+        return None if inside is None else os.path.normpath(f"{self.root}/{inside}")
+
+
+def below(path: str, top: str) -> str | None:
+    if top == "/" or path == top or path.startswith(top + "/"):
+        return path[len(top) :].lstrip("/") if top != "/" else path.lstrip("/")
+    return None
+
+
+def mounts() -> list[Mount]:
+    """Every cgroup2 mount: one, also on a hybrid host, where it is called `unified`."""
+    lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
+    fields = [line.split(" ") for line in lines if " - cgroup2 " in line]
+    return [Mount(_unescaped(words[3]), _unescaped(words[4])) for words in fields]
+
+
+def _unescaped(text: str) -> str:
+    for octal, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        text = text.replace(octal, character)
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The directory of an instance, and how /proc/PID/cgroup names it."""
+
+    directory: str
+    path: str
+
+
+def locate(instance: str, parent: str | None = None) -> Base:
+    """Where the cgroups of this instance are: in `parent`, else in this process's own cgroup.
+
+    Raises `CgroupImpossible`. Nothing is made.
+    """
+    found = mounts()
+    if not found:
+        raise CgroupImpossible("no cgroup2 file system is mounted")
+    own = procfs.cgroup(os.getpid()) or "/"
+    directories = [os.path.normpath(parent)] if parent else [d for m in found if (d := m.directory(own))]
+    for directory in directories:
+        for mount in found:
+            path = mount.path(directory)
+            if path is not None:
+                name = f"sfad-{instance}"
+                return Base(f"{directory}/{name}", os.path.normpath(f"{path}/{name}"))
+    raise CgroupImpossible(f"{parent or own} is not below a cgroup2 mount")
+
+
+def probe(base: Base, *, trampoline: Trampoline | None = None) -> None:
+    """Makes the base directory and really contains a child in it. Raises `CgroupImpossible`, and leaves nothing then."""
+    made = not os.path.isdir(base.directory)
+    try:
+        os.makedirs(base.directory, exist_ok=True)
+        _probe_inside(base.directory, trampoline)
+    except OSError as error:
+        raise CgroupImpossible(f"{error.filename or base.directory}: {error.strerror}") from error
+    except CgroupImpossible:
+        if made:
+            remove_tree(base.directory)
+        raise
+
+
+def _probe_inside(directory: str, trampoline: Trampoline | None) -> None:
+    for name in ("cgroup.kill", "cgroup.freeze", "cgroup.events"):
+        if not os.path.exists(f"{directory}/{name}"):
+            raise CgroupImpossible(f"{directory} has no {name}: cgroups can be killed since Linux 5.14")
+    cell = f"{directory}/probe"
+    os.makedirs(cell, exist_ok=True)
+    try:
+        _attach_a_child(cell, trampoline)
+    finally:
+        remove_tree(cell)
+
+
+def _attach_a_child(cell: str, trampoline: Trampoline | None) -> None:
+    """A child that attaches itself and then fails to run a command that does not exist: it must get that far."""
+    with ExitStack() as stack:
+        opened: list[int] = []
+        for path in ("/", "/dev/null", f"{cell}/cgroup.procs"):
+            flags = {"/": os.O_PATH, "/dev/null": os.O_RDWR}.get(path, os.O_WRONLY)
+            opened.append(os.open(path, flags | os.O_CLOEXEC))
+            stack.callback(os.close, opened[-1])
+        cwd, null, door = opened
+        near, far = os.pipe2(os.O_CLOEXEC)
+        stack.callback(os.close, near)
+        spawner = Spawner(trampoline or best())
+        with ExitStack() as spawning:
+            spawning.callback(os.close, far)
+            spawning.callback(spawner.close)
+            pid = spawner.spawn(Job(b"/\x01", [b"probe"], [], 0o022, cwd, (null, null, null), door, far))
+        report = os.read(near, REPORT.size)
+        os.waitid(os.P_PID, pid, os.WEXITED)
+    stage, number = REPORT.unpack(report) if len(report) == REPORT.size else (ATTACH, 0)
+    if stage == ATTACH:
+        raise CgroupImpossible(f"a process cannot be moved to {cell}: {os.strerror(-number)}")
+
+
+def remove_tree(directory: str) -> None:
+    """Removes a cgroup and those in it, deepest first. Raises `OSError` (EBUSY if something lives there)."""
+    try:
+        os.rmdir(directory)
+    except FileNotFoundError:
+        return
+    except OSError:
+        for path in [entry.path for entry in os.scandir(directory) if entry.is_dir(follow_symlinks=False)]:
+            remove_tree(path)
+        os.rmdir(directory)
+
+
+def write(path: str, content: bytes) -> None:
+    """Writes a control file. Raises `OSError` (ENOENT, ENODEV: the cgroup is gone)."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, content)
+    finally:
+        os.close(fd)
+
+
+def read(path: str) -> bytes:
+    """A control file; `b""` if the cgroup is gone."""
+    return procfs.read(path) or b""
+
+
+def pids(directory: str) -> Iterator[int]:
+    """The processes of one cgroup. One of another pid namespace shows as 0, which to kill(2) is our own group."""
+    content = procfs.read_whole(f"{directory}/cgroup.procs")  # a threaded cgroup has none: its processes show above it
+    return (pid for pid in map(int, (content or b"").split()) if pid > 0)
+
+
+def nested(directory: str) -> Iterator[str]:
+    """A cgroup and all cgroups in it, outermost first."""
+    yield directory
+    try:
+        below = [entry.path for entry in os.scandir(directory) if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return
+    for path in below:
+        yield from nested(path)

@@ -1,0 +1,228 @@
+"""A launcher without processes, for tests of the runtime under trio's autojump clock. What runs do is scripted."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import trio
+
+from ..core.events import Emptied, Frozen, LaunchFailed, LaunchSucceeded, MainExited, Surveyed
+from ..protocol.types import RunId, Survivor
+from .base import Emit, LaunchSpec, Load
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What one attempt at a run does."""
+
+    after: float | None = 0.0
+    """Seconds until the main process exits by itself; `None`: it does not."""
+    code: int = 0
+    errno: int = 0
+    """If not 0 the launch fails with it."""
+    obeys: bool = True
+    """A signal ends everything in it; else only SIGKILL does."""
+    leaves: bool = False
+    """Something else stays when the main process exits."""
+    dying: float = 0.0
+    """Seconds between the signal that ends it and its end."""
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    id: RunId
+    parent: _Run | None
+    script: Script
+    children: list[_Run] = field(default_factory=list)
+    pid: int = 0
+    main: bool = False
+    rest: bool = False
+    emptying: bool = False
+    frozen: bool = False
+    exiting: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+    def subtree(self) -> list[_Run]:
+        return [self, *(below for child in self.children for below in child.subtree())]
+
+    @property
+    def alive(self) -> bool:
+        return any(run.main or run.rest for run in self.subtree())
+
+
+class FakeLauncher:
+    """Implements `Launcher`. `calls` records every verb as (name, run, …)."""
+
+    containment: Literal["cgroup", "tags"] = "cgroup"
+    detail = "fake"
+
+    def __init__(
+        self,
+        *,
+        emit: Emit,
+        clock: Callable[[], float] = trio.current_time,
+        script: Callable[[RunId, LaunchSpec], Script] = lambda _run, _spec: Script(),
+    ) -> None:
+        self.calls: list[tuple[object, ...]] = []
+        self.places: dict[int, RunId | None] = {}
+        """What `place` answers, by pid."""
+        self._emit = emit
+        self._clock = clock
+        self._script = script
+        self._runs: dict[RunId, _Run] = {}
+        self._soon: deque[Callable[[], None]] = deque()
+        self._wake = trio.Event()
+        self._nursery: trio.Nursery | None = None
+        self._last_pid = 1000
+
+    def launch(self, run: RunId, parent: RunId | None, spec: LaunchSpec) -> None:
+        """Starts the scripted attempt."""
+        self.calls.append(("launch", run, parent, spec))
+        held = self._runs.get(run) or self._hold(run, parent)
+        held.script = self._script(run, spec)
+        self._later(lambda: self._started(held))
+
+    def terminate(self, run: RunId, signal: int) -> None:
+        """Ends what obeys."""
+        self.calls.append(("terminate", run, signal))
+        self._stop(run, signal)
+
+    def kill(self, run: RunId) -> None:
+        """Ends everything."""
+        self.calls.append(("kill", run))
+        self._stop(run, signal.SIGKILL)
+
+    def survey(self, run: RunId) -> None:
+        """Answers with the main processes that are alive."""
+        self.calls.append(("survey", run))
+        alive = [below for below in self._below(run) if below.main or below.rest]
+        survivors = tuple(Survivor(pid=below.pid, run_id=below.id, why="scripted") for below in alive)
+        self._later(lambda: self._emit(Surveyed(self._clock(), run, survivors)))
+
+    def freeze(self, run: RunId) -> None:
+        """What is frozen does not exit by itself before it is thawed."""
+        self.calls.append(("freeze", run))
+        for below in self._below(run)[:1]:
+            below.frozen = True
+        self._later(lambda: self._emit(Frozen(self._clock(), run)))
+
+    def thaw(self, run: RunId) -> None:
+        """Undoes `freeze`."""
+        self.calls.append(("thaw", run))
+        for below in self._below(run)[:1]:
+            below.frozen = False
+        self._wake.set()
+
+    def release(self, run: RunId) -> None:
+        """Forgets the run."""
+        self.calls.append(("release", run))
+        held = self._runs.pop(run, None)
+        if held and held.parent:
+            held.parent.children.remove(held)
+
+    def signal_main(self, run: RunId, signal: int) -> bool:
+        """Only recorded; whether there is a main process."""
+        self.calls.append(("signal_main", run, signal))
+        return any(below.main for below in self._below(run)[:1])
+
+    def load(self, run: RunId) -> Load | None:
+        """A process and a MiB for each run of the subtree."""
+        alive = [below for below in self._below(run) if below.main or below.rest]
+        return Load(len(alive), len(alive) << 20) if run in self._runs else None
+
+    def place(self, pid: int, pidfd: int | None) -> RunId | None:  # noqa: ARG002 - the protocol's
+        """What `places` says; outside of every run otherwise."""
+        return self.places.get(pid)
+
+    def child_signalled(self) -> None:
+        """There are no children."""
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Plays the scripts until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            task_status.started()
+            while True:
+                self._wake = trio.Event()
+                while self._soon:
+                    self._soon.popleft()()
+                await self._wake.wait()
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+    def _hold(self, run: RunId, parent: RunId | None) -> _Run:
+        above = self._runs[parent] if parent is not None else None
+        held = self._runs[run] = _Run(run, above, Script())
+        if above:
+            above.children.append(held)
+        return held
+
+    def _below(self, run: RunId) -> list[_Run]:
+        held = self._runs.get(run)
+        return held.subtree() if held else []
+
+    def _later(self, call: Callable[[], None]) -> None:
+        self._soon.append(call)
+        self._wake.set()
+
+    def _started(self, held: _Run) -> None:
+        if held.script.errno:
+            error = os.strerror(held.script.errno)
+            self._emit(LaunchFailed(self._clock(), held.id, held.script.errno, error))
+            self._consider(held)
+            return
+        self._last_pid += 1
+        held.pid, held.main, held.exiting = self._last_pid, True, trio.CancelScope()
+        self._emit(LaunchSucceeded(self._clock(), held.id, held.pid))
+        if held.script.after is not None and self._nursery:
+            self._nursery.start_soon(self._exit_by_itself, held, held.script.after)
+
+    async def _exit_by_itself(self, held: _Run, after: float) -> None:
+        with held.exiting:
+            await trio.sleep(after)
+            while self._frozen(held):
+                await self._wake.wait()
+                await trio.lowlevel.checkpoint()
+            held.rest = held.script.leaves
+            self._exited(held, held.script.code, None)
+
+    def _frozen(self, held: _Run | None) -> bool:
+        return held is not None and (held.frozen or self._frozen(held.parent))
+
+    def _stop(self, run: RunId, number: int) -> None:
+        held = self._runs.get(run)
+        if held is None:
+            self._later(lambda: self._emit(Emptied(self._clock(), run)))
+            return
+        held.emptying = True
+        for below in reversed(held.subtree()):
+            if self._nursery and (below.script.obeys or number == signal.SIGKILL):
+                self._nursery.start_soon(self._end, below, number)
+        self._later(lambda: self._consider(held))
+
+    async def _end(self, held: _Run, number: int) -> None:
+        await trio.sleep(held.script.dying)
+        held.rest = False
+        if held.main:
+            held.exiting.cancel()
+            self._exited(held, None, number)
+        self._consider(held)
+
+    def _exited(self, held: _Run, code: int | None, number: int | None) -> None:
+        if held.main:
+            held.main = False
+            self._emit(MainExited(self._clock(), held.id, code, number, not held.alive))
+            self._consider(held)
+
+    def _consider(self, held: _Run) -> None:
+        above: _Run | None = held
+        while above is not None:
+            if above.emptying and not above.alive:
+                above.emptying = False
+                self._emit(Emptied(self._clock(), above.id))
+            above = above.parent

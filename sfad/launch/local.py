@@ -1,0 +1,430 @@
+"""Runs as processes of this machine: spawning, reaping and reporting. How they are contained is left to a subclass.
+
+Every run that was launched is `Held` until its release. What is reported about it comes from three places: the pipe on
+which its trampoline would report failure, the pidfd of its main process, and its containment; all three call
+`consider`, and a run is empty once no main process of its subtree is unreaped and its containment is unpopulated.
+That order is what makes every `MainExited` come before the `Emptied` of the run and of its ancestors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import resource
+import secrets
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from typing import Literal
+
+import trio
+
+from ..core.events import Emptied, Event, Frozen, LaunchFailed, LaunchSucceeded, MainExited, Surveyed
+from ..protocol.types import RunId, Survivor
+from . import procfs
+from .base import Emit, LaunchSpec, Load
+from .reaper import Orphans
+from .spawn import Job, LaunchError, Spawner, resolve
+from .trampoline import ATTACH, REPORT, Trampoline, best
+from .watch import Watch
+
+COOKIE = b"SFA_COOKIE"
+"""The environment variable that names instance, run and a random number; inherited by what a run starts."""
+
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
+_libc = ctypes.CDLL(None)
+
+
+@dataclass(slots=True)
+class Main:
+    """A run's main process until it is reaped."""
+
+    pid: int
+    pidfd: int
+    command: bytes
+    report: int | None
+    """The read end of the trampoline's report; `None` once it has become the command, or failed to."""
+    failure: LaunchError | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A run between its first launch and its release."""
+
+    id: RunId
+    parent: Held | None
+    cookie: bytes
+    children: set[Held] = field(default_factory=set)
+    main: Main | None = None
+    emptying: bool = False
+    """Whether `Emptied` is owed."""
+    freezing: bool = False
+    """Whether `Frozen` is owed."""
+
+    def chain(self) -> Iterator[Held]:
+        """The run and its ancestors, nearest first."""
+        node: Held | None = self
+        while node is not None:
+            yield node
+            node = node.parent
+
+    def subtree(self) -> Iterator[Held]:
+        """The run and its descendants."""
+        yield self
+        for child in tuple(self.children):
+            yield from child.subtree()
+
+    @property
+    def starting(self) -> list[Main]:
+        """Main processes of the subtree that may not be contained yet."""
+        return [held.main for held in self.subtree() if held.main and held.main.report is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """How a trampoline gets into a run's containment."""
+
+    fd: int
+    """Where it writes "0". The launcher closes it."""
+    msgqueue: int | None = None
+
+
+class LocalLauncher(ABC):
+    """The `Launcher` of this machine. One per process, in trio's thread, which is the main thread."""
+
+    containment: Literal["cgroup", "tags"]
+    detail: str
+
+    def __init__(
+        self,
+        *,
+        instance: str,
+        emit: Emit,
+        clock: Callable[[], float] = trio.current_time,
+        trampoline: Trampoline | None = None,
+        nofile: int | None = None,
+    ) -> None:
+        self.instance = instance
+        self._emit = emit
+        self._clock = clock
+        self._runs: dict[RunId, Held] = {}
+        self._watch = Watch()
+        self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        self._spawner = Spawner(trampoline or best())
+        self._nofile = nofile if nofile is not None else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._orphans = Orphans()
+        self._nursery: trio.Nursery | None = None
+        self._was_subreaper = _subreaper()
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    # What a containment is asked.
+
+    @abstractmethod
+    def _enter(self, held: Held) -> Door:
+        """Makes the run's containment if it is not there. Raises `OSError`."""
+
+    @abstractmethod
+    def _terminate(self, held: Held, number: int) -> None: ...
+
+    @abstractmethod
+    def _kill(self, held: Held) -> None: ...
+
+    @abstractmethod
+    def _freeze(self, held: Held) -> None:
+        """Ends in `_stands`."""
+
+    @abstractmethod
+    def _thaw(self, held: Held) -> None: ...
+
+    @abstractmethod
+    def _populated(self, held: Held) -> bool:
+        """Whether anything is alive in it, zombies and child runs' unreaped mains aside. While the run is being emptied
+        the containment calls `_consider` when this may have become false."""
+
+    @abstractmethod
+    def _members(self, held: Held) -> Iterable[tuple[int, RunId]]:
+        """Every live process in it and the run that the process is in."""
+
+    @abstractmethod
+    def _leave(self, held: Held) -> None:
+        """Removes what `_enter` made."""
+
+    @abstractmethod
+    def place(self, pid: int, pidfd: int | None) -> RunId | None:
+        """See `Launcher.place`."""
+
+    # The verbs.
+
+    def launch(self, run: RunId, parent: RunId | None, spec: LaunchSpec) -> None:
+        """Starts the run's command, a first time or again; answered by `LaunchSucceeded` or `LaunchFailed`."""
+        held = self._runs.get(run) or self._hold(run, parent)
+        try:
+            held.main = self._start(held, spec)
+        except LaunchError as error:
+            self._watch.soon(self._fail, held, error)
+
+    def terminate(self, run: RunId, signal: int) -> None:
+        """Signals every process of the run and its descendants; from now on `Emptied` is reported."""
+        held = self._owe_emptied(run)
+        if held:
+            self._terminate(held, signal)
+
+    def kill(self, run: RunId) -> None:
+        """SIGKILL to everything, until it is empty; `Emptied` is reported."""
+        held = self._owe_emptied(run)
+        if held:
+            self._signal_starting(held, signal.SIGKILL)
+            self._kill(held)
+
+    def survey(self, run: RunId) -> None:
+        """Answered by `Surveyed`."""
+        held = self._runs.get(run)
+        survivors = tuple(self._survivors(held)) if held else ()
+        self._watch.soon(self._answer, Surveyed, run, survivors)
+
+    def freeze(self, run: RunId) -> None:
+        """Answered by `Frozen`."""
+        held = self._runs.get(run)
+        if held:
+            held.freezing = True
+            self._freeze(held)
+        else:
+            self._watch.soon(self._answer, Frozen, run)
+
+    def thaw(self, run: RunId) -> None:
+        """Undoes `freeze`."""
+        held = self._runs.get(run)
+        if held:
+            held.freezing = False
+            self._thaw(held)
+
+    def release(self, run: RunId) -> None:
+        """Forgets the run and removes its containment."""
+        held = self._runs.pop(run, None)
+        if held is None:
+            return
+        held.emptying = held.freezing = False
+        if held.parent:
+            held.parent.children.discard(held)
+        self._leave(held)
+
+    def signal_main(self, run: RunId, signal: int) -> bool:
+        """Signals the main process alone; whether there was one."""
+        held = self._runs.get(run)
+        return bool(held and held.main and _signal(held.main, signal))
+
+    def load(self, run: RunId) -> Load | None:
+        """Processes and memory of the run and its descendants; `None` if it is not held."""
+        held = self._runs.get(run)
+        if held is None:
+            return None
+        pids = [pid for pid, _ in self._members(held)]
+        return Load(len(pids), sum(map(procfs.resident, pids)))
+
+    def child_signalled(self) -> None:
+        """SIGCHLD came in: orphans may be there to reap."""
+        self._orphans.notice()
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Reaps, watches and reports until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self._orphans.serve)
+            task_status.started()
+            await self._watch.run()
+
+    def close(self) -> None:
+        """Gives back every descriptor."""
+        for held in self._runs.values():
+            if held.main:
+                self._drop(held.main)
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, self._was_subreaper, 0, 0, 0)
+        self._watch.close()
+        self._spawner.close()
+        os.close(self._null)
+
+    # Starting.
+
+    def _hold(self, run: RunId, parent: RunId | None) -> Held:
+        above = self._runs[parent] if parent is not None else None
+        held = Held(run, above, f"{self.instance}:{run}:{secrets.token_hex(8)}".encode())
+        self._runs[run] = held
+        if above:
+            above.children.add(held)
+        return held
+
+    def _start(self, held: Held, spec: LaunchSpec) -> Main:
+        if held.main is not None:
+            raise LaunchError(errno.EBUSY, "cannot start again", held.id.encode())
+        if b"\0" in b"".join((spec.cwd, *spec.argv, *spec.env)):
+            raise LaunchError(errno.EINVAL, "cannot execute", b"".join(spec.argv[:1]), " (null byte)")
+        with ExitStack() as failing, ExitStack() as done:
+            cwd = self._directory(spec.cwd, done)
+            path = resolve(spec.argv[0] if spec.argv else b"", spec.env, cwd)
+            try:
+                door = self._enter(held)
+                done.callback(os.close, door.fd)
+                report, far_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+                failing.callback(os.close, report)
+                done.callback(os.close, far_end)
+                pid = self._spawner.spawn(self._job(held, spec, path, cwd, door, far_end))
+            except OSError as error:
+                raise LaunchError(error.errno or errno.EIO, "cannot start", path) from error
+            done.close()  # two descriptors are free again: enough for what follows
+            main = self._adopt(held, pid, path, report)
+            failing.pop_all()
+        return main
+
+    def _directory(self, path: bytes, done: ExitStack) -> int:
+        try:
+            fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise LaunchError(error.errno or errno.EIO, "cannot enter directory", path) from error
+        done.callback(os.close, fd)
+        if not os.access(path, os.X_OK, effective_ids=True):
+            raise LaunchError(errno.EACCES, "cannot enter directory", path)
+        return fd
+
+    def _job(self, held: Held, spec: LaunchSpec, path: bytes, cwd: int, door: Door, report: int) -> Job:
+        null = self._null
+        stdio = tuple(null if fd is None else fd for fd in (spec.stdin, spec.stdout, spec.stderr))
+        env = [item for item in spec.env if not item.startswith(COOKIE + b"=")]
+        return Job(
+            path=path,
+            argv=spec.argv,
+            env=[*env, COOKIE + b"=" + held.cookie],
+            umask=spec.umask,
+            cwd=cwd,
+            stdio=(stdio[0], stdio[1], stdio[2]),
+            door=door.fd,
+            report=report,
+            terminal=spec.terminal,
+            nofile=self._nofile,
+            msgqueue=door.msgqueue,
+        )
+
+    def _adopt(self, held: Held, pid: int, path: bytes, report: int) -> Main:
+        self._orphans.owned[pid] = held.id
+        try:
+            pidfd = os.pidfd_open(pid)
+            main = Main(pid, pidfd, path, report)
+            self._watch.add(report, lambda: self._read_report(held, main))
+            self._watch.add(pidfd, lambda: self._reap(held, main))
+        except OSError as error:
+            os.kill(pid, signal.SIGKILL)  # our unreaped child: the pid is its own
+            del self._orphans.owned[pid]
+            self._orphans.notice()
+            raise LaunchError(error.errno or errno.EIO, "cannot watch", path) from error
+        return main
+
+    # Reporting.
+
+    def _answer(self, kind: Callable[..., Event], *fields: object) -> None:
+        self._emit(kind(self._clock(), *fields))
+
+    def _fail(self, held: Held, error: LaunchError) -> None:
+        self._emit(LaunchFailed(self._clock(), held.id, error.errno, error.text))
+        self._consider(held)
+
+    def _read_report(self, held: Held, main: Main) -> None:
+        if main.report is None:
+            return
+        try:
+            content = os.read(main.report, REPORT.size)
+        except BlockingIOError:
+            return
+        self._watch.discard(main.report)
+        os.close(main.report)
+        main.report = None
+        if content:
+            main.failure = _failure(content, main.command)  # told once the trampoline is reaped
+        else:
+            self._emit(LaunchSucceeded(self._clock(), held.id, main.pid))
+
+    def _reap(self, held: Held, main: Main) -> None:
+        self._read_report(held, main)
+        result = os.waitid(os.P_PIDFD, main.pidfd, os.WEXITED | os.WNOHANG)
+        if result is None:
+            return
+        self._drop(main)
+        held.main = None
+        if main.failure:
+            self._fail(held, main.failure)
+            return
+        exited = result.si_code == os.CLD_EXITED
+        code, number = (result.si_status, None) if exited else (None, result.si_status)
+        self._emit(MainExited(self._clock(), held.id, code, number, self._empty(held)))
+        self._consider(held)
+
+    def _drop(self, main: Main) -> None:
+        for fd in (main.report, main.pidfd):
+            if fd is not None:
+                self._watch.discard(fd)
+                os.close(fd)
+        self._orphans.owned.pop(main.pid, None)
+
+    # Emptying.
+
+    def _owe_emptied(self, run: RunId) -> Held | None:
+        held = self._runs.get(run)
+        if held is None:
+            self._watch.soon(self._answer, Emptied, run)
+            return None
+        held.emptying = True
+        self._watch.soon(self._consider, held)
+        return held
+
+    def _empty(self, held: Held) -> bool:
+        return not any(below.main for below in held.subtree()) and not self._populated(held)
+
+    def _consider(self, held: Held) -> None:
+        """Something that may have been the last is gone."""
+        for above in tuple(held.chain()):
+            if above.emptying and self._empty(above):
+                above.emptying = False
+                self._emit(Emptied(self._clock(), above.id))
+
+    def _stands(self, held: Held) -> None:
+        if held.freezing:
+            held.freezing = False
+            self._emit(Frozen(self._clock(), held.id))
+
+    def _signal_starting(self, held: Held, number: int) -> None:
+        for main in held.starting:
+            _signal(main, number)
+
+    def _survivors(self, held: Held) -> Iterator[Survivor]:
+        starting = [(below.main.pid, below.id) for below in held.subtree() if below.main and below.main in held.starting]
+        for pid, run in dict([*starting, *self._members(held)]).items():
+            why = procfs.plight(pid)
+            if why:
+                yield Survivor(pid=pid, run_id=run, why=why)
+
+    def _task(self, call: Callable[..., Awaitable[object]], *arguments: object) -> None:
+        if self._nursery is None:
+            raise RuntimeError("the launcher is not being served")
+        self._nursery.start_soon(call, *arguments)
+
+
+def _subreaper() -> int:
+    answer = ctypes.c_int()
+    _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0)
+    return answer.value
+
+
+def _signal(main: Main, number: int) -> bool:
+    with suppress(ProcessLookupError, PermissionError):
+        signal.pidfd_send_signal(main.pidfd, number)
+        return True
+    return False
+
+
+def _failure(report: bytes, command: bytes) -> LaunchError:
+    stage, number = REPORT.unpack(report)
+    if stage == ATTACH:
+        return LaunchError(-number, "cannot contain", command)
+    note = " (its interpreter is missing)" if number == -errno.ENOENT and os.path.exists(command) else ""
+    return LaunchError(-number, "cannot execute", command, note)

@@ -1,0 +1,298 @@
+"""Containment without cgroups: by descent and by two tags that processes inherit. Best effort, and `doctor` says so.
+
+This process is a subreaper, so whatever a run starts stays below it. A process is told to be in a run by a soft
+RLIMIT_MSGQUEUE that only that run has (it survives `env -i`, setsid and a double fork, and can be read of every
+process), else by its nearest ancestor that is known, else by the cookie in its environment.
+
+Whoever lives has a living parent, up to this process, for the orphans of the dead become our children. Hence a run is
+empty once none of our *direct* children that are in it is alive: one cheap read, and no race with what forks.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import secrets
+import signal
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from time import monotonic
+from typing import Literal
+
+import trio
+
+from ..protocol.types import RunId
+from . import procfs
+from .base import Emit, Unplaceable
+from .lineage import by_cookie, cookie, cookie_run, still
+from .local import Door, Held, LocalLauncher
+from .procfs import Stat
+from .reaper import reap_orphan
+from .trampoline import Trampoline
+
+_SLICE = 0.01
+"""Seconds of signalling between two looks at the rest of the daemon."""
+_PASSES = 10
+"""Scans of a SIGTERM: what forks faster is for the SIGKILL after the grace."""
+_WATCHED = 32
+"""Pidfds waited on at a time; the next are looked for when these are gone."""
+_INSIST = 0.5
+"""Seconds between two kills of what does not go."""
+_SETTLE = 0.002
+"""Seconds between two looks at whether everything has stopped, which nothing tells of processes that are not our children."""
+_CAPACITY = 819_200
+"""The kernel's default RLIMIT_MSGQUEUE, bytes: numbers are chosen from its upper half, so that queues keep working."""
+
+
+class TagsLauncher(LocalLauncher):
+    """Runs contained by descent and tags. `why` tells the reason for not using cgroups."""
+
+    containment: Literal["cgroup", "tags"] = "tags"
+
+    def __init__(
+        self,
+        *,
+        instance: str,
+        emit: Emit,
+        why: str = "",
+        clock: Callable[[], float] = trio.current_time,
+        trampoline: Trampoline | None = None,
+        nofile: int | None = None,
+    ) -> None:
+        super().__init__(instance=instance, emit=emit, clock=clock, trampoline=trampoline, nofile=nofile)
+        self.detail = why or "asked for"
+        self._numbers: dict[int, RunId] = {}
+        self._paused: set[Held] = set()
+        self._killing: set[Held] = set()
+        self._draining: set[Held] = set()
+        self._terminating: dict[Held, int] = {}
+        self._kill_now = trio.Event()
+
+    # Entering and leaving.
+
+    def _enter(self, held: Held) -> Door:
+        number = next((n for n, run in self._numbers.items() if run == held.id), None) or self._new_number()
+        if number is not None:
+            self._numbers[number] = held.id
+        return Door(os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC), number)
+
+    def _new_number(self) -> int | None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_MSGQUEUE)
+        top = _CAPACITY if hard == resource.RLIM_INFINITY else min(hard, _CAPACITY)
+        taken = {soft, *self._numbers}
+        if top // 2 <= len(taken):
+            return None
+        drawn = iter(lambda: top // 2 + secrets.randbelow(top - top // 2), -1)
+        return next(number for number in drawn if number not in taken)
+
+    def _leave(self, held: Held) -> None:
+        self._numbers = {number: run for number, run in self._numbers.items() if run != held.id}
+        self._paused.discard(held)
+        self._killing.discard(held)
+
+    # Verbs.
+
+    def _terminate(self, held: Held, number: int) -> None:
+        self._paused.difference_update(held.subtree())
+        if not self._terminating:
+            self._watch.soon(self._signal_all)  # one scan for all that are stopped at the same time
+        self._terminating[held] = number
+
+    def _signal_all(self) -> None:
+        asked, self._terminating = self._terminating, {}
+        for number in set(asked.values()):
+            stopping = [held for held in asked if asked[held] == number]
+            done: set[tuple[int, int]] = set()
+            for _ in range(_PASSES):
+                if not self._strike(_runs(stopping), (number, signal.SIGCONT), done):
+                    break
+        for held in asked:
+            self._drain_soon(held)
+
+    def _kill(self, held: Held) -> None:
+        if not self._killing:
+            self._task(self._kill_all)
+        self._killing.add(held)
+        self._kill_now.set()
+        self._drain_soon(held)
+
+    async def _kill_all(self) -> None:
+        while self._killing:
+            self._kill_now = trio.Event()
+            if self._slay(_runs(self._killing)):
+                await trio.lowlevel.checkpoint()
+            else:
+                with trio.move_on_after(_INSIST):
+                    await self._kill_now.wait()
+            self._killing = {held for held in self._killing if held.emptying}
+
+    def _freeze(self, held: Held) -> None:
+        self._paused.add(held)
+        self._task(self._hold_still, held)
+
+    async def _hold_still(self, held: Held) -> None:
+        done: set[tuple[int, int]] = set()
+        while held.freezing and not all(process.stopped for process, _ in self._census(_runs([held]))):
+            self._strike(_runs([held]), (signal.SIGSTOP,), done)
+            await trio.sleep(_SETTLE)
+        self._stands(held)
+
+    def _thaw(self, held: Held) -> None:
+        self._paused.discard(held)
+        still_paused = {below.id for below in held.subtree() if self._paused.intersection(below.chain())}
+        for process, run in self._census(_runs([held])):
+            if run not in still_paused:
+                _send(process, (signal.SIGCONT,))
+
+    # Emptying.
+
+    def _drain_soon(self, held: Held) -> None:
+        if held not in self._draining:
+            self._draining.add(held)
+            self._task(self._drain, held)
+
+    async def _drain(self, held: Held) -> None:
+        try:
+            while held.emptying and (tops := self._tops(held)):
+                await self._gone(tops[:_WATCHED])
+        finally:
+            self._draining.discard(held)
+        self._consider(held)
+
+    def _tops(self, held: Held) -> list[int]:
+        """Our living direct children in the run. While there is none, nothing of the run is alive."""
+        runs = _runs([held])
+        return [pid for pid in procfs.children() if self._run_of_child(pid) in runs and _lives(pid)]
+
+    def _populated(self, held: Held) -> bool:
+        return any(pid not in self._orphans.owned for pid in self._tops(held))
+
+    def _slay(self, runs: set[RunId]) -> bool:
+        """Kills for a while; whether the last look still found something new."""
+        until = monotonic() + _SLICE
+        struck: set[tuple[int, int]] = set()
+        while monotonic() < until:
+            fresh = self._slay_children(runs, struck)
+            if not fresh and not self._strike(runs, (signal.SIGKILL,), struck):
+                return False
+        return True
+
+    def _slay_children(self, runs: set[RunId], struck: set[tuple[int, int]]) -> bool:
+        """Kills the direct children. Against what forks and exits this is the race to win: each of its processes is our
+        child as soon as the one before is gone, so a look costs microseconds, and an unreaped pid is nobody else's."""
+        fresh = False
+        for pid in procfs.children():
+            if (pid, 0) not in struck and self._run_of_child(pid) in runs:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+                struck.add((pid, 0))
+                fresh = True
+            if pid not in self._orphans.owned:
+                reap_orphan(pid)
+        return fresh
+
+    async def _gone(self, pids: Iterable[int]) -> None:
+        """Until these children have ended, or it is time to look again."""
+        with trio.move_on_after(_INSIST):
+            for pid in pids:
+                await self._ended(pid)
+
+    async def _ended(self, pid: int) -> None:
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        ended = trio.Event()
+        self._watch.add(pidfd, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            self._watch.discard(pidfd)
+            os.close(pidfd)
+
+    # Finding.
+
+    def _run_of_child(self, pid: int) -> RunId | None:
+        """The run of a direct child of this process."""
+        return self._orphans.owned.get(pid) or self._by_number(pid) or self._by_cookie(pid)
+
+    def _by_number(self, pid: int) -> RunId | None:
+        number = procfs.soft_limit(pid, resource.RLIMIT_MSGQUEUE)
+        return self._numbers.get(number) if number is not None else None
+
+    def _by_cookie(self, pid: int) -> RunId | None:
+        value = cookie(pid, self.instance)
+        return cookie_run(value) if value else None
+
+    def _census(self, runs: set[RunId]) -> Iterator[tuple[Stat, RunId]]:
+        """What is alive in these runs, from one scan."""
+        return ((process, run) for process, run in self._all() if run in runs and process.alive)
+
+    def _all(self) -> Iterator[tuple[Stat, RunId | None]]:
+        table = procfs.scan()
+        families: dict[int, list[Stat]] = defaultdict(list)
+        for process in table.values():
+            # Reparented while we read: its parent is gone, so it is our child by now.
+            families[process.parent if process.parent in table else os.getpid()].append(process)
+        pending: list[tuple[int, RunId | None]] = [(os.getpid(), None)]
+        while pending:
+            parent, inherited = pending.pop()
+            for process in families.pop(parent, ()):
+                own = self._orphans.owned.get(process.pid) or self._by_number(process.pid)
+                run = own or inherited or self._by_cookie(process.pid)
+                pending.append((process.pid, run))
+                yield process, run
+
+    def _strike(self, runs: set[RunId], numbers: tuple[int, ...], done: set[tuple[int, int]]) -> bool:
+        """Signals what is not in `done` yet; whether there was anything."""
+        fresh = [process for process, _ in self._census(runs) if (process.pid, process.started) not in done]
+        for process in fresh:
+            _send(process, numbers)
+            done.add((process.pid, process.started))
+        return bool(fresh)
+
+    def _members(self, held: Held) -> Iterator[tuple[int, RunId]]:
+        return ((process.pid, run) for process, run in self._census(_runs([held])))
+
+    # Identity.
+
+    def place(self, pid: int, pidfd: int | None) -> RunId | None:
+        """The run of a descendant by its tag or its nearest ancestor that is known, else by cookie. Raises `Unplaceable`."""
+        if pid <= 0:
+            raise Unplaceable("the process is in another pid namespace")
+        run = self._by_descent(pid) or by_cookie(pid, self.instance, self._runs)
+        if procfs.stat(pid) is None or not still(pidfd):
+            raise Unplaceable(f"process {pid} ended before it could be placed")
+        return run
+
+    def _by_descent(self, pid: int) -> RunId | None:
+        found: RunId | None = None
+        for ancestor in procfs.ancestry(pid):
+            if ancestor == os.getpid():
+                return found
+            found = found or self._orphans.owned.get(ancestor) or self._by_number(ancestor)
+        return None
+
+
+def _runs(tops: Iterable[Held]) -> set[RunId]:
+    """These runs and their descendants."""
+    return {below.id for held in tops for below in held.subtree()}
+
+
+def _lives(pid: int) -> bool:
+    process = procfs.stat(pid)
+    return process is not None and process.alive
+
+
+def _send(process: Stat, numbers: tuple[int, ...]) -> None:
+    """Signals exactly this process: between its pidfd and its start time no pid can be mistaken."""
+    with suppress(ProcessLookupError, PermissionError):
+        pidfd = os.pidfd_open(process.pid)
+        try:
+            now = procfs.stat(process.pid)
+            if now is not None and now.started == process.started:
+                for number in numbers:
+                    signal.pidfd_send_signal(pidfd, number)
+        finally:
+            os.close(pidfd)

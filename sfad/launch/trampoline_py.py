@@ -1,0 +1,54 @@
+"""The trampoline's contract (see `trampoline`) in Python. Run as a file with -I -S; imports nothing of the package."""
+
+import ctypes
+import errno
+import os
+import signal
+import struct
+import sys
+
+ATTACH, CLOSE, EXEC = 1, 2, 3
+
+
+def _array(items: list[bytes]) -> "ctypes.Array[ctypes.c_char_p]":
+    return (ctypes.c_char_p * (len(items) + 1))(*items, None)
+
+
+def _environment() -> "ctypes.Array[ctypes.c_char_p]":
+    """As the kernel was given it: `os.environ` would drop what is not KEY=VALUE, and the start of Python may add LC_CTYPE."""
+    with open("/proc/self/environ", "rb") as file:
+        return _array(file.read().split(b"\0")[:-1])
+
+
+def _exec(path: bytes, argv: list[bytes]) -> int:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.execve(path, _array(argv), _environment())
+    return ctypes.get_errno()
+
+
+def main() -> int:
+    """Attaches itself and becomes the command; returns only on failure, with the errno."""
+    shell, umask, path, *argv = (os.fsencode(word) for word in sys.argv[1:])
+    stage = ATTACH
+    try:
+        os.umask(int(umask, 8))
+        os.write(3, b"0")
+        stage = CLOSE
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) > 2 and os.path.exists(f"/proc/self/fd/{name}"):
+                os.set_inheritable(int(name), False)
+        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and that would be inherited
+            signal.signal(ignored, signal.SIG_DFL)
+        stage = EXEC
+        failure = _exec(path, argv)
+        if failure == errno.ENOEXEC:
+            failure = _exec(shell, [shell, path, *argv[1:]])
+    except OSError as error:
+        failure = error.errno or errno.EIO
+    os.write(4, struct.pack("=qq", stage, -failure))
+    return failure
+
+
+if __name__ == "__main__":
+    main()
+    os._exit(127)

@@ -1,0 +1,71 @@
+"""Who is at the other end of a socket, from the kernel alone: nothing that a client says of itself is asked."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pwd
+import socket
+import struct
+import sys
+from functools import lru_cache
+from typing import Protocol
+
+from .core.access import Peer
+from .launch.base import Launcher, Unplaceable
+
+SO_PEERPIDFD = 77
+"""Linux 6.5. A pidfd of the process that connected: its pid may be another's by now, the pidfd is not."""
+_UCRED = struct.Struct("=iII")
+
+
+class Connection(Protocol):
+    """An accepted AF_UNIX connection: a `socket.socket` or trio's."""
+
+    def getsockopt(self, level: int, option: int, length: int) -> bytes:
+        """See getsockopt(2)."""
+
+
+def identify(connection: Connection, launcher: Launcher) -> Peer:
+    """The peer, and the run that it is in; one that cannot be placed says so and is refused everything.
+
+    The credentials are those of the moment it connected. Takes less than 0.1 ms; the name of a uid is asked for once.
+    """
+    pid, uid, _gid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    owner = uid in (0, os.geteuid())
+    try:
+        run = _place(connection, launcher, pid)
+    except Unplaceable as why:
+        return Peer(uid=uid, user=user_name(uid), owner=owner, unplaced=str(why))
+    return Peer(uid=uid, user=user_name(uid), owner=owner, run=run)
+
+
+def _place(connection: Connection, launcher: Launcher, pid: int) -> str | None:
+    pidfd = _pidfd(connection)
+    try:
+        return launcher.place(pid, pidfd)
+    finally:
+        if pidfd is not None:
+            os.close(pidfd)
+
+
+def _pidfd(connection: Connection) -> int | None:
+    """The peer's pidfd; `None` on a kernel without it. Raises `Unplaceable`."""
+    try:
+        answer = connection.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, 4)
+    except ProcessLookupError as error:
+        raise Unplaceable("the process ended before it could be placed") from error
+    except OSError as error:
+        if error.errno == errno.ENOPROTOOPT:
+            return None
+        raise Unplaceable(f"the kernel would not tell: {error.strerror}") from error
+    return int.from_bytes(answer, sys.byteorder, signed=True)
+
+
+@lru_cache(maxsize=1024)
+def user_name(uid: int) -> str:
+    """The name of a uid, or its number."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

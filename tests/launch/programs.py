@@ -1,0 +1,55 @@
+"""Programs that misbehave. Python, for a C compiler is not to be had everywhere."""
+
+ORPHANS = """
+import os, sys, time
+count, ignore = int(sys.argv[1]), "ignore" in sys.argv
+if ignore:
+    import signal
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+for number in range(count):
+    if os.fork() == 0:
+        if number % 2:
+            os.setsid()
+            if os.fork():
+                os._exit(0)
+            if number % 3 == 0:
+                os.execve("/bin/sleep", ["sleep", "1000"], {})
+        time.sleep(1000)
+        os._exit(0)
+print("ready", flush=True)
+if "leave" not in sys.argv:
+    time.sleep(1000)
+"""
+"""`COUNT [ignore] [leave]`: that many processes, half of them double-forked into sessions of their own, some with an
+empty environment."""
+
+HOPPERS = """
+import os, sys, time
+for number in range(int(sys.argv[1])):
+    if os.fork() == 0:
+        os.environb.clear()
+        while True:
+            if os.fork():
+                os._exit(0)
+            os.setsid()
+print("ready", flush=True)
+time.sleep(1000)
+"""
+"""`COUNT`: lineages that fork, change session and exit, without pause."""
+
+COUNTER = """
+import os, sys
+out = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+while True:
+    os.write(out, b".")
+"""
+"""`FILE`: grows it as fast as it can."""
+
+STUBBORN = """
+import signal, time, sys
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+print("ready", flush=True)
+time.sleep(1000)
+"""
+"""Ignores what can be ignored."""

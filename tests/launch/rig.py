@@ -1,0 +1,158 @@
+"""A launcher that is being served, and what it reported."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import trio
+
+from sfad.core.events import Emptied, Event, LaunchFailed, LaunchSucceeded, MainExited
+from sfad.launch import procfs, trampoline
+from sfad.launch.base import LaunchSpec
+from sfad.launch.cgroup import CgroupLauncher
+from sfad.launch.cgroupfs import CgroupImpossible
+from sfad.launch.local import LocalLauncher
+from sfad.launch.sweep import sweep
+from sfad.launch.tags import TagsLauncher
+
+PATIENCE = 30.0
+"""Seconds within which anything must have happened, on a machine that is shared."""
+
+E = TypeVar("E", bound=Event)
+
+
+def make(kind: str, emit: Callable[[Event], None], *, program: str = "elf", instance: str = "") -> LocalLauncher:
+    """A launcher of that containment; skips the test where there is none."""
+    start = {"elf": trampoline.best, "python": trampoline.python}[program]
+    options = {"instance": instance or secrets.token_hex(6), "emit": emit}
+    try:
+        if kind == "cgroup":
+            return CgroupLauncher(trampoline=start(), **options)  # type: ignore[arg-type]
+        return TagsLauncher(trampoline=start(), **options)  # type: ignore[arg-type]
+    except CgroupImpossible as reason:
+        pytest.skip(f"no cgroup containment here: {reason}")
+
+
+class Rig:
+    """Drives a launcher like the runtime does."""
+
+    def __init__(self, kind: str, *, program: str = "elf", instance: str = "") -> None:
+        self.events: list[Event] = []
+        self._more = trio.Event()
+        self.launcher = make(kind, self._note, program=program, instance=instance)
+
+    def _note(self, event: Event) -> None:
+        self.events.append(event)
+        self._more.set()
+        self._more = trio.Event()
+
+    def launch(
+        self,
+        run: str,
+        *argv: str | bytes,
+        parent: str | None = None,
+        cwd: str = "/",
+        env: Sequence[bytes] = (b"PATH=/usr/local/bin:/usr/bin:/bin",),
+        **spec: object,
+    ) -> None:
+        """Launches a command."""
+        words = [os.fsencode(word) for word in argv]
+        self.launcher.launch(run, parent, LaunchSpec(words, os.fsencode(cwd), list(env), **spec))  # type: ignore[arg-type]
+
+    def python(self, run: str, code: str, *argv: str, **spec: object) -> None:
+        """Launches a Python program."""
+        self.launch(run, sys.executable, "-I", "-S", "-c", code, *argv, **spec)  # type: ignore[arg-type]
+
+    async def wait(self, kind: type[E], run: str, *, after: int = 0) -> E:
+        """The first event of that kind about the run, from the `after`-th event on."""
+        with trio.fail_after(PATIENCE):
+            while True:
+                for event in self.events[after:]:
+                    if isinstance(event, kind) and getattr(event, "run", None) == run:
+                        return event
+                await self._more.wait()
+
+    async def running(self, *runs: str) -> None:
+        """All of them have been executed."""
+        for run in runs:
+            await self.wait(LaunchSucceeded, run)
+
+    async def output(self, run: str, *argv: str | bytes, tmp_path: Path, **spec: object) -> bytes:
+        """What a command prints; it must end by itself."""
+        with (tmp_path / "out").open("wb") as file:
+            self.launch(run, *argv, stdout=file.fileno(), stderr=file.fileno(), **spec)  # type: ignore[arg-type]
+            await self.wait(MainExited, run)
+        content: bytes = (tmp_path / "out").read_bytes()
+        return content
+
+    async def failure(self, run: str, *argv: str | bytes, **spec: object) -> LaunchFailed:
+        """How a launch fails."""
+        self.launch(run, *argv, **spec)  # type: ignore[arg-type]
+        return await self.wait(LaunchFailed, run)
+
+    async def stop(self, *runs: str, number: int = signal.SIGKILL) -> None:
+        """Ends runs and releases them, children last given first."""
+        mark = len(self.events)
+        for run in runs:
+            if number == signal.SIGKILL:
+                self.launcher.kill(run)
+            else:
+                self.launcher.terminate(run, number)
+        for run in runs:
+            await self.wait(Emptied, run, after=mark)
+            self.launcher.release(run)
+
+
+async def _signals(launcher: LocalLauncher, *, task_status: trio.TaskStatus[None]) -> None:
+    with trio.open_signal_receiver(signal.SIGCHLD) as received:
+        task_status.started()
+        async for _ in received:
+            launcher.child_signalled()
+
+
+@asynccontextmanager
+async def rigged(kind: str, *, program: str = "elf", instance: str = "") -> AsyncIterator[Rig]:
+    """A rig; afterwards nothing of it is alive, whatever the test did."""
+    rig = Rig(kind, program=program, instance=instance)
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(rig.launcher.serve)
+            await nursery.start(_signals, rig.launcher)
+            yield rig
+            nursery.cancel_scope.cancel()
+    finally:
+        _end_what_is_left(rig)
+        rig.launcher.close()
+
+
+def _end_what_is_left(rig: Rig) -> None:
+    """For tests that fail half-way."""
+    launcher = rig.launcher
+    if isinstance(launcher, TagsLauncher):
+        while launcher._slay(set(launcher._runs)):
+            pass
+    sweep(launcher.instance)
+    for held in launcher._runs.values():
+        if held.main:
+            os.waitid(os.P_PIDFD, held.main.pidfd, os.WEXITED)
+    until = time.monotonic() + PATIENCE
+    while procfs.children() and time.monotonic() < until:
+        launcher._orphans.reap()
+        time.sleep(0.001)
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    """For conditions that nobody reports."""
+    with trio.move_on_after(PATIENCE) as scope:
+        while not condition():  # noqa: ASYNC110 - there is no event: the kernel does not tell
+            await trio.sleep(0.01)
+    assert not scope.cancelled_caught, f"not within {PATIENCE:g} s: {what}"

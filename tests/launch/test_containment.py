@@ -1,0 +1,278 @@
+"""Stopping, pausing and counting what a run has started, whatever it did to get away."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import trio
+
+from sfad.core.events import Emptied, Frozen, LaunchSucceeded, MainExited, Surveyed
+from sfad.launch import cgroupfs, procfs
+from sfad.launch.cgroup import CgroupLauncher
+from tests.launch import programs
+from tests.launch.rig import Rig, until
+
+
+async def ready(rig: Rig, run: str, program: str, *argv: str, tmp_path: Path, parent: str | None = None) -> int:
+    """Starts a program that says when it is ready; its pid."""
+    with (tmp_path / run).open("wb") as file:
+        rig.python(run, program, *argv, stdout=file.fileno(), stderr=file.fileno(), parent=parent)
+    await until(lambda: b"ready" in (tmp_path / run).read_bytes(), "ready")
+    return (await rig.wait(LaunchSucceeded, run)).pid
+
+
+def processes(rig: Rig, run: str) -> int:
+    load = rig.launcher.load(run)
+    return load.processes if load else 0
+
+
+def survivors_by_kernel(instance: str) -> list[int]:
+    """Looks for the cookie by itself, not through the launcher."""
+    found = []
+    for process in psutil.process_iter():
+        content = procfs.environ(process.pid) or b""
+        if f"SFA_COOKIE={instance}:".encode() in content and process.status() != psutil.STATUS_ZOMBIE:
+            found.append(process.pid)
+    return found
+
+
+async def test_terminate_reaches_everything(rig: Rig, tmp_path: Path) -> None:
+    await ready(rig, "a1", programs.ORPHANS, "30", tmp_path=tmp_path)
+    await until(lambda: processes(rig, "a1") == 31, "everything is there")
+    rig.launcher.terminate("a1", signal.SIGTERM)
+    emptied = await rig.wait(Emptied, "a1")
+    ended = await rig.wait(MainExited, "a1")
+    assert ended.signal == signal.SIGTERM
+    assert rig.events.index(ended) < rig.events.index(emptied)
+    assert processes(rig, "a1") == 0
+    assert survivors_by_kernel(rig.launcher.instance) == []
+    rig.launcher.release("a1")
+
+
+async def test_three_hundred_and_twenty_relentless_lineages(rig: Rig, tmp_path: Path) -> None:
+    await ready(rig, "a1", programs.ORPHANS, "300", "ignore", tmp_path=tmp_path)
+    await ready(rig, "a2", programs.HOPPERS, "20", parent="a1", tmp_path=tmp_path)
+    rig.launcher.terminate("a1", signal.SIGTERM)
+    await rig.wait(MainExited, "a2")
+    rig.launcher.kill("a1")
+    await rig.wait(Emptied, "a1")
+    assert processes(rig, "a1") == 0
+    assert survivors_by_kernel(rig.launcher.instance) == []
+    rig.launcher.release("a2")
+    rig.launcher.release("a1")
+
+
+async def test_what_the_main_process_leaves(rig: Rig, tmp_path: Path) -> None:
+    await ready(rig, "a1", programs.ORPHANS, "10", "leave", tmp_path=tmp_path)
+    ended = await rig.wait(MainExited, "a1")
+    assert (ended.code, ended.empty) == (0, False)
+    await until(lambda: processes(rig, "a1") == 10, "what it left")
+    await rig.stop("a1", number=signal.SIGTERM)
+    assert survivors_by_kernel(rig.launcher.instance) == []
+
+
+async def test_nothing_more_is_said_before_somebody_stops_it(rig: Rig) -> None:
+    rig.launch("a1", "sh", "-c", "sleep 0.2 & exit 0")
+    assert not (await rig.wait(MainExited, "a1")).empty
+    await until(lambda: processes(rig, "a1") == 0, "the rest has ended")
+    rig.launch("a2", "true")
+    await rig.wait(MainExited, "a2")
+    assert not any(isinstance(event, Emptied) for event in rig.events)
+    await rig.stop("a1", "a2", number=signal.SIGTERM)
+
+
+async def test_stubborn_needs_the_kill(rig: Rig, tmp_path: Path) -> None:
+    for number in range(10):
+        await ready(rig, f"r{number}", programs.STUBBORN, parent=f"r{number - 1}" if number else None, tmp_path=tmp_path)
+    rig.launcher.terminate("r0", signal.SIGTERM)
+    rig.launcher.survey("r0")
+    surveyed = await rig.wait(Surveyed, "r0")
+    assert {survivor.run_id for survivor in surveyed.survivors} == {f"r{number}" for number in range(10)}
+    assert all(re.fullmatch(r"(sleeping|running) \([SR]\).*", survivor.why) for survivor in surveyed.survivors)
+    rig.launcher.kill("r0")
+    emptied = await rig.wait(Emptied, "r0")
+    ends = [event for event in rig.events if isinstance(event, MainExited)]
+    assert {event.signal for event in ends} == {signal.SIGKILL}
+    assert len(ends) == 10
+    assert rig.events[-1] == emptied
+    for number in reversed(range(10)):
+        rig.launcher.release(f"r{number}")
+
+
+async def test_a_child_run_empties_alone(rig: Rig) -> None:
+    rig.launch("a1", "sleep", "1000")
+    rig.launch("a2", "sleep", "1000", parent="a1")
+    await rig.running("a1", "a2")
+    await rig.stop("a2", number=signal.SIGTERM)
+    assert processes(rig, "a1") == 1
+    await rig.stop("a1")
+
+
+async def test_frozen_stands_still_until_thawed(rig: Rig, tmp_path: Path) -> None:
+    counted = tmp_path / "counted"
+    rig.python("a1", programs.COUNTER, str(counted))
+    await until(lambda: counted.exists() and counted.stat().st_size, "counting")
+    rig.launcher.freeze("a1")
+    await rig.wait(Frozen, "a1")
+    size = counted.stat().st_size
+    await trio.sleep(0.1)
+    assert counted.stat().st_size == size
+    rig.launcher.thaw("a1")
+    await until(lambda: counted.stat().st_size > size, "counting again")
+    await rig.stop("a1")
+
+
+async def test_signal_reaches_what_is_frozen_below(rig: Rig) -> None:
+    rig.launch("a1", "sleep", "1000")
+    rig.launch("a2", "sleep", "1000", parent="a1")
+    await rig.running("a1", "a2")
+    for run in ("a2", "a1"):
+        rig.launcher.freeze(run)
+        await rig.wait(Frozen, run)
+    rig.launcher.terminate("a1", signal.SIGTERM)
+    await rig.wait(Emptied, "a1")
+    assert {event.signal for event in rig.events if isinstance(event, MainExited)} == {signal.SIGTERM}
+    rig.launcher.release("a2")
+    rig.launcher.release("a1")
+
+
+async def test_thaw_leaves_a_child_that_was_frozen_by_itself(rig: Rig, tmp_path: Path) -> None:
+    counts = {run: tmp_path / f"{run}.count" for run in ("a1", "a2")}
+    rig.python("a1", programs.COUNTER, str(counts["a1"]))
+    rig.python("a2", programs.COUNTER, str(counts["a2"]), parent="a1")
+    await until(lambda: all(count.exists() for count in counts.values()), "counting")
+    for run in ("a2", "a1"):
+        rig.launcher.freeze(run)
+        await rig.wait(Frozen, run)
+    sizes = {run: count.stat().st_size for run, count in counts.items()}
+    rig.launcher.thaw("a1")
+    await until(lambda: counts["a1"].stat().st_size > sizes["a1"], "the parent counts again")
+    assert counts["a2"].stat().st_size == sizes["a2"]
+    await rig.stop("a1")
+    rig.launcher.release("a2")
+
+
+async def test_kill_of_what_is_frozen(rig: Rig) -> None:
+    rig.launch("a1", "sleep", "1000")
+    await rig.running("a1")
+    rig.launcher.freeze("a1")
+    await rig.wait(Frozen, "a1")
+    await rig.stop("a1")
+
+
+@pytest.mark.parametrize("verb", ["kill", "terminate"])
+async def test_stopping_what_is_still_being_launched(rig: Rig, verb: str) -> None:
+    for number in range(20):
+        rig.launch(f"r{number}", "sleep", "1000")
+        if verb == "kill":
+            rig.launcher.kill(f"r{number}")
+        else:
+            rig.launcher.terminate(f"r{number}", signal.SIGTERM)
+    for number in range(20):
+        await rig.wait(Emptied, f"r{number}")
+        assert (await rig.wait(MainExited, f"r{number}")).code is None
+        rig.launcher.release(f"r{number}")
+    assert survivors_by_kernel(rig.launcher.instance) == []
+
+
+async def test_interrupt_of_the_main_process_alone(rig: Rig) -> None:
+    rig.launch("a1", "sh", "-c", "sleep 1000 & trap 'exit 7' INT; while :; do sleep 0.01; done")
+    await rig.running("a1")
+    await until(lambda: processes(rig, "a1") >= 3, "its children")
+    assert rig.launcher.signal_main("a1", signal.SIGINT)
+    ended = await rig.wait(MainExited, "a1")
+    assert (ended.code, ended.empty) == (7, False)
+    assert not rig.launcher.signal_main("a1", signal.SIGINT)
+    await rig.stop("a1")
+
+
+async def test_load_counts_child_runs(rig: Rig) -> None:
+    rig.launch("a1", "sleep", "1000")
+    rig.launch("a2", "sh", "-c", "sleep 1000 & wait", parent="a1")
+    await rig.running("a1", "a2")
+    await until(lambda: processes(rig, "a1") == 3, "three processes")
+    load = rig.launcher.load("a1")
+    assert load is not None
+    assert 100_000 < load.memory_bytes < 100_000_000
+    assert rig.launcher.load("nobody") is None
+    await rig.stop("a2", "a1")
+
+
+async def test_orphans_are_reaped(rig: Rig, tmp_path: Path) -> None:
+    await ready(rig, "a1", programs.ORPHANS, "40", tmp_path=tmp_path)
+    await rig.stop("a1")
+    await until(lambda: not procfs.children(), "no zombie is left")
+
+
+async def test_again_in_the_same_containment(rig: Rig) -> None:
+    for code in (1, 2, 0):
+        mark = len(rig.events)
+        rig.launch("a1", "sh", "-c", f"exit {code}")
+        assert (await rig.wait(MainExited, "a1", after=mark)).code == code
+    rig.launcher.release("a1")
+
+
+async def test_place(rig: Rig) -> None:
+    rig.launch("a1", "sleep", "1001")
+    rig.launch("a2", "env", "-i", "setsid", "--fork", "sleep", "1002", parent="a1")
+    rig.launch("a3", "sh", "-c", "ulimit -S -n 77; env -i /bin/sh -c 'sleep 1003; true'", parent="a1")
+    where = {"1001": "a1", "1002": "a2", "1003": "a3"}
+
+    def sleepers() -> dict[str, int]:
+        found = {}
+        for process in psutil.Process().children(recursive=True):
+            words = (procfs.read(f"/proc/{process.pid}/cmdline") or b"").split(b"\0")
+            if words[0] == b"sleep":
+                found[words[1].decode()] = process.pid
+        return found
+
+    await until(lambda: set(where) <= set(sleepers()), "all asleep")
+    for argument, pid in sleepers().items():
+        assert rig.launcher.place(pid, None) == where[argument]
+        pidfd = os.pidfd_open(pid)
+        assert rig.launcher.place(pid, pidfd) == where[argument]
+        os.close(pidfd)
+    assert rig.launcher.place(os.getpid(), None) is None
+    assert rig.launcher.place(os.getppid(), None) is None
+    await rig.stop("a3", "a2", "a1")
+
+
+async def test_cgroups_that_the_agent_made(rig: Rig) -> None:
+    launcher = rig.launcher
+    if not isinstance(launcher, CgroupLauncher):
+        pytest.skip("only with cgroups")
+    rig.launch("a1", "sleep", "1000")
+    pid = (await rig.wait(LaunchSucceeded, "a1")).pid
+    inner = f"{launcher.detail}/a1/self/made/deeper"
+    os.makedirs(inner)
+    cgroupfs.write(f"{inner}/cgroup.procs", str(pid).encode())
+    pidfd = os.pidfd_open(pid)
+    assert launcher.place(pid, pidfd) == launcher.place(pid, None) == "a1"
+    os.close(pidfd)
+    assert processes(rig, "a1") == 1
+    await rig.stop("a1", number=signal.SIGTERM)
+    await until(lambda: not os.path.exists(f"{launcher.detail}/a1"), "its cgroups are gone")
+
+
+async def test_stopping_two_hundred_processes_is_quick(rig: Rig, tmp_path: Path) -> None:
+    await ready(rig, "a1", programs.ORPHANS, "200", tmp_path=tmp_path)
+    began = time.monotonic()
+    rig.launcher.kill("a1")
+    await rig.wait(Emptied, "a1")
+    assert time.monotonic() - began < 5
+    rig.launcher.release("a1")
+
+
+async def test_the_limit_of_message_queues_is_the_daemons_own_again(rig: Rig) -> None:
+    before = resource.getrlimit(resource.RLIMIT_MSGQUEUE)
+    rig.launch("a1", "true")
+    assert resource.getrlimit(resource.RLIMIT_MSGQUEUE) == before
+    await rig.wait(MainExited, "a1")
+    rig.launcher.release("a1")

@@ -1,0 +1,279 @@
+"""What a command finds when it is executed, and what is said when it cannot be."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pty
+import resource
+import signal
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from sfad.core.events import Emptied, LaunchFailed, LaunchSucceeded, MainExited
+from sfad.launch import trampoline
+from sfad.launch.spawn import LaunchError, resolve
+from tests.launch.rig import Rig, rigged
+
+SHOW = "import os,sys; sys.stdout.buffer.write(open('/proc/self/environ','rb').read())"
+
+
+def shown(environ: bytes) -> list[bytes]:
+    return [item for item in environ.split(b"\0")[:-1] if not item.startswith(b"SFA_COOKIE=")]
+
+
+async def test_exit_code(either: Rig) -> None:
+    either.launch("a1", "sh", "-c", "exit 3")
+    ended = await either.wait(MainExited, "a1")
+    assert (ended.code, ended.signal, ended.empty) == (3, None, True)
+    assert [type(event) for event in either.events] == [LaunchSucceeded, MainExited]
+    either.launcher.release("a1")
+
+
+async def test_signal(either: Rig) -> None:
+    either.launch("a1", "sh", "-c", "kill -SEGV $$")
+    ended = await either.wait(MainExited, "a1")
+    assert (ended.code, ended.signal) == (None, signal.SIGSEGV)
+    either.launcher.release("a1")
+
+
+async def test_environment_is_unchanged(either: Rig, tmp_path: Path) -> None:
+    env = [b"PATH=/usr/bin:/bin", b"a.b=1", b"LATIN=\xe9\xff", b"EMPTY=", b"TWICE=1", b"TWICE=2", b"no equals sign", b"=x"]
+    output = await either.output("a1", sys.executable, "-I", "-S", "-c", SHOW, env=env, tmp_path=tmp_path)
+    assert shown(output) == env
+    either.launcher.release("a1")
+
+
+async def test_empty_environment(either: Rig, tmp_path: Path) -> None:
+    output = await either.output("a1", sys.executable, "-I", "-S", "-c", SHOW, env=[], tmp_path=tmp_path)
+    assert shown(output) == []
+    assert output.startswith(f"SFA_COOKIE={either.launcher.instance}:a1:".encode())
+    either.launcher.release("a1")
+
+
+async def test_arguments_are_unchanged(either: Rig, tmp_path: Path) -> None:
+    words = [b"", b"two words", b"\xff\xfe", b"-c", b"*"]
+    output = await either.output("a1", "/usr/bin/printf", b"<%s>", *words, tmp_path=tmp_path)
+    assert output == b"".join(b"<" + word + b">" for word in words)
+    either.launcher.release("a1")
+
+
+async def test_umask_and_cwd(either: Rig, tmp_path: Path) -> None:
+    output = await either.output(
+        "a1", "sh", "-c", "umask; pwd -P", cwd=str(tmp_path), umask=0o137, env=[b"PATH=/bin"], tmp_path=tmp_path
+    )
+    assert output.split() == [b"0137", os.fsencode(os.path.realpath(tmp_path))]
+    either.launcher.release("a1")
+
+
+async def test_only_standard_descriptors(either: Rig, tmp_path: Path) -> None:
+    leaky = os.open("/dev/null", os.O_RDONLY)
+    os.set_inheritable(leaky, True)
+    code = "import os; print(sorted(int(n) for n in os.listdir('/proc/self/fd') if os.path.exists('/proc/self/fd/'+n)))"
+    try:
+        output = await either.output("a1", sys.executable, "-I", "-S", "-c", code, tmp_path=tmp_path)
+    finally:
+        os.close(leaky)
+    assert output == b"[0, 1, 2]\n"
+    either.launcher.release("a1")
+
+
+async def test_signals_are_default_and_unblocked(either: Rig, tmp_path: Path) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    try:
+        output = await either.output("a1", "grep", "-E", "SigBlk|SigIgn", "/proc/self/status", tmp_path=tmp_path)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert {line.split()[1] for line in output.splitlines()} == {b"0" * 16}
+    either.launcher.release("a1")
+
+
+async def test_leads_a_session_of_its_own(either: Rig) -> None:
+    either.launch("a1", "sleep", "60")
+    pid = (await either.wait(LaunchSucceeded, "a1")).pid
+    assert os.getsid(pid) == os.getpgid(pid) == pid
+    await either.stop("a1")
+
+
+async def test_controlling_terminal(either: Rig, tmp_path: Path) -> None:
+    master, slave = pty.openpty()
+    try:
+        with (tmp_path / "out").open("wb") as file:
+            either.launch("a1", "sh", "-c", "echo heard >/dev/tty", stdin=slave, stdout=file.fileno(), terminal=True)
+            assert (await either.wait(MainExited, "a1")).code == 0
+        assert os.read(master, 100).startswith(b"heard")
+    finally:
+        os.close(master)
+        os.close(slave)
+    either.launcher.release("a1")
+
+
+async def test_soft_limit_of_descriptors_is_the_original(containment: str, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with rigged(containment) as rig:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+        try:
+            output = await rig.output("a1", "sh", "-c", "ulimit -n", tmp_path=tmp_path)
+        finally:
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft - 1, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert int(output) == soft
+        rig.launcher.release("a1")
+
+
+async def test_script_without_interpreter_line_is_for_the_shell(either: Rig, tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text('echo "$0" "$@"')
+    script.chmod(0o755)
+    output = await either.output("a1", str(script), "x", "y z", tmp_path=tmp_path)
+    assert output == f"{script} x y z\n".encode()
+    either.launcher.release("a1")
+
+
+async def test_path_is_the_runs(either: Rig, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    tool = tmp_path / "bin" / "tool-of-this-test"
+    tool.write_text("#!/bin/sh\necho found\n")
+    tool.chmod(0o755)
+    options: dict[str, Any] = {"cwd": str(tmp_path), "env": [b"PATH=/nowhere:bin"], "tmp_path": tmp_path}
+    assert await either.output("a1", "tool-of-this-test", **options) == b"found\n"
+    either.launcher.release("a1")
+
+
+async def test_not_found(either: Rig) -> None:
+    failed = await either.failure("a1", "no-such-program")
+    assert (failed.errno, failed.error) == (errno.ENOENT, "cannot execute no-such-program: No such file or directory")
+    failed = await either.failure("a2", "/no/such/program")
+    assert (failed.errno, failed.error) == (errno.ENOENT, "cannot execute /no/such/program: No such file or directory")
+    assert not any(isinstance(event, MainExited | LaunchSucceeded) for event in either.events)
+
+
+async def test_not_executable(either: Rig, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    failed = await either.failure("a1", str(file))
+    assert (failed.errno, failed.error) == (errno.EACCES, f"cannot execute {file}: Permission denied")
+    failed = await either.failure("a2", "file", env=[b"PATH=" + os.fsencode(tmp_path)])
+    assert failed.errno == errno.EACCES
+
+
+async def test_missing_interpreter(either: Rig, tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
+    failed = await either.failure("a1", str(script))
+    assert failed.errno == errno.ENOENT
+    assert "interpreter" in failed.error
+
+
+async def test_missing_directory(rig: Rig, tmp_path: Path) -> None:
+    failed = await rig.failure("a1", "true", cwd=f"{tmp_path}/gone")
+    assert (failed.errno, failed.error) == (
+        errno.ENOENT,
+        f"cannot enter directory {tmp_path}/gone: No such file or directory",
+    )
+
+
+@pytest.mark.parametrize("argv", [[], [""], ["a\0b"], ["/bin/echo", "a\0b"]])
+async def test_impossible_arguments(rig: Rig, argv: list[str]) -> None:
+    failed = await rig.failure("a1", *argv)
+    assert failed.errno in {errno.ENOENT, errno.EINVAL}
+
+
+async def test_too_long(rig: Rig) -> None:
+    assert (await rig.failure("a1", "true", "x" * 200_000)).errno == errno.E2BIG
+
+
+async def test_no_descriptors_left(rig: Rig) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), limits[1]))
+    try:
+        rig.launch("a1", "true")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert (await rig.wait(LaunchFailed, "a1")).errno == errno.EMFILE
+
+
+async def test_a_failed_launch_can_be_emptied_and_tried_again(rig: Rig) -> None:
+    await rig.failure("a1", "no-such-program")
+    rig.launcher.terminate("a1", signal.SIGTERM)
+    await rig.wait(Emptied, "a1")
+    rig.launch("a1", "true")
+    assert (await rig.wait(MainExited, "a1")).code == 0
+    rig.launcher.release("a1")
+
+
+async def test_descriptors_below_the_trampolines_own(rig: Rig, tmp_path: Path) -> None:
+    """A source that is also a target must not be overwritten before its turn."""
+    saved = [os.dup(fd) for fd in (3, 4, 5)]
+    with (tmp_path / "in").open("w+b") as given, (tmp_path / "out").open("w+b") as taken:
+        given.write(b"through")
+        given.seek(0)
+        rig.launch("a1", "cat", stdin=given.fileno(), stdout=taken.fileno(), stderr=taken.fileno())
+        await rig.wait(MainExited, "a1")
+        taken.seek(0)
+        assert taken.read() == b"through"
+    for fd in saved:
+        os.close(fd)
+    rig.launcher.release("a1")
+
+
+async def test_two_hundred_at_once_and_no_status_is_stolen(rig: Rig) -> None:
+    for number in range(200):
+        code = f"exit {number % 256}" if number % 2 else f"sleep 0.0{number % 9}; kill -{1 + number % 3} $$"
+        rig.launch(f"r{number}", "sh", "-c", f"(exec sleep 0.1) & {code}")
+    for number in range(200):
+        ended = await rig.wait(MainExited, f"r{number}")
+        assert (ended.code, ended.signal) == ((number % 256, None) if number % 2 else (None, 1 + number % 3))
+    await rig.stop(*(f"r{number}" for number in range(200)))
+
+
+def test_resolve_like_execvp(tmp_path: Path) -> None:
+    for name in ("denied", "allowed"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tool").write_text("")
+    (tmp_path / "allowed" / "tool").chmod(0o755)
+    path = os.fsencode(f"PATH={tmp_path}/none:{tmp_path}/denied:{tmp_path}/allowed")
+    root = os.open("/", os.O_PATH)
+    try:
+        assert resolve(b"tool", [path], root) == os.fsencode(tmp_path / "allowed" / "tool")
+        assert resolve(b"sh", [], root) == b"/bin/sh"
+        with pytest.raises(LaunchError):
+            resolve(b"sh", [b"PATH="], root)
+    finally:
+        os.close(root)
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_table_lists_its_addresses(machine: str) -> None:
+    number, table = trampoline._MACHINES[machine]
+    address = 0
+    for line in table.strip().splitlines():
+        assert int(line[:2], 16) == address
+        address += len(trampoline._instruction(line))
+    content = trampoline.image(machine)
+    assert struct.unpack_from("<16xHH", content) == (2, number)
+    assert len(content) == 64 + 2 * 56 + address
+
+
+async def test_image_as_a_file_where_memfds_cannot_be_executed(monkeypatch: pytest.MonkeyPatch, containment: str) -> None:
+    monkeypatch.setattr(trampoline, "_memfd", lambda _content: None)
+    async with rigged(containment) as rig:
+        rig.launch("a1", "sh", "-c", "exit 5")
+        assert (await rig.wait(MainExited, "a1")).code == 5
+        rig.launcher.release("a1")
+
+
+async def test_nothing_is_reported_from_within_a_verb(rig: Rig) -> None:
+    rig.launch("a1", "no-such-program")
+    rig.launcher.survey("a1")
+    rig.launcher.terminate("nobody", signal.SIGTERM)
+    assert rig.events == []
+    await rig.wait(Emptied, "nobody")
+    with trio.fail_after(5):
+        await rig.wait(LaunchFailed, "a1")

@@ -1,0 +1,99 @@
+"""A daemon that died leaves processes; a sweep ends them, and nobody else's."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sfad.launch import procfs
+from sfad.launch.cgroupfs import CgroupImpossible, locate
+from sfad.launch.sweep import SweepReport, sweep
+from tests.launch.rig import PATIENCE
+from tests.leaks import no_leaks
+
+DAEMON = """
+import sys, trio
+from tests.launch.rig import Rig
+async def main(kind, instance):
+    rig = Rig(kind, instance=instance)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(rig.launcher.serve)
+        rig.launch("a1", "sleep", "1000")
+        rig.launch("a2", "sh", "-c", "setsid --fork env -i sleep 1000; trap '' TERM; sleep 1000; true", parent="a1")
+        await rig.running("a1", "a2")
+        print("ready", flush=True)
+        await trio.sleep_forever()
+trio.run(main, *sys.argv[1:])
+"""
+
+
+def dead_daemon(kind: str, instance: str) -> None:
+    """A daemon of that instance that was killed with two runs alive."""
+    command = [sys.executable, "-c", DAEMON, kind, instance]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as daemon:
+        assert daemon.stdout is not None
+        line = daemon.stdout.readline()
+        daemon.kill()
+        daemon.wait(PATIENCE)
+    if line != b"ready\n":
+        pytest.skip(f"no {kind} containment here")
+
+
+def test_what_a_dead_daemon_left(containment: str) -> None:
+    instance = secrets.token_hex(6)
+    dead_daemon(containment, instance)
+    bystander = subprocess.Popen(["sleep", "1000"], env={"SFA_COOKIE": f"{secrets.token_hex(6)}:a1:00"})
+    try:
+        report = sweep(instance)
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait(PATIENCE)
+    assert report.runs == ("a1", "a2")
+    assert len(report.pids) >= 3
+    assert report.left == ()
+    assert not any(procfs.plight(pid) for pid in report.pids)
+    assert sweep(instance) == SweepReport()
+
+
+def test_its_cgroups_are_gone() -> None:
+    instance = secrets.token_hex(6)
+    dead_daemon("cgroup", instance)
+    try:
+        base = locate(instance).directory
+    except CgroupImpossible as reason:
+        pytest.skip(str(reason))
+    assert os.path.isdir(base)
+    sweep(instance)
+    assert not os.path.exists(base)
+
+
+def test_the_caller_is_spared() -> None:
+    instance = secrets.token_hex(6)
+    code = f"from sfad.launch.sweep import sweep; print(sweep({instance!r}).pids)"
+    env = dict(os.environ, SFA_COOKIE=f"{instance}:a1:00")
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stdout) == (0, "()\n")
+
+
+def test_leaks_are_found(tmp_path: Path) -> None:
+    leaked: list[Any] = []
+
+    def leak() -> None:
+        with no_leaks():
+            leaked.extend([subprocess.Popen(["sleep", "1000"]), os.open(tmp_path, os.O_RDONLY)])
+
+    with pytest.raises(AssertionError, match=r"(?s)child \d+: sleep 1000.*descriptor \d+: /"):
+        leak()
+    child, descriptor = leaked
+    os.close(descriptor)
+    child.kill()
+    child.wait(PATIENCE)
+    with no_leaks():
+        pass

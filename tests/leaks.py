@@ -1,0 +1,79 @@
+"""What a test must not leave: children, descriptors, threads, cgroups."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+_PATIENCE = 2.0
+"""Seconds that what is on its way out gets: a killed process becomes a zombie and is reaped by whoever owns it."""
+_KEPT_THREADS = ("Trio thread", "Trio worker", "MainThread", "pydevd", "Tokio")
+"""trio keeps idle worker threads for the next one who needs them."""
+
+_cgroups: set[str] = set()
+"""Directories like `…/sfad-INSTANCE/…` that this process has made. Other test runs of the machine make theirs."""
+
+
+def _audit(event: str, arguments: tuple[object, ...]) -> None:
+    if event == "os.mkdir" and "/sfad-" in str(arguments[0]):
+        _cgroups.add(os.fsdecode(str(arguments[0])))
+
+
+sys.addaudithook(_audit)  # cannot be removed again, so it is added once
+
+
+@contextmanager
+def no_leaks() -> Iterator[None]:
+    """Fails if the body leaves a child process, an open descriptor, a thread, or a cgroup of ours behind."""
+    children, descriptors, threads = _children(), set(_descriptors()), set(threading.enumerate())
+    yield
+    left = _left(children, descriptors, threads)
+    until = time.monotonic() + _PATIENCE
+    while left and time.monotonic() < until:
+        time.sleep(0.01)
+        gc.collect()
+        left = _left(children, descriptors, threads)
+    assert not left, "the test leaked:\n  " + "\n  ".join(left)
+
+
+def _left(children: set[int], descriptors: set[tuple[int, str]], threads: set[threading.Thread]) -> list[str]:
+    new_threads = [t for t in set(threading.enumerate()) - threads if not t.name.startswith(_KEPT_THREADS)]
+    return [
+        *(f"child {pid}: {_command(pid)}" for pid in sorted(_children() - children)),
+        *(f"descriptor {fd}: {target}" for fd, target in sorted(set(_descriptors()) - descriptors)),
+        *(f"thread {thread.name}" for thread in new_threads),
+        *(f"cgroup {path}" for path in sorted(_cgroups) if _is_cgroup(path)),
+    ]
+
+
+def _children() -> set[int]:
+    """Of every thread, zombies included."""
+    found: set[int] = set()
+    for task in os.listdir("/proc/self/task"):
+        with suppress(OSError), open(f"/proc/self/task/{task}/children") as file:
+            found.update(map(int, file.read().split()))
+    return found
+
+
+def _descriptors() -> Iterator[tuple[int, str]]:
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the one of the listing itself
+            yield int(name), os.readlink(f"/proc/self/fd/{name}")
+
+
+def _command(pid: int) -> str:
+    with suppress(OSError), open(f"/proc/{pid}/stat") as file:
+        stat = file.read()
+        with open(f"/proc/{pid}/cmdline", "rb") as command:
+            words = command.read().split(b"\0")
+            return b" ".join(words).decode(errors="replace").strip() or stat[:40]
+    return "gone"
+
+
+def _is_cgroup(path: str) -> bool:
+    return os.path.exists(f"{path}/cgroup.procs")
