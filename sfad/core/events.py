@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ..protocol.types import Bound, Claim, Kind, Limit, RunId, Survivor
 from .access import Peer
+from .policy import Policy
 
 Token = int
 """Names a request that waits for a `Reply`. The shell chooses it; the core only hands it back."""
@@ -176,6 +177,13 @@ class DrainRequested(At):
     signal: int = 15
 
 
+@dataclass(frozen=True, slots=True)
+class Reconfigured(At):
+    """The configuration was read again. What was admitted keeps its own bounds; who waited may have room now."""
+
+    policy: Policy
+
+
 Event = (
     SpawnRequested
     | StopRequested
@@ -192,4 +200,5 @@ Event = (
     | Surveyed
     | TimerFired
     | DrainRequested
+    | Reconfigured
 )

@@ -31,6 +31,10 @@ class Question:
     """The run that the peer is in."""
     above: Run | None
     """The parent of the run to be; `None` for a root, a detached run included."""
+    origin: tuple[tuple[str | None, str], ...]
+    """What is known of the chain above the root (`Run.origin`)."""
+    claimed_depth: int
+    """Runs above the root, as its peer claimed."""
     max_depth: Bound
     allow_detach: bool
     rate: SlidingWindow
@@ -42,16 +46,9 @@ class Question:
         return self.asked.detach and self.parent is not None
 
     @property
-    def claimed(self) -> bool:
-        """A peer outside any run says it comes from a chain."""
-        return self.parent is None and bool(self.asked.claim.names or self.asked.claim.depth > 0)
-
-    @property
     def chain_length(self) -> int:
         """Runs above the run to be, claimed ones included."""
-        known = len(self.above.lineage) if self.above is not None else 0
-        claim = self.asked.claim
-        return known + (max(claim.depth, len(claim.names), 0) if self.claimed else 0)
+        return (len(self.above.lineage) if self.above is not None else 0) + self.claimed_depth
 
 
 def decide(question: Question) -> Refusal | None:
@@ -91,9 +88,9 @@ def _permission(q: Question) -> Refusal | None:
 
 
 def _loop(q: Question) -> Refusal | None:
-    known = [(run.kind, run.name) for run in q.parent.lineage] if q.parent is not None else []
+    known = [run.identity for run in q.above.lineage] if q.above is not None else []
     # a claim says names only, so it matches either kind
-    chain = [(q.kind, name) for name in q.asked.claim.names] + known if q.claimed else known
+    chain = [(kind or q.kind, name) for kind, name in (*q.origin, *known)]
     if (q.kind, q.name) not in chain:
         return None
     names = [name for _, name in chain]

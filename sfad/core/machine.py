@@ -19,7 +19,7 @@ from .access import FULL, Peer, Permissions, refuse_target, refuse_verb
 from .guard import Question, decide
 from .ids import run_id
 from .naming import NAME, derive_name
-from .policy import MAX_ATTEMPTS, MIN_TIME, Policy
+from .policy import MAX_ATTEMPTS, MAX_RETRY_DELAY, MIN_TIME, Policy
 from .quotas import SlidingWindow, Slots
 from .retry import backoff
 from .run import Exit, Run
@@ -52,7 +52,8 @@ class _Ticket:
     began_at: float
     pending: set[RunId]
     stopped: list[RunId] = field(default_factory=list)
-    survivors: list[Survivor] = field(default_factory=list)
+    survivors: dict[int, Survivor] = field(default_factory=dict)
+    """By pid: what is in a child is in its parent too."""
 
 
 @dataclass(slots=True)
@@ -93,6 +94,7 @@ class Machine:
             e.Surveyed: self._surveyed,
             e.TimerFired: self._timer_fired,
             e.DrainRequested: self._drain_requested,
+            e.Reconfigured: self._reconfigured,
         }
 
         self._timers: dict[str, Callable[[Run, float], None]] = {
@@ -154,7 +156,9 @@ class Machine:
             raise Invalid(f"the name {asked.name!r} is not valid: 1 to 64 of A-Z a-z 0-9 . _ -")
         if not 1 <= asked.attempts <= MAX_ATTEMPTS:
             raise Invalid(f"attempts = {asked.attempts} is outside 1 to {MAX_ATTEMPTS}")
-        permissions = above.permissions if above is not None else FULL
+        if asked.retry_delay is not None and not 0 <= asked.retry_delay <= MAX_RETRY_DELAY:
+            raise Invalid(f"retry_delay = {asked.retry_delay:g} s is outside 0 s to {MAX_RETRY_DELAY:g} s")
+        origin, claimed_depth = self._origin(ev)
         return Run(
             id=run_id(self._number),
             number=self._number,
@@ -179,8 +183,20 @@ class Machine:
                 "descendants",
             ),
             time_limit=self._time_limit(asked.timeout),
-            permissions=permissions.narrowed(allow=asked.allow, deny=asked.deny, leaf=asked.leaf),
+            # the peer's, not the parent's: to detach is no way out of them
+            permissions=self.permissions(ev.peer).narrowed(allow=asked.allow, deny=asked.deny, leaf=asked.leaf),
+            origin=origin,
+            claimed_depth=claimed_depth,
         )
+
+    def _origin(self, ev: e.SpawnRequested) -> tuple[tuple[tuple[str | None, str], ...], int]:
+        peer_run = self.tree.get(ev.peer.run) if ev.peer.run is not None else None
+        if peer_run is None:
+            claim = ev.asked.claim
+            return tuple((None, name) for name in claim.names), max(claim.depth, len(claim.names), 0)
+        if not ev.asked.detach:
+            return (), 0
+        return (*peer_run.root.origin, *(run.identity for run in peer_run.lineage)), 0
 
     def _above(self, ev: e.SpawnRequested) -> Run | None:
         if ev.peer.run is None or ev.asked.detach:
@@ -224,6 +240,8 @@ class Machine:
             name=run.name,
             parent=parent,
             above=run.parent,
+            origin=run.root.origin,
+            claimed_depth=run.root.claimed_depth,
             max_depth=run.max_depth,
             allow_detach=policy.allow_detach,
             rate=self._rate(peer.user),
@@ -235,7 +253,9 @@ class Machine:
 
     def _refuse(self, ev: e.SpawnRequested, run: Run, refusal: Refusal) -> None:
         self.refused += 1
-        asker = ev.peer.run or f"user {ev.peer.user}"
+        # a run that has ended is not counted by itself: nothing would ever forget it
+        placed = ev.peer.run is not None and self.tree.get(ev.peer.run) is not None
+        asker = ev.peer.run if ev.peer.run is not None and placed else f"user {ev.peer.user}"
         seen = self._refusals.setdefault((asker, refusal.kind), _Refusals(SlidingWindow(REFUSALS_WRITTEN, 60.0)))
         if seen.window.full(ev.at):
             self._do(c.CountRefusal(seen.last))
@@ -293,10 +313,17 @@ class Machine:
             if run.admit_token is not None:
                 self._reply(run.admit_token, c.Failed(ErrorCode.UNAVAILABLE, message))
                 run.admit_token = None
-            self.tree.refund(run)
+            self._give_back(run)
             if run.status is not Status.STOPPING:
                 self._decide_end(run, ev.at, Status.FAILED, Reason(kind="ledger", message=message))
             self._finish(run, ev.at, recorded=False)
+
+    def _give_back(self, run: Run) -> None:
+        """What never was costs nothing."""
+        self.admitted -= 1
+        self.tree.refund(run)
+        if run.parent is None:
+            self._rate(run.user).give_back(run.created_at)
 
     def _start(self, run: Run) -> None:
         run.move(Status.STARTING)
@@ -338,7 +365,12 @@ class Machine:
             return
         if run.status is Status.STARTING:
             # before any retry: a command that is not there will not be there a second later (SPEC section 6)
-            self._decide_end(run, ev.at, Status.FAILED, Reason(kind="launch", message=ev.error, errno=ev.errno))
+            reason = Reason(kind="launch", message=ev.error, errno=ev.errno)
+            if run.children:
+                # a stranger that moved itself into the containment asked for them; no run ends before its descendants
+                self._begin_stop(run, ev.at, status=Status.FAILED, reason=reason, signal=SIGTERM, grace=self._grace(run))
+                return
+            self._decide_end(run, ev.at, Status.FAILED, reason)
             self._finish(run, ev.at)
 
     def _main_exited(self, ev: e.MainExited) -> None:
@@ -373,6 +405,7 @@ class Machine:
             run.move(Status.RUNNING)
         run.move(Status.RETRYING)
         run.frozen = False
+        self._fail_pauses(run, "exited before it was paused")
         self._halt_clock(run, at)
         for child in run.subtree()[1:]:
             self._cancel_with_ancestor(child, run, at)
@@ -382,8 +415,8 @@ class Machine:
 
     def _cleared(self, run: Run, at: float) -> None:
         run.clearing = False
-        run.stop = None
         self._disarm_ladder(run)
+        run.stop = None
         policy = self.policy
         first = run.asked.retry_delay if run.asked.retry_delay is not None else policy.retry_delay
         run.retry_at = at + backoff(run.id, run.attempt, first=first, cap=max(policy.retry_delay_max, first))
@@ -402,10 +435,11 @@ class Machine:
     # ---- stopping
 
     def _stop_requested(self, ev: e.StopRequested) -> None:
-        live = [run for name in ev.runs if (run := self.tree.get(name)) is not None]
+        names = list(dict.fromkeys(ev.runs))
+        live = [run for name in names if (run := self.tree.get(name)) is not None]
         if self._denied(ev.token, ev.peer, "stop", live):
             return
-        ended = [name for name in ev.runs if self.tree.get(name) is None]
+        ended = [name for name in names if self.tree.get(name) is None]
         ticket = _Ticket(ev.token, ev.at, {run.id for run in live}, ended)
         for run in live:
             self._tickets.setdefault(run.id, []).append(ticket)
@@ -460,13 +494,18 @@ class Machine:
 
     def _hasten(self, run: Run, at: float, *, signal: int, grace: float) -> None:
         """A run that is being stopped already was asked to stop again: sooner is possible, later is not."""
-        if run.stop is not None:
-            if run.stop.shorten(at + grace):
-                self._do(c.Arm(run.id, "grace", at + grace))
-            elif run.stop.overdue:
-                self._do(c.Survey(run.id))
-        elif at + grace < min((r.stop.grace_ends_at for r in run.lineage if r.stop is not None), default=float("inf")):
+        ladders = [(r.id, r.stop) for r in run.lineage if r.stop is not None]
+        if run.attempt == 0:
+            self._finish(run, at)  # cancelled with an ancestor before it was ever launched
+        elif run.stop is not None and run.stop.shorten(at + grace):
+            self._do(c.Arm(run.id, "grace", at + grace))
+        elif run.stop is None and all(at + grace < stop.grace_ends_at for _, stop in ladders):
             self._climb_on(run, at, signal=signal, grace=grace)
+        else:
+            # its own ladder answers; without one, any that it stands on
+            overdue = [name for name, stop in ladders if stop.overdue and run.stop in (None, stop)]
+            if overdue:
+                self._do(c.Survey(overdue[-1]))
 
     def _grace(self, run: Run, asked: float | None = None) -> float:
         own = run.asked.grace if run.asked.grace is not None else self.policy.grace
@@ -499,11 +538,11 @@ class Machine:
         self._forget(run)
         self._do(c.Ended(run))
         self._answer_spawn(run)
-        for token in run.pause_tokens:
-            self._reply(token, c.Failed(ErrorCode.WRONG_STATE, f"run {run.id} ended before it was paused"))
+        self._fail_pauses(run, "ended before it was paused")
         self._settle(run, at)
-        self.slots.leave(run.id)
-        self._admit_waiting()
+        if run.parent is None:
+            self.slots.leave(run.id)
+            self._admit_waiting()
         if self.draining and not len(self.tree):
             self._do(c.Shutdown())
 
@@ -519,11 +558,11 @@ class Machine:
     def _settle(self, run: Run, at: float, survivors: tuple[Survivor, ...] = ()) -> None:
         for ticket in self._tickets.pop(run.id, ()):
             ticket.pending.discard(run.id)
-            ticket.survivors.extend(survivors)
+            ticket.survivors.update((survivor.pid, survivor) for survivor in survivors)
             if not survivors:
                 ticket.stopped.append(run.id)
             if not ticket.pending:
-                done = c.StopDone(tuple(ticket.stopped), tuple(ticket.survivors), at - ticket.began_at)
+                done = c.StopDone(tuple(ticket.stopped), tuple(ticket.survivors.values()), at - ticket.began_at)
                 self._reply(ticket.token, done)
 
     def _surveyed(self, ev: e.Surveyed) -> None:
@@ -539,7 +578,13 @@ class Machine:
                 f"alive {run.stop.kill_wait:g} s after SIGKILL: {listed}",
                 severity="high",
             )
-        self._settle(run, ev.at, ev.survivors)
+        for each in run.subtree():
+            if each is run:
+                self._settle(each, ev.at, ev.survivors)
+            elif each.stop is None and each.id in self._tickets:
+                # it stands on this ladder and has no survey of its own; nothing of it may be left while others are
+                below = {r.id for r in each.subtree()}
+                self._settle(each, ev.at, tuple(s for s in ev.survivors if s.run_id in below))
 
     def _drain_requested(self, ev: e.DrainRequested) -> None:
         grace = 0.0 if self.draining else None
@@ -549,6 +594,10 @@ class Machine:
         reason = Reason(kind="daemon", message=f"the daemon was stopped ({_signal_name(ev.signal)})", signal=ev.signal)
         for root in self.tree.roots():
             self._stop(root, ev.at, reason=reason, signal=SIGTERM, grace=grace)
+
+    def _reconfigured(self, ev: e.Reconfigured) -> None:
+        self.reconfigure(ev.policy)
+        self._admit_waiting()
 
     def _client_gone(self, ev: e.ClientGone) -> None:
         reason = Reason(kind="client", message="its foreground client went away (start it with --keep to let it go on)")
@@ -606,9 +655,7 @@ class Machine:
 
     def _resume(self, run: Run, at: float) -> None:
         run.frozen = False
-        for token in run.pause_tokens:
-            self._reply(token, c.Failed(ErrorCode.WRONG_STATE, f"run {run.id} was resumed before it stood still"))
-        run.pause_tokens.clear()
+        self._fail_pauses(run, "was resumed before it stood still")
         self._do(c.Thaw(run.id))
         for each in run.subtree():
             if each.standing_still:
@@ -689,6 +736,11 @@ class Machine:
         if run.stop is not None:
             for timer in ("grace", "kill", "survey"):
                 self._do(c.Disarm(run.id, timer))
+
+    def _fail_pauses(self, run: Run, why: str) -> None:
+        for token in run.pause_tokens:
+            self._reply(token, c.Failed(ErrorCode.WRONG_STATE, f"run {run.id} {why}"))
+        run.pause_tokens.clear()
 
     def _answer_spawn(self, run: Run) -> None:
         if run.admit_token is not None:

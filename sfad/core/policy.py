@@ -12,6 +12,9 @@ MIN_TIME = 1.0
 MAX_ATTEMPTS = 100
 """Attempts one run may ask for. Back-off grows to its cap, so this many take hours; more is a scheduler's work."""
 
+MAX_RETRY_DELAY = 3600.0
+"""Seconds before the second attempt at most: a run that waits holds its slot, and no clock of its own ends it."""
+
 
 DEFAULT_DEPTH = Bound(value=5, source="default")
 DEFAULT_DESCENDANTS = Bound(value=64, source="default")

@@ -33,6 +33,11 @@ class SlidingWindow:
         """Counts one."""
         self._times.append(at)
 
+    def give_back(self, at: float) -> None:
+        """Forgets the one counted at `at`: it came to nothing."""
+        if at in self._times:
+            self._times.remove(at)
+
     def room_in(self, at: float) -> float:
         """Seconds until one more fits; 0 if it does now."""
         return max(0.0, self._times[0] + self.span - at) if self.full(at) and self._times else 0.0

@@ -96,6 +96,11 @@ class Run:
     """The ledger holds it."""
     attempt: int = 0
     """Attempts started so far."""
+    origin: tuple[tuple[str | None, str], ...] = ()
+    """Of a root: the chain it comes from, for the loop rule. What its peer claimed (of any kind: `None`), or the chain of
+    the run that detached it."""
+    claimed_depth: int = 0
+    """Of a root: runs above it as its peer claimed. A detached run counts anew."""
     retry_at: float = 0.0
     """When the next attempt starts, while `retrying` and cleared."""
     pid: int | None = None

@@ -1,0 +1,421 @@
+"""A shell made of nothing, for tests of the machine: a ledger, processes, freezer and timers as plain data.
+
+`World.feed` hands an event to the machine and applies the commands, and checks each of them against what
+`sfad.core.commands` promises. What the world may report next (`launching`, `owed_emptied`, ...) follows what
+`sfad.core.events` promises, so whoever drives it can pick among the legal next events without knowing the machine.
+
+The books kept here (who was admitted under whom, which statuses a run had, which token waits) are counted from commands
+alone. They are the second opinion that the machine's own counters are held against.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from sfad.core import commands as c
+from sfad.core import events as e
+from sfad.core.access import Peer
+from sfad.core.machine import Machine
+from sfad.core.policy import Policy
+from sfad.core.run import TRANSITIONS, Run
+from sfad.protocol.types import RunId, Status, Survivor
+
+Timer = tuple[RunId, str]
+
+
+@dataclass(eq=False)
+class Box:
+    """What the launcher holds of a run: its processes, and what it owes the core."""
+
+    id: RunId
+    parent: Box | None
+    children: list[Box] = field(default_factory=list)
+    starting: bool = False
+    main: bool = False
+    strays: int = 0
+    """Processes that are not the main one."""
+    emptying: bool = False
+    surveys: int = 0
+    freezing: bool = False
+
+    def subtree(self) -> Iterator[Box]:
+        """This box and those nested in it."""
+        yield self
+        for child in self.children:
+            yield from child.subtree()
+
+    @property
+    def alive(self) -> int:
+        """Processes in it, child boxes included."""
+        return sum(box.main + box.strays + box.starting for box in self.subtree())
+
+
+@dataclass(eq=False)
+class Book:
+    """What is known of an admitted run from commands alone."""
+
+    run: Run
+    ancestors: list[Book]
+    max_depth: int
+    max_descendants: int
+    descendants: int = 0
+    saves: list[Status] = field(default_factory=list)
+    ended: bool = False
+    released: bool = False
+    failed_commit: bool = False
+
+
+class World:
+    """The machine together with a simulated shell."""
+
+    def __init__(self, policy: Policy | None = None) -> None:
+        self.policy = policy or Policy()
+        self.machine = Machine(self.policy)
+        self.now = 0.0
+        self.boxes: dict[RunId, Box] = {}
+        self.books: dict[RunId, Book] = {}
+        self.timers: dict[Timer, float] = {}
+        self.uncommitted: deque[RunId] = deque()
+        self.committed: set[RunId] = set()
+        self.waiting: set[int] = set()
+        """Tokens that have no reply yet."""
+        self.answers: dict[int, c.Answer] = {}
+        self.events: list[str] = []
+        self.refusals: list[Run] = []
+        self.shutdowns = 0
+        self.batch: list[c.Command] = []
+        self._token = 0
+        self._appliers: dict[type, Any] = {
+            c.Admit: self._admit,
+            c.Save: self._save,
+            c.RecordRefusal: self._record_refusal,
+            c.CountRefusal: lambda x: self._has_row(x.run),
+            c.Launch: self._launch,
+            c.Terminate: self._empty_it,
+            c.Kill: self._empty_it,
+            c.Survey: self._survey,
+            c.Freeze: self._freeze,
+            c.Thaw: self._thaw,
+            c.Release: self._release,
+            c.Arm: self._arm,
+            c.Disarm: self._disarm,
+            c.Publish: self._publish,
+            c.Ended: self._ended,
+            c.Reply: self._reply,
+            c.Shutdown: self._shutdown,
+        }
+
+    # ---- driving
+
+    def token(self) -> int:
+        """A new one, which waits for its reply from now on."""
+        self._token += 1
+        self.waiting.add(self._token)
+        return self._token
+
+    def feed(self, event: e.Event) -> list[c.Command]:
+        """Hands over the event, applies and checks what comes back."""
+        self.batch = self.machine.handle(event)
+        for command in self.batch:
+            self._appliers[type(command)](command)
+        stale = {run for run, _ in self.timers} - set(self.live)
+        assert not stale, f"timers left armed for ended runs {stale}"
+        return self.batch
+
+    def spawn(self, asked: e.Asked, peer: Peer) -> int:
+        """Asks for a run; the token names the answer."""
+        token = self.token()
+        self.feed(e.SpawnRequested(self.now, token, peer, asked))
+        return token
+
+    def commit(self, count: int) -> None:
+        """The ledger's writer finishes the oldest admissions."""
+        self.feed(e.Committed(self.now, self._next_batch(count)))
+
+    def fail_commit(self, count: int) -> None:
+        """The ledger's writer cannot write the oldest admissions."""
+        runs = self._next_batch(count)
+        self.committed.difference_update(runs)
+        for run in runs:
+            book = self.books[run]
+            if not book.ended:
+                book.failed_commit = True
+                for above in book.ancestors:
+                    above.descendants -= 1
+        self.feed(e.CommitFailed(self.now, runs, "no space left on device"))
+
+    def _next_batch(self, count: int) -> tuple[RunId, ...]:
+        runs = tuple(self.uncommitted.popleft() for _ in range(min(count, len(self.uncommitted))))
+        self.committed.update(runs)
+        return runs
+
+    def launched(self, box: Box) -> None:
+        """The command of a run in `launching` was executed."""
+        assert box.starting
+        box.starting, box.main = False, True
+        self.feed(e.LaunchSucceeded(self.now, box.id, 1000 + len(self.boxes)))
+
+    def launch_failed(self, box: Box) -> None:
+        """The command of a run in `launching` could not be executed."""
+        assert box.starting
+        box.starting = False
+        self.feed(e.LaunchFailed(self.now, box.id, 2, "No such file or directory"))
+
+    def exited(self, box: Box, code: int | None, *, late: bool = False) -> None:
+        """A main process was reaped. `late`: the kernel has not told yet that nothing else is alive."""
+        assert box.main
+        box.main = False
+        signal = 9 if code is None else None
+        self.feed(e.MainExited(self.now, box.id, code, signal, empty=not box.alive and not late))
+
+    def emptied(self, box: Box) -> None:
+        """Tells what is owed about a box in `owed_emptied`."""
+        assert box.emptying
+        assert not box.alive
+        box.emptying = False
+        self.feed(e.Emptied(self.now, box.id))
+
+    def stands(self, box: Box) -> None:
+        """Tells what is owed about a box in `owed_frozen`."""
+        assert box.freezing
+        box.freezing = False
+        self.feed(e.Frozen(self.now, box.id))
+
+    def surveyed(self, box: Box) -> None:
+        """Answers a survey."""
+        box.surveys -= 1
+        self.feed(e.Surveyed(self.now, box.id, self.survivors(box)))
+
+    def survivors(self, box: Box) -> tuple[Survivor, ...]:
+        """What a survey would find."""
+        return tuple(
+            Survivor(pid=100 * index + number, run_id=each.id, why="uninterruptible sleep")
+            for index, each in enumerate(box.subtree())
+            for number in range(each.main + each.strays)
+        )
+
+    def advance(self, seconds: float) -> None:
+        """Lets time pass; timers that come due fire in order."""
+        until = self.now + seconds
+        while (due := min(self.timers, key=lambda t: self.timers[t], default=None)) and self.timers[due] <= until:
+            self.now = max(self.now, self.timers.pop(due))
+            self.feed(e.TimerFired(self.now, *due))
+        self.now = until
+
+    # ---- what may happen next
+
+    @property
+    def live(self) -> dict[RunId, Book]:
+        """Runs that are admitted and have not ended."""
+        return {run: book for run, book in self.books.items() if not book.ended}
+
+    @property
+    def launching(self) -> list[Box]:
+        """Launches that were neither answered yes nor no."""
+        return [box for box in self.boxes.values() if box.starting]
+
+    @property
+    def mains(self) -> list[Box]:
+        """Boxes with a main process alive."""
+        return [box for box in self.boxes.values() if box.main]
+
+    @property
+    def populated(self) -> list[Box]:
+        """Boxes with any process of their own alive."""
+        return [box for box in self.boxes.values() if box.main or box.strays]
+
+    @property
+    def owed_emptied(self) -> list[Box]:
+        """Boxes about which `Emptied` is owed and true."""
+        return [box for box in self.boxes.values() if box.emptying and not box.alive]
+
+    @property
+    def owed_frozen(self) -> list[Box]:
+        """Boxes about which `Frozen` is owed."""
+        return [box for box in self.boxes.values() if box.freezing]
+
+    @property
+    def owed_survey(self) -> list[Box]:
+        """Boxes about which `Surveyed` is owed."""
+        return [box for box in self.boxes.values() if box.surveys]
+
+    # ---- commands
+
+    def _admit(self, command: c.Admit) -> None:
+        run = command.run
+        assert run.id not in self.books, "a run was admitted twice"
+        assert all(run.id > other for other in self.books if len(other) == len(run.id)), "ids go up"
+        above = [self.books[ancestor.id] for ancestor in run.lineage[:-1]]
+        depth, descendants = self._bounds(run, above)
+        assert len(above) < depth, f"{run.id} is at depth {len(above)}, max_depth is {depth}"
+        for book in above:
+            book.descendants += 1
+            assert book.descendants <= book.max_descendants, f"{book.run.id} is over its budget of {book.max_descendants}"
+        assert run.identity not in [book.run.identity for book in above], "a loop was admitted"
+        assert not any(book.run.status is Status.STOPPING for book in above), "born into a tree that is being emptied"
+        assert not self.machine.draining
+        self.books[run.id] = Book(run, above, depth, descendants)
+        self.uncommitted.append(run.id)
+
+    def _bounds(self, run: Run, above: list[Book]) -> tuple[int, int]:
+        depth, descendants = (
+            bound.value if bound is not None and bound.value > 0 else None
+            for bound in (run.asked.max_depth, run.asked.max_descendants)
+        )
+        if not above:
+            return depth or self.policy.max_depth.value, descendants or self.policy.max_descendants.value
+        top = above[-1]
+        return min(depth or top.max_depth, top.max_depth), min(descendants or top.max_descendants, top.max_descendants)
+
+    def _save(self, command: c.Save) -> None:
+        book = self.books[command.run.id]
+        status = command.run.status
+        assert not any(old.terminal for old in book.saves), f"{command.run.id} was saved after its end"
+        if status.terminal:
+            assert not command.run.children, "terminal before its children"
+            assert not any(book in other.ancestors for other in self.live.values()), "terminal before a descendant"
+        book.saves.append(status)
+
+    def _record_refusal(self, command: c.RecordRefusal) -> None:
+        assert command.run.status.rejected
+        assert command.run.id not in self.books
+        self.refusals.append(command.run)
+
+    def _has_row(self, run: RunId) -> None:
+        assert run in [refused.id for refused in self.refusals], "counted in a row that was never written"
+
+    def _launch(self, command: c.Launch) -> None:
+        run = command.run
+        assert run.id in self.committed, f"{run.id} was launched before its admission was committed"
+        assert run.status is Status.STARTING
+        assert not self.books[run.id].released
+        if run.id not in self.boxes:
+            parent = self.boxes[run.parent.id] if run.parent is not None else None
+            self.boxes[run.id] = Box(run.id, parent)
+            if parent is not None:
+                parent.children.append(self.boxes[run.id])
+        box = self.boxes[run.id]
+        assert not box.alive, f"{run.id} was launched over what its last attempt left"
+        box.starting = True
+
+    def _box(self, run: RunId) -> Box:
+        assert run in self.boxes, f"a command for {run}, which was never launched or has been released"
+        return self.boxes[run]
+
+    def _empty_it(self, command: c.Terminate | c.Kill) -> None:
+        self._box(command.run).emptying = True
+
+    def _survey(self, command: c.Survey) -> None:
+        self._box(command.run).surveys += 1
+
+    def _freeze(self, command: c.Freeze) -> None:
+        self._box(command.run).freezing = True
+
+    def _thaw(self, command: c.Thaw) -> None:
+        self._box(command.run).freezing = False
+
+    def _release(self, command: c.Release) -> None:
+        box = self._box(command.run)
+        assert not box.alive, f"{box.id} was released with {box.alive} processes alive"
+        assert not box.children, f"{box.id} was released before its children"
+        assert self.books[box.id].run.status.terminal
+        if box.parent is not None:
+            box.parent.children.remove(box)
+        del self.boxes[box.id]
+        self.books[box.id].released = True
+
+    def _alive(self, run: RunId) -> None:
+        book = self.books[run]
+        assert not book.ended, f"a command for {run}, which has ended"
+        assert not book.released, f"a command for {run}, which has been released"
+
+    def _arm(self, command: c.Arm) -> None:
+        self._alive(command.run)
+        self.timers[command.run, command.timer] = command.at
+
+    def _disarm(self, command: c.Disarm) -> None:
+        self._alive(command.run)
+        self.timers.pop((command.run, command.timer), None)
+
+    def _publish(self, command: c.Publish) -> None:
+        run = command.event.run_id
+        assert run is None or run not in self.books or not self.books[run].ended
+        self.events.append(f"{command.event.type} {run}")
+
+    def _ended(self, command: c.Ended) -> None:
+        run = command.run
+        book = self.books[run.id]
+        assert not book.ended, "ended twice"
+        assert run.status.terminal
+        assert book.failed_commit or book.saves[-1] is run.status, "Ended comes after its Save"
+        assert run.id not in self.boxes, "ended, but its containment was not released"
+        book.ended = True
+
+    def _reply(self, command: c.Reply) -> None:
+        assert command.token in self.waiting, f"token {command.token} was answered twice, or never asked"
+        self.waiting.remove(command.token)
+        self.answers[command.token] = command.answer
+
+    def _shutdown(self, _: c.Shutdown) -> None:
+        assert self.machine.draining
+        assert not self.live
+        self.shutdowns += 1
+
+
+def snapshot(machine: Machine, at: float) -> dict[str, Any]:
+    """Everything a request could see of the machine, by value. Without the next number and the counters of refusals."""
+    return {
+        "runs": {run.id: _of_run(run) for run in machine.tree},
+        "held": dict(machine.slots._held),
+        "by_user": dict(machine.slots._by_user),
+        "waiting": dict(machine.slots._waiting),
+        "rates": {user: window.used(at) for user, window in machine._rates.items() if window.used(at)},
+        "tied": {client: set(runs) for client, runs in machine._tied.items()},
+        "tickets": {run: [ticket.token for ticket in tickets] for run, tickets in machine._tickets.items()},
+        "draining": machine.draining,
+        "admitted": machine.admitted,
+    }
+
+
+def _of_run(run: Run) -> dict[str, Any]:
+    fields = {name: getattr(run, name) for name in Run.__dataclass_fields__}
+    fields["parent"] = run.parent.id if run.parent is not None else None
+    fields["children"] = list(run.children)
+    fields["pause_tokens"] = list(run.pause_tokens)
+    fields["clock"] = (run.clock.spent, run.clock.since)
+    fields["stop"] = (run.stop.rung, run.stop.grace_ends_at, run.stop.overdue) if run.stop is not None else None
+    return fields
+
+
+Arrow = tuple[Status, Status]
+
+
+@contextmanager
+def every_move() -> Iterator[set[Arrow]]:
+    """Watches each assignment to a run's status, however it is made, and holds it against the table."""
+    slot = Run.__dict__["status"]
+    seen: set[Arrow] = set()
+
+    def assign(run: Run, new: Status) -> None:
+        old = slot.__get__(run, Run) if run_has_status(run) else None
+        if old is not None and not new.rejected:
+            assert new in TRANSITIONS[old], f"{run.id} went from {old} to {new}, which is not in the table"
+            seen.add((old, new))
+        slot.__set__(run, new)
+
+    def run_has_status(run: Run) -> bool:
+        try:
+            slot.__get__(run, Run)
+        except AttributeError:
+            return False
+        return True
+
+    setattr(Run, "status", property(lambda run: slot.__get__(run, Run), assign))  # noqa: B010 - mypy sees a field
+    try:
+        yield seen
+    finally:
+        setattr(Run, "status", slot)  # noqa: B010

@@ -1,0 +1,410 @@
+"""Each rule of the guard, its words, and the order of the rules (SPEC sections 2 and 7)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sfad.core import commands as c
+from sfad.core import events as e
+from sfad.core.access import Peer
+from sfad.core.ids import run_id
+from sfad.protocol.types import Claim, Rule, Status
+
+from .transcript import ANN, BOB, Transcript, bound, inside
+from .transcript import seconds as limit
+
+
+def test_a_refusal_is_recorded_published_and_answered_and_that_is_all() -> None:
+    t = Transcript(hear=frozenset({"publish"}), enabled=False)
+    t >> t.spawn("a") << "recordrefusal a1" << "publish run_rejected a1" << "reply 1 Refused enabled a1"
+    t.quiet()
+    assert t.machine.refused == 1
+    assert t.machine.admitted == 0
+    assert not len(t.machine.tree)
+
+
+def test_a_refused_run_has_the_rules_status_and_reason() -> None:
+    t = Transcript(enabled=False)
+    commands = t.machine.handle(t.spawn("a"))
+    run = next(command.run for command in commands if isinstance(command, c.RecordRefusal))
+    assert run.status is Status.REJECTED_ENABLED
+    assert run.reason is not None
+    assert run.reason.kind == "enabled"
+    assert run.ended_at == run.created_at
+
+
+def test_every_refusal_tells_a_model_to_finish() -> None:
+    t = Transcript(max_depth=bound(1))
+    a = t.start("a")
+    for refusal in (t.refused("a", inside(a)), t.refused("b", inside(a))):
+        assert "finish your task with what you already have" in refusal.message
+
+
+def test_disabled() -> None:
+    refusal = Transcript(enabled=False).refused("a")
+    assert (refusal.kind, refusal.detail) == (Rule.ENABLED, "enabled = false in the daemon's config")
+    assert "'a' was not started" in refusal.message
+
+
+def test_draining() -> None:
+    t = Transcript()
+    t.start("a")
+    (t >> _drain(t)).skip()
+    assert t.refused("b").detail == "the daemon is stopping"
+
+
+def test_nothing_is_born_into_a_tree_that_is_being_emptied() -> None:
+    t = Transcript()
+    a, b = t.chain("a", "b")
+    (t >> t.stop(a)).skip()
+    # the child asks, which nobody stopped by itself
+    assert t.refused("c", inside(b)).detail == f"run {b} ('b') is being stopped"
+    assert t.refused("c", inside(a)).detail == f"run {a} ('a') is being stopped"
+
+
+def test_nothing_is_born_into_what_a_failed_attempt_left() -> None:
+    t = Transcript()
+    a = t.start("a", attempts=2)
+    (t >> t.exited(a, 1, empty=False)).skip()
+    assert t.refused("c", inside(a)).kind is Rule.ENABLED
+
+
+def test_a_peer_that_cannot_be_placed_is_refused() -> None:
+    refusal = Transcript().refused("a", Peer(1000, "ann", unplaced="it ended before it could be placed"))
+    assert refusal.kind is Rule.PERMISSION
+    assert refusal.detail == "the calling process could not be placed: it ended before it could be placed"
+
+
+@pytest.mark.parametrize("detach", [False, True])
+def test_a_peer_whose_run_has_ended_is_refused_and_not_taken_for_a_person(detach: bool) -> None:
+    t = Transcript(allow_detach=True)
+    a = t.start("a")
+    (t >> t.exited(a)).skip()
+    refusal = t.refused("b", inside(a), detach=detach)
+    assert refusal.kind is Rule.PERMISSION
+    assert refusal.detail == f"the calling process could not be placed: its run {a} has ended"
+
+
+def test_another_users_peer_is_refused_even_inside_a_run() -> None:
+    t = Transcript()
+    a = t.start("a")
+    stranger = Peer(1001, "bob", owner=False)
+    assert t.refused("b", stranger).detail == "this daemon serves another user; bob (uid 1001) has no part in it"
+    assert t.refused("b", Peer(1001, "bob", owner=False, run=a)).kind is Rule.PERMISSION
+
+
+def test_a_leaf_may_not_start_others() -> None:
+    t = Transcript()
+    a = t.start("a", leaf=True)
+    refusal = t.refused("b", inside(a))
+    assert (refusal.kind, refusal.detail) == (Rule.PERMISSION, f"run {a} was started with --leaf and may not start others")
+
+
+def test_a_detached_run_from_inside_needs_the_config() -> None:
+    t = Transcript()
+    a = t.start("a")
+    assert t.refused("b", inside(a), detach=True).detail == (
+        f"run {a} may not start a detached run (guard.allow_detach = false)"
+    )
+
+
+def test_detached_is_a_root_with_the_bounds_of_a_root() -> None:
+    t = Transcript(allow_detach=True, max_depth=bound(1))
+    a = t.start("a", max_descendants=bound(1))
+    b = t.start("b", inside(a), detach=True)
+    assert t.run(b).parent is None
+    assert t.run(b).max_descendants.value == 64
+    assert t.run(a).admitted == 0
+
+
+def test_detaching_does_not_shed_permissions() -> None:
+    t = Transcript(allow_detach=True)
+    a = t.start("a", deny=frozenset({"stop"}))
+    b = t.start("b", inside(a), detach=True)
+    assert "stop" not in t.run(b).permissions.verbs
+
+
+def test_detaching_does_not_shed_the_chain_of_the_loop_rule() -> None:
+    t = Transcript(allow_detach=True)
+    a, b = t.chain("a", "b")
+    d = t.start("d", inside(b), detach=True)
+    f = t.start("f", inside(d))
+    assert t.refused("a", inside(b), detach=True).path == ["a", "b", "a"]
+    assert t.refused("b", inside(f)).path == ["b", "d", "f", "b"]
+    assert t.refused("a", inside(f), detach=True).path == ["a", "b", "d", "f", "a"]
+    assert t.run(a).name == "a"
+
+
+def test_loop_tells_the_whole_path() -> None:
+    t = Transcript()
+    _, _, b = t.chain("x", "a", "b")
+    refusal = t.refused("a", inside(b))
+    assert refusal.kind is Rule.LOOP
+    assert refusal.detail == "agent 'a' already runs higher in the chain: a → b → a"
+    assert refusal.path == ["a", "b", "a"]
+    assert refusal.value == 2
+    assert "--name of its own" in refusal.message
+    assert "a → b → a" in refusal.message
+
+
+def test_loop_compares_kind_and_name() -> None:
+    t = Transcript()
+    (a,) = t.chain("a")
+    assert t.start("a", inside(a), kind="skill")
+    assert t.refused("a", inside(a)).path == ["a", "a"]
+
+
+def test_a_sibling_of_the_same_name_is_no_loop() -> None:
+    t = Transcript()
+    (a,) = t.chain("a")
+    t.start("b", inside(a))
+    t.start("b", inside(a))
+
+
+def test_depth_counts_from_the_root() -> None:
+    t = Transcript()
+    runs = t.chain("a", "b", "c", "d", "e")
+    assert t.run(runs[-1]).depth == 4
+    refusal = t.refused("f", inside(runs[-1]))
+    assert (refusal.kind, refusal.value, refusal.limit) == (Rule.DEPTH, 5, 5)
+    assert refusal.detail == "the chain already holds 5 runs; max_depth is 5, set by default"
+
+
+def test_depth_narrows_below_a_root_and_never_widens() -> None:
+    t = Transcript()
+    a = t.start("a", max_depth=bound(3, "SFA_MAX_DEPTH"))
+    b = t.start("b", inside(a), max_depth=bound(9))
+    refusal = t.refused("c", inside(t.start("c", inside(b))), max_depth=bound(9))
+    assert refusal.kind is Rule.LOOP  # the rule before
+    c_ = next(run.id for run in t.machine.tree if run.name == "c")
+    assert t.refused("d", inside(c_), max_depth=bound(9)).detail.endswith("max_depth is 3, set by SFA_MAX_DEPTH")
+    tight = t.start("tight", inside(a), max_depth=bound(2, "--max-depth"))
+    assert t.refused("d", inside(tight)).detail == "the chain already holds 2 runs; max_depth is 2, set by --max-depth"
+
+
+@pytest.mark.parametrize("value", [0, -1])
+def test_not_positive_means_inherited_or_default(value: int) -> None:
+    t = Transcript()
+    a = t.start("a", max_depth=bound(value), max_descendants=bound(value))
+    assert t.run(a).max_depth == bound(5, "default")
+    assert t.run(a).max_descendants == bound(64, "default")
+    b = t.start("b", inside(a), max_depth=bound(value))
+    assert t.run(b).max_depth == bound(5, "default")
+
+
+def test_ceilings_hold_at_a_root_with_the_range_in_the_message() -> None:
+    t = Transcript()
+    assert t.start("a", max_depth=bound(32), max_descendants=bound(1024))
+    assert t.failed(t.spawn("b", max_depth=bound(33, "SFA_MAX_DEPTH"))) == (
+        "max_depth = 33 (SFA_MAX_DEPTH) is above guard.depth_ceiling = 32; ask for at most 32"
+    )
+    assert "guard.descendants_ceiling = 1024" in t.failed(t.spawn("b", max_descendants=bound(1025)))
+
+
+def test_budget_counts_the_whole_subtree_and_ended_runs() -> None:
+    t = Transcript()
+    a = t.start("a", max_descendants=bound(2, "--max-descendants"))
+    b = t.start("b", inside(a))
+    c_ = t.start("c", inside(b))
+    (t >> t.exited(c_)).skip()
+    refusal = t.refused("d", inside(b))
+    assert (refusal.kind, refusal.value, refusal.limit) == (Rule.BUDGET, 2, 2)
+    assert refusal.detail == (
+        f"run {a} ('a') has already admitted 2 descendants; max_descendants is 2, set by --max-descendants"
+    )
+
+
+def test_a_tighter_budget_in_between_counts_too() -> None:
+    t = Transcript()
+    a = t.start("a")
+    b = t.start("b", inside(a), max_descendants=bound(1))
+    c_ = t.start("c", inside(b))
+    assert t.refused("d", inside(c_)).detail.startswith(f"run {b} ('b') has already admitted 1")
+    assert t.start("d", inside(a))  # beside it there is room
+
+
+def test_the_outermost_spent_budget_is_named() -> None:
+    t = Transcript()
+    a = t.start("a", max_descendants=bound(2))
+    b = t.start("b", inside(a), max_descendants=bound(1))
+    t.start("c", inside(b))
+    assert t.refused("d", inside(b)).detail.startswith(f"run {a} ('a')")
+
+
+def test_two_hundred_ask_at_once_and_sixty_four_get_a_yes() -> None:
+    t = Transcript()
+    a = t.start("a")
+    for number in range(200):
+        (t >> t.spawn(f"child-{number}", inside(a))).skip()
+    refused = [answer for answer in t.answers.values() if isinstance(answer, c.Refused)]
+    assert t.machine.admitted == 1 + 64
+    assert len(refused) == 136
+    assert {answer.refusal.kind for answer in refused} == {Rule.BUDGET}
+
+
+def test_rate_of_roots_of_one_user() -> None:
+    t = Transcript(spawns_per_hour=2)
+    a = t.start("a")
+    t.later(600)
+    t.start("b")
+    t.start("child", inside(a))  # not a root
+    refusal = t.refused("c")
+    assert (refusal.kind, refusal.value, refusal.limit) == (Rule.RATE, 2, 2)
+    assert refusal.detail == (
+        "user ann started 2 trees within the last 3600 s; quotas.spawns_per_hour is 2; one more fits in 3000 s"
+    )
+    assert t.start("c", BOB)
+    t.later(2999.9)
+    assert t.refused("c").kind is Rule.RATE
+    t.later(0.1)
+    assert t.start("c")
+
+
+def test_a_refusal_takes_nothing_from_the_rate() -> None:
+    t = Transcript(spawns_per_hour=2)
+    for _ in range(5):
+        t.refused("a", claim=Claim(depth=9))
+    assert t.start("a")
+    assert t.start("b")
+
+
+def test_concurrency_of_a_user_and_of_the_daemon() -> None:
+    t = Transcript(trees_per_user=2, trees=3)
+    t.start("a")
+    t.start("b")
+    refusal = t.refused("c", queue=False)
+    assert (refusal.kind, refusal.value, refusal.limit) == (Rule.CONCURRENCY, 2, 2)
+    assert refusal.detail == (
+        "2 trees run for user ann; quotas.trees_per_user is 2, and the request said not to queue"
+    )
+    t.start("a", BOB)
+    refusal = t.refused("b", BOB, queue=False)
+    assert refusal.detail == "3 trees run; quotas.trees is 3, and the request said not to queue"
+
+
+def test_children_need_no_slot() -> None:
+    t = Transcript(trees=1)
+    a = t.start("a")
+    assert t.start("b", inside(a), queue=False)
+
+
+def test_the_order_of_the_rules() -> None:
+    """Every rule would refuse; one after the other is mended, and the next one speaks."""
+    t = Transcript(trees=1, spawns_per_hour=1, max_depth=bound(1), max_descendants=bound(1), allow_detach=True)
+    a = t.start("a", max_depth=bound(2), leaf=True)
+    spoke = [t.refused("a", Peer(1000, "ann", run=a)).kind]
+    t.run(a).permissions = t.machine.permissions(ANN)
+    spoke.append(t.refused("a", inside(a)).kind)
+    spoke.append(t.refused("b", inside(a), max_depth=bound(1)).kind)
+    t.start("b", inside(a))
+    spoke.append(t.refused("c", inside(a)).kind)
+    spoke.append(t.refused("r", queue=False).kind)
+    t.later(3600)
+    spoke.append(t.refused("r", queue=False).kind)
+    assert spoke == [Rule.PERMISSION, Rule.LOOP, Rule.DEPTH, Rule.BUDGET, Rule.RATE, Rule.CONCURRENCY]
+    (t >> _drain(t)).skip()
+    assert t.refused("a", inside(a)).kind is Rule.ENABLED
+
+
+def test_a_claim_from_outside_is_added() -> None:
+    t = Transcript()
+    claim = Claim(names=["a", "b"], depth=2)
+    assert t.refused("a", claim=claim).path == ["a", "b", "a"]
+    # a claim does not say the kind, so it matches either
+    assert t.refused("b", kind="skill", claim=claim).path == ["b", "b"]
+    assert t.refused("c", claim=Claim(depth=5)).detail.startswith("the chain already holds 5 runs")
+    assert t.refused("c", claim=Claim(names=["v", "w", "x", "y", "z"])).kind is Rule.DEPTH
+    assert t.start("c", claim=claim)
+
+
+def test_a_claim_holds_for_the_whole_tree_below() -> None:
+    """Else a container would be a way to begin at depth 0 again."""
+    t = Transcript()
+    c_ = t.start("c", claim=Claim(names=["a", "b"], depth=3))
+    d = t.start("d", inside(c_))
+    assert t.refused("a", inside(d)).path == ["a", "b", "c", "d", "a"]
+    assert t.refused("b", inside(d), kind="skill").path == ["b", "c", "d", "b"]
+    assert t.refused("e", inside(d)).detail.startswith("the chain already holds 5 runs")
+
+
+def test_a_claim_never_loosens() -> None:
+    t = Transcript(max_depth=bound(1))
+    a = t.start("a", claim=Claim(depth=-100))
+    assert t.refused("b", inside(a), claim=Claim(depth=-100)).kind is Rule.DEPTH
+
+
+def test_what_a_peer_inside_a_run_claims_is_not_asked() -> None:
+    """The kernel knows better; every run has SFA_* in its environment."""
+    t = Transcript()
+    a = t.start("a")
+    assert t.start("b", inside(a), claim=Claim(names=["a", "b"], depth=9))
+
+
+def test_beyond_ten_a_minute_refusals_are_counted() -> None:
+    t = Transcript(enabled=False)
+    for number in range(1, 11):
+        t >> t.spawn("a") << f"recordrefusal {run_id(number)}" << f"reply {number} Refused enabled {run_id(number)}"
+        t.later(1)
+    t >> t.spawn("a") << "countrefusal aa" << "reply 11 Refused enabled counted"
+    t.later(50)  # the first is a minute old
+    t >> t.spawn("a") << "recordrefusal ab" << "reply 12 Refused enabled ab"
+    t >> t.spawn("a") << "countrefusal ab" << "reply 13 Refused enabled counted"
+    t.quiet()
+    assert t.machine.refused == 13
+
+
+def test_refusals_are_counted_for_each_run_and_rule() -> None:
+    t = Transcript()
+    a = t.start("a")
+    b = t.start("b", leaf=True)
+    for _ in range(10):
+        t.refused("a", inside(a))
+    t >> t.spawn("a", inside(a)) << "countrefusal ac" << "reply 13 Refused loop counted"
+    t >> t.spawn("c", inside(a), detach=True) << "recordrefusal ad" << "reply 14 Refused permission ad"
+    t >> t.spawn("c", inside(b)) << "recordrefusal ae" << "reply 15 Refused permission ae"
+    t.quiet()
+
+
+def test_refusals_of_runs_that_ended_are_forgotten() -> None:
+    t = Transcript()
+    for number in range(50):
+        a = t.start(f"a-{number}", leaf=True)
+        t.refused("b", inside(a))
+        (t >> t.exited(a)).skip()
+        t.refused("b", inside(a))
+    assert len(t.machine._refusals) <= 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"attempts": 0}, "attempts = 0 is outside 1 to 100"),
+        ({"attempts": 101}, "attempts = 101 is outside 1 to 100"),
+        ({"retry_delay": -1.0}, "retry_delay = -1 s is outside 0 s to 3600 s"),
+        ({"retry_delay": float("nan")}, "retry_delay = nan s is outside"),
+        ({"retry_delay": float("inf")}, "retry_delay = inf s is outside"),
+    ],
+)
+def test_values_outside_their_range_are_refused_with_the_range(asked: dict[str, Any], words: str) -> None:
+    t = Transcript()
+    assert t.failed(t.spawn("a", **asked)).startswith(words)
+    assert t.machine.refused == 0
+
+
+@pytest.mark.parametrize("seconds", [0.99, 3600.1, float("nan"), -1.0])
+def test_time_limits_outside_their_range_are_refused_with_the_range(seconds: float) -> None:
+    t = Transcript()
+    message = t.failed(t.spawn("a", timeout=limit(seconds)))
+    assert "(--timeout) is outside 1 s to 3600 s (limits.max_time)" in message
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "x" * 65, "é", "a\n"])
+def test_bad_names_are_refused(name: str) -> None:
+    t = Transcript()
+    assert "1 to 64 of A-Z a-z 0-9 . _ -" in t.failed(t.spawn(name))
+
+
+def _drain(t: Transcript) -> e.DrainRequested:
+    return e.DrainRequested(t.at)

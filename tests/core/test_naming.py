@@ -1,0 +1,172 @@
+"""The loop identity of commands as people and agents really write them."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sfad.core.naming import NAME, derive_name
+
+COMMANDS = """
+claude -p x                                           claude
+/usr/local/bin/gemini -p x                            gemini
+codex exec --json hi                                  codex
+claude2                                               claude2
+./run.sh                                              run
+/home/u/bin/agent.bash --x                            agent
+npx -y @openai/codex@latest exec                      codex
+npx --yes @anthropic-ai/claude-code -p hi             claude-code
+npx -p @openai/codex codex                            codex
+npx --package=@openai/codex codex exec                codex
+npx -c 'codex exec'                                   codex
+npx github:foo/bar                                    bar
+npx tsx agent.ts                                      agent
+bunx @openai/codex                                    codex
+npm exec -- @openai/codex exec                        codex
+npm run agent                                         agent
+npm test                                              npm
+pnpm dlx @openai/codex@1                              codex
+yarn dlx codex                                        codex
+python3.11 -m aider.main                              aider
+python -um aider --model x                            aider
+python3 -W ignore -X dev -I agent.py -c y             agent
+python3.13t x.py                                      x
+python -- x.py                                        x
+/usr/bin/python3 /usr/local/bin/aider                 aider
+python                                                python
+python -m                                             python
+uv run --with x agent.py                              agent
+uv run --project /p --python 3.12 python -m agent     agent
+uv --project /p run agent                             agent
+uv run -m aider.main                                  aider
+uv tool run aider@1.2                                 aider
+uv pip install x                                      uv
+uvx --from git+https://x/y aider                      aider
+uvx --python 3.12 aider-chat==0.5                     aider-chat
+uvx 'aider-chat[browser]>=0.5'                        aider-chat
+pipx run --spec aider-chat aider                      aider
+poetry run python -m agent                            agent
+conda run -n env python agent.py                      agent
+env A=1 B=2 nice -n 5 claude                          claude
+env -u FOO -C /tmp claude                             claude
+env -S 'A=1 claude -p x'                              claude
+env -i                                                env
+nice -10 claude                                       claude
+nice --adjustment 5 claude                            claude
+timeout -k 5 10 claude                                claude
+timeout --signal=INT --kill-after 5 5m claude -p x    claude
+timeout 5                                             timeout
+ionice -c 3 claude                                    claude
+ionice -c2 -n7 claude                                 claude
+stdbuf -oL -e L claude                                claude
+taskset -c 0-3 claude                                 claude
+chrt -f 10 claude                                     claude
+time -p claude                                        claude
+flock -w 5 /tmp/lock claude                           claude
+xvfb-run -a claude                                    claude
+strace -f -o /tmp/x claude                            claude
+systemd-run --user --scope -p A=1 claude              claude
+setsid -w nohup claude                                claude
+sudo -u bob claude                                    claude
+sudo -iu bob A=1 claude                               claude
+sudo -E env A=1 claude                                claude
+sudo -- claude                                        claude
+node --max-old-space-size=4096 /usr/lib/x/cli.js      cli
+node --inspect=9229 --loader ts-node/esm agent.ts     agent
+node /usr/lib/node_modules/@anthropic-ai/claude-code/cli.js     claude-code
+node /usr/lib/node_modules/@google/gemini-cli/dist/index.js     gemini-cli
+node node_modules/a/node_modules/codex/bin/codex.js   codex
+node dist/index.js                                    index
+bun run agent.ts                                      agent
+deno run --config d.json -A agent.ts                  agent
+java -Xmx1g -cp a:b com.foo.Main                      com.foo.Main
+java -jar /opt/agent.jar                              agent
+ruby -I lib agent.rb                                  agent
+Rscript a.R                                           a
+php -f agent.php                                      agent
+sh script.sh                                          script
+bash -x ./scripts/agent.bash arg                      agent
+bash -o pipefail script.sh                            script
+sh -- script.sh                                       script
+busybox sh script.sh                                  script
+sh -s x                                               sh
+bash                                                  bash
+'my agent'                                            my-agent
+..                                                    agent
+/                                                     agent
+''                                                    agent
+"""
+
+
+@pytest.mark.parametrize("line", COMMANDS.strip().splitlines())
+def test_commands_as_people_write_them(line: str) -> None:
+    command, expected = line.rsplit(maxsplit=1)
+    assert derive_name(shlex.split(command)) == expected
+
+
+@pytest.mark.parametrize(
+    ("command", "prefix", "text"),
+    [
+        ("sh -c 'a; b'", "sh", "a; b"),
+        ("env -i A=1 bash -lc 'x'", "sh", "x"),
+        ("bash -euo pipefail -c 'x' arg", "sh", "x"),
+        ("bash -c -e 'x'", "sh", "x"),
+        ("zsh -ic x", "sh", "x"),
+        ("fish --command x", "sh", "x"),
+        ("busybox sh -c x", "sh", "x"),
+        ("python -c 'print(1)'", "code", "print(1)"),
+        ("python -c'print(1)'", "code", "print(1)"),
+        ("python3 -Ic 'print(1)' -m x", "code", "print(1)"),
+        ("uv run python -c 1", "code", "1"),
+        ("node -e 1", "code", "1"),
+        ("node --eval 1", "code", "1"),
+        ("perl -ne 1", "code", "1"),
+        ("ruby -e 1", "code", "1"),
+        ("php -r 1", "code", "1"),
+    ],
+)
+def test_inline_text_is_known_by_its_hash(command: str, prefix: str, text: str) -> None:
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    assert derive_name(shlex.split(command)) == f"{prefix}-{digest}"
+
+
+def test_no_command() -> None:
+    assert derive_name([]) == "agent"
+
+
+WORDS = st.one_of(
+    st.sampled_from([word for line in COMMANDS.splitlines() for word in line.split()]),
+    st.sampled_from(["-", "--", "-c", "-m", "--with", "-S", "@", "a/@b", "-e", "exec", "run", "tool", "=", "java", "x\udcff"]),
+    st.text(max_size=80),
+)
+
+
+@settings(max_examples=400, deadline=None, database=None)
+@given(st.lists(WORDS, max_size=8))
+def test_always_a_name(argv: list[str]) -> None:
+    assert NAME.fullmatch(derive_name(argv))
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["1" * 2_000_000 + "x"],
+        ["/node_modules/@a" * 200_000 + "/cli.js"],
+        ["env"] * 300_000,
+        ["env", "-S", "env " * 500_000],
+        ["bash", *["-e"] * 300_000],
+        ["python3", "-" + "I" * 2_000_000],
+        ["env", *["A=1"] * 300_000, "claude"],
+    ],
+    ids=["digits", "path", "launchers", "string", "options", "cluster", "assignments"],
+)
+def test_what_a_stranger_sends_cannot_hold_up_the_daemon(argv: list[str]) -> None:
+    """Quadratic work on 4 MiB takes hours; a second is far from both."""
+    began = time.process_time()
+    assert NAME.fullmatch(derive_name(argv))
+    assert time.process_time() - began < 2

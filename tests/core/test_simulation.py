@@ -1,0 +1,32 @@
+"""A hundred thousand runs through one machine: the sums must come out, and nothing may be left behind."""
+
+from __future__ import annotations
+
+from .load import Load
+
+RUNS = 100_000
+
+
+def test_a_hundred_thousand_runs() -> None:
+    load = Load()
+    load.until(RUNS)
+    machine = load.machine
+    # every request was answered: admitted or refused, and nothing else
+    assert load.replies["Admitted"] + load.replies["Refused"] == load.asked == RUNS
+    assert machine.admitted == load.replies["Admitted"] == sum(load.ended.values())
+    assert machine.refused == load.replies["Refused"]
+    # it was a day worth simulating
+    assert set(load.ended) == {"completed", "failed", "cancelled", "timeout"}
+    assert min(load.ended.values()) > RUNS / 1000
+    assert load.replies["Refused"] > RUNS / 20
+    assert load.launches > load.releases > RUNS / 3, "some were retried"
+    assert load.kills > RUNS / 1000
+    assert load.replies["StopDone"] > RUNS / 1000
+    # what was launched was released, and nothing is kept of anything
+    assert not len(machine.tree)
+    assert not load.mains
+    assert not load.timers
+    assert machine.slots.count == machine.slots.queued == 0
+    assert not machine._tickets
+    assert not machine._tied
+    assert all(asker.startswith("user ") for asker, _ in machine._refusals)

@@ -1,0 +1,205 @@
+"""Transcripts: `t >> event` happened, `t << "command"` is what it called for, in order, nothing more and nothing less.
+
+Commands are written as one line each (`show`). What every step does anyway (Save, Publish, Disarm) is left out unless a
+test asks for it; `Ended` too, since it always stands beside the end.
+"""
+
+from __future__ import annotations
+
+from signal import Signals
+from typing import Any
+
+from sfad.core import commands as c
+from sfad.core import events as e
+from sfad.core.access import Peer
+from sfad.core.machine import Machine
+from sfad.core.policy import Policy
+from sfad.core.run import Run
+from sfad.protocol.types import Bound, Limit, Refusal, RunId, Survivor
+
+ANN = Peer(1000, "ann")
+BOB = Peer(1001, "bob")
+NOISE = frozenset({"save", "publish", "disarm", "ended"})
+
+
+def inside(run: RunId, user: str = "ann") -> Peer:
+    """A process in this run."""
+    return Peer(1000, user, run=run)
+
+
+def bound(value: int, source: str = "--flag") -> Bound:
+    """A number that somebody set."""
+    return Bound(value=value, source=source)
+
+
+def seconds(value: float, source: str = "--timeout") -> Limit:
+    """A time limit."""
+    return Limit(kind="time", threshold=value, source=source)
+
+
+class Transcript:
+    """A machine whose commands are claimed one by one."""
+
+    def __init__(self, policy: Policy | None = None, *, hear: frozenset[str] = frozenset(), **numbers: Any) -> None:
+        self.machine = Machine(policy or Policy(**numbers))
+        self.at = 0.0
+        self.answers: dict[int, c.Answer] = {}
+        self.events: list[str] = []
+        self._quiet = NOISE - hear
+        self._left: list[str] = []
+        self._token = 0
+
+    def __rshift__(self, event: e.Event) -> Transcript:
+        """It happened. Everything it calls for must be claimed before the next `>>`."""
+        self.quiet()
+        commands = self.machine.handle(event)
+        self.answers |= {x.token: x.answer for x in commands if isinstance(x, c.Reply)}
+        self.events += [f"{x.event.type} {x.event.run_id}" for x in commands if isinstance(x, c.Publish)]
+        shown = [self._show(command) for command in commands]
+        self._left = [line for line in shown if line.split(" ", 1)[0] not in self._quiet]
+        return self
+
+    def __lshift__(self, line: str) -> Transcript:
+        """The next command."""
+        assert self._left, f"nothing more was called for, expected: {line}"
+        assert self._left.pop(0) == line
+        return self
+
+    def quiet(self) -> None:
+        """Nothing more is called for."""
+        assert not self._left, f"not expected: {self._left}"
+
+    def skip(self) -> Transcript:
+        """Whatever it calls for is another test's business."""
+        self._left = []
+        return self
+
+    def later(self, by: float) -> Transcript:
+        """Time passes."""
+        self.at += by
+        return self
+
+    # ---- events by short names
+
+    def token(self) -> int:
+        """A new one; `t.answers` has what is replied to it."""
+        self._token += 1
+        return self._token
+
+    def spawn(self, name: str, peer: Peer = ANN, **asked: Any) -> e.SpawnRequested:
+        """A peer asks for a run."""
+        return e.SpawnRequested(self.at, self.token(), peer, e.Asked(argv=("x",), name=name, **asked))
+
+    def stop(self, *runs: RunId, peer: Peer = ANN, grace: float | None = None, signal: int = 15) -> e.StopRequested:
+        """A peer stops runs."""
+        return e.StopRequested(self.at, self.token(), peer, runs, signal, grace)
+
+    def pause(self, run: RunId, peer: Peer = ANN) -> e.PauseRequested:
+        """A peer pauses a run."""
+        return e.PauseRequested(self.at, self.token(), peer, run)
+
+    def resume(self, run: RunId, peer: Peer = ANN) -> e.ResumeRequested:
+        """A peer resumes a run."""
+        return e.ResumeRequested(self.at, self.token(), peer, run)
+
+    def committed(self, *runs: RunId) -> e.Committed:
+        """The ledger has them."""
+        return e.Committed(self.at, runs)
+
+    def commit_failed(self, *runs: RunId) -> e.CommitFailed:
+        """The ledger does not have them."""
+        return e.CommitFailed(self.at, runs, "disk full")
+
+    def launched(self, run: RunId) -> e.LaunchSucceeded:
+        """The command runs."""
+        return e.LaunchSucceeded(self.at, run, 77)
+
+    def exited(self, run: RunId, code: int | None = 0, *, signal: int | None = None, empty: bool = True) -> e.MainExited:
+        """The main process was reaped."""
+        return e.MainExited(self.at, run, code, signal, empty)
+
+    def emptied(self, run: RunId) -> e.Emptied:
+        """Nothing is alive."""
+        return e.Emptied(self.at, run)
+
+    def fired(self, run: RunId, timer: str) -> e.TimerFired:
+        """A timer came due."""
+        return e.TimerFired(self.at, run, timer)
+
+    def surveyed(self, run: RunId, **alive: int) -> e.Surveyed:
+        """These are alive: run=pid."""
+        return e.Surveyed(self.at, run, tuple(Survivor(pid=p, run_id=r, why="state D") for r, p in alive.items()))
+
+    # ---- whole scenes
+
+    def start(self, name: str, peer: Peer = ANN, **asked: Any) -> RunId:
+        """Asks, commits and launches; the run's id."""
+        self >> self.spawn(name, peer, **asked)
+        run = next(run for run in reversed(list(self.machine.tree)) if run.name == name)
+        self._left = []
+        (self >> self.committed(run.id)).skip()
+        (self >> self.launched(run.id)).skip()
+        return run.id
+
+    def chain(self, *names: str, **asked: Any) -> list[RunId]:
+        """A root and under each run the next."""
+        runs: list[RunId] = []
+        for name in names:
+            runs.append(self.start(name, inside(runs[-1]) if runs else ANN, **({} if runs else asked)))
+        return runs
+
+    def refused(self, name: str, peer: Peer = ANN, **asked: Any) -> Refusal:
+        """Asks and is refused."""
+        (self >> self.spawn(name, peer, **asked)).skip()
+        answer = self.answers[self._token]
+        assert isinstance(answer, c.Refused), answer
+        return answer.refusal
+
+    def failed(self, event: e.Event) -> str:
+        """The request cannot be done, and changes nothing; why."""
+        self >> event
+        answer = self.answers[self._token]
+        assert isinstance(answer, c.Failed), answer
+        self << f"reply {self._token} Failed {answer.code}"
+        self.quiet()
+        return answer.message
+
+    def run(self, run: RunId) -> Run:
+        """A live run."""
+        found = self.machine.tree.get(run)
+        assert found is not None, f"{run} is not live"
+        return found
+
+    def _show(self, command: c.Command) -> str:
+        match command:
+            case c.Admit(run) | c.Launch(run) | c.RecordRefusal(run):
+                return f"{type(command).__name__.lower()} {run.id}"
+            case c.Save(run) | c.Ended(run):
+                return f"{type(command).__name__.lower()} {run.id} {run.status}"
+            case c.Terminate(name, signal):
+                return f"terminate {name} {Signals(signal).name}"
+            case c.Arm(name, timer, at):
+                return f"arm {name} {timer} +{at - self.at:g}"
+            case c.Disarm(name, timer):
+                return f"disarm {name} {timer}"
+            case c.Publish(event):
+                return f"publish {event.type} {event.run_id}"
+            case c.Reply(token, answer):
+                return f"reply {token} {_answer(answer)}"
+            case c.Shutdown():
+                return "shutdown"
+            case _:
+                return f"{type(command).__name__.lower()} {command.run}"
+
+
+def _answer(answer: c.Answer) -> str:
+    match answer:
+        case c.Admitted(run) | c.Changed(run):
+            return f"{type(answer).__name__} {run.id} {run.status}"
+        case c.Refused(refusal, run):
+            return f"Refused {refusal.kind} {run or 'counted'}"
+        case c.StopDone(stopped, survivors, _):
+            alive = [f"{s.run_id}:{s.pid}" for s in survivors]
+            return f"StopDone {' '.join((*stopped, *alive))}".rstrip()
+        case c.Failed(code, _):
+            return f"Failed {code}"

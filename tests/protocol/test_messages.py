@@ -1,0 +1,257 @@
+"""Messages: they come back as they went, and whatever else arrives is `BadMessage`, never another exception."""
+
+from __future__ import annotations
+
+import typing
+from contextlib import suppress
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sfad.protocol import messages as m
+from sfad.protocol.errors import BadMessage, ErrorCode
+from sfad.protocol.framing import HEADER, FrameDecoder
+from sfad.protocol.types import Bound, Claim, Event, Limit, Reason, Refusal, Rule, RunInfo, Status, Survivor, Usage
+
+NOW = datetime(2024, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
+TICK = settings(max_examples=300, deadline=None, database=None)
+
+RUN = RunInfo(
+    id="a1", name="é", kind="agent", type=None, status=Status.FAILED, parent_id=None, root_id="a1", depth=0, chain=["é"], pid=None,
+    argv=["x", "\\xff"], cwd="/", user="ann", channel="cli", exit_code=None, signal=9,
+    reason=Reason(kind="limit", message="m", limit_kind="time", threshold=1.0, used=1.5),
+    attempts=1, limits=[Limit(kind="time", threshold=120.0)], usage=Usage(elapsed_s=0.1), processes=None, memory_bytes=None,
+    descendants=0, deadline=NOW, milestone=None, created_at=NOW, started_at=NOW, ended_at=None, labels={"k": "v"},
+)  # fmt: skip
+
+REQUESTS: list[m.Request] = [
+    m.Hello(id=1, versions=[1, 2], client="sfactl"),
+    m.Spawn(id=2**63, argv=[b"x", b"\xff\0"], cwd=b"/\xfe", env=[b"A=\xff"], name="n", timeout=1.5, tied=True,
+            max_depth=Bound(value=3, source="--max-depth"), limits=[Limit(kind="cost", threshold=2.5, action="warn")],
+            claim=Claim(names=["a"], depth=1), labels={"a": "b"}, stdio="inherit", descriptors=3),
+    m.Stop(id=3, runs=["a1"], signal=2, grace=0.0), m.Pause(id=4, run="a1"), m.Resume(id=5, run="a1"),
+    m.Signal(id=6, run="a1", signal=3), m.Info(id=7, run="a1"), m.Wait(id=8, run="a1", timeout=3.5),
+    m.List(id=9, status=[Status.RUNNING], since=1.5, live=True), m.Logs(id=10, run="a1"), m.Result(id=11, run="a1", max_bytes=3),
+    m.Send(id=12, run="a1", data=b"\xff", eof=True), m.Watch(id=13, run="a1"), m.DaemonInfo(id=14), m.Config(id=15),
+]  # fmt: skip
+
+REPLIES: list[m.Reply] = [
+    m.Welcome(id=1, version=1, daemon="0.1", pid=2, state_dir="/s", run="a1"), m.RunReply(id=2, run=RUN),
+    m.Refused(id=3, refused=Refusal(kind=Rule.LOOP, detail="d", message="m", path=["a", "a"]), run="a2"),
+    m.Stopped(id=4, stopped=["a1"], survivors=[Survivor(pid=1, run_id="a1", why="D")], elapsed_s=0.5),
+    m.RunList(id=5, runs=[RUN, RUN]),
+    m.LogFiles(id=6, run="a1", ended=True), m.ResultText(id=7, run="a1", text="t", truncated=False),
+    m.EventPush(id=8, event=Event(type="run_started", time=NOW, seq=3, run_id="a1")), m.EventPush(id=8, event=Event(type="x")),
+    m.DaemonStatus(id=9, version="0", pid=1, uptime_s=1.0, socket="s", state_dir="d", containment="cgroup", containment_detail="",
+                   draining=False, live=0, queued=0, admitted=0, refused=0, connections=1, memory_bytes=2, ledger_bytes=3),
+    m.ConfigReply(id=10, settings=[m.Setting(key="a", value=[1, {"b": None}], source="built-in")]),
+    m.Done(id=11), m.Error(id=12, code=ErrorCode.BAD_REQUEST, message="m"),
+]  # fmt: skip
+
+ALL = [*[(r, m.unpack_request) for r in REQUESTS], *[(r, m.unpack_reply) for r in REPLIES]]
+
+
+def name(value: object) -> str:
+    """For the test's id."""
+    return type(value).__name__ if isinstance(value, msgspec.Struct) else ""
+
+
+def test_every_message_is_in_here() -> None:
+    assert {type(request) for request in REQUESTS} == set(typing.get_args(m.AnyRequest))
+    assert {type(reply) for reply in REPLIES} == set(typing.get_args(m.AnyReply))
+    # and in the unions
+    assert set(m.Request.__subclasses__()) == set(typing.get_args(m.AnyRequest))
+    assert set(m.Reply.__subclasses__()) - {m.PackedRunList} == set(typing.get_args(m.AnyReply))
+
+
+@pytest.mark.parametrize(("message", "unpack"), ALL, ids=name)
+def test_round_trip(message: m.Request | m.Reply, unpack: typing.Any) -> None:
+    (body,) = FrameDecoder(10**6).feed(m.pack_message(message))
+    assert unpack(body) == message
+    assert type(unpack(body)) is type(message)
+
+
+@pytest.mark.parametrize(("message", "unpack"), ALL, ids=name)
+def test_the_tag_and_the_id_are_on_the_wire(message: m.Request | m.Reply, unpack: typing.Any) -> None:
+    raw = msgspec.msgpack.decode(m.pack(message))
+    assert raw["type"] == type(message).__struct_config__.tag
+    assert raw["id"] == message.id
+    assert m.request_id(m.pack(message)) == message.id
+    assert unpack(msgspec.msgpack.encode(raw)) == message
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=name)
+def test_an_unknown_field_in_a_request_is_refused(request_: m.Request) -> None:
+    raw = msgspec.msgpack.decode(m.pack(request_))
+    with pytest.raises(BadMessage, match="surprise"):
+        m.unpack_request(msgspec.msgpack.encode(raw | {"surprise": 1}))
+
+
+def test_an_unknown_field_in_a_claim_is_refused() -> None:
+    raw = msgspec.msgpack.decode(m.pack(REQUESTS[1]))
+    raw["claim"]["surprise"] = 1
+    with pytest.raises(BadMessage, match="surprise"):
+        m.unpack_request(msgspec.msgpack.encode(raw))
+
+
+@pytest.mark.parametrize("reply", REPLIES, ids=name)
+def test_an_unknown_field_in_a_reply_is_a_newer_daemons(reply: m.Reply) -> None:
+    raw = msgspec.msgpack.decode(m.pack(reply))
+    assert m.unpack_reply(msgspec.msgpack.encode(raw | {"surprise": {"deep": [1]}})) == reply
+
+
+def test_an_unknown_field_in_what_a_reply_holds_is_accepted_too() -> None:
+    for reply, key in ((m.RunReply(id=2, run=RUN), "run"), (m.EventPush(id=8, event=Event(type="x")), "event")):
+        raw = msgspec.msgpack.decode(m.pack(reply))
+        raw[key]["surprise"] = 1
+        assert m.unpack_reply(msgspec.msgpack.encode(raw)) == reply
+
+
+@pytest.mark.parametrize("reply", REPLIES, ids=name)
+def test_a_reply_is_no_request_and_the_other_way_round(reply: m.Reply) -> None:
+    if type(reply).__struct_config__.tag not in {type(request).__struct_config__.tag for request in REQUESTS}:
+        with pytest.raises(BadMessage):
+            m.unpack_request(m.pack(reply))
+
+
+@pytest.mark.parametrize(("message", "unpack"), ALL, ids=name)
+def test_every_truncation_is_a_bad_message(message: m.Request | m.Reply, unpack: typing.Any) -> None:
+    body = m.pack_message(message)[HEADER:]
+    for end in range(len(body)):
+        with pytest.raises(BadMessage):
+            unpack(body[:end])
+        assert isinstance(m.request_id(body[:end]), int)
+    with pytest.raises(BadMessage):
+        unpack(body + b"\0")
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        ({"type": "pause", "id": 1, "run": 7}, "run"),
+        ({"type": "pause", "id": "1", "run": "a"}, "id"),
+        ({"type": "pause", "id": 1}, "run"),
+        ({"type": "pause", "run": "a"}, "id"),
+        ({"type": "nothing", "id": 1}, "nothing"),
+        ({"id": 1, "run": "a"}, "type"),
+        ({"type": "spawn", "id": 1, "argv": ["text"], "cwd": 3, "env": []}, "argv"),
+        ({"type": "spawn", "id": 1, "argv": [b"x"], "cwd": b"/", "env": [], "kind": "robot"}, "robot"),
+        ({"type": "spawn", "id": 1, "argv": [b"x"], "cwd": b"/", "env": [], "stdio": "other"}, "other"),
+        ({"type": "list", "id": 1, "status": ["done"]}, "done"),
+        ([1, 2], "object"),
+        (None, "object"),
+    ],
+)
+def test_what_is_wrong_is_named(raw: object, words: str) -> None:
+    with pytest.raises(BadMessage, match=words):
+        m.unpack_request(msgspec.msgpack.encode(raw))
+
+
+def test_bad_utf8() -> None:
+    good = m.pack(m.Pause(id=1, run="abcd"))
+    bad = good.replace(b"abcd", b"\xff\xfe\xff\xfe")
+    with pytest.raises(BadMessage):
+        m.unpack_request(bad)
+    assert m.request_id(bad) in {0, 1}
+
+
+@pytest.mark.parametrize("unpack", [m.unpack_request, m.unpack_reply])
+@pytest.mark.parametrize("nest", [b"\x91", b"\x81\xa1a", b"\xdd\0\0\0\1"])
+def test_deep_nesting_even_in_what_is_skipped(unpack: typing.Any, nest: bytes) -> None:
+    deep = nest * 100_000 + b"\xc0"
+    for body in (deep, b"\x83\xa4type\xa4done\xa2id\1\xa1x" + deep, b"\x83\xa4type\xa6status\xa2id\1\xa1x" + deep):
+        with pytest.raises(BadMessage):
+            unpack(body)
+        assert m.request_id(body) in {0, 1}
+
+
+@pytest.mark.parametrize("kind", [b"\xdd", b"\xdf", b"\xdb", b"\xc6", b"\xc9"], ids=["array", "map", "text", "bytes", "extension"])
+def test_an_announced_size_is_not_allocated(kind: bytes) -> None:
+    header = kind + b"\xff\xff\xff\xff\1"
+    for body in (header, b"\x84\xa4type\xa5spawn\xa2id\1\xa4argv" + header, b"\x83\xa4type\xa6config\xa2id\1\xa8settings" + header):
+        for unpack in (m.unpack_request, m.unpack_reply):
+            with pytest.raises(BadMessage):
+                unpack(body)
+
+
+def test_a_key_that_cannot_be_hashed_is_a_bad_message() -> None:
+    """A map as the key of a map, in the one place where a reply holds anything."""
+    setting = b"\x83\xa3key\xa1k\xa6source\xa1s\xa5value\x81\x81\1\2\3"
+    body = b"\x83\xa4type\xa6config\xa2id\1\xa8settings\x91" + setting
+    with pytest.raises(BadMessage):
+        m.unpack_reply(body)
+
+
+def check_anything(body: bytes) -> None:
+    """Either a message or `BadMessage`; and always an id."""
+    for unpack in (m.unpack_request, m.unpack_reply):
+        with suppress(BadMessage):
+            assert unpack(body).id is not None
+    assert isinstance(m.request_id(body), int)
+
+
+@given(st.binary(max_size=200))
+@TICK
+def test_random_bytes(body: bytes) -> None:
+    check_anything(body)
+
+
+@given(st.sampled_from([m.pack(message) for message, _ in ALL]), st.data())
+@settings(max_examples=800, deadline=None, database=None)
+def test_bytes_changed_at_random(body: bytes, data: st.DataObject) -> None:
+    changed = bytearray(body)
+    for _ in range(data.draw(st.integers(1, 4))):
+        changed[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    check_anything(bytes(changed))
+
+
+NUMBERS = st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats())
+LEAVES = st.one_of(NUMBERS, st.text(max_size=8), st.binary(max_size=8))
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
+    max_leaves=5,
+)
+
+
+@given(st.sampled_from([message for message, _ in ALL]), st.data())
+@settings(max_examples=400, deadline=None, database=None)
+def test_values_of_any_type(message: m.Request | m.Reply, data: st.DataObject) -> None:
+    raw = msgspec.msgpack.decode(m.pack(message))
+    raw[data.draw(st.sampled_from([*type(message).__struct_fields__, "type"]))] = data.draw(VALUES)
+    check_anything(msgspec.msgpack.encode(raw))
+
+
+SPAWNS = st.builds(
+    m.Spawn,
+    id=st.integers(0, 2**64 - 1),
+    argv=st.lists(st.binary()),
+    cwd=st.binary(),
+    env=st.lists(st.binary()),
+    timeout=st.none() | st.floats(allow_nan=False),
+    name=st.none() | st.text(),
+    labels=st.dictionaries(st.text(), st.text()),
+)
+
+
+@given(SPAWNS)
+@settings(max_examples=100, deadline=None, database=None)
+def test_operating_system_strings_come_through_unchanged(spawn: m.Spawn) -> None:
+    assert m.unpack_request(m.pack(spawn)) == spawn
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 70_000])
+def test_a_packed_list_has_the_bytes_of_a_list(count: int) -> None:
+    raw = msgspec.Raw(m.pack(RUN))
+    plain = m.pack(m.RunList(id=7, runs=[RUN] * count))
+    assert m.pack(m.PackedRunList(id=7, runs=[raw] * count)) == plain
+    assert m.unpack_reply(plain) == m.RunList(id=7, runs=[RUN] * count)
+
+
+def test_defaults_are_not_sent() -> None:
+    assert msgspec.msgpack.decode(m.pack(m.Stop(id=1))) == {"type": "stop", "id": 1}
+    # unknown is null, never missing: section 15
+    assert msgspec.msgpack.decode(m.pack(RUN))["pid"] is None

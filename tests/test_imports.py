@@ -1,0 +1,188 @@
+"""The arrows of the architecture, checked: who may import whom (by syntax tree), and what a start really loads."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+PURE_STDLIB = {
+    "__future__", "abc", "bisect", "collections", "collections.abc", "dataclasses", "enum", "functools", "hashlib", "heapq",
+    "itertools", "math", "operator", "re", "shlex", "signal", "string", "types", "typing",
+}  # fmt: skip
+"""What the core may use of the standard library: data and functions of data. `signal` for its names only."""
+
+IMPURE_NAMES = {
+    "signal": {"SIGINT", "SIGTERM", "SIGKILL", "SIGHUP", "Signals"},
+}
+"""Of modules that can do more than hold data, the names that are data."""
+
+LAYERS = [
+    {"sfad.protocol"},
+    {"sfad.core"},
+    {"sfad.launch", "sfad.meters", "sfad.ledger", "sfad.output", "sfad.observe"},
+    {"sfad.runtime", "sfad.peers"},
+    {"sfad.server"},
+    {"sfad.daemon", "sfad.__main__"},
+]
+"""`protocol.types ← core ← {launch, meters, ledger, output, observe} ← runtime ← server ← __main__`. Other modules of the
+top level (config, paths, systemd ...) are leaves: any shell layer may use them, and they may use none."""
+
+HEAVY = ("trio", "psutil", "textual", "mcp", "genai_prices", "rich", "asyncio")
+
+
+def modules(package: str) -> list[Path]:
+    """Every source file of a package."""
+    return sorted((ROOT / package.replace(".", "/")).rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    """`sfad/core/run.py` → `sfad.core.run`."""
+    parts = list(path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path) -> Iterator[tuple[str, str | None]]:
+    """Each imported (module, name), wherever it stands in the file; relative ones spelled out."""
+    package = name_of(path).split(".")
+    if path.name != "__init__.py":
+        package.pop()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, None) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield from ((module, alias.name) for alias in node.names)
+
+
+def targets(path: Path) -> set[str]:
+    """Modules that a file depends on: `from . import x` is the module x where there is such a file."""
+    found = set()
+    for module, name in imports(path):
+        inner = f"{module}.{name}" if name else module
+        is_file = (ROOT / f"{inner.replace('.', '/')}.py").exists() or (ROOT / inner.replace(".", "/")).is_dir()
+        found.add(inner if is_file else module)
+    return found
+
+
+def within(module: str, *packages: str) -> bool:
+    """Whether the module is one of these or in one of them."""
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def params(package: str) -> list[object]:
+    """A test case for each file, named after it."""
+    return [pytest.param(path, id=str(path.relative_to(ROOT))) for path in modules(package)]
+
+
+@pytest.mark.parametrize("path", params("sfad/core"))
+def test_the_core_is_pure(path: Path) -> None:
+    for module in targets(path):
+        assert within(module, "sfad.core", "sfad.protocol") or module in PURE_STDLIB, f"{name_of(path)} imports {module}"
+    for module, name in imports(path):
+        assert module not in IMPURE_NAMES or name in IMPURE_NAMES[module], f"{name_of(path)} imports {name} of {module}"
+
+
+@pytest.mark.parametrize("path", params("sfad/core"))
+def test_the_core_needs_no_transport(path: Path) -> None:
+    allowed = {"sfad.protocol.types", "sfad.protocol.errors"}
+    assert not {m for m in targets(path) if within(m, "sfad.protocol") and m != "sfad.protocol"} - allowed
+
+
+@pytest.mark.parametrize("path", params("sfad/core"))
+def test_the_core_asks_no_clock_and_opens_nothing(path: Path) -> None:
+    """Without an import, too: `datetime.now()`, `open()`, `__import__`, `input`, `print`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            assert called not in {"now", "utcnow", "today", "open", "print", "input", "__import__", "import_module", "eval", "exec"}
+
+
+@pytest.mark.parametrize("path", params("sfad/protocol"))
+def test_the_protocol_imports_msgspec_and_the_standard_library(path: Path) -> None:
+    for module in targets(path):
+        top = module.split(".")[0]
+        assert within(module, "sfad.protocol") or top == "msgspec" or top in sys.stdlib_module_names, f"{name_of(path)}: {module}"
+        assert top not in {"asyncio", "subprocess", "threading"}
+
+
+@pytest.mark.parametrize("path", params("sfactl"))
+def test_the_client_imports_only_the_protocol_of_the_daemon(path: Path) -> None:
+    """The demo included: it starts a daemon as anybody would, as a program."""
+    allowed = ["sfad.protocol"] + (["sfad.probe"] if path.stem == "doctor" else [])
+    versions = {module for module, name in imports(path) if (module, name) == ("sfad", "__version__")}
+    for module in targets(path) - versions:
+        assert not within(module, "trio", "psutil", "asyncio"), f"{name_of(path)} imports {module}"
+        assert within(module, *allowed) or not within(module, "sfad"), f"{name_of(path)} imports {module}"
+
+
+def layer(module: str) -> int | None:
+    """How high up a module is."""
+    return next((height for height, packages in enumerate(LAYERS) if within(module, *packages)), None)
+
+
+@pytest.mark.parametrize("path", params("sfad"))
+def test_arrows_go_one_way(path: Path) -> None:
+    own = name_of(path)
+    height = layer(own)
+    for module in (module for module in targets(path) if within(module, "sfad")):
+        other = layer(module)
+        if height is None:
+            assert other is None or other <= 1, f"{own} is a leaf, but imports {module}"
+        elif other is not None:
+            assert other <= height, f"{own} imports {module}, which is above it"
+            siblings = other == height and own.split(".")[:2] != module.split(".")[:2]
+            assert not siblings or height == len(LAYERS) - 1, f"{own} imports {module}, which is beside it"
+
+
+@pytest.mark.parametrize("path", [*params("sfad"), *params("sfactl")])
+def test_nobody_imports_the_client_or_the_tests(path: Path) -> None:
+    own = name_of(path)
+    for module in targets(path):
+        assert not within(module, "tests")
+        assert within(own, "sfactl") or not within(module, "sfactl")
+
+
+def test_the_checks_see_something() -> None:
+    """A glob that matches nothing would pass everything."""
+    assert len(modules("sfad/core")) > 10
+    assert len(modules("sfactl")) > 10
+    machine = ROOT / "sfad/core/machine.py"
+    assert {"sfad.core.events", "sfad.core.run", "sfad.protocol.types", "typing"} <= targets(machine)
+
+
+# ---- what is really loaded
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Top-level modules in a fresh interpreter after a statement."""
+    script = f"{statement}\nimport sys\nprint(*sorted({{m.split('.')[0] for m in sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT, timeout=60)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_the_core_loads_no_shell() -> None:
+    statement = "import " + ", ".join(name_of(path) for path in modules("sfad/core"))
+    assert not loaded_by(statement) & {*HEAVY, "typer", "socket", "subprocess", "sqlite3"}
+
+
+def test_the_protocol_loads_little() -> None:
+    assert not loaded_by("import sfad.protocol.messages, sfad.protocol.framing") & {*HEAVY, "typer", "sqlite3"}
+
+
+@pytest.mark.parametrize("verb", [["list", "--help"], ["spawn", "--help"], ["stop", "--help"]])
+def test_a_verb_of_the_client_starts_light(verb: list[str]) -> None:
+    """`-X importtime` names every module that was loaded, to the very end of the process."""
+    command = [sys.executable, "-X", "importtime", "-m", "sfactl", *verb]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=60)
+    assert done.returncode == 0, done.stderr[-2000:]
+    loaded = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "sfactl" in loaded
+    assert not loaded & set(HEAVY)
