@@ -1,0 +1,1 @@
+"""One file a verb, named like the verb: `PARAMETERS`, and `main(...)` which returns the exit code."""

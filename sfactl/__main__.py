@@ -1,0 +1,113 @@
+"""The command `sfactl`. Finds the verb, loads its module and no other, and turns every way out into an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from . import verbs
+from .exits import Exit, Quit, UsageError
+from .options import NotPlain, read
+
+
+def main() -> None:
+    """Runs the command line and exits."""
+    _own_standard_descriptors()
+    sys.exit(_guarded(sys.argv[1:]))
+
+
+def _guarded(arguments: list[str]) -> int:
+    try:
+        return _dispatch(arguments)
+    except Quit as quit_:
+        if quit_.message:
+            print(f"sfactl: {quit_.message}", file=sys.stderr)
+        return quit_.code
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
+    except BrokenPipeError:
+        return _unread()
+
+
+def _own_standard_descriptors() -> None:
+    # A closed 0, 1 or 2 would be given to the next thing opened, and a socket would receive what is meant for stdout.
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    # The interpreter has no stream where it found the descriptor closed.
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
+def _unread() -> int:
+    # Whoever read our stdout has gone. What is still buffered must not raise again when the interpreter flushes it.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 141
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if "_SFACTL_COMPLETE" in os.environ:
+        return _by_typer(arguments, None, completing=True)
+    before, verb, after = split(arguments)
+    if "--version" in before:
+        return _version()
+    if verb is None or before[:1] in (["-h"], ["--help"]):
+        return _by_typer(arguments, None)
+    module = verbs.load(verb)
+    command: tuple[str, ...] = ()
+    if getattr(module, "TAKES_COMMAND", False) and "--" in after:
+        cut = after.index("--")
+        after, command = after[:cut], tuple(after[cut + 1 :])
+    try:
+        values = read(module.PARAMETERS, [*before, *after])
+    except NotPlain:
+        return _by_typer([verb, *before, *after], verb, command)
+    return _call(verb, values, command)
+
+
+def split(arguments: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
+    """What stands before the verb, the verb, and what follows it. `--socket` is the one option with a value that may
+    come before it; an unknown word counts as no verb, so that typer complains."""
+    position = 0
+    while position < len(arguments) and arguments[position].startswith("-"):
+        position += 2 if arguments[position] == "--socket" else 1
+    before, rest = list(arguments[:position]), list(arguments[position:])
+    verb = verbs.ALIASES.get(rest[0], rest[0]) if rest else None
+    return (before, verb, rest[1:]) if verb in verbs.VERBS else (before, None, rest)
+
+
+def _call(verb: str, values: dict[str, Any], command: tuple[str, ...]) -> int:
+    module = verbs.load(verb)
+    if getattr(module, "TAKES_COMMAND", False):
+        values["command"] = list(command)
+    try:
+        code: int = module.main(**values)
+    except UsageError as error:
+        raise UsageError(f"{error.message}\nTry 'sfactl {verb} --help'.") from error
+    sys.stdout.flush()
+    return code
+
+
+def _by_typer(arguments: Sequence[str], verb: str | None, command: tuple[str, ...] = (), *, completing: bool = False) -> int:
+    from .app import invoke
+
+    try:
+        invoke(arguments, verb, lambda name, values: _call(name, values, command), completing)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else Exit.USAGE
+    return Exit.DONE
+
+
+def _version() -> int:
+    from sfad import __version__
+
+    print(f"sfactl {__version__}")
+    return Exit.DONE
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""`sfactl completion bash|zsh|fish`
+
+Prints the script. For bash: eval "$(sfactl completion bash)"
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..exits import UsageError
+from ..options import COMMON, Argument, Parameter
+
+SHELLS = ("bash", "zsh", "fish")
+
+PARAMETERS: tuple[Parameter, ...] = (*COMMON, Argument("shell", "SHELL", "bash, zsh or fish"))
+
+
+def main(*, shell: str, socket: str | None = None, json: bool = False) -> int:
+    """Prints a completion script. Exits by itself."""
+    del socket, json
+    if shell not in SHELLS:
+        raise UsageError(f"{shell!r} is none of {', '.join(SHELLS)}")
+    from ..app import build
+
+    # What a completion script itself would ask: typer answers by printing the script.
+    os.environ["_SFACTL_COMPLETE"] = f"source_{shell}"
+    build(None, lambda _verb, _values: 0, completing=True)(args=[], prog_name="sfactl")
+    return 0

@@ -1,0 +1,228 @@
+"""`sfactl demo`
+
+Starts a daemon of its own in a private directory, and scripted agents under it: a planner that asks a reviewer that asks a
+summariser, an agent that would call itself, agents that would nest too deep, and one that ignores SIGTERM, forks away and
+changes session. Every command shown is really run. Afterwards the daemon is stopped and the directory removed.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import sfactl
+from sfad.protocol import messages as m
+
+from .. import environment, exits
+from ..client import Client
+from ..options import COMMON, Parameter
+
+PARAMETERS: tuple[Parameter, ...] = COMMON
+
+PATIENCE = 10.0
+"""Seconds that any one thing may take before the demo gives up."""
+
+CALL = '"$DEMO_PYTHON" -m sfactl'
+
+SCRIPTS = {
+    "planner": f"echo 'planner: I ask a reviewer'\n{CALL} run -q --name reviewer -- sh reviewer\necho 'planner: done'\n",
+    "reviewer": f"echo 'reviewer: I ask a summariser'\n{CALL} run -q --name summariser -- sh summariser\n",
+    "summariser": "read go < gate\necho 'summariser: three lines become one'\n",
+    "self-caller": f"{CALL} run -q --name helper -- sh helper\n",
+    "helper": f"{CALL} run -q --name self-caller -- sh self-caller\n",
+    "deeper": f"N=$((${{N:-0}} + 1)); export N\n{CALL} run -q --name level-$N -- sh deeper\n",
+    "stubborn": (
+        "import os, signal\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "def tell(): os.write(os.open('gate', os.O_WRONLY), b'%d\\n' % os.getpid())\n"
+        "for _ in range(3):\n"
+        "    if os.fork() == 0:\n"
+        "        os.setsid()\n"
+        "        if os.fork(): os._exit(0)\n"
+        "        tell(); signal.pause(); signal.pause()\n"
+        "tell()\n"
+        "while True: signal.pause()\n"
+    ),
+}
+"""The agents. `gate` is a named pipe: agents and demo wait for each other at it, never for a time."""
+
+STUBBORN_PROCESSES = 4
+
+
+def main(*, socket: str | None = None, json: bool = False) -> int:
+    """Shows what a daemon is for."""
+    del socket, json
+    inside = environment.inside_run()
+    if inside is not None:
+        raise exits.Quit(exits.Exit.UNREACHABLE, f"the demo starts a daemon, and inside a run none is started ({inside})")
+    with _directory() as directory, _daemon(directory) as surroundings:
+        stage = Stage(directory, surroundings)
+        stage.tree()
+        stage.loop()
+        stage.depth()
+        stage.stubborn()
+    print("\nThe demo's daemon is stopped and its directory removed. To begin: sfactl spawn -- COMMAND…")
+    return exits.Exit.DONE
+
+
+@contextmanager
+def _directory() -> Iterator[Path]:
+    directory = Path(tempfile.mkdtemp(prefix="sfad-demo-"))
+    try:
+        for name, text in SCRIPTS.items():
+            (directory / name).write_text(text)
+        (directory / "sfad.toml").write_text("")
+        os.mkfifo(directory / "gate")
+        yield directory
+    finally:
+        shutil.rmtree(directory)
+
+
+@contextmanager
+def _daemon(directory: Path) -> Iterator[dict[str, str]]:
+    surroundings = _surroundings(directory)
+    readable, writable = os.pipe()
+    with open(directory / "log", "wb") as log:
+        daemon = subprocess.Popen(
+            [sys.executable, "-m", "sfad", "serve", "--ready-fd", str(writable)],
+            env=surroundings,
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=(writable,),
+        )
+    os.close(writable)
+    try:
+        _await_ready(readable, directory)
+        yield surroundings
+    finally:
+        daemon.send_signal(signal.SIGTERM)
+        daemon.wait()
+
+
+def _surroundings(directory: Path) -> dict[str, str]:
+    packages = str(Path(sfactl.__file__).parents[1])
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("SFA_", "SFAD_"))}
+    return {
+        **ours,
+        "SFAD_SOCKET": str(directory / "sock"),
+        "SFAD_STATE_DIR": str(directory / "state"),
+        "SFAD_CONFIG": str(directory / "sfad.toml"),
+        "DEMO_PYTHON": sys.executable,
+        # A checkout that was not installed is found from the agents' directory as well.
+        "PYTHONPATH": os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH")])),
+    }
+
+
+def _await_ready(readable: int, directory: Path) -> None:
+    ready, _, _ = select.select([readable], [], [], PATIENCE)
+    told = os.read(readable, 16) if ready else b""
+    os.close(readable)
+    if not told:
+        raise exits.Quit(exits.Exit.UNREACHABLE, "the demo's daemon did not start:\n" + (directory / "log").read_text())
+
+
+class Stage:
+    """The four scenes."""
+
+    def __init__(self, directory: Path, surroundings: Mapping[str, str]) -> None:
+        self._directory = directory
+        self._surroundings = surroundings
+        self._socket = directory / "sock"
+
+    def tree(self) -> None:
+        """Three agents, each started by the one above through the same daemon."""
+        _say("1. A planner asks a reviewer, which asks a summariser. Each start goes through the daemon.")
+        planner = self._run("spawn", "--name", "planner", "--", "sh", "planner")
+        self._await_started(planner, "summariser")
+        self._run("tree")
+        (self._directory / "gate").write_text("go\n")
+        self._run("wait", planner)
+        self._run("logs", planner)
+
+    def loop(self) -> None:
+        """The same name twice in one chain."""
+        _say("2. An agent whose helper calls it again. The guard refuses what would be a loop:")
+        self._run("run", "-q", "--name", "self-caller", "--", "sh", "self-caller")
+
+    def depth(self) -> None:
+        """One level more than allowed."""
+        _say("3. An agent that delegates to a deeper one, for ever. Three levels are allowed here:")
+        self._run("run", "-q", "--max-depth", "3", "--name", "level-0", "--", "sh", "deeper")
+
+    def stubborn(self) -> None:
+        """Stopped to the last process."""
+        _say("4. An agent that ignores SIGTERM, double-forks and changes session, three times over:")
+        run = self._run("spawn", "--name", "stubborn", "--", sys.executable, "stubborn")
+        processes = self._told_pids()
+        _show(processes, "before")
+        self._run("stop", "--grace", "1", run)
+        _show(processes, "after")
+        self._run("why", run)
+
+    def _run(self, *words: str) -> str:
+        print(f"   $ sfactl {' '.join(words)}", flush=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "sfactl", *words],
+            env=self._surroundings,
+            cwd=self._directory,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        lines = done.stdout.splitlines()
+        for line in [*lines, *([f"(exit {done.returncode})"] if done.returncode else [])]:
+            print(f"     {line}", flush=True)
+        return lines[0] if lines else ""
+
+    def _await_started(self, run: str, name: str) -> None:
+        """Waits until an agent called `name` runs below `run`. Watches first and looks then, so that it cannot be missed."""
+        with Client(self._socket) as client:
+            client.send(m.Watch(id=client.next_id(), run=run))
+            while name not in self._running(client, run):
+                client.arrived()
+
+    def _running(self, client: Client, run: str) -> Sequence[str]:
+        found = client.call(m.List(id=client.next_id(), root=run), m.RunList).runs
+        return [one.name for one in found if one.status.value == "running"]
+
+    def _told_pids(self) -> list[int]:
+        pids: list[int] = []
+        # Open for writing too: otherwise the pipe ends whenever one of them has told and the next has not come.
+        gate = os.open(self._directory / "gate", os.O_RDWR)
+        try:
+            while len(pids) < STUBBORN_PROCESSES and select.select([gate], [], [], PATIENCE)[0]:
+                pids += map(int, os.read(gate, 4096).split())
+        finally:
+            os.close(gate)
+        return sorted(pids)
+
+
+def _say(text: str) -> None:
+    print(f"\n{text}\n", flush=True)
+
+
+def _show(pids: Sequence[int], when: str) -> None:
+    print(f"     {when}:")
+    for pid in pids:
+        print(f"       {_describe(pid)}", flush=True)
+
+
+def _describe(pid: int) -> str:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    except FileNotFoundError:
+        return f"pid {pid}: gone"
+    return f"pid {pid}: parent {fields[1]}, session {fields[3]}"

@@ -1,0 +1,166 @@
+"""`sfactl doctor`
+
+Each line is ok, warn (works, with less) or BAD (does not work), and how to mend it. Exits with 0 unless something is BAD,
+then with 1. Asks the daemon where it can, and looks at this session where it cannot.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import resource
+from collections.abc import Callable, Iterator
+
+from msgspec import Struct
+
+from sfad import probe
+from sfad.protocol.messages import DaemonInfo, DaemonStatus
+from sfad.protocol.paths import state_dir
+
+from .. import output
+from ..client import Unreachable, connect
+from ..exits import Exit, Quit
+from ..options import COMMON, Parameter
+
+PARAMETERS: tuple[Parameter, ...] = COMMON
+
+LOW_DISK = 1 << 30
+"""Bytes: sixteen runs that fill their 64 MiB of output."""
+
+LOW_FILES = 1024
+"""Descriptors: the daemon holds a handful a run; below this a few hundred runs exhaust it."""
+
+LOW_PROCESSES = 2048
+"""The pids limit of two trees."""
+
+
+class Finding(Struct, frozen=True):
+    """One line of the report."""
+
+    name: str
+    verdict: str
+    """`ok`, `warn` or `bad`."""
+    detail: str
+    mend: str = ""
+
+
+def main(*, socket: str | None = None, json: bool = False) -> int:
+    """Prints the report."""
+    status, reachable = _daemon(socket)
+    findings = [reachable, *_containment(status), *(f for check in CHECKS for f in check())]
+    if json:
+        output.print_json({"findings": findings, "containment": status.containment if status else None})
+    else:
+        print("\n".join(map(_line, findings)))
+    return Exit.REFUSED if any(f.verdict == "bad" for f in findings) else Exit.DONE
+
+
+def _line(finding: Finding) -> str:
+    verdict = "BAD" if finding.verdict == "bad" else finding.verdict
+    mend = f"\n       → {finding.mend}" if finding.mend else ""
+    return f"{verdict:<5}  {finding.name}: {finding.detail}{mend}"
+
+
+def _daemon(socket: str | None) -> tuple[DaemonStatus | None, Finding]:
+    try:
+        with connect(socket) as client:
+            status = client.call(DaemonInfo(id=client.next_id()), DaemonStatus)
+            place = f"sfad {status.version}, pid {status.pid}, answers at {client.path}"
+            return status, Finding("daemon", "ok", place)
+    except Unreachable as error:
+        return None, Finding("daemon", *_unreachable(error))
+    except Quit as error:
+        return None, Finding("daemon", "warn", f"it answers, but not to this question: {error.message}")
+
+
+def _unreachable(error: Unreachable) -> tuple[str, str, str]:
+    mends = {
+        "missing": "the first `sfactl spawn` starts one, or: systemctl --user start sfad.socket",
+        "refused": "start it again: sfad serve, or the first `sfactl spawn`",
+        "denied": "use your own daemon, or have the administrator add you",
+        "sandbox": "let the sandbox connect to Unix sockets",
+    }
+    verdict = "warn" if error.kind == "missing" else "bad"
+    return verdict, error.message, mends.get(error.kind, "look at the daemon's log")
+
+
+def _containment(status: DaemonStatus | None) -> Iterator[Finding]:
+    if status is None:
+        return
+    by_cgroup = status.containment == "cgroup"
+    yield Finding(
+        "containment",
+        "ok" if by_cgroup else "warn",
+        f"{status.containment}: {status.containment_detail}",
+        "" if by_cgroup else "best effort only; start the daemon in a delegated unit (Delegate=yes)",
+    )
+
+
+def _cgroups() -> Iterator[Finding]:
+    found = probe.cgroups()
+    if found.mount is None:
+        yield Finding("cgroup v2", "warn", "not mounted", "boot with systemd.unified_cgroup_hierarchy=1")
+        return
+    yield Finding("cgroup v2", "ok", f"mounted at {found.mount}")
+    yield _feature("cgroup.kill", found.kill, "kills a whole tree at once", "needs Linux 5.14")
+    yield _feature("cgroup.freeze", found.freeze, "freezes a whole tree at once", "needs Linux 5.2")
+    yield _feature(
+        "delegation",
+        found.writable,
+        f"this session's cgroup {found.own}",
+        "start the daemon by systemd with Delegate=yes (systemd-run --user -p Delegate=yes …)",
+    )
+
+
+def _kernel() -> Iterator[Finding]:
+    less = "the daemon falls back to /proc and re-checks"
+    yield _feature("SO_PEERPIDFD", probe.peer_pidfd(), "peers are told apart from recycled pids", f"Linux 6.5; {less}")
+    yield _feature("PIDFD_GET_INFO", probe.pidfd_info(), "cgroup and exit status of a peer", f"Linux 6.13; {less}")
+    yield _feature("subreaper", probe.subreaper(), "orphans of runs come back to the daemon", "a sandbox forbids prctl")
+
+
+def _feature(name: str, there: bool, what: str, mend: str) -> Finding:
+    return Finding(name, "ok", what) if there else Finding(name, "warn", f"not available: {what}", mend)
+
+
+def _session() -> Iterator[Finding]:
+    user = pwd.getpwuid(os.getuid()).pw_name
+    lingering = probe.lingering(user)
+    if lingering is not None and os.getuid() != 0:
+        mend = "" if lingering else "the daemon ends with your last session: loginctl enable-linger"
+        yield Finding("linger", "ok" if lingering else "warn", "on" if lingering else "off", mend)
+
+
+def _limits() -> Iterator[Finding]:
+    yield _limit("open files", resource.RLIMIT_NOFILE, LOW_FILES, "LimitNOFILE= of the unit, or ulimit -n")
+    yield _limit("processes", resource.RLIMIT_NPROC, LOW_PROCESSES, "LimitNPROC= and TasksMax= of the unit, or ulimit -u")
+
+
+def _limit(name: str, kind: int, low: int, mend: str) -> Finding:
+    soft = probe.soft_limit(kind)
+    enough = soft is None or soft >= low
+    return Finding(name, "ok" if enough else "warn", str(soft or "unlimited"), "" if enough else f"raise it to {low}: {mend}")
+
+
+def _disk() -> Iterator[Finding]:
+    try:
+        state = state_dir(os.environ, os.getuid())
+        free = probe.free_bytes(state)
+    except (OSError, ValueError) as error:
+        yield Finding("state directory", "bad", str(error), "set SFAD_STATE_DIR to a directory of your own")
+        return
+    enough = free >= LOW_DISK
+    mend = "" if enough else "make room: nothing new is admitted on a full disk"
+    yield Finding("state directory", "ok" if enough else "warn", f"{state}, {output.size(free)} free", mend)
+
+
+def _clock() -> Iterator[Finding]:
+    if not probe.plausible_time():
+        yield Finding("clock", "bad", "it is wrong by years", "set it: times in the ledger and deadlines shown are wrong")
+    elif probe.clock_synchronised() is False:
+        yield Finding("clock", "warn", "nothing keeps it right", "timedatectl set-ntp true")
+    else:
+        yield Finding("clock", "ok", "plausible")
+
+
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_cgroups, _kernel, _session, _limits, _disk, _clock)

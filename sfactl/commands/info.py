@@ -1,0 +1,74 @@
+"""`sfactl info RUN`
+
+Everything the daemon knows of a run, its live processes and memory included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sfad.protocol.messages import Info, RunReply
+from sfad.protocol.types import RunInfo
+
+from .. import output
+from ..client import connect
+from ..exits import Exit
+from ..options import COMMON, RUN, Parameter
+
+PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUN)
+
+
+def main(*, run: str, socket: str | None = None, json: bool = False) -> int:
+    """Shows one run."""
+    with connect(socket) as client:
+        found = client.call(Info(id=client.next_id(), run=run), RunReply).run
+    if json:
+        output.print_json(found)
+    else:
+        print("\n".join(f"{name:<12} {value}" for name, value in facts(found)))
+        _warn(found)
+    return Exit.DONE
+
+
+def facts(run: RunInfo) -> Iterator[tuple[str, str]]:
+    """What is known, as name and text. What is unknown is left out."""
+    yield "id", run.id
+    yield "name", f"{output.plain(run.name)} ({run.kind}{', ' + output.plain(run.type) if run.type else ''})"
+    yield "status", output.outcome(run)
+    if run.reason:
+        yield "reason", output.plain(run.reason.message)
+    yield "chain", " → ".join(output.plain(name) for name in run.chain)
+    yield "tree", f"root {run.root_id}, parent {run.parent_id or '-'}, depth {run.depth}, {run.descendants} descendants"
+    yield "command", output.command(run)
+    yield "cwd", output.plain(run.cwd)
+    yield "user", f"{output.plain(run.user)} (channel {output.plain(run.channel)})"
+    yield from _processes(run)
+    yield "attempts", str(run.attempts)
+    for limit in run.limits:
+        yield "limit", f"{limit.kind} {limit.threshold:g} → {limit.action} (from {limit.source})"
+    yield from _times(run)
+    for key, value in run.labels.items():
+        yield "label", output.plain(f"{key}={value}")
+    if run.milestone:
+        yield "milestone", output.plain(run.milestone)
+
+
+def _processes(run: RunInfo) -> Iterator[tuple[str, str]]:
+    if run.pid is not None:
+        yield "pid", str(run.pid)
+    if run.processes is not None:
+        yield "processes", f"{run.processes}, {output.size(run.memory_bytes)}"
+
+
+def _times(run: RunInfo) -> Iterator[tuple[str, str]]:
+    yield "created", f"{run.created_at.isoformat()} ({output.age(run.created_at)} ago)"
+    for name, moment in (("started", run.started_at), ("ended", run.ended_at), ("deadline", run.deadline)):
+        if moment:
+            yield name, moment.isoformat()
+    if run.usage.elapsed_s is not None:
+        yield "ran", output.seconds(run.usage.elapsed_s)
+
+
+def _warn(run: RunInfo) -> None:
+    if run.usage.source == "none" and not run.status.rejected:
+        output.note("note: turns, tokens and cost are not known for this run, so they are NOT ENFORCEABLE; time is")

@@ -1,0 +1,104 @@
+"""`sfactl list`
+
+Without filters: the runs that are live and the last 50 that ended, newest last.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from sfad.protocol import messages as m
+from sfad.protocol.types import RunInfo, Status
+
+from .. import output, request
+from ..client import connect
+from ..exits import Exit, UsageError
+from ..options import COMMON, Option, Parameter
+
+PARAMETERS: tuple[Parameter, ...] = (
+    *COMMON,
+    Option(("--status",), "status", "Only runs with this status", "STATUS", many=True),
+    Option(("--name",), "name", "Only runs of this name", "NAME"),
+    Option(("--user",), "user", "Only this user's runs", "USER"),
+    Option(("--root",), "root", "Only this run's tree", "RUN"),
+    Option(("--since",), "since", "Only runs created since: 1h ago, or an RFC 3339 time", "TIME"),
+    Option(("--label",), "label", "Only runs with this label", "K=V", many=True),
+    Option(("--limit-rows",), "limit_rows", "Ended runs at most; else 50", "N"),
+    Option(("--live",), "live", "Count processes and memory of each run"),
+)
+
+
+def main(
+    *,
+    status: Sequence[str] = (),
+    name: str | None = None,
+    user: str | None = None,
+    root: str | None = None,
+    since: str | None = None,
+    label: Sequence[str] = (),
+    limit_rows: str | None = None,
+    live: bool = False,
+    socket: str | None = None,
+    json: bool = False,
+) -> int:
+    """Lists runs."""
+    wanted = m.List(
+        id=0,
+        status=[_status(text) for text in status],
+        name=name,
+        user=user,
+        root=root,
+        since=None if since is None else moment(since),
+        labels=request.pairs("--label", label),
+        rows=50 if limit_rows is None else _rows(limit_rows),
+        live=live,
+    )
+    with connect(socket) as client:
+        wanted.id = client.next_id()
+        found = client.call(wanted, m.RunList).runs
+    if json:
+        output.print_json({"runs": found})
+    else:
+        print(_table(found, live))
+    return Exit.DONE
+
+
+def _status(text: str) -> Status:
+    try:
+        return Status(text)
+    except ValueError:
+        raise UsageError(f"--status: {text!r} is none of {', '.join(Status)}") from None
+
+
+def _rows(text: str) -> int:
+    if not text.isdecimal():
+        raise UsageError(f"--limit-rows: {text!r} is not a whole number")
+    return int(text)
+
+
+def moment(text: str) -> float:
+    """Unix seconds of `--since`: a duration ago, or a time. Raises `UsageError`."""
+    from datetime import datetime
+
+    from sfad.protocol.units import parse_duration
+
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        pass
+    try:
+        return time.time() - parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"--since: {text!r} is neither a time (2026-01-31T12:00:00Z) nor a duration: {error}") from None
+
+
+def _table(runs: Sequence[RunInfo], live: bool) -> str:
+    header = ["ID", "NAME", "STATUS", "DEPTH", "PARENT", "AGE", "RAN", *(("PROCS", "MEMORY") if live else ()), "COMMAND"]
+    return output.table(header, (_row(run, live) for run in runs))
+
+
+def _row(run: RunInfo, live: bool) -> list[str]:
+    load = ["-" if run.processes is None else str(run.processes), output.size(run.memory_bytes)] if live else []
+    ages = [output.age(run.created_at), output.seconds(run.usage.elapsed_s)]
+    return [run.id, run.name, output.outcome(run), str(run.depth), run.parent_id or "-", *ages, *load, output.command(run)]

@@ -1,0 +1,175 @@
+"""`sfactl logs RUN`
+
+What the run wrote, unchanged: its stdout on stdout and its stderr on stderr. With --stdout or --stderr only that one, on
+stdout. -f follows until the run ends; it may begin before the run does.
+
+With --json, one object a line of output: {"stream", "text"}; bytes that are not UTF-8 appear as \\xNN.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+
+from sfad.protocol import messages as m
+
+from .. import follow, loop, output
+from ..client import Client, check, connect
+from ..exits import Exit, UsageError
+from ..options import COMMON, RUN, Option, Parameter
+
+PARAMETERS: tuple[Parameter, ...] = (
+    *COMMON,
+    RUN,
+    Option(("--follow", "-f"), "follow_", "Go on until the run ends"),
+    Option(("--stdout",), "stdout", "Only stdout"),
+    Option(("--stderr",), "stderr", "Only stderr"),
+    Option(("--tail", "-n"), "tail", "Begin N lines before the end, or so many bytes: 20, 4096B, 64KiB", "N"),
+)
+
+STREAMS = ("stdout", "stderr")
+SIZES = {"B": 1, "K": 1 << 10, "KIB": 1 << 10, "M": 1 << 20, "MIB": 1 << 20}
+BLOCK = 64 * 1024
+
+Source = tuple[str, int, int]
+"""Stream, descriptor of its file, our descriptor that it is copied to."""
+
+
+def main(
+    *,
+    run: str,
+    follow_: bool = False,
+    stdout: bool = False,
+    stderr: bool = False,
+    tail: str | None = None,
+    socket: str | None = None,
+    json: bool = False,
+) -> int:
+    """Prints a run's output."""
+    start = _start_of(tail)
+    with connect(socket) as client:
+        files, descriptors = client.ask(m.Logs(id=client.next_id(), run=run), m.LogFiles)
+        if not files.kept:
+            output.note(f"sfactl: {files.run} keeps no output (--no-log, or --stdio inherit)")
+        both = stdout == stderr
+        wanted = [both or stdout, both or stderr]
+        sources = [
+            (name, file, 2 if both and name == "stderr" else 1)
+            for name, file, is_wanted in zip(STREAMS, descriptors, wanted, strict=True)
+            if is_wanted
+        ]
+        if json:
+            _as_json(client, files, sources, start, follow_)
+        else:
+            _copy(client, files, sources, start, follow_)
+    return Exit.DONE
+
+
+def _copy(client: Client, files: m.LogFiles, sources: Sequence[Source], start: Start, following: bool) -> None:
+    followers = [follow.Follower(file, target, output.note, start(file)) for _, file, target in sources]
+    _until_end(client, files, follow.Copying(followers), following)
+
+
+def _until_end(client: Client, files: m.LogFiles, copying: follow.Copying, following: bool) -> None:
+    waiting = following and not files.ended
+    if waiting:
+        client.send(m.Wait(id=client.next_id(), run=files.run))
+    while waiting or not copying.drained():
+        ready = loop.wait([client.fileno()] if waiting else [], [copying])
+        copying.advance(ready)
+        if waiting and client.fileno() in ready:
+            for answer in client.arrived():
+                check(answer.reply)
+            waiting = False
+
+
+class Start:
+    """Where to begin in a file: the last lines or bytes of what it holds now."""
+
+    def __init__(self, lines: int | None = None, size: int | None = None) -> None:
+        self._lines = lines
+        self._size = size
+
+    def __call__(self, file: int) -> int:
+        end = os.fstat(file).st_size
+        if self._size is not None:
+            return max(end - self._size, 0)
+        return 0 if self._lines is None else last_lines(file, end, self._lines)
+
+
+def last_lines(file: int, end: int, count: int) -> int:
+    """The offset at which the last `count` lines of the first `end` bytes begin. Reads backwards, no more than needed."""
+    if count == 0:
+        return end
+    # A newline that ends the last line begins no line of its own.
+    position = end - 1 if end and os.pread(file, 1, end - 1) == b"\n" else end
+    while position > 0:
+        begin = max(position - BLOCK, 0)
+        block = os.pread(file, position - begin, begin)
+        newlines = block.count(b"\n")
+        if newlines >= count:
+            return begin + _nth_newline_from_end(block, count) + 1
+        count -= newlines
+        position = begin
+    return 0
+
+
+def _nth_newline_from_end(block: bytes, count: int) -> int:
+    at = len(block)
+    for _ in range(count):
+        at = block.rindex(b"\n", 0, at)
+    return at
+
+
+def _start_of(tail: str | None) -> Start:
+    if tail is None:
+        return Start()
+    match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", tail)
+    unit = match[2].upper() if match else "?"
+    if match is None or (unit and unit not in SIZES):
+        raise UsageError(f"--tail: {tail!r} is neither a number of lines (20) nor a size (4096B, 64KiB, 1M)")
+    return Start(size=int(match[1]) * SIZES[unit]) if unit else Start(lines=int(match[1]))
+
+
+def _as_json(client: Client, files: m.LogFiles, sources: Sequence[Source], start: Start, following: bool) -> None:
+    with Pipes(sources, start) as pipes:
+        _until_end(client, files, pipes, following)
+
+
+class Pipes(follow.Copying):
+    """Like copying, but a line at a time and as JSON. Writes may block: nobody waits for a signal here."""
+
+    def __init__(self, sources: Sequence[Source], start: Start) -> None:
+        self._lines = [LineFollower(name, file, start(file)) for name, file, _ in sources]
+        super().__init__(self._lines)
+
+    def __enter__(self) -> Pipes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for follower in self._lines:
+            follower.finish()
+
+
+class LineFollower(follow.Follower):
+    """Gathers lines and prints each as an object."""
+
+    def __init__(self, stream: str, source: int, offset: int) -> None:
+        super().__init__(source, 1, output.note, offset)
+        self._stream = stream
+        self._partial = b""
+
+    def flush(self) -> None:
+        """Prints every line that is complete."""
+        *complete, self._partial = (self._partial + self.take()).split(b"\n")
+        for line in complete:
+            self._print(line)
+
+    def finish(self) -> None:
+        """Prints what the run never ended with a newline."""
+        if self._partial:
+            self._print(self._partial)
+
+    def _print(self, line: bytes) -> None:
+        output.print_json({"stream": self._stream, "text": line.decode(errors="backslashreplace")})

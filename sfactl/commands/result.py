@@ -1,0 +1,35 @@
+"""`sfactl result RUN`
+
+The output of a finished run for a language model: terminal escapes and control characters removed, markup escaped, cut to
+a size, and marked as data from another agent. `logs` is raw.
+"""
+
+from __future__ import annotations
+
+from sfad.protocol.messages import Result, ResultText
+
+from .. import exits, output
+from ..client import connect
+from ..options import COMMON, RUN, Option, Parameter
+
+PARAMETERS: tuple[Parameter, ...] = (
+    *COMMON,
+    RUN,
+    Option(("--max-bytes",), "max_bytes", "Keep the newest N bytes; else 65536", "N"),
+)
+
+
+def main(*, run: str, max_bytes: str | None = None, socket: str | None = None, json: bool = False) -> int:
+    """Prints a run's result."""
+    if max_bytes is not None and not max_bytes.isdecimal():
+        raise exits.UsageError(f"--max-bytes: {max_bytes!r} is not a whole number")
+    with connect(socket) as client:
+        wanted = Result(id=client.next_id(), run=run)
+        if max_bytes is not None:
+            wanted.max_bytes = int(max_bytes)
+        found = client.call(wanted, ResultText)
+    if json:
+        output.print_json(output.content(found))
+    else:
+        output.write(found.text.encode() + (b"" if found.text.endswith("\n") else b"\n"))
+    return exits.Exit.DONE

@@ -1,0 +1,25 @@
+"""`sfactl run [options] -- COMMAND…`
+
+Copies the run's output as it is written, passes stdin on, and exits with the run's own exit code (see `sfactl --help` for
+the others). Ctrl-C, SIGTERM and SIGHUP stop the run and everything below it; a second one skips the grace. If this client
+dies the run is stopped, unless --keep was given.
+
+With --json the output is not copied: stdout receives the final run as one object. Look for the output with `sfactl logs`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import request
+from . import spawn
+
+PARAMETERS = request.PARAMETERS
+TAKES_COMMAND = True
+
+
+def main(**given: Any) -> int:
+    """Starts a run in the foreground."""
+    wanted = request.Wanted(**given)
+    request.check(wanted)
+    return spawn.foreground(wanted)

@@ -1,0 +1,50 @@
+"""`sfactl send RUN MESSAGE`
+
+Puts MESSAGE and a newline on the stdin of a run that was started with --stdin. Without MESSAGE, or with -, what this
+process reads on its own stdin is sent as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+
+from sfad.protocol.messages import Done, Send
+
+from .. import output
+from ..client import connect
+from ..exits import Exit
+from ..options import COMMON, RUN, Argument, Option, Parameter
+
+CHUNK = 64 * 1024
+"""Bytes of one request. A pipe holds as much (pipe(7)); more would wait in the daemon."""
+
+PARAMETERS: tuple[Parameter, ...] = (
+    *COMMON,
+    RUN,
+    Argument("words", "MESSAGE", "The line to send; - is stdin", many=True, required=False),
+    Option(("--eof",), "eof", "Close the run's stdin afterwards"),
+)
+
+
+def main(*, run: str, words: Sequence[str] = (), eof: bool = False, socket: str | None = None, json: bool = False) -> int:
+    """Writes to a run's stdin."""
+    sent = 0
+    with connect(socket) as client:
+        for data in _data(words):
+            client.call(Send(id=client.next_id(), run=run, data=data), Done)
+            sent += len(data)
+        if eof:
+            client.call(Send(id=client.next_id(), run=run, data=b"", eof=True), Done)
+    if json:
+        output.print_json({"run": run, "sent": sent, "eof": eof})
+    return Exit.DONE
+
+
+def _data(words: Sequence[str]) -> Iterator[bytes]:
+    if words and list(words) != ["-"]:
+        yield os.fsencode(" ".join(words)) + b"\n"
+        return
+    while data := os.read(sys.stdin.fileno(), CHUNK):
+        yield data

@@ -1,0 +1,83 @@
+"""`sfactl spawn [options] -- COMMAND…`
+
+The id of the run is all that is printed on stdout. The run gets this directory, umask and environment, and /dev/null as
+its stdin.
+
+With --wait it is `run`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sfad.protocol import messages as m
+from sfad.protocol.types import RunInfo, Status
+
+from .. import exits, output, refused, request
+from ..autostart import connect
+from ..client import Client
+
+PARAMETERS = request.PARAMETERS
+TAKES_COMMAND = True
+
+
+def main(**given: Any) -> int:
+    """Starts a run in the background, or with `--wait` in the foreground."""
+    wanted = request.Wanted(**given)
+    request.check(wanted)
+    if wanted.wait:
+        return foreground(wanted)
+    _only_for_foreground(wanted)
+    message = request.message(wanted, 0)
+    with connect(wanted.socket) as client:
+        message.id = client.next_id()
+        return _background(client, message, wanted.json)
+
+
+def foreground(wanted: request.Wanted) -> int:
+    """Starts a run and stays with it until its end. Returns its exit code."""
+    message = request.message(wanted, 0)
+    client = connect(wanted.socket)
+    message.id = client.next_id()
+    from ..foreground import Foreground
+
+    run = Foreground(
+        client,
+        message,
+        keep=wanted.keep,
+        as_json=wanted.json,
+        verbose=wanted.verbose,
+        status_file=wanted.status_file,
+    )
+    return run.carry_out()
+
+
+def _only_for_foreground(wanted: request.Wanted) -> None:
+    for option, given in (
+        ("--status-file", wanted.status_file),
+        ("--stdio inherit", wanted.stdio == "inherit"),
+        ("--verbose", wanted.verbose),
+    ):
+        if given:
+            raise exits.UsageError(f"{option} needs --wait (or `sfactl run`): somebody must stay for it")
+
+
+def _background(client: Client, message: m.Spawn, as_json: bool) -> int:
+    reply, _ = client.ask(message, m.Reply)
+    if isinstance(reply, m.Refused):
+        raise refused.as_quit(reply, as_json=as_json)
+    assert isinstance(reply, m.RunReply)  # `ask` has raised for an error; nothing else answers a Spawn
+    if as_json:
+        output.print_json(reply.run)
+    else:
+        print(reply.run.id)
+    return _started(reply.run, message.quiet)
+
+
+def _started(run: RunInfo, quiet: bool) -> int:
+    if run.status is Status.QUEUED and not quiet:
+        output.note(f"sfactl: {run.id} is queued: every slot for trees is taken")
+    if run.reason is not None and run.reason.kind == "launch":
+        output.note(f"sfactl: {run.id} could not be started: {run.reason.message}")
+        return exits.of_run(run)
+    return exits.Exit.DONE

@@ -1,0 +1,40 @@
+"""`sfactl status`
+
+The daemon itself: where it is, how runs are contained, how much it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sfad.protocol.messages import DaemonInfo, DaemonStatus
+
+from .. import output
+from ..client import connect
+from ..exits import Exit
+from ..options import COMMON, Parameter
+
+PARAMETERS: tuple[Parameter, ...] = COMMON
+
+
+def main(*, socket: str | None = None, json: bool = False) -> int:
+    """Shows the daemon."""
+    with connect(socket) as client:
+        found = client.call(DaemonInfo(id=client.next_id()), DaemonStatus)
+    if json:
+        output.print_json(output.content(found))
+    else:
+        print("\n".join(f"{name:<12} {value}" for name, value in _facts(found)))
+    return Exit.DONE
+
+
+def _facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
+    yield "daemon", f"sfad {status.version}, pid {status.pid}, up {output.seconds(status.uptime_s)}"
+    yield "socket", status.socket
+    yield "state", status.state_dir
+    yield "containment", f"{status.containment} ({status.containment_detail})"
+    yield "runs", f"{status.live} live, {status.queued} queued, {status.admitted} admitted, {status.refused} refused"
+    yield "connections", str(status.connections)
+    yield "memory", f"{output.size(status.memory_bytes)}; ledger {output.size(status.ledger_bytes)}"
+    if status.draining:
+        yield "draining", "nothing is started any more"

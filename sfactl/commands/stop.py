@@ -1,0 +1,75 @@
+"""`sfactl stop RUN…`
+
+Returns when nothing of the runs and of what they started is alive, with 0; or with 5 and a list of what survived SIGKILL.
+"""
+
+from __future__ import annotations
+
+import signal as signals
+from collections.abc import Sequence
+
+from sfad.protocol.messages import Stop, Stopped
+
+from .. import environment, exits, output, refused, request
+from ..client import connect
+from ..options import COMMON, RUNS, Option, Parameter
+
+PARAMETERS: tuple[Parameter, ...] = (
+    *COMMON,
+    RUNS._replace(required=False),
+    Option(("--all",), "everything", "Every run that you may stop"),
+    Option(("--name",), "name", "Runs of this name", "NAME"),
+    Option(("--label",), "label", "Runs with this label", "K=V", many=True),
+    Option(("--grace",), "grace", "Between the signal and SIGKILL, at most 60 s; else 5 s", "TIME"),
+    Option(("--signal",), "signal", "What to send first; else TERM", "NAME"),
+)
+
+
+def main(
+    *,
+    runs: Sequence[str] = (),
+    everything: bool = False,
+    name: str | None = None,
+    label: Sequence[str] = (),
+    grace: str | None = None,
+    signal: str | None = None,
+    socket: str | None = None,
+    json: bool = False,
+) -> int:
+    """Stops runs and everything below them."""
+    if not (runs or everything or name or label):
+        raise exits.UsageError("say what to stop: run ids, --all, --name or --label")
+    with connect(socket) as client:
+        request_ = Stop(
+            id=client.next_id(),
+            runs=list(runs),
+            everything=everything,
+            name=name,
+            labels=request.pairs("--label", label),
+            signal=_signal(signal),
+            grace=None if grace is None else environment.duration("--grace", grace),
+        )
+        stopped = client.call(request_, Stopped)
+    return _show(stopped, json)
+
+
+def _signal(text: str | None) -> int:
+    if text is None:
+        return signals.SIGTERM
+    try:
+        return int(text) if text.isdecimal() else signals.Signals["SIG" + text.upper().removeprefix("SIG")]
+    except KeyError:
+        raise exits.UsageError(f"--signal: {text!r} is no signal; TERM, INT, HUP … or a number") from None
+
+
+def _show(stopped: Stopped, json: bool) -> int:
+    if json:
+        output.print_json(output.content(stopped))
+    else:
+        said = ", ".join(stopped.stopped) or "nothing to stop"
+        output.note(f"stopped: {said} ({output.seconds(stopped.elapsed_s)})" if stopped.stopped else said)
+    if not stopped.survivors:
+        return exits.Exit.DONE
+    if not json:
+        output.note(refused.survivors(stopped.survivors))
+    return exits.Exit.SURVIVORS

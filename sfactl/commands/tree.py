@@ -1,0 +1,68 @@
+"""`sfactl tree [RUN]`
+
+Live runs below their parents, and those that ended lately. With RUN, only the tree it is in or the root of.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from sfad.protocol.messages import List, RunList
+from sfad.protocol.types import RunInfo
+
+from .. import output
+from ..client import connect
+from ..exits import Exit
+from ..options import COMMON, RUN, Option, Parameter
+
+PARAMETERS: tuple[Parameter, ...] = (
+    *COMMON,
+    RUN._replace(target="root", metavar="RUN", required=False),
+    Option(("--live",), "live", "Count processes and memory of each run"),
+)
+
+Below = Mapping[str | None, Sequence[RunInfo]]
+
+
+def main(*, root: str | None = None, live: bool = False, socket: str | None = None, json: bool = False) -> int:
+    """Prints runs as a tree."""
+    with connect(socket) as client:
+        runs = client.call(List(id=client.next_id(), root=root, live=live), RunList).runs
+    below = children(runs)
+    if json:
+        output.print_json({"tree": [_nested(run, below) for run in below[None]]})
+    else:
+        print("\n".join(lines(below)) or "no runs")
+    return Exit.DONE
+
+
+def children(runs: Sequence[RunInfo]) -> Below:
+    """Runs by the id of their parent; under `None` those whose parent is not among them."""
+    known = {run.id for run in runs}
+    below: defaultdict[str | None, list[RunInfo]] = defaultdict(list)
+    for run in runs:
+        below[run.parent_id if run.parent_id in known else None].append(run)
+    return below
+
+
+def lines(below: Below, parent: str | None = None, indent: str = "") -> Iterator[str]:
+    """One line a run, children drawn below their parent."""
+    siblings = below.get(parent, ())
+    for run in siblings:
+        last = run is siblings[-1]
+        branch, deeper = ("", "") if parent is None else ("└─ ", "   ") if last else ("├─ ", "│  ")
+        yield indent + branch + describe(run)
+        yield from lines(below, run.id, indent + deeper)
+
+
+def describe(run: RunInfo) -> str:
+    """One run on one line."""
+    load = "" if run.processes is None else f"  {run.processes} processes  {output.size(run.memory_bytes)}"
+    said = f"  {output.plain(run.milestone)}" if run.milestone else ""
+    age = output.age(run.created_at)
+    return f"{run.id}  {output.plain(run.name)}  {output.outcome(run)}  depth {run.depth}  {age}{load}{said}"
+
+
+def _nested(run: RunInfo, below: Below) -> dict[str, object]:
+    return {"run": run, "children": [_nested(child, below) for child in below.get(run.id, ())]}

@@ -1,0 +1,58 @@
+"""`sfactl wait RUN…`
+
+Prints each run as it ends: its id, status and reason. Exits with the outcome of the first run that did not complete, in
+the order given; with 75 if one is not over when --timeout is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from sfad.protocol.messages import RunReply, Wait
+from sfad.protocol.types import RunInfo
+
+from .. import environment, exits, output
+from ..client import Client, Unreachable, connect
+from ..options import COMMON, RUNS, Option, Parameter
+
+PARAMETERS: tuple[Parameter, ...] = (
+    *COMMON,
+    RUNS,
+    Option(("--timeout",), "timeout", "Wait no longer than this", "TIME"),
+)
+
+
+def main(*, runs: Sequence[str], timeout: str | None = None, socket: str | None = None, json: bool = False) -> int:
+    """Waits for runs to end."""
+    give_up = None if timeout is None else time.monotonic() + environment.duration("--timeout", timeout)
+    client = connect(socket)
+    ended = []
+    for run in runs:
+        client, found = _wait(client, run, give_up)
+        ended.append(found)
+        _show(found, json)
+    client.close()
+    return next((code for code in map(exits.of_run, ended) if code), exits.Exit.DONE)
+
+
+def _wait(client: Client, run: str, give_up: float | None) -> tuple[Client, RunInfo]:
+    while True:
+        left = None if give_up is None else max(give_up - time.monotonic(), 0)
+        try:
+            return client, client.call(Wait(id=client.next_id(), run=run, timeout=left), RunReply).run
+        except Unreachable:
+            client.close()
+            from ..foreground import reconnect
+
+            client = reconnect(client.path, f"run {run} may go on")
+
+
+def _show(run: RunInfo, json: bool) -> None:
+    if json:
+        output.print_json(run)
+    elif run.status.terminal:
+        why = f": {output.plain(run.reason.message)}" if run.reason else ""
+        print(f"{run.id}  {run.name}  {output.outcome(run)}{why}", flush=True)
+    else:
+        output.note(f"{run.id} is not over: {run.status.value}")

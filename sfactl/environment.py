@@ -1,0 +1,90 @@
+"""What the environment says: defaults, claims of a chain from elsewhere, and whether this process is inside a run."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+
+from sfad.protocol.types import Bound, Claim
+from sfad.protocol.units import parse_duration
+
+from .exits import UsageError
+
+INSIDE = ("SFA_RUN_ID", "SFA_SOCKET", "SFA_COOKIE", "SFA_CALL_CHAIN", "SFA_DEPTH")
+"""Variables that only the daemon gives, and only to runs."""
+
+_RUN_CGROUP = re.compile(r"(?:^|/)sfad-[0-9a-f]{12}(?:/|$)")
+
+FALSE = frozenset({"", "0", "false", "no", "off"})
+
+
+def flag(name: str, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether a switch like SFA_QUIET is on. Unset, empty, 0, false, no and off are off."""
+    return environ.get(name, "").strip().lower() not in FALSE
+
+
+def bound(option: str, given: str | None, variable: str, environ: Mapping[str, str] = os.environ) -> Bound | None:
+    """`--max-depth` or its variable with where it came from. `None` is "inherited, else the default": neither given, or
+    not positive. Raises `UsageError` for what is no whole number."""
+    source, text = (option, given) if given is not None else (variable, environ.get(variable))
+    if text is None or not text.strip():
+        return None
+    try:
+        value = int(text)
+    except ValueError:
+        raise UsageError(f"{source}: {text!r} is not a whole number") from None
+    return Bound(value=value, source=source) if value > 0 else None
+
+
+def duration(source: str, text: str) -> float:
+    """Seconds. Raises `UsageError` naming `source`."""
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"{source}: {error}") from None
+
+
+def claim(environ: Mapping[str, str] = os.environ) -> Claim:
+    """The chain this process says it comes from. The daemon adds it for peers outside any run and ignores it for others."""
+    names = [name for name in environ.get("SFA_CALL_CHAIN", "").split(",") if name]
+    if own := environ.get("SFA_NAME"):
+        names.append(own)
+    return Claim(names=names, depth=max(_depth(environ), len(names)))
+
+
+def _depth(environ: Mapping[str, str]) -> int:
+    text = environ.get("SFA_DEPTH", "").strip()
+    if not text:
+        return 0
+    # Garbage must not count as "no runs above": the guard fails closed.
+    if not text.isdecimal():
+        raise UsageError(f"SFA_DEPTH: {text!r} is not a whole number")
+    return int(text) + 1
+
+
+def inside_run(environ: Mapping[str, str] = os.environ) -> str | None:
+    """What tells that this process is inside a run, or `None`. Inside, no daemon is ever started."""
+    for name in INSIDE:
+        if name in environ:
+            return f"{name} is set"
+    if _RUN_CGROUP.search(_own_cgroup()):
+        return "its cgroup is that of a run"
+    if _tagged():
+        return "it carries the tag of a run (RLIMIT_MSGQUEUE)"
+    return None
+
+
+def _own_cgroup() -> str:
+    try:
+        with open("/proc/self/cgroup") as file:
+            return next((line[3:].strip() for line in file if line.startswith("0::")), "")
+    except OSError:
+        return ""
+
+
+def _tagged() -> bool:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_MSGQUEUE)
+    return soft != hard

@@ -1,0 +1,125 @@
+"""Exit codes of `sfactl` (SPEC section 6), and the errors that end it with one of them."""
+
+from __future__ import annotations
+
+import errno
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sfad.protocol.errors import ErrorCode
+    from sfad.protocol.types import Refusal, RunInfo
+
+
+class Exit(IntEnum):
+    """What `$?` holds. Stable from the first release. `else` in the table: the run's own code, or 128 + its signal."""
+
+    meaning: str
+
+    def __new__(cls, value: int, meaning: str) -> Exit:
+        member = int.__new__(cls, value)
+        member._value_ = value
+        member.meaning = meaning
+        return member
+
+    DONE = 0, "done; the run completed"
+    REFUSED = 1, "refused (guard, quota)"
+    USAGE = 2, "usage error"
+    TIMEOUT = 3, "the run timed out"
+    LIMIT = 4, "the run was ended by another limit"
+    SURVIVORS = 5, "stop: something survived"
+    NO_RUN = 66, "no such run"
+    UNREACHABLE = 69, "the daemon cannot be reached"
+    LOST = 70, "the run was lost"
+    UNAVAILABLE = 75, "short of something (disk, descriptors, processes), or not over yet: try again"
+    NOT_PERMITTED = 77, "not permitted"
+    NOT_EXECUTABLE = 126, "the command is not executable"
+    NOT_FOUND = 127, "the command was not found"
+    HANGUP = 129, "cancelled by SIGHUP"
+    INTERRUPTED = 130, "cancelled by SIGINT"
+    TERMINATED = 143, "cancelled by SIGTERM, or somebody stopped the run"
+
+
+def table() -> str:
+    """The exit codes as `--help` shows them."""
+    lines = [f"{member.value:>5}  {member.meaning}" for member in Exit]
+    return "\n".join([*lines, " else  the run's own exit code, 128 + n for signal n"])
+
+
+class Quit(Exception):
+    """Ends the program: `message` on stderr, then exit `code`."""
+
+    def __init__(self, code: int, message: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class UsageError(Quit):
+    """The command line or the environment holds something that cannot be meant. Exit 2."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Exit.USAGE, message)
+
+
+def of_run(run: RunInfo) -> int:
+    """The exit code for a run as it is now: the outcome of a terminal one, `UNAVAILABLE` for one that is not over."""
+    status = run.status.value
+    if status == "failed":
+        return _of_failed(run)
+    if status.startswith("rejected_"):
+        return _of_rejection(status)
+    return _BY_STATUS.get(status, Exit.UNAVAILABLE)
+
+
+_BY_STATUS = {
+    "completed": Exit.DONE,
+    "timeout": Exit.TIMEOUT,
+    "cancelled": Exit.TERMINATED,
+    "lost": Exit.LOST,
+}
+
+
+def _of_failed(run: RunInfo) -> int:
+    why = run.reason.kind if run.reason else "exit"
+    if why == "limit":
+        return Exit.LIMIT
+    if why == "launch":
+        return _of_launch(run)
+    if run.signal is not None:
+        return 128 + run.signal
+    # An exit status of 0 with the status `failed` must not read as success to a script.
+    return run.exit_code or Exit.LOST
+
+
+def _of_launch(run: RunInfo) -> int:
+    reason = run.reason
+    missing = reason is not None and reason.errno == errno.ENOENT
+    # ENOENT may also be the working directory; a shell's 127 speaks of the command alone.
+    about_cwd = reason is not None and "cannot enter directory" in reason.message
+    return Exit.NOT_FOUND if missing and not about_cwd else Exit.NOT_EXECUTABLE
+
+
+def _of_rejection(status: str) -> int:
+    return Exit.NOT_PERMITTED if status == "rejected_permission" else Exit.REFUSED
+
+
+def of_refusal(refusal: Refusal) -> int:
+    """1, or 77 where the rule was permission."""
+    return _of_rejection(refusal.kind.status.value)
+
+
+def of_error(code: ErrorCode) -> int:
+    """The exit code for the daemon's `Error`."""
+    return _BY_ERROR.get(code.value, Exit.LOST)
+
+
+_BY_ERROR = {
+    "bad_request": Exit.USAGE,
+    "unsupported_version": Exit.UNREACHABLE,
+    "no_such_run": Exit.NO_RUN,
+    "ambiguous_run": Exit.NO_RUN,
+    "not_permitted": Exit.NOT_PERMITTED,
+    "wrong_state": Exit.REFUSED,
+    "unavailable": Exit.UNAVAILABLE,
+}

@@ -1,0 +1,289 @@
+"""A run in the foreground: this process stands for it, with its output, its signals and its exit code.
+
+Spawn ─▶ RunReply ─▶ Logs, Wait ─▶ LogFiles: copy until … RunReply of Wait ─▶ drain to the end ─▶ exit code
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import json, structs
+
+from sfad.protocol import messages as m
+from sfad.protocol.types import RunInfo, Status
+
+from . import exits, loop, output, refused
+from .client import Client, Unreachable, check
+
+if TYPE_CHECKING:
+    from .terminal import Terminal
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+HANDLED = (*STOPPING, signal.SIGQUIT, signal.SIGWINCH)
+
+RECONNECT = 10.0
+"""Seconds a daemon that restarts is waited for (SPEC section 6)."""
+
+AGAIN = 0.1
+"""Seconds between attempts: nothing tells when somebody begins to listen at a socket, so here, and only here, we ask again."""
+
+
+class Foreground:
+    """One run, from the request to the exit code."""
+
+    def __init__(
+        self,
+        client: Client,
+        message: m.Spawn,
+        *,
+        keep: bool = False,
+        as_json: bool = False,
+        verbose: bool = False,
+        status_file: str | None = None,
+    ) -> None:
+        self._client = client
+        self._message = message
+        self._keep = keep
+        self._json = as_json
+        self._verbose = verbose and not message.quiet
+        self._status_file = status_file
+        self._terminal: Terminal | None = None
+        self._activities: list[loop.Activity] = []
+        self._replies: dict[int, Callable[[m.AnyReply, Sequence[int]], None]] = {}
+        self._run: RunInfo | None = None
+        self._final: RunInfo | None = None
+        self._output_asked = False
+        """Its descriptors may arrive after the news that a short run has ended."""
+        self._signals: loop.Signals
+        self._signalled: list[int] = []
+
+    def carry_out(self) -> int:
+        """Starts the run, stays until its end, and returns the exit code. Raises what ends the program."""
+        try:
+            with loop.Signals(HANDLED) as self._signals:
+                self._start()
+                while self._final is None or self._output_asked:
+                    self._step()
+                if self._terminal:
+                    self._terminal.expect_end()
+                while not all(activity.drained() for activity in self._activities):
+                    self._drain()
+        finally:
+            for activity in self._activities:
+                activity.close()
+            self._client.close()
+        return self._conclude(self._final)
+
+    def _start(self) -> None:
+        descriptors = self._descriptors()
+        self._message = structs.replace(self._message, tied=not self._keep, descriptors=len(descriptors))
+        self._ask(self._message, self._started, descriptors)
+        if self._terminal:
+            self._terminal.handed_over()
+            self._terminal.enter_raw()
+
+    def _descriptors(self) -> Sequence[int]:
+        if self._message.stdio == "inherit":
+            return self._inherited()
+        if self._message.stdin == "null":
+            # The descriptor itself: the run reads what we would have read, and nothing is read on its behalf.
+            self._message = structs.replace(self._message, stdin="descriptor")
+            return (0,)
+        return ()
+
+    def _inherited(self) -> Sequence[int]:
+        if not (os.isatty(0) and os.isatty(1)):
+            return (0, 1, 2)
+        from .terminal import Terminal
+
+        self._terminal = Terminal()
+        self._activities.append(self._terminal)
+        return (self._terminal.slave,) * 3
+
+    def _ask(
+        self, request: m.Request, answered: Callable[[m.AnyReply, Sequence[int]], None], descriptors: Sequence[int] = ()
+    ) -> None:
+        self._replies[request.id] = answered
+        self._client.send(request, descriptors)
+
+    def _step(self) -> None:
+        ready = loop.wait([self._signals.descriptor, self._client.fileno()], self._activities)
+        for number in self._signals.taken():
+            self._on_signal(number)
+        for activity in self._activities:
+            activity.advance(ready)
+        if self._client.fileno() in ready:
+            self._listen()
+
+    def _drain(self) -> None:
+        ready = loop.wait([self._signals.descriptor], self._activities)
+        for number in self._signals.taken():
+            if number in STOPPING:
+                raise exits.Quit(128 + number)
+        for activity in self._activities:
+            activity.advance(ready)
+
+    def _listen(self) -> None:
+        try:
+            for reply, descriptors in self._client.arrived():
+                self._replies.get(reply.id, self._unasked)(reply, descriptors)
+        except Unreachable:
+            if self._run is None:
+                raise
+            self._reconnect(self._run)
+
+    def _started(self, reply: m.AnyReply, _descriptors: Sequence[int]) -> None:
+        check(reply)
+        if isinstance(reply, m.Refused):
+            raise refused.as_quit(reply, as_json=self._json)
+        assert isinstance(reply, m.RunReply)  # `check` and the protocol leave nothing else
+        self._run = run = reply.run
+        queued = run.status in (Status.ACCEPTED, Status.QUEUED)
+        self._progress("queued" if queued else "starting")
+        self._copy_output(run)
+        self._ask(m.Wait(id=self._client.next_id(), run=run.id), self._ended)
+        if queued or self._verbose:
+            self._ask(m.Watch(id=self._client.next_id(), run=run.id), self._event)
+        for number in self._signalled:
+            self._stop(number)
+
+    def _copy_output(self, run: RunInfo) -> None:
+        if self._message.stdio == "files" and self._message.log and not self._json:
+            self._output_asked = True
+            self._ask(m.Logs(id=self._client.next_id(), run=run.id), self._opened)
+
+    def _opened(self, reply: m.AnyReply, descriptors: Sequence[int]) -> None:
+        self._output_asked = False
+        if not isinstance(reply, m.LogFiles):
+            self._answered(reply, descriptors)
+            return
+        # Imported here: while ctypes loads, the daemon has been starting the run.
+        from . import follow
+
+        followers = [follow.Follower(source, target, self._note) for source, target in zip(descriptors, (1, 2), strict=True)]
+        self._activities.append(follow.Copying(followers))
+
+    def _ended(self, reply: m.AnyReply, _descriptors: Sequence[int]) -> None:
+        check(reply)
+        if isinstance(reply, m.RunReply):
+            self._final = reply.run
+
+    def _event(self, reply: m.AnyReply, descriptors: Sequence[int]) -> None:
+        if not isinstance(reply, m.EventPush):
+            self._answered(reply, descriptors)
+            return
+        event = reply.event
+        own = self._run is not None and event.run_id == self._run.id
+        if self._verbose:
+            self._note(f"[agent:{event.agent_name or '-'}] {event.type}: {output.plain(event.message)}".removesuffix(": "))
+        elif own and event.type == "run_started":
+            self._progress("starting")
+
+    def _answered(self, reply: m.AnyReply, _descriptors: Sequence[int]) -> None:
+        """For requests whose failure the user should know of, but that the run's end will answer better."""
+        if isinstance(reply, m.Error) and self._verbose:
+            self._note(f"sfactl: {reply.message}")
+
+    def _unasked(self, reply: m.AnyReply, _descriptors: Sequence[int]) -> None:
+        # Id 0: the daemon could not even read which request it refuses.
+        check(reply)
+
+    def _on_signal(self, number: int) -> None:
+        if number == signal.SIGWINCH:
+            if self._terminal:
+                self._terminal.resize()
+        elif number == signal.SIGQUIT:
+            self._forward(number)
+        elif number in STOPPING:
+            self._signalled.append(number)
+            self._stop(number)
+
+    def _forward(self, number: int) -> None:
+        if self._run is not None:
+            self._ask(m.Signal(id=self._client.next_id(), run=self._run.id, signal=number), self._answered)
+
+    def _stop(self, number: int) -> None:
+        """The first signal stops the run, the second skips the grace, the third lets go."""
+        first, count = self._signalled[0], len(self._signalled)
+        if count > 2 or (count == 2 and self._run is None):
+            raise exits.Quit(128 + first)
+        if self._run is None:
+            return
+        grace = 0.0 if count == 2 else self._message.grace
+        request = m.Stop(id=self._client.next_id(), runs=[self._run.id], signal=number, grace=grace)
+        self._ask(request, self._stopped)
+
+    def _stopped(self, reply: m.AnyReply, _descriptors: Sequence[int]) -> None:
+        if isinstance(reply, m.Stopped) and reply.survivors:
+            raise exits.Quit(exits.Exit.SURVIVORS, refused.survivors(reply.survivors))
+
+    def _reconnect(self, run: RunInfo) -> None:
+        self._note("sfactl: the daemon went away; waiting for it to come back")
+        advice = f"run {run.id} may go on; look with: sfactl info {run.id}"
+        self._client = reconnect(self._client.path, advice, self._pause)
+        self._replies.clear()
+        if self._output_asked:
+            self._copy_output(run)
+        self._ask(m.Wait(id=self._client.next_id(), run=run.id), self._ended)
+
+    def _pause(self) -> None:
+        loop.wait([self._signals.descriptor], [], AGAIN)
+        for number in self._signals.taken():
+            if number in STOPPING:
+                raise exits.Quit(128 + number, "stopped waiting for the daemon; the run may go on")
+
+    def _conclude(self, final: RunInfo | None) -> int:
+        assert final is not None  # `carry_out` has waited for it
+        self._progress(final.status.value if final.status is Status.COMPLETED else _ending(final))
+        if self._status_file:
+            write_status(self._status_file, final)
+        if self._json:
+            output.print_json(final)
+        return self._code(final)
+
+    def _code(self, final: RunInfo | None) -> int:
+        if self._signalled:
+            return 128 + self._signalled[0]
+        return exits.Exit.LOST if final is None else exits.of_run(final)
+
+    def _progress(self, what: str) -> None:
+        if not self._message.quiet and self._run is not None:
+            self._note(f"[agent:{self._run.name}] {what}")
+
+    def _note(self, text: str) -> None:
+        raw = self._terminal is not None and self._final is None
+        if self._terminal and self._final:
+            self._terminal.leave_raw()
+        os.write(2, text.encode(errors="backslashreplace") + (b"\r\n" if raw else b"\n"))
+
+
+def _ending(final: RunInfo) -> str:
+    return f"{final.status.value}: {final.reason.message}" if final.reason else final.status.value
+
+
+def reconnect(path: Path, advice: str, pause: Callable[[], None] = lambda: time.sleep(AGAIN)) -> Client:
+    """A new connection to a daemon that is restarting. Raises `Unreachable` after 10 s, with `advice`."""
+    give_up = time.monotonic() + RECONNECT
+    while True:
+        try:
+            return Client(path)
+        except Unreachable as error:
+            if time.monotonic() > give_up:
+                raise Unreachable(path, error.kind, f"it did not come back within {RECONNECT:g} s; {advice}") from error
+        pause()
+
+
+def write_status(path: str, run: RunInfo) -> None:
+    """Puts the run as JSON where `path` is, whole or not at all. Raises `Quit` where that cannot be done."""
+    temporary = f"{path}.{os.getpid()}.tmp"
+    try:
+        with open(temporary, "wb") as file:
+            file.write(json.encode(run) + b"\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise exits.Quit(exits.Exit.UNAVAILABLE, f"--status-file {path}: {error.strerror}") from error

@@ -1,0 +1,79 @@
+"""One poll over everything a waiting client waits for: the daemon, signals, growing files, terminals."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Iterable, Sequence
+from types import FrameType, TracebackType
+from typing import Protocol
+
+
+class Activity(Protocol):
+    """Something that moves bytes while we wait."""
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds after which to go round even if nothing is ready."""
+
+    def interests(self) -> dict[int, int]:
+        """Descriptors and what to poll them for, now."""
+
+    def advance(self, ready: dict[int, int]) -> None:
+        """Moves what can be moved without blocking."""
+
+    def drained(self) -> bool:
+        """Whether nothing is left to move, once the run has ended."""
+
+    def close(self) -> None:
+        """Closes what it owns."""
+
+
+class Signals:
+    """Signals as bytes on a pipe, so that they are polled for like everything else and never interrupt a write halfway.
+    Those that are ignored already (nohup, a shell's background job) stay ignored."""
+
+    def __init__(self, wanted: Iterable[signal.Signals]) -> None:
+        self._wanted = [s for s in wanted if signal.getsignal(s) is not signal.SIG_IGN]
+        self._previous = {s: signal.getsignal(s) for s in self._wanted}
+        self.descriptor, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def __enter__(self) -> Signals:
+        signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+        for wanted in self._wanted:
+            signal.signal(wanted, _noticed)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for wanted, previous in self._previous.items():
+            signal.signal(wanted, previous)
+        signal.set_wakeup_fd(-1)
+        os.close(self.descriptor)
+        os.close(self._write_end)
+
+    def taken(self) -> Sequence[int]:
+        """The signals since the last call, in order."""
+        try:
+            return os.read(self.descriptor, 64)
+        except BlockingIOError:
+            return b""
+
+
+def _noticed(_number: int, _frame: FrameType | None) -> None:
+    # The interpreter has written the number to the pipe; a handler must exist for it to do so.
+    return
+
+
+def wait(fixed: Iterable[int], activities: Sequence[Activity], timeout: float | None = None) -> dict[int, int]:
+    """Waits until one of `fixed` is readable, an activity can go on, or `timeout` seconds are over. Returns the poll events
+    by descriptor."""
+    poll = select.poll()
+    masks = dict.fromkeys(fixed, select.POLLIN)
+    for activity in activities:
+        for descriptor, mask in activity.interests().items():
+            masks[descriptor] = masks.get(descriptor, 0) | mask
+    for descriptor, mask in masks.items():
+        poll.register(descriptor, mask)
+    timeouts = [t for t in (timeout, *(activity.timeout for activity in activities)) if t is not None]
+    return dict(poll.poll(min(timeouts) * 1000 if timeouts else None))

@@ -1,0 +1,95 @@
+"""Options and arguments as data, and a reader for command lines that hold nothing unusual.
+
+Every value is text, a list of texts or a flag; what a text means is the verb's business, so that both readers (this one
+and typer's, see `app`) are done when they have told which text belongs to what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+
+class Option(NamedTuple):
+    """`--name VALUE` or a flag. `target` is the parameter of the verb's `main` that it fills."""
+
+    flags: tuple[str, ...]
+    target: str
+    help: str
+    metavar: str = ""
+    """What stands for the value in the help; empty for a flag."""
+    many: bool = False
+    """May be given more than once; the parameter is a list."""
+    hidden: bool = False
+
+
+class Argument(NamedTuple):
+    """A positional argument."""
+
+    target: str
+    metavar: str
+    help: str
+    many: bool = False
+    required: bool = True
+    hidden: bool = False
+
+
+Parameter = Option | Argument
+
+SOCKET = Option(("--socket",), "socket", "The daemon's socket; else SFA_SOCKET, SFAD_SOCKET, the user's, the system's", "PATH")
+JSON = Option(("--json",), "json", "Print JSON on stdout; notes stay on stderr")
+COMMON: tuple[Parameter, ...] = (SOCKET, JSON)
+RUNS = Argument("runs", "RUN", "Run ids; a unique prefix will do", many=True)
+RUN = Argument("run", "RUN", "Run id; a unique prefix will do")
+
+Values = dict[str, Any]
+
+
+class NotPlain(Exception):
+    """The command line needs typer: help is wanted, something is wrong, or it is written in an unusual way."""
+
+
+def read(parameters: Sequence[Parameter], arguments: Sequence[str]) -> Values:
+    """The values for a verb's `main`, by the rules of the other reader. Raises `NotPlain` where it cannot be certain."""
+    options = {flag: p for p in parameters if isinstance(p, Option) for flag in p.flags}
+    values: Values = {}
+    positional: list[str] = []
+    rest = iter(arguments)
+    for word in rest:
+        if word == "--":
+            positional += rest
+        elif word.startswith("-") and word != "-":
+            _option(options, word, rest, values)
+        else:
+            positional.append(word)
+    _place([p for p in parameters if isinstance(p, Argument)], positional, values)
+    return values
+
+
+def _option(options: dict[str, Option], word: str, rest: Iterator[str], values: Values) -> None:
+    flag, equals, attached = word.partition("=") if word.startswith("--") else (word, "", "")
+    option = options.get(flag)
+    if option is None or (equals and not option.metavar):
+        raise NotPlain
+    if not option.metavar:
+        values[option.target] = True
+        return
+    value = attached if equals else next(rest, None)
+    if value is None:
+        raise NotPlain
+    if option.many:
+        values.setdefault(option.target, []).append(value)
+    else:
+        values[option.target] = value
+
+
+def _place(arguments: Sequence[Argument], words: list[str], values: Values) -> None:
+    for argument in arguments:
+        if argument.many:
+            values[argument.target], words = words, []
+        elif words:
+            values[argument.target] = words.pop(0)
+        if argument.required and not values.get(argument.target):
+            raise NotPlain
+    if words:
+        raise NotPlain

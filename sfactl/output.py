@@ -1,0 +1,124 @@
+"""What is printed: JSON and tables on stdout, notes on stderr. No rich; the widths of a table are computed once."""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from sfad.protocol.types import RunInfo
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on one line of stdout. Structs in full: unknown is null."""
+    write(msgspec.json.encode(value) + b"\n")
+
+
+def write(data: bytes) -> None:
+    """Bytes on stdout, now."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+def note(message: str) -> None:
+    """A line on stderr."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def content(reply: Struct) -> dict[str, Any]:
+    """The fields of a reply without what belongs to the connection."""
+    return {field: getattr(reply, field) for field in reply.__struct_fields__ if field != "id"}
+
+
+def plain(text: str) -> str:
+    """`text` on one line, with control characters made visible: a run's name or argv must not steer a terminal."""
+    return "".join(_visible(c) for c in text) if not text.isprintable() else text
+
+
+def _visible(character: str) -> str:
+    if character.isprintable():
+        return character
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+
+def width(text: str) -> int:
+    """Terminal columns of printable text."""
+    if text.isascii():
+        return len(text)
+    return sum(_columns(c) for c in text)
+
+
+def _columns(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Columns separated by two spaces; the last one is not padded."""
+    lines = [list(header), *([plain(cell) for cell in row] for row in rows)]
+    widths = [max(width(line[i]) for line in lines) for i in range(len(header))]
+    widths[-1] = 0
+    return "\n".join(_line(line, widths) for line in lines)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(cell + " " * (w - width(cell)) for cell, w in zip(cells, widths, strict=True)).rstrip()
+
+
+def seconds(value: float | None) -> str:
+    """A duration as people read it: `0.4s`, `12s`, `3m20s`, `2h05m`, `4d03h`; `-` where it is unknown."""
+    if value is None:
+        return "-"
+    if value < 10:
+        return f"{max(value, 0):.1f}s"
+    whole_s = int(value)
+    if whole_s < 60:
+        return f"{whole_s}s"
+    if whole_s < 3600:
+        return f"{whole_s // 60}m{whole_s % 60:02}s"
+    if whole_s < 86400:
+        return f"{whole_s // 3600}h{whole_s % 3600 // 60:02}m"
+    return f"{whole_s // 86400}d{whole_s % 86400 // 3600:02}h"
+
+
+def size(value: int | None) -> str:
+    """Bytes as people read them; `-` where unknown."""
+    if value is None:
+        return "-"
+    amount = float(value)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"
+
+
+def age(moment: datetime | None, now: datetime | None = None) -> str:
+    """How long ago `moment` was."""
+    if moment is None:
+        return "-"
+    return seconds(((now or datetime.now(UTC)) - moment).total_seconds())
+
+
+def command(run: RunInfo) -> str:
+    """The command line on one line, its words quoted where a shell would need it."""
+    from shlex import join
+
+    return plain(join(run.argv))
+
+
+def outcome(run: RunInfo) -> str:
+    """Status, and in brackets what an exit code or signal adds to it."""
+    if run.signal is not None:
+        return f"{run.status.value} (signal {run.signal})"
+    if run.exit_code:
+        return f"{run.status.value} (exit {run.exit_code})"
+    return run.status.value

@@ -1,0 +1,28 @@
+"""The daemon's no, and what would not die, as they are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sfad.protocol.messages import Refused
+from sfad.protocol.types import Survivor
+
+from . import exits, output
+
+
+def as_quit(reply: Refused, *, as_json: bool) -> exits.Quit:
+    """Ends the program with 1, or 77 for permission: the message for people and models, then the detail. With JSON the
+    refusal goes to stdout, so that a script reads it where it reads everything."""
+    refusal = reply.refused
+    code = exits.of_refusal(refusal)
+    if as_json:
+        output.print_json({"refused": refusal})
+        return exits.Quit(code)
+    recorded = f" (recorded as {reply.run})" if reply.run else ""
+    return exits.Quit(code, f"refused: {refusal.message}\n  {refusal.detail}{recorded}")
+
+
+def survivors(found: Sequence[Survivor]) -> str:
+    """One line a process."""
+    lines = [f"  pid {s.pid} of run {s.run_id}: {s.why}" for s in found]
+    return "\n".join([f"{len(found)} processes are still there after SIGKILL:", *lines])

@@ -1,0 +1,171 @@
+"""Starting a daemon for the person who has none: by systemd where it can give the daemon cgroups, else by ourselves.
+
+A lock in the state directory makes clients that come at once take turns, so that the second finds the daemon of the first.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from sfad.protocol.paths import daemon_socket, state_dir
+
+from . import client, output
+from .client import Client, Unreachable
+from .exits import Exit, Quit
+
+READY_TIMEOUT = 15.0
+"""Seconds a daemon may take until it listens; recovery of a thousand runs is to take 2."""
+
+LOG = "sfad.log"
+
+PASSED_ON = ("SFAD_SOCKET", "SFAD_STATE_DIR", "SFAD_CONFIG")
+
+
+def start() -> Client:
+    """Starts a daemon and connects to it, or to the one that somebody else has started meanwhile. Raises `Quit`."""
+    place = daemon_socket(os.environ, os.getuid())
+    state = _prepared(state_dir(os.environ, os.getuid()))
+    with open(state / "autostart.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with suppress(Unreachable):
+            return client.connect(None)
+        how = by_systemd() or by_itself(state, place)
+        started = _connect_started(state)
+    output.note(f"sfactl: no daemon was running; started one {how} (pid {started.welcome.pid}, {started.path})")
+    return started
+
+
+def _prepared(state: Path) -> Path:
+    try:
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # The daemon takes over an empty directory that is open to others, but not one with files in it: be first.
+        if state.stat().st_mode & 0o077 and not any(state.iterdir()):
+            state.chmod(0o700)
+    except OSError as error:
+        raise Quit(Exit.UNREACHABLE, f"no daemon can be started: {state}: {error.strerror}") from error
+    return state
+
+
+def _connect_started(state: Path) -> Client:
+    try:
+        return client.connect(None)
+    except Unreachable as error:
+        raise Quit(Exit.UNREACHABLE, f"a daemon was started but does not answer: {error}\n{_tail(state / LOG, 0)}") from error
+
+
+def by_systemd() -> str | None:
+    """Has the user's systemd start it: its own unit, else a transient one that may have cgroups. `None` where there is no
+    such systemd, or it would not."""
+    manager = os.path.join(os.environ.get("XDG_RUNTIME_DIR", ""), "systemd", "private")
+    if not (os.path.exists(manager) and shutil.which("systemctl")):
+        return None
+    # The unit listens where it was installed to listen: of no use to who names another place.
+    elsewhere = any(name in os.environ for name in PASSED_ON)
+    if not elsewhere and _quietly("systemctl", "--user", "start", "sfad.socket"):
+        return "by systemctl --user start sfad.socket"
+    if shutil.which("systemd-run") and _quietly(*transient(os.environ)):
+        return "in a systemd unit of its own"
+    return None
+
+
+def transient(environ: Mapping[str, str]) -> list[str]:
+    """The command that starts the daemon in a delegated unit, so that it can contain runs by cgroup. `KillMode=process`
+    leaves runs alive if the daemon dies; stopping the unit is answered by the daemon, which stops every tree."""
+    settings = [f"--setenv={name}={environ[name]}" for name in PASSED_ON if name in environ]
+    properties = ["Delegate=yes", "KillMode=process", "Type=notify", "NotifyAccess=main"]
+    unit = f"--unit=sfad-on-demand-{os.getpid()}-{time.time_ns()}"
+    flags = ["--user", "--quiet", "--collect", unit, *settings, *(f"--property={p}" for p in properties)]
+    return ["systemd-run", *flags, "--", *daemon_command()]
+
+
+def daemon_command() -> list[str]:
+    """The daemon that belongs to this client: the same interpreter, the same installation."""
+    return [sys.executable, "-m", "sfad", "serve"]
+
+
+def _quietly(*command: str) -> bool:
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=READY_TIMEOUT, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+def by_itself(state: Path, place: Path) -> str:
+    """Starts the daemon without help: a session of its own, nobody's child, its words in a log file. Returns once it
+    listens or has failed; raises `Quit` with what it said in the second case, unless another daemon holds the place."""
+    log = state / LOG
+    said_before = log.stat().st_size if log.exists() else 0
+    readable, writable = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _become_daemon(writable, os.fsencode(log))
+    os.close(writable)
+    os.waitid(os.P_PID, child, os.WEXITED)
+    if not _told_ready(readable) and not _answers(place):
+        raise Quit(Exit.UNREACHABLE, f"the daemon could not be started:\n{_tail(log, said_before)}")
+    return f"(its log is {log})"
+
+
+def _answers(place: Path) -> bool:
+    try:
+        Client(place).close()
+    except Unreachable:
+        return False
+    return True
+
+
+def _told_ready(descriptor: int) -> bool:
+    """Waits for the byte that says the daemon listens. The end without it is the daemon's death."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    try:
+        return bool(poll.poll(READY_TIMEOUT * 1000)) and bool(os.read(descriptor, 1))
+    finally:
+        os.close(descriptor)
+
+
+def _become_daemon(ready: int, log: bytes) -> None:
+    """In the first child: never returns."""
+    try:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        _execute(ready, log)
+    finally:
+        os._exit(127)
+
+
+def _execute(ready: int, log: bytes) -> None:
+    os.chdir("/")
+    written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    kept = os.dup(ready)
+    for source, target in ((null, 0), (written, 1), (written, 2), (kept, 3)):
+        os.dup2(source, target)
+    os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+    for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGHUP):
+        # The interpreter ignores SIGPIPE and a shell's background job SIGINT; an exec would hand that down to every run.
+        signal.signal(number, signal.SIG_DFL)
+    command = daemon_command()
+    os.execv(command[0], [*command, "--ready-fd", "3"])
+
+
+def _tail(log: Path, start: int) -> str:
+    try:
+        with open(log, "rb") as file:
+            file.seek(start)
+            text = file.read().decode(errors="replace").strip()
+    except OSError as error:
+        return f"  (its log {log} cannot be read: {error.strerror})"
+    return "\n".join(f"  {line}" for line in text.splitlines()[-15:]) or f"  (it said nothing in {log})"

@@ -1,0 +1,34 @@
+"""Every verb: where it lives and its line in the help."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+VERBS = {
+    "run": "Start a run in the foreground: its output, its exit code",
+    "spawn": "Start a run and print its id",
+    "stop": "Stop runs and everything below them, to the last process",
+    "list": "List runs (alias: ps)",
+    "tree": "Show runs as a tree",
+    "info": "Show everything about one run",
+    "why": "Say in a sentence what ended, refused or bounds a run",
+    "logs": "Print a run's output as it was written; -f follows",
+    "result": "Print a finished run's output, made safe for a language model",
+    "send": "Write to the stdin of a run started with --stdin",
+    "wait": "Wait for runs to end",
+    "pause": "Freeze a run's tree and stop its clocks",
+    "resume": "Thaw a paused run",
+    "status": "Show the daemon",
+    "doctor": "Check what sfad needs of this machine, and how to mend it",
+    "config": "Show each effective setting and where it comes from",
+    "completion": "Print a shell's completion script",
+    "demo": "Watch the daemon refuse, bound and stop runs (15 seconds, leaves nothing)",
+}
+
+ALIASES = {"ps": "list"}
+
+
+def load(verb: str) -> Any:
+    """The module of a verb. It has `PARAMETERS` and `main(**values) -> exit code`."""
+    return import_module(f"sfactl.commands.{verb}")

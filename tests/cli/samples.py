@@ -1,0 +1,50 @@
+"""Runs to show, for tests that need one."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sfad.protocol.types import Limit, Reason, RunInfo, Status, Usage
+
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
+
+
+def run(status: Status = Status.RUNNING, **changes: Any) -> RunInfo:
+    """A run called `worker`, started at noon, with what a test cares about changed."""
+    fields: dict[str, Any] = {
+        "id": "a1",
+        "name": "worker",
+        "kind": "agent",
+        "type": None,
+        "status": status,
+        "parent_id": None,
+        "root_id": "a1",
+        "depth": 0,
+        "chain": ["worker"],
+        "pid": 42,
+        "argv": ["sh", "-c", "echo a b"],
+        "cwd": "/",
+        "user": "ann",
+        "channel": "cli",
+        "exit_code": None,
+        "signal": None,
+        "reason": None,
+        "attempts": 1,
+        "limits": [Limit(kind="time", threshold=120, source="default")],
+        "usage": Usage(elapsed_s=3.0),
+        "processes": None,
+        "memory_bytes": None,
+        "descendants": 0,
+        "deadline": NOON + timedelta(seconds=120),
+        "milestone": None,
+        "created_at": NOON,
+        "started_at": NOON,
+        "ended_at": None,
+    }
+    return RunInfo(**(fields | changes))
+
+
+def reason(kind: str, message: str = "because", **more: Any) -> Reason:
+    """Why a run ended."""
+    return Reason(kind=kind, message=message, **more)

@@ -1,0 +1,65 @@
+"""Every outcome has the exit code that SPEC section 6 gives it."""
+
+from __future__ import annotations
+
+import errno
+import signal
+from typing import Any
+
+import pytest
+
+from sfactl import exits
+from sfad.protocol.errors import ErrorCode
+from sfad.protocol.types import Refusal, Rule, Status
+
+from .samples import reason, run
+
+
+@pytest.mark.parametrize(
+    ("status", "changes", "code"),
+    [
+        (Status.COMPLETED, {"exit_code": 0}, 0),
+        (Status.TIMEOUT, {"exit_code": 0, "reason": reason("limit", limit_kind="time")}, 3),
+        (Status.FAILED, {"reason": reason("limit", limit_kind="turns"), "exit_code": 0}, 4),
+        (Status.FAILED, {"exit_code": 7, "reason": reason("exit")}, 7),
+        (Status.FAILED, {"exit_code": 3, "reason": reason("exit")}, 3),
+        (Status.FAILED, {"signal": signal.SIGSEGV, "reason": reason("signal")}, 139),
+        (Status.FAILED, {"reason": reason("launch", "cannot run nope: No such file", errno=errno.ENOENT)}, 127),
+        (Status.FAILED, {"reason": reason("launch", "cannot enter directory /x: …", errno=errno.ENOENT)}, 126),
+        (Status.FAILED, {"reason": reason("launch", errno=errno.EACCES)}, 126),
+        (Status.CANCELLED, {"exit_code": 0, "reason": reason("stop")}, 143),
+        (Status.CANCELLED, {"reason": reason("ancestor")}, 143),
+        (Status.LOST, {}, 70),
+        (Status.RUNNING, {}, 75),
+        (Status.QUEUED, {}, 75),
+    ],
+)
+def test_outcome(status: Status, changes: dict[str, Any], code: int) -> None:
+    assert exits.of_run(run(status, **changes)) == code
+
+
+@pytest.mark.parametrize("status", [Status.FAILED, Status.CANCELLED, Status.TIMEOUT, Status.LOST])
+def test_an_exit_status_of_zero_never_makes_another_outcome_a_success(status: Status) -> None:
+    assert exits.of_run(run(status, exit_code=0)) != 0
+
+
+@pytest.mark.parametrize("rule", list(Rule))
+def test_refusal(rule: Rule) -> None:
+    expected = 77 if rule is Rule.PERMISSION else 1
+    assert exits.of_refusal(Refusal(kind=rule, detail="", message="")) == expected
+    assert exits.of_run(run(rule.status)) == expected
+
+
+@pytest.mark.parametrize("status", list(Status))
+def test_only_completed_is_zero(status: Status) -> None:
+    assert (exits.of_run(run(status)) == 0) is (status is Status.COMPLETED)
+
+
+@pytest.mark.parametrize("code", list(ErrorCode))
+def test_no_error_is_a_success(code: ErrorCode) -> None:
+    assert exits.of_error(code) in set(exits.Exit) - {exits.Exit.DONE}
+
+
+def test_the_table_shows_every_code_with_its_meaning() -> None:
+    for member in exits.Exit:
+        assert f"{member.value}  {member.meaning}" in exits.table()

@@ -1,0 +1,279 @@
+"""`sfactl run`: it stands for the run, with its output, its stdin, its signals and its exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from .conftest import PATIENCE, World
+
+Start = Callable[..., subprocess.Popen[bytes]]
+
+STUBBORN = "trap '' TERM INT HUP; echo ready; while :; do sleep 5; done"
+
+
+def line(process: subprocess.Popen[bytes]) -> bytes:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def run_of(daemon: World) -> str:
+    """The id of the only run."""
+    (run,) = daemon.json("list")["runs"]
+    found: str = run["id"]
+    return found
+
+
+def test_output_and_exit_code_are_the_runs_own(daemon: World) -> None:
+    done = daemon.sfactl("run", "--name", "me", "--", "sh", "-c", "echo out; echo err >&2; exit 7", code=7)
+    assert done.stdout == "out\n"
+    assert done.stderr.splitlines()[:2] in (["[agent:me] starting", "err"], ["err", "[agent:me] starting"])
+    assert done.stderr.splitlines()[2].startswith("[agent:me] failed: ")
+
+
+def test_quiet_says_nothing_of_its_own(daemon: World) -> None:
+    assert daemon.sfactl("run", "-q", "--", "true").stderr == ""
+    assert daemon.sfactl("run", "--", "true", SFA_QUIET="1").stderr == ""
+
+
+def test_verbose_shows_events(daemon: World) -> None:
+    assert "run_completed" in daemon.sfactl("run", "-v", "--name", "me", "--", "sleep", "0.2").stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (["true"], 0),
+        (["no-such-command-anywhere"], 127),
+        (["/etc/passwd"], 126),
+        (["sh", "-c", "kill -SEGV $$"], 139),
+        (["sh", "-c", "kill -KILL $$"], 137),
+    ],
+)
+def test_outcomes(daemon: World, command: list[str], code: int) -> None:
+    daemon.sfactl("run", "--", *command, code=code)
+
+
+def test_a_missing_directory_is_not_a_missing_command(daemon: World) -> None:
+    daemon.sfactl("run", "--cwd", "/nonexistent", "--", "true", code=126)
+
+
+def test_a_timeout_is_one_whatever_the_agent_returns(daemon: World) -> None:
+    daemon.sfactl("run", "--timeout", "1", "--", "sh", "-c", "trap 'exit 0' TERM; sleep 9 & wait", code=3)
+
+
+def test_output_comes_while_the_run_goes_on_and_stdin_reaches_it(start: Start) -> None:
+    process = start("run", "-q", "--", "sh", "-c", "echo ready; read word; echo got $word")
+    assert line(process) == b"ready\n"
+    assert process.stdin is not None
+    process.stdin.write(b"that\n")
+    assert line(process) == b"got that\n"
+    assert process.wait(PATIENCE) == 0
+
+
+def test_stdin_is_passed_and_not_pumped(daemon: World) -> None:
+    """What the run does not read is left for whoever reads next."""
+    script = "$SFACTL run -q -- sh -c 'read one; echo run: $one'; cat"
+    done = subprocess.run(
+        ["sh", "-c", script], env=daemon.env, input="first\nsecond\n", capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
+    assert done.stdout == "run: first\nsecond\n"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_descriptors_do_no_harm(daemon: World, closed: str) -> None:
+    script = f"$SFACTL run -q -- sh -c 'cat; echo out; echo err >&2; exit 4' {closed}"
+    done = subprocess.run(["sh", "-c", script], env=daemon.env, input=b"", capture_output=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 4
+    assert done.stdout == (b"" if ">&-" in closed.replace("2>&-", "") else b"out\n")
+
+
+def test_everything_written_arrives_in_order(daemon: World) -> None:
+    done = daemon.sfactl("run", "-q", "--", "seq", "300000")
+    assert done.stdout == "".join(f"{n}\n" for n in range(1, 300_001))
+
+
+def test_a_truncated_output_starts_again_with_a_note(start: Start) -> None:
+    process = start("run", "-q", "--", "sh", "-c", "echo first; read go; : >/proc/self/fd/1; read go; echo second")
+    assert line(process) == b"first\n"
+    assert process.stdin is not None
+    assert process.stderr is not None
+    process.stdin.write(b"go\n")
+    assert b"truncated" in process.stderr.readline()
+    process.stdin.write(b"go\n")
+    assert line(process) == b"second\n"
+    assert process.wait(PATIENCE) == 0
+
+
+def test_a_reader_that_goes_away_ends_client_and_run_quietly(daemon: World) -> None:
+    script = "$SFACTL run -q --name talker -- yes | head -n 1; exit"
+    done = subprocess.run(["sh", "-c", script], env=daemon.env, capture_output=True, timeout=PATIENCE, check=False)
+    assert (done.stdout, done.stderr) == (b"y\n", b"")
+    daemon.sfactl("wait", run_of(daemon), code=143)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_the_first_signal_stops_the_run_with_that_signal(start: Start, daemon: World, number: int, code: int) -> None:
+    name = signal.Signals(number).name.removeprefix("SIG")
+    process = start("run", "-q", "--", "sh", "-c", f"trap 'echo {name}; exit 0' {name}; echo ready; while :; do sleep 0.1; done")
+    assert line(process) == b"ready\n"
+    process.send_signal(number)
+    assert line(process) == name.encode() + b"\n"
+    assert process.wait(PATIENCE) == code
+    assert daemon.status(run_of(daemon)) == "cancelled"
+
+
+def test_a_second_signal_skips_the_grace(start: Start, daemon: World) -> None:
+    process = start("run", "-q", "--grace", "50", "--", "sh", "-c", STUBBORN)
+    assert line(process) == b"ready\n"
+    process.send_signal(signal.SIGINT)
+    while daemon.status(run_of(daemon)) == "running":
+        """Until the daemon has heard the first."""
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE) == 130
+
+
+def test_sigquit_goes_to_the_main_process_only(start: Start) -> None:
+    process = start("run", "-q", "--", "sh", "-c", "trap 'echo quit; exit 5' QUIT; echo ready; while :; do sleep 0.1; done")
+    assert line(process) == b"ready\n"
+    process.send_signal(signal.SIGQUIT)
+    assert line(process) == b"quit\n"
+    assert process.wait(PATIENCE) == 5
+
+
+def test_a_reader_that_does_not_read_cannot_keep_ctrl_c_from_the_run(start: Start) -> None:
+    process = start("run", "-q", "--", "sh", "-c", "echo ready; exec yes")
+    assert line(process) == b"ready\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    # Nothing is read meanwhile: the run ends; the client still has output to deliver, or a second Ctrl-C ends that.
+    process.send_signal(signal.SIGINT)
+    process.stdout.close()
+    assert process.wait(PATIENCE) in (130, 141)
+
+
+def test_the_run_ends_with_its_client(start: Start, daemon: World) -> None:
+    process = start("run", "-q", "--", "sh", "-c", "echo ready; exec sleep 60")
+    assert line(process) == b"ready\n"
+    process.kill()
+    daemon.sfactl("wait", run_of(daemon), code=143)
+
+
+def test_a_kept_run_does_not(start: Start, daemon: World) -> None:
+    process = start("run", "-q", "--keep", "--", "sh", "-c", "echo ready; exec sleep 60")
+    assert line(process) == b"ready\n"
+    process.kill()
+    process.wait()
+    assert daemon.status(run_of(daemon)) == "running"
+
+
+def test_json_prints_the_final_run_alone(daemon: World) -> None:
+    run = daemon.json("run", "--", "sh", "-c", "echo lost; exit 3", code=3)
+    assert (run["status"], run["exit_code"], run["name"][:3]) == ("failed", 3, "sh-")
+    assert daemon.sfactl("logs", run["id"]).stdout == "lost\n"
+
+
+def test_a_status_file_receives_the_final_run(daemon: World, tmp_path: Path) -> None:
+    path = tmp_path / "status.json"
+    daemon.sfactl("run", "--status-file", str(path), "--", "sh", "-c", "exit 75", code=75)
+    assert msgspec.json.decode(path.read_bytes())["exit_code"] == 75
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith("status")] == ["status.json"]
+
+
+def test_a_loop_is_refused_with_its_path(daemon: World) -> None:
+    inner = "$SFACTL run --json --name me -- true"
+    done = daemon.sfactl("run", "-q", "--name", "me", "--", "sh", "-c", inner, code=1)
+    refused = msgspec.json.decode(done.stdout)["refused"]
+    assert (refused["kind"], refused["path"]) == ("loop", ["me", "me"])
+    said = daemon.sfactl("run", "-q", "--name", "me", "--", "sh", "-c", inner.replace("--json", ""), code=1).stderr
+    assert said.startswith("sfactl: refused: ")
+    assert "me → me" in said
+
+
+def test_depth_is_refused_naming_the_variable(daemon: World) -> None:
+    inner = "$SFACTL run -q --name b -- sh -c '$SFACTL run --name c -- true'"
+    done = daemon.sfactl("run", "-q", "--name", "a", "--", "sh", "-c", inner, code=1, SFA_MAX_DEPTH="2")
+    assert "SFA_MAX_DEPTH" in done.stderr
+
+
+def test_a_leaf_may_not_start_others(daemon: World) -> None:
+    daemon.sfactl("run", "-q", "--leaf", "--", "sh", "-c", "$SFACTL run -- true", code=77)
+
+
+def test_environment_directory_and_umask_are_the_clients(daemon: World, tmp_path: Path) -> None:
+    words = ["run", "-q", "--env", "ADDED=a b", "--cwd", str(tmp_path), "--", "sh", "-c", "echo $ADDED; pwd; umask; touch made"]
+    script = 'umask 027; $SFACTL "$@"'
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", *words],
+        env=daemon.env,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+    )
+    assert done.stdout == f"a b\n{tmp_path}\n0027\n"
+    assert stat.S_IMODE((tmp_path / "made").stat().st_mode) == 0o640
+
+
+def test_inherited_descriptors_are_the_clients_own(daemon: World, tmp_path: Path) -> None:
+    with open(tmp_path / "out", "wb") as out:
+        done = subprocess.run(
+            [*daemon.env["SFACTL"].split(), "run", "-q", "--stdio", "inherit", "--", "sh", "-c", "cat; readlink /proc/self/fd/1"],
+            env=daemon.env,
+            input=b"in\n",
+            stdout=out,
+            timeout=PATIENCE,
+            check=False,
+        )
+    assert done.returncode == 0
+    assert (tmp_path / "out").read_text() == f"in\n{os.path.realpath(tmp_path / 'out')}\n"
+
+
+@pytest.mark.parametrize("config", ["[quotas]\ntrees_per_user = 1\n"])
+def test_what_is_queued_says_so_and_starts_or_is_cancelled(start: Start, daemon: World) -> None:
+    first = daemon.spawn("--", "sleep", "60")
+    patient, impatient = start("run", "--name", "p", "--", "true"), start("run", "--name", "i", "--", "true")
+    for process, name in ((patient, "p"), (impatient, "i")):
+        assert process.stderr is not None
+        assert process.stderr.readline() == f"[agent:{name}] queued\n".encode()
+    assert "refused" in daemon.sfactl("run", "--no-queue", "--", "true", code=1).stderr
+    impatient.send_signal(signal.SIGINT)
+    assert impatient.wait(PATIENCE) == 130
+    daemon.sfactl("stop", first)
+    assert patient.stderr is not None
+    assert patient.stderr.read() == b"[agent:p] starting\n[agent:p] completed\n"
+    assert patient.wait(PATIENCE) == 0
+
+
+def test_spawn_wait_is_run(daemon: World) -> None:
+    done = daemon.sfactl("spawn", "-wq", "--", "sh", "-c", "echo out; exit 6", code=6)
+    assert (done.stdout, done.stderr) == ("out\n", "")
+
+
+def test_a_daemon_that_dies_is_waited_for(start: Start, daemon: World) -> None:
+    process = start("run", "-q", "--", "sh", "-c", "echo ready; exec sleep 60")
+    assert line(process) == b"ready\n"
+    assert process.stderr is not None
+    daemon.kill()
+    assert b"went away" in process.stderr.readline()
+    daemon.begin()
+    assert process.wait(PATIENCE) == 70
+
+
+def test_waiting_for_it_can_be_ended(start: Start, daemon: World) -> None:
+    process = start("run", "-q", "--", "sh", "-c", "echo ready; exec sleep 60")
+    assert line(process) == b"ready\n"
+    assert process.stderr is not None
+    daemon.kill()
+    assert b"went away" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(PATIENCE) == 130
+    daemon.begin()

@@ -1,0 +1,76 @@
+"""What people read."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sfactl import output
+from sfactl.commands import tree, why
+from sfad.protocol.types import Status
+
+from .samples import NOON, reason, run
+
+
+@given(st.text())
+def test_what_is_shown_never_steers_a_terminal(text: str) -> None:
+    shown = output.plain(text)
+    assert shown.isprintable()
+    assert (shown == text) is text.isprintable()
+
+
+@given(st.lists(st.tuples(st.text(max_size=5), st.text(max_size=5)), max_size=5))
+def test_a_table_has_a_line_a_row(rows: list[tuple[str, str]]) -> None:
+    assert len(output.table(("A", "B"), rows).split("\n")) == len(rows) + 1
+
+
+def test_columns_are_as_wide_as_a_terminal_shows_them() -> None:
+    assert output.width("日本") == 4
+    assert output.width("e\u0301") == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (0.04, "0.0s"), (9.94, "9.9s"), (59.9, "59s"), (200, "3m20s"), (7500, "2h05m"), (356_400, "4d03h")],
+)
+def test_durations(value: float | None, text: str) -> None:
+    assert output.seconds(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(None, "-"), (0, "0 B"), (1536, "1.5 KiB"), (1 << 41, "2.0 TiB")])
+def test_sizes(value: int | None, text: str) -> None:
+    assert output.size(value) == text
+
+
+def test_a_tree_draws_children_below_parents_and_keeps_orphans() -> None:
+    runs = [
+        run(id="a1"),
+        run(id="a2", parent_id="a1"),
+        run(id="a3", parent_id="a2"),
+        run(id="a4", parent_id="a1"),
+        run(id="a9", parent_id="gone"),
+    ]
+    starts = [line.split("  ")[0:2] for line in tree.lines(tree.children(runs))]
+    drawn = ["".join(words) if words[0] in ("│", "") else words[0] for words in starts]
+    assert drawn == ["a1", "├─ a2", "│└─ a3", "└─ a4", "a9"]
+
+
+@pytest.mark.parametrize(
+    ("status", "changes", "says"),
+    [
+        (Status.COMPLETED, {}, "exited with 0 after 3.0s"),
+        (
+            Status.TIMEOUT,
+            {"reason": reason("limit", "time is up", limit_kind="time", threshold=120.0, used=120.5, exceeded_by=0.5)},
+            "used 120.5 of 120, 0.5 over",
+        ),
+        (Status.CANCELLED, {"reason": reason("stop", "stopped by user ann")}, "stopped by user ann"),
+        (Status.REJECTED_DEPTH, {"reason": reason("depth", "5 of 5")}, "refused by the depth rule: 5 of 5"),
+        (Status.RUNNING, {}, "time 120 from default (terminate), 1m30s left until its deadline"),
+    ],
+)
+def test_why(status: Status, changes: dict[str, object], says: str) -> None:
+    assert says in why.sentence(run(status, **changes), NOON + timedelta(seconds=30))

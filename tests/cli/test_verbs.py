@@ -1,0 +1,238 @@
+"""The other verbs against a daemon: what scripts rely on (SPEC section 15)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from sfad.protocol.types import RunInfo
+
+from .conftest import PATIENCE, World
+
+Start = Callable[..., subprocess.Popen[bytes]]
+
+CONTRACT = """
+    id name kind type status parent_id root_id depth chain pid argv cwd user channel exit_code signal reason attempts limits
+    usage processes memory_bytes descendants deadline milestone created_at started_at ended_at
+"""
+
+
+def test_spawn_prints_the_id_alone(daemon: World) -> None:
+    done = daemon.sfactl("spawn", "--", "sleep", "60")
+    assert done.stdout.strip() in {run["id"] for run in daemon.json("list")["runs"]}
+    assert done.stderr == ""
+
+
+def test_a_run_has_every_field_of_the_contract(daemon: World) -> None:
+    run = daemon.json("spawn", "--type", "qa", "--label", "team=x", "--", "sleep", "60")
+    for found in (run, daemon.json("info", run["id"]), *daemon.json("list")["runs"]):
+        assert set(found) >= set(CONTRACT.split())
+        assert msgspec.convert(found, RunInfo).type == "qa"
+        assert found["usage"]["turns"] is None
+
+
+def test_what_could_not_start_says_so(daemon: World) -> None:
+    done = daemon.sfactl("spawn", "--", "no-such-command-anywhere", code=127)
+    assert "no-such-command-anywhere" in done.stderr
+
+
+def test_the_table_and_the_tree(daemon: World) -> None:
+    parent = daemon.spawn("--name", "boss", "--", "sh", "-c", "$SFACTL run --name clerk -- sleep 60")
+    while len(daemon.json("list")["runs"]) < 2:
+        """Until the child has started."""
+    header, *rows = daemon.sfactl("ps").stdout.splitlines()
+    assert header.split()[:3] == ["ID", "NAME", "STATUS"]
+    assert [row.split()[1] for row in rows] == ["boss", "clerk"]
+    top, below = daemon.sfactl("tree", parent).stdout.splitlines()
+    assert top.startswith(f"{parent}  boss  running  depth 0")
+    assert below.startswith("└─ ")
+    (tree,) = daemon.json("tree")["tree"]
+    assert (tree["run"]["name"], tree["children"][0]["run"]["name"]) == ("boss", "clerk")
+
+
+def test_lists_are_filtered(daemon: World) -> None:
+    daemon.sfactl("run", "-q", "--name", "done", "--label", "k=1", "--", "true")
+    daemon.spawn("--name", "live", "--label", "k=2", "--", "sleep", "60")
+
+    def names(*words: str) -> list[str]:
+        return [run["name"] for run in daemon.json("list", *words)["runs"]]
+
+    assert names() == ["done", "live"]
+    assert names("--status", "running") == ["live"]
+    assert names("--name", "done") == ["done"]
+    assert names("--label", "k=2") == ["live"]
+    assert names("--limit-rows", "0") == ["live"]
+    assert names("--since", "1h") == ["done", "live"]
+    assert names("--since", "2999-01-01T00:00:00Z") == []
+    assert daemon.json("list", "--live", "--status", "running")["runs"][0]["processes"] == 1
+
+
+def test_a_unique_prefix_will_do_and_an_unknown_id_is_66(daemon: World) -> None:
+    run = daemon.spawn("--", "sleep", "60")
+    assert daemon.json("info", run[0])["id"] == run
+    for verb in ("info", "why", "logs", "result", "wait", "pause", "resume", "stop"):
+        assert "zz9" in daemon.sfactl(verb, "zz9", code=66).stderr
+
+
+def test_stop_by_id_name_label_and_all(daemon: World) -> None:
+    by_id = daemon.spawn("--", "sleep", "60")
+    by_name = daemon.spawn("--name", "n", "--", "sleep", "60")
+    by_label = daemon.spawn("--label", "k=v", "--", "sleep", "60")
+    other = daemon.spawn("--", "sleep", "60")
+    found = daemon.json("stop", by_id, "--name", "n", "--label", "k=v")
+    assert set(found) == {"stopped", "survivors", "elapsed_s"}
+    assert daemon.status(other) == "running" or set(found["stopped"]) == {by_id}
+    daemon.sfactl("stop", by_name, by_label, code=None)
+    assert daemon.json("stop", "--all")["stopped"] == [other]
+    assert daemon.sfactl("stop", "--all").stderr == "nothing to stop\n"
+    daemon.sfactl("stop", code=2)
+
+
+def test_stop_returns_when_everything_is_gone(daemon: World) -> None:
+    stubborn = "trap '' TERM; setsid sh -c 'trap \"\" TERM; sleep 60' & sleep 60; sleep 60"
+    run = daemon.spawn("--grace", "0.2", "--", "sh", "-c", stubborn)
+    pid = daemon.json("info", run)["pid"]
+    daemon.sfactl("stop", run, "--signal", "TERM", "--grace", "200ms")
+    assert not os.path.exists(f"/proc/{pid}")
+    assert daemon.status(run) == "cancelled"
+
+
+def test_wait_prints_each_and_exits_with_the_first_that_did_not_complete(daemon: World) -> None:
+    good, bad = daemon.spawn("--", "true"), daemon.spawn("--", "sh", "-c", "exit 9")
+    lines = daemon.sfactl("wait", good, bad, code=9).stdout.splitlines()
+    assert [line.split()[0] for line in lines] == [good, bad]
+    assert daemon.json("wait", good)["status"] == "completed"
+    long = daemon.spawn("--", "sleep", "60")
+    assert "not over" in daemon.sfactl("wait", "--timeout", "50ms", long, code=75).stderr
+
+
+def test_waiting_goes_on_across_a_death_of_the_daemon(start: Start, daemon: World) -> None:
+    run = daemon.spawn("--", "sleep", "60")
+    waiting = start("wait", run)
+    while daemon.json("status")["connections"] < 2:
+        """Until it waits."""
+    daemon.kill()
+    daemon.begin()
+    assert waiting.wait(PATIENCE) == 70
+
+
+def test_logs_are_raw_and_selected(daemon: World) -> None:
+    run = daemon.json("run", "--", "sh", "-c", "printf '1\\n2\\n3\\n\\033[1m'; echo bad >&2")["id"]
+    done = daemon.sfactl("logs", run)
+    assert (done.stdout, done.stderr) == ("1\n2\n3\n\033[1m", "bad\n")
+    assert daemon.sfactl("logs", "--stderr", run).stdout == "bad\n"
+    assert daemon.sfactl("logs", "--stdout", "--tail", "2", run).stdout == "3\n\033[1m"
+    assert daemon.sfactl("logs", "--stdout", "--tail", "5B", run).stdout == "\n\033[1m"
+    assert daemon.sfactl("logs", "--tail", "lots", run, code=2).stdout == ""
+    lines = daemon.sfactl("logs", "--json", run).stdout.splitlines()
+    said = [msgspec.json.decode(line) for line in lines]
+    assert {"stream": "stderr", "text": "bad"} in said
+    assert {"stream": "stdout", "text": "\033[1m"} in said
+
+
+def test_several_may_follow_from_the_start_to_the_end(start: Start, daemon: World) -> None:
+    run = daemon.spawn("--stdin", "--", "sh", "-c", "echo begun; read word; echo $word")
+    readers = [start("logs", "-f", run) for _ in range(3)]
+    for reader in readers:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == b"begun\n"
+    daemon.sfactl("send", run, "the", "word")
+    for reader in readers:
+        assert reader.communicate(timeout=PATIENCE)[0] == b"the word\n"
+        assert reader.returncode == 0
+
+
+def test_sending_from_stdin_to_its_end(daemon: World) -> None:
+    run = daemon.spawn("--stdin", "--", "sort")
+    daemon.sfactl("send", "--eof", run, stdin="b\na\n")
+    daemon.sfactl("wait", run)
+    assert daemon.sfactl("logs", run).stdout == "a\nb\n"
+
+
+def test_sending_to_who_does_not_read(daemon: World) -> None:
+    run = daemon.spawn("--", "sleep", "60")
+    assert "--stdin" in daemon.sfactl("send", run, "x", code=1).stderr
+
+
+def test_a_result_is_safe_for_a_model(daemon: World) -> None:
+    run = daemon.json("run", "--", "printf", "a <b> \\033[31mred")["id"]
+    text = daemon.sfactl("result", run).stdout
+    assert "&lt;b&gt;" in text
+    assert "\033" not in text
+    assert daemon.json("result", run)["truncated"] is False
+
+
+def test_pause_and_resume(daemon: World) -> None:
+    run = daemon.spawn("--", "sleep", "60")
+    assert daemon.json("pause", run)["status"] == "paused"
+    assert daemon.json("resume", run)["status"] == "running"
+    daemon.sfactl("stop", run)
+    daemon.sfactl("pause", run, code=1)
+
+
+def test_why(daemon: World) -> None:
+    run = daemon.spawn("--timeout", "77", "--", "sleep", "60")
+    assert "time 77 from --timeout" in daemon.sfactl("why", run).stdout
+    daemon.sfactl("stop", run)
+    assert "cancelled" in daemon.json("why", run)["why"]
+
+
+def test_the_daemon_shows_itself(daemon: World) -> None:
+    assert daemon.json("status")["socket"] == str(daemon.socket)
+    assert "containment" in daemon.sfactl("status").stdout
+    assert {"key", "value", "source"} <= set(daemon.json("config")["settings"][0])
+    assert daemon.sfactl("config").stdout.startswith("KEY")
+    report = daemon.json("doctor", code=None)
+    assert report["containment"] in ("cgroup", "tags")
+    assert report["findings"][0]["verdict"] == "ok"
+
+
+def test_socket_is_chosen_by_flag_before_variables(daemon: World) -> None:
+    assert daemon.sfactl("list", "--socket", str(daemon.socket), SFA_SOCKET="/nonexistent").returncode == 0
+    assert "/nonexistent" in daemon.sfactl("list", code=69, SFA_SOCKET="/nonexistent").stderr
+
+
+@pytest.mark.parametrize("words", [("wait",), ("logs", "-f")])
+def test_ctrl_c_is_130_without_a_traceback(start: Start, daemon: World, words: tuple[str, ...]) -> None:
+    run = daemon.spawn("--", "sleep", "60")
+    process = start(*words, run)
+    while daemon.json("status")["connections"] < 2:
+        """Until it is connected and waits."""
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, said) == (130, b"")
+
+
+def test_a_reader_that_goes_away_is_no_error(daemon: World) -> None:
+    script = "$SFACTL config | head -n 1; $SFACTL --help | head -n 1"
+    done = subprocess.run(["sh", "-c", script], env=daemon.env, capture_output=True, timeout=PATIENCE, check=True)
+    assert done.stderr == b""
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(world: World, shell: str) -> None:
+    assert "sfactl" in world.sfactl("completion", shell).stdout
+
+
+def test_completion_offers_verbs_and_options(world: World) -> None:
+    world.env |= {"_SFACTL_COMPLETE": "complete_bash", "COMP_WORDS": "sfactl spawn --max", "COMP_CWORD": "2"}
+    assert world.sfactl().stdout.split() == ["--max-depth", "--max-descendants"]
+
+
+def test_help_lists_verbs_and_exit_codes(world: World) -> None:
+    text = world.sfactl("--help").stdout
+    for word in ("spawn", "doctor", "demo", "126", "the run timed out"):
+        assert word in text
+    assert "--max-depth" in world.sfactl("spawn", "--help").stdout
+
+
+def test_the_demo_leaves_nothing(world: World) -> None:
+    done = world.sfactl("demo", TMPDIR=str(world.directory))
+    for word in ("summariser", "refused", "level-3", "gone"):
+        assert word in done.stdout
+    assert [path.name for path in world.directory.iterdir()] == ["sfad.toml"]
