@@ -21,7 +21,7 @@ import os
 import platform
 import signal
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 _X86_64 = """
 00  b8 b3 01 00 00  mov eax, 435            ; clone3(rdi, rsi)
@@ -110,7 +110,7 @@ class Cloner:
         program = (ctypes.c_int64 * (6 * len(calls)))(*(word for call in calls for word in (*call, *[0] * (6 - len(call)))))
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
-            pid: int = self._call(arguments, len(arguments), program)
+            pid = self._call(arguments, len(arguments), program)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         if pid < 0:
@@ -144,7 +144,7 @@ def _ignored_signals() -> list[int]:
     return [number for number in range(1, 65) if mask >> (number - 1) & 1]
 
 
-def _function(machine: str) -> ctypes._FuncPointer:  # type: ignore[name-defined]
+def _function(machine: str) -> Callable[[bytes, int, object], int]:
     """The code as a function. It keeps the interpreter's lock: the child is on its way for a fraction of a millisecond."""
     code = _assemble(_X86_64 if machine == "x86_64" else _AARCH64, little_words=machine == "aarch64")
     libc = ctypes.CDLL(None, use_errno=True)

@@ -26,6 +26,7 @@ from ..core.events import Emptied, Event, Frozen, LaunchFailed, LaunchSucceeded,
 from ..protocol.types import RunId, Survivor
 from . import procfs
 from .base import Emit, LaunchSpec, Load
+from .cloner import Cloner
 from .reaper import Orphans
 from .spawn import Job, LaunchError, Spawner, resolve
 from .trampoline import ATTACH, REPORT, Trampoline, best
@@ -87,9 +88,11 @@ class Held:
 class Door:
     """How a trampoline gets into a run's containment."""
 
-    fd: int
-    """Where it writes "0". The launcher closes it."""
+    fd: int | None = None
+    """Where it writes "0", if it has to. The launcher closes it."""
     msgqueue: int | None = None
+    cgroup: int | None = None
+    """The directory of the cgroup that it is born in. The launcher closes it."""
 
 
 class LocalLauncher(ABC):
@@ -106,6 +109,7 @@ class LocalLauncher(ABC):
         clock: Callable[[], float] = trio.current_time,
         trampoline: Trampoline | None = None,
         nofile: int | None = None,
+        cloner: Cloner | None = None,
     ) -> None:
         self.instance = instance
         self._emit = emit
@@ -113,7 +117,7 @@ class LocalLauncher(ABC):
         self._runs: dict[RunId, Held] = {}
         self._watch = Watch()
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-        self._spawner = Spawner(trampoline or best())
+        self._spawner = Spawner(trampoline or best(), cloner)
         self._nofile = nofile if nofile is not None else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._orphans = Orphans()
         self._nursery: trio.Nursery | None = None
@@ -266,7 +270,9 @@ class LocalLauncher(ABC):
             path = resolve(spec.argv[0] if spec.argv else b"", spec.env, cwd)
             try:
                 door = self._enter(held)
-                done.callback(os.close, door.fd)
+                for opened in (door.fd, door.cgroup):
+                    if opened is not None:
+                        done.callback(os.close, opened)
                 report, far_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
                 failing.callback(os.close, report)
                 done.callback(os.close, far_end)
@@ -299,11 +305,12 @@ class LocalLauncher(ABC):
             umask=spec.umask,
             cwd=cwd,
             stdio=(stdio[0], stdio[1], stdio[2]),
-            door=door.fd,
+            door=door.fd if door.fd is not None else null,
             report=report,
             terminal=spec.terminal,
             nofile=self._nofile,
             msgqueue=door.msgqueue,
+            cgroup=door.cgroup,
         )
 
     def _adopt(self, held: Held, pid: int, path: bytes, report: int) -> Main:
@@ -385,6 +392,7 @@ class LocalLauncher(ABC):
         for above in tuple(held.chain()):
             if above.emptying and self._empty(above):
                 above.emptying = False
+                self._orphans.reap()  # who asks ps after the answer sees no zombie either
                 self._emit(Emptied(self._clock(), above.id))
 
     def _stands(self, held: Held) -> None:

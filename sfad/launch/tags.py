@@ -75,7 +75,7 @@ class TagsLauncher(LocalLauncher):
         number = next((n for n, run in self._numbers.items() if run == held.id), None) or self._new_number()
         if number is not None:
             self._numbers[number] = held.id
-        return Door(os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC), number)
+        return Door(msgqueue=number)
 
     def _new_number(self) -> int | None:
         soft, hard = resource.getrlimit(resource.RLIMIT_MSGQUEUE)
@@ -154,16 +154,31 @@ class TagsLauncher(LocalLauncher):
 
     async def _drain(self, held: Held) -> None:
         try:
-            while held.emptying and (tops := self._tops(held)):
-                await self._gone(tops[:_WATCHED])
+            while held.emptying:
+                tops = self._tops(held)
+                if tops:
+                    await self._gone(tops[:_WATCHED])
+                else:
+                    self._consider(held)
+                    await trio.lowlevel.checkpoint()  # a main that has ended is reaped meanwhile
         finally:
             self._draining.discard(held)
-        self._consider(held)
 
     def _tops(self, held: Held) -> list[int]:
-        """Our living direct children in the run. While there is none, nothing of the run is alive."""
+        """Our living direct children in the run. While there is none, nothing of the run is alive.
+
+        A child that forked and ended between the listing and the look at it has left its children to us: they are in
+        the next listing. So it takes one that shows nobody new to say that there is none.
+        """
         runs = _runs([held])
-        return [pid for pid in procfs.children() if self._run_of_child(pid) in runs and _lives(pid)]
+        self._orphans.reap()
+        seen: set[int] = set()
+        while fresh := [pid for pid in procfs.children() if pid not in seen]:
+            alive = [pid for pid in fresh if self._run_of_child(pid) in runs and _lives(pid)]
+            if alive:
+                return alive
+            seen.update(fresh)
+        return []
 
     def _populated(self, held: Held) -> bool:
         return any(pid not in self._orphans.owned for pid in self._tops(held))
@@ -214,8 +229,8 @@ class TagsLauncher(LocalLauncher):
     # Finding.
 
     def _run_of_child(self, pid: int) -> RunId | None:
-        """The run of a direct child of this process."""
-        return self._orphans.owned.get(pid) or self._by_number(pid) or self._by_cookie(pid)
+        """The run of a direct child of this process. Of a zombie without a tag there is nothing to tell it by."""
+        return self._orphans.owned.get(pid) or self._by_number(pid) or (self._by_cookie(pid) if _lives(pid) else None)
 
     def _by_number(self, pid: int) -> RunId | None:
         number = procfs.soft_limit(pid, resource.RLIMIT_MSGQUEUE)
@@ -227,18 +242,19 @@ class TagsLauncher(LocalLauncher):
 
     def _census(self, runs: set[RunId]) -> Iterator[tuple[Stat, RunId]]:
         """What is alive in these runs, from one scan."""
-        return ((process, run) for process, run in self._all() if run in runs and process.alive)
+        self._orphans.reap()
+        return ((process, run) for process, run in self._all() if run in runs)
 
     def _all(self) -> Iterator[tuple[Stat, RunId | None]]:
+        """Our living descendants. A zombie has no children any more."""
         table = procfs.scan()
         families: dict[int, list[Stat]] = defaultdict(list)
         for process in table.values():
-            # Reparented while we read: its parent is gone, so it is our child by now.
-            families[process.parent if process.parent in table else os.getpid()].append(process)
+            families[_parent(process, table)].append(process)
         pending: list[tuple[int, RunId | None]] = [(os.getpid(), None)]
         while pending:
             parent, inherited = pending.pop()
-            for process in families.pop(parent, ()):
+            for process in (one for one in families.pop(parent, ()) if one.alive):
                 own = self._orphans.owned.get(process.pid) or self._by_number(process.pid)
                 run = own or inherited or self._by_cookie(process.pid)
                 pending.append((process.pid, run))
@@ -283,6 +299,12 @@ def _runs(tops: Iterable[Held]) -> set[RunId]:
 def _lives(pid: int) -> bool:
     process = procfs.stat(pid)
     return process is not None and process.alive
+
+
+def _parent(process: Stat, table: dict[int, Stat]) -> int:
+    """Its parent. One that has ended meanwhile has left it to us, if it was below us."""
+    above = table.get(process.parent)
+    return process.parent if process.parent == 0 or (above and above.alive) else os.getpid()
 
 
 def _send(process: Stat, numbers: tuple[int, ...]) -> None:
