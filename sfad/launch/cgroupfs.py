@@ -11,7 +11,7 @@ from pathlib import Path
 from . import procfs
 from .cloner import CloneImpossible, Cloner
 from .spawn import Job, Spawner
-from .trampoline import ATTACH, REPORT, Trampoline, best
+from .trampoline import ATTACH, REPORT, best
 
 
 class CgroupImpossible(Exception):
@@ -82,12 +82,12 @@ def locate(instance: str, parent: str | None = None) -> Base:
     raise CgroupImpossible(f"{parent or own} is not below a cgroup2 mount")
 
 
-def probe(base: Base, *, trampoline: Trampoline | None = None) -> None:
+def probe(base: Base) -> None:
     """Makes the base directory and really contains a child in it. Raises `CgroupImpossible`, and leaves nothing then."""
     made = not os.path.isdir(base.directory)
     try:
         os.makedirs(base.directory, exist_ok=True)
-        _probe_inside(base.directory, trampoline)
+        _probe_inside(base.directory)
     except OSError as error:
         raise CgroupImpossible(f"{error.filename or base.directory}: {error.strerror}") from error
     except CgroupImpossible:
@@ -96,19 +96,19 @@ def probe(base: Base, *, trampoline: Trampoline | None = None) -> None:
         raise
 
 
-def _probe_inside(directory: str, trampoline: Trampoline | None) -> None:
+def _probe_inside(directory: str) -> None:
     for name in ("cgroup.kill", "cgroup.freeze", "cgroup.events"):
         if not os.path.exists(f"{directory}/{name}"):
             raise CgroupImpossible(f"{directory} has no {name}: cgroups can be killed since Linux 5.14")
     cell = f"{directory}/probe"
     os.makedirs(cell, exist_ok=True)
     try:
-        _attach_a_child(cell, trampoline)
+        _attach_a_child(cell)
     finally:
         remove_tree(cell)
 
 
-def _attach_a_child(cell: str, trampoline: Trampoline | None) -> None:
+def _attach_a_child(cell: str) -> None:
     """A child that attaches itself and then fails to run a command that does not exist: it must get that far."""
     with ExitStack() as stack:
         opened: list[int] = []
@@ -119,7 +119,7 @@ def _attach_a_child(cell: str, trampoline: Trampoline | None) -> None:
         cwd, null, door = opened
         near, far = os.pipe2(os.O_CLOEXEC)
         stack.callback(os.close, near)
-        spawner = Spawner(trampoline or best())
+        spawner = Spawner(best())
         with ExitStack() as spawning:
             spawning.callback(os.close, far)
             spawning.callback(spawner.close)

@@ -307,7 +307,7 @@ class LocalLauncher(ABC):
             stdio=(stdio[0], stdio[1], stdio[2]),
             door=door.fd if door.fd is not None else null,
             report=report,
-            terminal=spec.terminal,
+            terminal=spec.terminal and os.isatty(stdio[0]),
             nofile=self._nofile,
             msgqueue=door.msgqueue,
             cgroup=door.cgroup,

@@ -1,7 +1,9 @@
 """Ends what a dead daemon left: the processes in its cgroups, and those that carry its cookie.
 
 Only what is provably of the instance is touched: cgroups below a directory of its name, and processes whose environment,
-as the kernel shows it, holds its cookie, with their descendants. Whoever sweeps holds the lock of the state directory.
+as the kernel shows it, holds its cookie, with their descendants. So without cgroups an orphan that cleared its
+environment is not found: once the daemon is dead nothing tells whose it was. Whoever sweeps holds the lock of the state
+directory.
 """
 
 from __future__ import annotations

@@ -39,8 +39,9 @@ _WATCHED = 32
 """Pidfds waited on at a time; the next are looked for when these are gone."""
 _INSIST = 0.5
 """Seconds between two kills of what does not go."""
-_SETTLE = 0.002
-"""Seconds between two looks at whether everything has stopped, which nothing tells of processes that are not our children."""
+_SETTLE, _APART = 0.002, 0.1
+"""Seconds between two looks at whether everything has stopped, which nothing tells of processes that are not our children;
+the second where something does not (uninterruptible sleep)."""
 _CAPACITY = 819_200
 """The kernel's default RLIMIT_MSGQUEUE, bytes: numbers are chosen from its upper half, so that queues keep working."""
 
@@ -133,9 +134,11 @@ class TagsLauncher(LocalLauncher):
 
     async def _hold_still(self, held: Held) -> None:
         done: set[tuple[int, int]] = set()
+        pause = _SETTLE
         while held.freezing and not all(process.stopped for process, _ in self._census(_runs([held]))):
             self._strike(_runs([held]), (signal.SIGSTOP,), done)
-            await trio.sleep(_SETTLE)
+            await trio.sleep(pause)
+            pause = min(2 * pause, _APART)
         self._stands(held)
 
     def _thaw(self, held: Held) -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
+import re
 import struct
 import sys
 import tempfile
@@ -210,8 +211,9 @@ def python() -> Trampoline:
 
 
 def best() -> Trampoline:
-    """The ELF trampoline where there is one, else the one in Python."""
-    return elf() if platform.machine() in _MACHINES else python()
+    """The ELF trampoline where there is one and the kernel has CLOSE_RANGE_CLOEXEC (5.11), else the one in Python."""
+    release = tuple(int(number) for number in re.findall(r"\d+", platform.release())[:2])
+    return elf() if platform.machine() in _MACHINES and release >= (5, 11) else python()
 
 
 def _stored(content: bytes) -> int:

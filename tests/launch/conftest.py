@@ -11,7 +11,8 @@ from tests.leaks import no_leaks
 
 
 @pytest.fixture(autouse=True)
-def _tmp_leaks() -> Iterator[None]:
+def _no_leaks() -> Iterator[None]:
+    """Around every test of this directory."""
     with no_leaks():
         yield
 
