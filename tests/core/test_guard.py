@@ -105,9 +105,7 @@ def test_a_leaf_may_not_start_others() -> None:
 def test_a_detached_run_from_inside_needs_the_config() -> None:
     t = Transcript()
     a = t.start("a")
-    assert t.refused("b", inside(a), detach=True).detail == (
-        f"run {a} may not start a detached run (guard.allow_detach = false)"
-    )
+    assert t.refused("b", inside(a), detach=True).detail == (f"run {a} may not start a detached run (guard.allow_detach = false)")
 
 
 def test_detached_is_a_root_with_the_bounds_of_a_root() -> None:
@@ -211,9 +209,7 @@ def test_budget_counts_the_whole_subtree_and_ended_runs() -> None:
     (t >> t.exited(c_)).skip()
     refusal = t.refused("d", inside(b))
     assert (refusal.kind, refusal.value, refusal.limit) == (Rule.BUDGET, 2, 2)
-    assert refusal.detail == (
-        f"run {a} ('a') has already admitted 2 descendants; max_descendants is 2, set by --max-descendants"
-    )
+    assert refusal.detail == (f"run {a} ('a') has already admitted 2 descendants; max_descendants is 2, set by --max-descendants")
 
 
 def test_a_tighter_budget_in_between_counts_too() -> None:
@@ -276,9 +272,7 @@ def test_concurrency_of_a_user_and_of_the_daemon() -> None:
     t.start("b")
     refusal = t.refused("c", queue=False)
     assert (refusal.kind, refusal.value, refusal.limit) == (Rule.CONCURRENCY, 2, 2)
-    assert refusal.detail == (
-        "2 trees run for user ann; quotas.trees_per_user is 2, and the request said not to queue"
-    )
+    assert refusal.detail == ("2 trees run for user ann; quotas.trees_per_user is 2, and the request said not to queue")
     t.start("a", BOB)
     refusal = t.refused("b", BOB, queue=False)
     assert refusal.detail == "3 trees run; quotas.trees is 3, and the request said not to queue"

@@ -19,13 +19,13 @@ from sfad.protocol.types import Bound, Claim, Limit, RunId, Status
 from .machine_model import Box, World, every_move, snapshot
 
 USERS = ("ann", "bob")
-NAMES = ("a", "b", "c", "d")
+NAMES = ("a", "b", "c", "d", "e", "f")
 
 # small numbers everywhere: a limit that is never reached is never tested
 POLICIES = st.builds(
     Policy,
-    max_depth=st.builds(Bound, value=st.integers(1, 4), source=st.just("config")),
-    max_descendants=st.builds(Bound, value=st.integers(1, 6), source=st.just("config")),
+    max_depth=st.builds(Bound, value=st.integers(2, 4), source=st.just("config")),
+    max_descendants=st.builds(Bound, value=st.integers(2, 6), source=st.just("config")),
     depth_ceiling=st.just(6),
     descendants_ceiling=st.just(8),
     allow_detach=st.booleans(),
@@ -37,7 +37,7 @@ POLICIES = st.builds(
     spawns_per_hour=st.sampled_from([3, 100]),
 )
 
-BOUNDS = st.one_of(st.none(), st.builds(Bound, value=st.integers(-1, 9), source=st.just("--flag")))
+BOUNDS = st.one_of(st.none(), st.none(), st.builds(Bound, value=st.integers(-1, 9), source=st.just("--flag")))
 
 ASKED = st.builds(
     e.Asked,
@@ -52,11 +52,15 @@ ASKED = st.builds(
     grace=st.sampled_from([None, None, 0.0, 1.0, 100.0]),
     tied_to=st.sampled_from([None, None, 1, 2]),
     detach=st.sampled_from([False, False, False, True]),
-    leaf=st.sampled_from([False, False, False, True]),
+    leaf=st.sampled_from([False] * 7 + [True]),
     queue=st.sampled_from([True, True, False]),
     priority=st.integers(0, 2),
-    claim=st.sampled_from([Claim(), Claim(), Claim(names=["a"]), Claim(depth=3)]),
+    claim=st.sampled_from([Claim(), Claim(), Claim(), Claim(), Claim(names=["a"]), Claim(depth=3)]),
 )
+
+
+SWIFT = st.sampled_from([True, True, False])
+SELDOM = st.sampled_from([False] * 5 + [True])
 
 
 class MachineAgainstShell(RuleBasedStateMachine):
@@ -84,7 +88,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
         book = self.world.books[run]
         return Peer(1000, book.run.user, run=run)
 
-    def ask(self, asked: e.Asked, peer: Peer) -> None:
+    def ask(self, asked: e.Asked, peer: Peer, *, swift: bool = False) -> None:
         before = snapshot(self.world.machine, self.world.now)
         token = self.world.spawn(asked, peer)
         answer = self.world.answers.get(token)
@@ -92,18 +96,30 @@ class MachineAgainstShell(RuleBasedStateMachine):
             assert snapshot(self.world.machine, self.world.now) == before, "a refusal changed something"
             kinds = {type(command) for command in self.world.batch}
             assert kinds <= {c.RecordRefusal, c.CountRefusal, c.Publish, c.Reply}, "a refusal started something"
+        elif swift:
+            # one step instead of three, else few examples ever see a grandchild
+            self.world.commit(len(self.world.uncommitted))
+            for box in self.world.launching:
+                self.world.launched(box)
 
-    @rule(asked=ASKED, user=st.sampled_from(USERS))
-    def spawn_root(self, asked: e.Asked, user: str) -> None:
+    @precondition(lambda self: len(self.world.machine.tree.roots()) < 5)
+    @rule(asked=ASKED, user=st.sampled_from(USERS), swift=SWIFT)
+    def spawn_root(self, asked: e.Asked, user: str, swift: bool) -> None:
         """A person asks."""
-        self.ask(asked, self.person(user))
+        self.ask(asked, self.person(user), swift=swift)
 
     @precondition(lambda self: self.world.populated)
-    @rule(asked=ASKED, data=st.data())
-    def spawn_child(self, asked: e.Asked, data: st.DataObject) -> None:
+    @rule(asked=ASKED, data=st.data(), swift=SWIFT)
+    def spawn_child(self, asked: e.Asked, data: st.DataObject, swift: bool) -> None:
         """An agent asks."""
         box: Box = data.draw(st.sampled_from(self.world.populated))
-        self.ask(asked, self.inside(box.id))
+        self.ask(asked, self.inside(box.id), swift=swift)
+
+    @precondition(lambda self: self.world.populated)
+    @rule(asked=ASKED, swift=SWIFT)
+    def spawn_deeper(self, asked: e.Asked, swift: bool) -> None:
+        """The agent that was started last asks: chains grow, not only families."""
+        self.ask(asked, self.inside(self.world.populated[-1].id), swift=swift)
 
     @precondition(lambda self: any(book.ended for book in self.world.books.values()))
     @rule(asked=ASKED, data=st.data())
@@ -115,7 +131,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
         assert not any(isinstance(command, c.Admit) for command in self.world.batch)
 
     @precondition(lambda self: self.world.books)
-    @rule(data=st.data(), grace=st.sampled_from([None, 0.0, 2.0]), whole=st.booleans(), agent=st.booleans())
+    @rule(data=st.data(), grace=st.sampled_from([None, 0.0, 2.0]), whole=SELDOM, agent=st.booleans())
     def stop(self, data: st.DataObject, grace: float | None, whole: bool, agent: bool) -> None:
         """Somebody stops runs, ended ones and the same one twice included; or everything."""
         known = sorted(self.world.books)
@@ -139,6 +155,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
         run = data.draw(st.sampled_from(sorted(self.world.live)))
         self.world.feed(e.ResumeRequested(self.world.now, self.world.token(), self.person("ann"), run))
 
+    @precondition(lambda self: self.world.machine._tied)
     @rule(client=st.sampled_from([1, 2]))
     def client_gone(self, client: int) -> None:
         """A connection ends."""
@@ -152,6 +169,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
             self.drained = True
             self.world.feed(e.DrainRequested(self.world.now))
 
+    @precondition(lambda self: len(self.world.books) > 2)
     @rule(per_user=st.integers(1, 3), total=st.integers(1, 4), rate=st.sampled_from([3, 100]))
     def reload(self, per_user: int, total: int, rate: int) -> None:
         """The quotas change; trees that run go on."""
@@ -381,7 +399,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
 
 
 MachineAgainstShell.TestCase.settings = settings(
-    max_examples=100,
+    max_examples=150,
     stateful_step_count=60,
     deadline=None,
     database=None,

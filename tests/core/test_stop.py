@@ -241,8 +241,13 @@ def test_stopping_a_child_that_was_never_launched_touches_no_containment() -> No
 
 
 def test_exit_and_signal_are_reasons() -> None:
-    for code, signal, kind, message in [(3, None, "exit", "exited with code 3"), (None, 11, "signal", "killed by SIGSEGV"),
-                                        (None, 64, "signal", "killed by SIGRTMAX"), (None, 99, "signal", "killed by signal 99")]:  # fmt: skip
+    cases = [
+        (3, None, "exit", "exited with code 3"),
+        (None, 11, "signal", "killed by SIGSEGV"),
+        (None, 64, "signal", "killed by SIGRTMAX"),
+        (None, 99, "signal", "killed by signal 99"),
+    ]
+    for code, signal, kind, message in cases:
         t = Transcript()
         run = t.run(t.start("a"))
         (t >> t.exited(run.id, code, signal=signal)).skip()
@@ -342,6 +347,15 @@ def test_draining_starts_nothing_from_the_queue() -> None:
     t >> e.DrainRequested(t.at) << "terminate a1 SIGTERM" << "arm a1 grace +5" << "reply 3 Admitted a3 cancelled"
     t >> t.committed("a3")
     t >> t.exited(a) << "release a1" << "shutdown"
+    t.quiet()
+
+
+def test_draining_gives_a_slot_that_comes_free_to_nobody() -> None:
+    t = Transcript(trees=1)
+    for name in "ab":
+        (t >> t.spawn(name)).skip()
+    t >> t.committed("a2") << "reply 2 Admitted a2 queued"
+    t >> e.DrainRequested(t.at) << "reply 1 Admitted a1 cancelled" << "shutdown"
     t.quiet()
 
 
