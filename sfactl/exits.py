@@ -94,10 +94,16 @@ def _of_failed(run: RunInfo) -> int:
 
 def _of_launch(run: RunInfo) -> int:
     reason = run.reason
+    if reason is not None and reason.errno in _SHORT:
+        return Exit.UNAVAILABLE
     missing = reason is not None and reason.errno == errno.ENOENT
     # ENOENT may also be the working directory; a shell's 127 speaks of the command alone.
     about_cwd = reason is not None and "cannot enter directory" in reason.message
     return Exit.NOT_FOUND if missing and not about_cwd else Exit.NOT_EXECUTABLE
+
+
+_SHORT = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC})
+"""Not the command's fault: the machine, or the daemon, is short of something."""
 
 
 def _of_rejection(status: str) -> int:

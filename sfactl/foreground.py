@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec import json, structs
 
 from sfad.protocol import messages as m
-from sfad.protocol.types import RunInfo, Status
+from sfad.protocol.types import Event, RunInfo, Status
 
 from . import exits, loop, output, refused
 from .client import Client, Unreachable, check
@@ -59,6 +59,7 @@ class Foreground:
         self._final: RunInfo | None = None
         self._output_asked = False
         """Its descriptors may arrive after the news that a short run has ended."""
+        self._queued = False
         self._signals: loop.Signals
         self._signalled: list[int] = []
 
@@ -81,8 +82,8 @@ class Foreground:
 
     def _start(self) -> None:
         descriptors = self._descriptors()
-        self._message = structs.replace(self._message, tied=not self._keep, descriptors=len(descriptors))
-        self._ask(self._message, self._started, descriptors)
+        self._message = structs.replace(self._message, tied=not self._keep, watch=True, descriptors=len(descriptors))
+        self._ask(self._message, self._spawn_said, descriptors)
         if self._terminal:
             self._terminal.handed_over()
             self._terminal.enter_raw()
@@ -137,18 +138,23 @@ class Foreground:
                 raise
             self._reconnect(self._run)
 
+    def _spawn_said(self, reply: m.AnyReply, descriptors: Sequence[int]) -> None:
+        """The events of the run carry the id of the request, and the first come before its answer."""
+        if isinstance(reply, m.EventPush):
+            self._event(reply.event)
+        else:
+            self._started(reply, descriptors)
+
     def _started(self, reply: m.AnyReply, _descriptors: Sequence[int]) -> None:
         check(reply)
         if isinstance(reply, m.Refused):
             raise refused.as_quit(reply, as_json=self._json)
         assert isinstance(reply, m.RunReply)  # `check` and the protocol leave nothing else
         self._run = run = reply.run
-        queued = run.status in (Status.ACCEPTED, Status.QUEUED)
-        self._progress("queued" if queued else "starting")
+        self._queued = run.status in (Status.ACCEPTED, Status.QUEUED)
+        self._progress("queued" if self._queued else "starting")
         self._copy_output(run)
         self._ask(m.Wait(id=self._client.next_id(), run=run.id), self._ended)
-        if queued or self._verbose:
-            self._ask(m.Watch(id=self._client.next_id(), run=run.id), self._event)
         for number in self._signalled:
             self._stop(number)
 
@@ -173,15 +179,12 @@ class Foreground:
         if isinstance(reply, m.RunReply):
             self._final = reply.run
 
-    def _event(self, reply: m.AnyReply, descriptors: Sequence[int]) -> None:
-        if not isinstance(reply, m.EventPush):
-            self._answered(reply, descriptors)
-            return
-        event = reply.event
+    def _event(self, event: Event) -> None:
         own = self._run is not None and event.run_id == self._run.id
         if self._verbose:
             self._note(f"[agent:{event.agent_name or '-'}] {event.type}: {output.plain(event.message)}".removesuffix(": "))
-        elif own and event.type == "run_started":
+        elif own and event.type == "run_started" and self._queued:
+            self._queued = False
             self._progress("starting")
 
     def _answered(self, reply: m.AnyReply, _descriptors: Sequence[int]) -> None:

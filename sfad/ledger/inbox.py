@@ -1,7 +1,7 @@
 """What waits for the writer, and when it is worth a transaction.
 
 A transaction costs some 0.2 ms and a wake-up of the thread, whatever is in it. So the thread is woken at once only for
-what somebody waits for. The rest lingers, to share a transaction with what comes next.
+what is urgent. The rest lingers, to share a transaction with what comes next.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections import deque
 from typing import Generic, TypeVar
 
 LINGER = 0.010
-"""Seconds that an item nobody waits for may wait for company. Short runs in sequence come every one or two milliseconds,
-so that theirs go with the next admission; and it is what a SIGKILL of the daemon can take of what ended just before."""
+"""Seconds that an item which is not urgent may wait for company. Short runs in sequence admit or end one every millisecond
+or so, so that all the rest goes with these; and what a SIGKILL of the daemon takes is no older than this."""
 
 ENOUGH = 64
-"""Items that are worth a transaction without anybody waiting: what lingers makes the next admission's transaction longer,
+"""Items that are worth a transaction without an urgent one: what lingers makes the next admission's transaction longer,
 by some 0.5 ms at most."""
 
 _Item = TypeVar("_Item")

@@ -14,7 +14,7 @@ from .schema import migrate
 FILE = "ledger.db"
 
 CHECKPOINT_ROWS = 500
-"""Rows written between two checkpoints; with about three pages a row that is some 6 MiB of WAL."""
+"""Rows written between two checkpoints; with one to two pages a row that is some 3 MiB of WAL."""
 
 _WAL_KEPT = 16 * 1024 * 1024
 """Bytes of WAL file that stay allocated after a checkpoint; a burst may need more, but does not keep it."""

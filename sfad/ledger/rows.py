@@ -43,6 +43,9 @@ class Op:
     run_id: RunId | None
     row: tuple[Any, ...]
     labels: tuple[tuple[str, str, int], ...] = ()
+    urgent: bool = False
+    """Written at once: an admission, which somebody waits for, or an end, which people are told of before it is in the file,
+    so that a SIGKILL of the daemon must not find it still in memory."""
 
 
 # fixed at admission, in the order of `_born`
@@ -112,12 +115,12 @@ def insert_op(kind: Literal["admit", "refuse"], info: RunInfo, extra: RunExtra, 
     """The write that creates a run's row."""
     number = run_number(info.id)
     labels = tuple((key, value, number) for key, value in info.labels.items())
-    return Op(kind, info.id, (*_born(number, info, extra), *_state(info, extra, boot_id)), labels)
+    return Op(kind, info.id, (*_born(number, info, extra), *_state(info, extra, boot_id)), labels, urgent=kind == "admit")
 
 
 def save_op(info: RunInfo, extra: RunExtra, boot_id: str | None) -> Op:
     """The write that brings a run's row up to date. It creates nothing: a run whose admission failed stays unwritten."""
-    return Op("save", info.id, (run_number(info.id), *_state(info, extra, boot_id)))
+    return Op("save", info.id, (run_number(info.id), *_state(info, extra, boot_id)), urgent=info.status.terminal)
 
 
 def event_op(event: Event) -> Op:

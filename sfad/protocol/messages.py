@@ -82,6 +82,8 @@ class Spawn(Request, tag="spawn"):
     allowed_tools: list[str] = []
     blocked_tools: list[str] = []
     claim: Claim = Claim()
+    watch: bool = False
+    """Push the events of the run and its descendants from its admission on, as `Watch` does; they carry this request's id."""
     descriptors: int = 0
 
 

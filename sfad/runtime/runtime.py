@@ -37,6 +37,7 @@ RECENT = 1000
 """Ended runs kept in memory. It covers what the ledger's writer has not committed yet, and the pages people ask for most."""
 
 Watcher = Callable[[types.Event], None]
+Admitted = Callable[[RunId], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class Runtime:
         self._feeding = False
         self._token = 0
         self._answers: dict[int, Callable[[c.Answer], None]] = {}
-        self._spawns: dict[int, tuple[Spawn, list[int]]] = {}
+        self._spawns: dict[int, tuple[Spawn, list[int], Admitted]] = {}
         self._waiters: dict[RunId, set[Callable[[RunInfo], None]]] = {}
         self._watchers: dict[RunId, set[Watcher]] = {}
         self._nursery: trio.Nursery
@@ -156,12 +157,20 @@ class Runtime:
         self._answers[self._token] = answer
         self.feed(make(self._token, trio.current_time()))
 
-    def spawn(self, peer: Peer, spawn: Spawn, descriptors: list[int], client: int, answer: Callable[[c.Answer], None]) -> None:
-        """Asks the guard. `descriptors` become the runtime's, whatever the answer."""
+    def spawn(
+        self,
+        peer: Peer,
+        spawn: Spawn,
+        descriptors: list[int],
+        client: int,
+        answer: Callable[[c.Answer], None],
+        admitted: Admitted,
+    ) -> None:
+        """Asks the guard. `descriptors` become the runtime's, whatever the answer. `admitted` is called first if it is yes."""
         self._token += 1
         token = self._token
         self._answers[token] = answer
-        self._spawns[token] = (spawn, descriptors)
+        self._spawns[token] = (spawn, descriptors, admitted)
         asked = asked_of(spawn, client)
         self.feed(e.SpawnRequested(trio.current_time(), token, peer, asked))
 
@@ -179,9 +188,10 @@ class Runtime:
     def _admit(self, command: c.Admit) -> None:
         run = command.run
         assert run.admit_token is not None
-        spawn, descriptors = self._spawns.pop(run.admit_token)
+        spawn, descriptors, admitted = self._spawns.pop(run.admit_token)
         live = Live(run, spawn, wall_clock(), descriptors)
         self.live[run.id] = live
+        admitted(run.id)
         if spawn.stdin == "pipe":
             live.stdin = StdinPipe()
             self._nursery.start_soon(live.stdin.serve)
@@ -199,7 +209,7 @@ class Runtime:
     def _record_refusal(self, command: c.RecordRefusal) -> None:
         run = command.run
         assert run.admit_token is not None
-        spawn, _ = self._spawns[run.admit_token]
+        spawn = self._spawns[run.admit_token][0]
         now = wall_clock()
         refused = Live(run, spawn, now, ended_at=now)
         info = refused.info(run.created_at)
@@ -283,8 +293,8 @@ class Runtime:
         self._answer(command.token, command.answer)
 
     def _answer(self, token: int, answer: c.Answer) -> None:
-        _, unclaimed = self._spawns.pop(token, (None, ()))  # of a spawn that was not admitted
-        for descriptor in unclaimed:
+        unclaimed = self._spawns.pop(token, None)  # of a spawn that was not admitted
+        for descriptor in unclaimed[1] if unclaimed is not None else ():
             os.close(descriptor)
         self._answers.pop(token)(answer)
 

@@ -98,6 +98,8 @@ class Verbs:
         """Answers a request, now or later."""
         handler = self._handlers.get(type(request))
         try:
+            if request.id in connection.cleanup:
+                raise RequestFailed(ErrorCode.BAD_REQUEST, f"request id {request.id} is still in use on this connection")
             if handler is None:
                 raise RequestFailed(ErrorCode.BAD_REQUEST, "'hello' is only said once")
             handler(connection, request)
@@ -119,7 +121,12 @@ class Verbs:
             _close(descriptors)
             raise
         answer = self._answerer(connection, request.id)
-        self._runtime.spawn(_peer(connection), request, descriptors, connection.number, answer)
+
+        def admitted(run: RunId) -> None:
+            if request.watch:
+                self._push(connection, request.id, run)
+
+        self._runtime.spawn(_peer(connection), request, descriptors, connection.number, answer, admitted)
 
     def _claimed(self, connection: Connection, request: m.Spawn) -> list[int]:
         expected = 3 if request.stdio == "inherit" else 1 if request.stdin == "descriptor" else 0
@@ -288,13 +295,14 @@ class Verbs:
     def _watch(self, connection: Connection, request: m.Watch) -> None:
         info, _ = self._resolve(connection, request.run, "watch")
 
-        def push(event: Event) -> None:
-            connection.send(m.EventPush(id=request.id, event=event))
-
-        if request.id in connection.cleanup:
-            raise RequestFailed(ErrorCode.BAD_REQUEST, f"request id {request.id} is still in use on this connection")
-        connection.cleanup[request.id] = self._runtime.watch(info.id, push)
+        self._push(connection, request.id, info.id)
         connection.send(m.Done(id=request.id))
+
+    def _push(self, connection: Connection, request: int, run: RunId) -> None:
+        def push(event: Event) -> None:
+            connection.send(m.EventPush(id=request, event=event))
+
+        connection.cleanup[request] = self._runtime.watch(run, push)
 
     def _status(self, connection: Connection, request: m.DaemonInfo) -> None:
         self._permit(connection, "status")

@@ -1,0 +1,1 @@
+"""Performance: measured here, never asserted as wall-clock time in a test."""

@@ -1,0 +1,188 @@
+"""`make bench`: the daemon against the floor of bare system calls, in one run, so that the ratios mean something.
+
+    python -m tests.bench [ROW …]     rows: latency throughput list status stop idle cli core
+
+The floor is this interpreter's `os.posix_spawn` and `waitpid`, without guard, ledger, containment or output. Absolute
+figures move with the machine; compare ratios, and runs of the same hour.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from sfactl.client import Client
+from sfad.protocol import messages as m
+from tests.bench import core
+from tests.e2e import programs
+from tests.harness import Daemon, ended, running, started, stopped, wait_until
+
+CONFIG = """
+[quotas]
+spawns_per_hour = 1000000
+trees = 1000
+trees_per_user = 1000
+[limits]
+max_time = "2h"
+[defaults]
+timeout = "1h"
+"""
+TRUE = "/bin/true"
+
+
+def main() -> None:
+    """Prints a line a row."""
+    rows: dict[str, Callable[[], None]] = {
+        "latency": latency,
+        "throughput": throughput,
+        "list": listing,
+        "status": status,
+        "stop": stop,
+        "idle": idle,
+        "cli": command_line,
+        "core": core.main,
+    }
+    for row in sys.argv[1:] or rows:
+        rows[row]()
+
+
+@contextmanager
+def daemon() -> Iterator[Daemon]:
+    """One daemon, its state in memory where there is room for it: deleting files on a disk slows what is measured next."""
+    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108
+    with tempfile.TemporaryDirectory(dir=base) as directory, running(Path(directory), config=CONFIG) as one:
+        yield one
+
+
+def milliseconds(call: Callable[[], object], times: int) -> float:
+    """The median of `times` calls, after a few that do not count."""
+    taken = []
+    for _ in range(times + 3):
+        began = time.perf_counter()
+        call()
+        taken.append(1000 * (time.perf_counter() - began))
+    return statistics.median(taken[3:])
+
+
+def floor() -> None:
+    """One `/bin/true`, started and reaped by bare system calls."""
+    os.waitpid(os.posix_spawn(TRUE, [TRUE], {}), 0)  # noqa: TID251 - our own child, by pid
+
+
+def say(row: str, *figures: str) -> None:
+    """One line."""
+    print(f"{row:12}", *figures, sep="  ", flush=True)
+
+
+def latency() -> None:
+    """One run at a time: submitted, and its end known."""
+    with daemon() as one, one.client() as client:
+        bare = milliseconds(floor, 200)
+        begun = milliseconds(lambda: started(client, [TRUE]), 200)
+        known = milliseconds(lambda: ended(client, started(client, [TRUE]).id), 200)
+        say("latency", f"floor {bare:.2f} ms", f"started {begun:.2f} ms ({begun / bare:.1f}x)", f"ended {known:.2f} ms ({known / bare:.1f}x)")
+
+
+def throughput(count: int = 1000) -> None:
+    """A thousand short runs over one connection."""
+    with daemon() as one, one.client() as client:
+        began = time.perf_counter()
+        for _ in range(count):
+            floor()
+        bare = count / (time.perf_counter() - began)
+        cpu = sum(psutil.Process(one.pid).cpu_times()[:2])
+        rate = count / pipelined(client, count)
+        cpu = sum(psutil.Process(one.pid).cpu_times()[:2]) - cpu
+        say("throughput", f"floor {bare:.0f}/s", f"sfad {rate:.0f}/s ({rate / bare:.2f}x)", f"{1000 * cpu / count:.2f} ms CPU a run")
+
+
+def pipelined(client: Client, count: int) -> float:
+    """Seconds for `count` runs that are all asked for before the first answer is read."""
+    asked = [m.Spawn(id=client.next_id(), argv=[TRUE.encode()], cwd=b"/", env=[b"PATH=/bin"]) for _ in range(count)]
+    began = time.perf_counter()
+    sender = threading.Thread(target=lambda: [client.send(spawn) for spawn in asked])
+    sender.start()
+    runs = [reply.run.id for reply in answers(client, count)]
+    sender.join()
+    sender = threading.Thread(target=lambda: [client.send(m.Wait(id=client.next_id(), run=run)) for run in runs])
+    sender.start()
+    assert all(reply.run.status == "completed" for reply in answers(client, count))
+    sender.join()
+    return time.perf_counter() - began
+
+
+def answers(client: Client, count: int) -> list[m.RunReply]:
+    """The next `count` replies, each a run."""
+    found: list[m.RunReply] = []
+    while len(found) < count:
+        for answer in client.arrived():
+            assert isinstance(answer.reply, m.RunReply), answer.reply
+            found.append(answer.reply)
+    return found
+
+
+def listing() -> None:
+    """The default page and a full list, with a thousand and with five thousand runs in the ledger."""
+    with daemon() as one, one.client() as client:
+        for total in (1000, 4000):
+            pipelined(client, total)
+            page = milliseconds(lambda: client.call(m.List(id=client.next_id()), m.RunList), 100)
+            full = milliseconds(lambda: client.call(m.List(id=client.next_id(), rows=20_000), m.RunList), 5)
+            say("list", f"{total} more runs", f"page {page:.2f} ms", f"full {full:.1f} ms")
+
+
+def status() -> None:
+    """One run asked about, alone and by fifty clients at once."""
+    with daemon() as one, one.client() as client:
+        run = ended(client, started(client, [TRUE]).id).id
+        alone = milliseconds(lambda: client.call(m.Info(id=client.next_id(), run=run), m.RunReply), 1000)
+        say("status", f"{alone:.3f} ms")
+
+
+def stop() -> None:
+    """A tree of 201, half of it double-forked into sessions of its own."""
+    with daemon() as one, one.client() as client:
+        run = started(client, [sys.executable, str(Path(programs.__file__)), "crowd", "200"])
+        output = one.state_dir / "output" / f"{run.id}.out"
+        wait_until(lambda: b"ready" in output.read_bytes(), "the crowd")
+        reply = stopped(client, run.id)
+        say("stop", f"{1000 * reply.elapsed_s:.1f} ms", f"{len(one.leftovers()) - 1} left")
+
+
+def idle() -> None:
+    """What the daemon costs while nothing happens."""
+    with daemon() as one, one.client() as client:
+        for runs in (0, 500):
+            for _ in range(runs):
+                started(client, ["sleep", "3600"])
+            time.sleep(2)
+            process = psutil.Process(one.pid)
+            before = sum(process.cpu_times()[:2])
+            time.sleep(10)
+            cpu = sum(process.cpu_times()[:2]) - before
+            say("idle", f"{runs} runs", f"{process.memory_info().rss / 2**20:.0f} MiB", f"{10 * cpu:.2f} % CPU")
+        stopped(client, everything=True)
+
+
+def command_line() -> None:
+    """One call of `sfactl`, beside an interpreter that does nothing."""
+    with daemon() as one:
+        bare = milliseconds(lambda: subprocess.run([sys.executable, "-c", "pass"], check=True), 15)
+        for words in (["list"], ["spawn", "--", TRUE], ["run", "-q", "--", TRUE]):
+            command = [sys.executable, "-m", "sfactl", *words]
+            taken = milliseconds(lambda: subprocess.run(command, env=one.env, check=True, stdout=subprocess.DEVNULL), 15)  # noqa: B023
+            say("cli", f"python {bare:.0f} ms", f"{' '.join(words)}: {taken:.0f} ms")
+
+
+if __name__ == "__main__":
+    main()
