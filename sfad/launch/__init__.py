@@ -5,7 +5,6 @@
 `cgroup`          one cgroup v2 a run (`cgroupfs`: the file system below it)
 `tags`            descent and inherited tags, where there is no cgroup (`lineage`: placing a process by them)
 `spawn`           posix_spawn(3) with what Python's lacks, and execvp(3)'s search
-`cloner`          clone3(2) straight into a cgroup
 `trampoline`      what is spawned: contains itself, then becomes the command (`trampoline_py`: the same in Python)
 `reaper`          orphans that were reparented to the daemon
 `watch`           one epoll for everything that is waited for

@@ -70,13 +70,10 @@ class CgroupLauncher(LocalLauncher):
         clock: Callable[[], float] = trio.current_time,
         trampoline: Trampoline | None = None,
         nofile: int | None = None,
-        cloning: bool = True,
     ) -> None:
         self._base = base or cgroupfs.locate(instance)
         cgroupfs.probe(self._base)
-        cloner = cgroupfs.cloner(self._base) if cloning else None
-        super().__init__(instance=instance, emit=emit, clock=clock, trampoline=trampoline, nofile=nofile, cloner=cloner)
-        self._cloning = cloner is not None
+        super().__init__(instance=instance, emit=emit, clock=clock, trampoline=trampoline, nofile=nofile)
         self.detail = self._base.directory
         self._groups: dict[RunId, _Group] = {}
         self._inodes: dict[int, RunId] = {}
@@ -86,10 +83,7 @@ class CgroupLauncher(LocalLauncher):
 
     def _enter(self, held: Held) -> Door:
         group = self._groups.get(held.id) or self._make(held)
-        leaf = f"{group.directory}/{_LEAF}"
-        if self._cloning and not cgroupfs.frozen(leaf):
-            return Door(cgroup=os.open(leaf, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-        return Door(os.open(f"{leaf}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
+        return Door(os.open(f"{group.directory}/{_LEAF}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
 
     def _make(self, held: Held) -> _Group:
         above = self._groups[held.parent.id].directory if held.parent else self._base.directory
@@ -111,7 +105,9 @@ class CgroupLauncher(LocalLauncher):
         self._unwatch(group)
         del self._inodes[group.inode], self._directories[group.directory]
         try:
-            cgroupfs.remove_tree(group.directory)
+            # the run's children have left before it, and few agents make cgroups of their own
+            os.rmdir(f"{group.directory}/{_LEAF}")
+            os.rmdir(group.directory)
         except OSError:
             self._task(self._remove_later, group.directory)
 

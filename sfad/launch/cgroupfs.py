@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import procfs
-from .cloner import CloneImpossible, Cloner
 from .spawn import Job, Spawner
 from .trampoline import ATTACH, REPORT, best
 
@@ -129,29 +128,6 @@ def _attach_a_child(cell: str) -> None:
     stage, number = REPORT.unpack(report) if len(report) == REPORT.size else (ATTACH, 0)
     if stage == ATTACH:
         raise CgroupImpossible(f"a process cannot be moved to {cell}: {os.strerror(-number)}")
-
-
-def cloner(base: Base) -> Cloner | None:
-    """What gives birth to children in the base's cgroups; `None` where they have to attach themselves."""
-    cell = f"{base.directory}/probe"
-    os.makedirs(cell, exist_ok=True)
-    try:
-        one = Cloner()
-        directory = os.open(cell, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.waitid(os.P_PID, one.clone([(one.number["exit"], 0)], cgroup=directory), os.WEXITED)
-        finally:
-            os.close(directory)
-    except (CloneImpossible, OSError):
-        return None
-    finally:
-        remove_tree(cell)
-    return one
-
-
-def frozen(directory: str) -> bool:
-    """Whether a process born there would stand still: it is frozen, or something above it is."""
-    return b"frozen 1" in read(f"{directory}/cgroup.events")
 
 
 def remove_tree(directory: str) -> None:

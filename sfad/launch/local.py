@@ -26,7 +26,6 @@ from ..core.events import Emptied, Event, Frozen, LaunchFailed, LaunchSucceeded,
 from ..protocol.types import RunId, Survivor
 from . import procfs
 from .base import Emit, LaunchSpec, Load
-from .cloner import Cloner
 from .reaper import Orphans
 from .spawn import Job, LaunchError, Spawner, resolve
 from .trampoline import ATTACH, REPORT, Trampoline, best
@@ -91,8 +90,6 @@ class Door:
     fd: int | None = None
     """Where it writes "0", if it has to. The launcher closes it."""
     msgqueue: int | None = None
-    cgroup: int | None = None
-    """The directory of the cgroup that it is born in. The launcher closes it."""
 
 
 class LocalLauncher(ABC):
@@ -109,7 +106,6 @@ class LocalLauncher(ABC):
         clock: Callable[[], float] = trio.current_time,
         trampoline: Trampoline | None = None,
         nofile: int | None = None,
-        cloner: Cloner | None = None,
     ) -> None:
         self.instance = instance
         self._emit = emit
@@ -117,7 +113,7 @@ class LocalLauncher(ABC):
         self._runs: dict[RunId, Held] = {}
         self._watch = Watch()
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-        self._spawner = Spawner(trampoline or best(), cloner)
+        self._spawner = Spawner(trampoline or best())
         self._nofile = nofile if nofile is not None else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._orphans = Orphans()
         self._nursery: trio.Nursery | None = None
@@ -270,9 +266,8 @@ class LocalLauncher(ABC):
             path = resolve(spec.argv[0] if spec.argv else b"", spec.env, cwd)
             try:
                 door = self._enter(held)
-                for opened in (door.fd, door.cgroup):
-                    if opened is not None:
-                        done.callback(os.close, opened)
+                if door.fd is not None:
+                    done.callback(os.close, door.fd)
                 report, far_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
                 failing.callback(os.close, report)
                 done.callback(os.close, far_end)
@@ -310,7 +305,6 @@ class LocalLauncher(ABC):
             terminal=spec.terminal and os.isatty(stdio[0]),
             nofile=self._nofile,
             msgqueue=door.msgqueue,
-            cgroup=door.cgroup,
         )
 
     def _adopt(self, held: Held, pid: int, path: bytes, report: int) -> Main:

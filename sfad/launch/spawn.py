@@ -1,5 +1,4 @@
-"""Starting the trampoline, born in its cgroup by clone3(2) where that can be had, else by posix_spawn(3) through ctypes:
-what `os.posix_spawn` lacks is a working directory and descriptors that are not inheritable.
+"""posix_spawn(3) through ctypes: what `os.posix_spawn` lacks is a working directory and descriptors that are not inheritable.
 
 The daemon is suspended until the child has executed the trampoline (vfork), about 0.1 ms whatever the daemon's size,
 and never forks itself. The calls keep the interpreter's lock (`PyDLL`), so that limits which are set around one
@@ -18,13 +17,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from .cloner import Call, Cloner
 from .trampoline import FD_DOOR, FD_FREE, FD_IMAGE, FD_REPORT, Trampoline
 
 _SETSIGDEF, _SETSIGMASK, _SETSID = 0x04, 0x08, 0x80
 _libc = ctypes.PyDLL(None)
-_INFINITY = 2**64 - 1
-"""RLIM_INFINITY, which Python shows as -1."""
 _STDIN = b"/proc/self/fd/0"
 """A session leader without a terminal acquires the one it opens; by its own stdin, so that no path is trusted."""
 
@@ -56,17 +52,13 @@ class Job:
     """The soft RLIMIT_NOFILE of the command, where it is not the daemon's."""
     msgqueue: int | None = None
     """The same of RLIMIT_MSGQUEUE: the tag."""
-    cgroup: int | None = None
-    """A descriptor of the cgroup's directory to be born in; then the door leads nowhere. Must not be frozen: the child would
-    stand still before its execve, and the daemon with it."""
 
 
 class Spawner:
     """Starts commands through a trampoline."""
 
-    def __init__(self, trampoline: Trampoline, cloner: Cloner | None = None) -> None:
+    def __init__(self, trampoline: Trampoline) -> None:
         self._trampoline = trampoline
-        self._cloner = cloner
         self._attributes = _buffer()
         everything = (ctypes.c_ubyte * 128)(*[255] * 128)
         _libc.posix_spawnattr_init(self._attributes)
@@ -81,8 +73,6 @@ class Spawner:
         """
         argv = _strings(self._trampoline.argv(job.umask, job.path, job.argv))
         env = _strings(job.env)
-        if job.cgroup is not None and self._cloner is not None:
-            return self._clone(self._cloner, job, argv, env)
         pid = ctypes.c_int()
         with ExitStack() as stack:
             actions = stack.enter_context(self._actions(job))
@@ -90,29 +80,6 @@ class Spawner:
             stack.enter_context(_limit(resource.RLIMIT_MSGQUEUE, job.msgqueue))
             _check(_libc.posix_spawn(ctypes.byref(pid), self._trampoline.path, actions, self._attributes, argv, env))
         return pid.value
-
-    def _clone(self, cloner: Cloner, job: Job, argv: ctypes.Array[ctypes.c_char_p], env: ctypes.Array[ctypes.c_char_p]) -> int:
-        number, address = cloner.number, ctypes.addressof
-        path = ctypes.create_string_buffer(self._trampoline.path)
-        terminal = ctypes.create_string_buffer(_STDIN)
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        limit = (ctypes.c_uint64 * 2)(*(value & _INFINITY for value in (job.nofile if job.nofile is not None else hard, hard)))
-        with ExitStack() as stack:
-            places = [*enumerate(job.stdio), (FD_DOOR, job.door), (FD_REPORT, job.report)]
-            if self._trampoline.image is not None:
-                places.append((FD_IMAGE, self._trampoline.image))
-            moves: list[Call] = [(number["dup3"], _out_of_the_way(fd, stack), target, 0) for target, fd in places]
-            if job.terminal:
-                moves.insert(len(job.stdio), (number["openat"], -100, address(terminal), os.O_RDWR, 0))
-            calls: list[Call] = [
-                (number["setsid"],),
-                (number["fchdir"], job.cwd),
-                *moves,
-                (number["prlimit64"], 0, resource.RLIMIT_NOFILE, address(limit), 0),
-                *cloner.default_signals(),
-                (number["execve"], address(path), address(argv), address(env)),
-            ]
-            return cloner.clone(calls, cgroup=job.cgroup)
 
     @contextmanager
     def _actions(self, job: Job) -> Iterator[object]:
@@ -166,10 +133,10 @@ def _out_of_the_way(source: int, stack: ExitStack) -> int:
 @contextmanager
 def _limit(kind: int, soft: int | None) -> Iterator[None]:
     """A soft limit of this process while a child inherits it."""
-    mine = resource.getrlimit(kind)
-    if soft is None or soft == mine[0]:
+    if soft is None:
         yield
         return
+    mine = resource.getrlimit(kind)
     resource.setrlimit(kind, (soft, mine[1]))
     try:
         yield

@@ -15,7 +15,7 @@ from ..protocol.types import Event
 
 LEVELS = ("debug", "info", "warning", "error")
 
-_EVENT_LEVEL = {"low": "info", "medium": "warning", "high": "error"}
+_EVENT_LEVEL = {"low": "debug", "medium": "warning", "high": "error"}
 
 _STDERR = 2
 
@@ -61,8 +61,10 @@ class Log:
 
     def event(self, event: Event) -> None:
         """An event, with its own time and its fields as they are named elsewhere."""
-        fields: dict[str, Any] = msgspec.to_builtins(event)
-        self._line(_EVENT_LEVEL[event.severity], {"severity": event.severity, **fields})
+        level = _EVENT_LEVEL[event.severity]
+        if LEVELS.index(level) >= self._threshold:
+            fields: dict[str, Any] = msgspec.to_builtins(event)
+            self._line(level, {"severity": event.severity, **fields})
 
     def reopen(self) -> None:
         """Opens the file anew, after it was rotated away. Raises `OSError`, and then goes on with the old one."""

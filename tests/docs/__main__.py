@@ -1,0 +1,42 @@
+"""`python -m tests.docs`: writes the generated parts of docs/."""
+
+from __future__ import annotations
+
+import msgspec
+
+from sfad.core.run import mermaid
+from sfad.protocol.messages import Reply, Request, pack_message
+
+from . import notation
+from .examples import EXAMPLES
+from .pages import pages, regenerate
+
+WIDTH = 24
+"""Bytes on a line of hex."""
+
+
+def parts() -> dict[str, str]:
+    """Every generated part, by the name in its marker."""
+    return {"states": f"```mermaid\n{mermaid()}```\n"} | {name: shown(message) for name, message in EXAMPLES.items()}
+
+
+def shown(message: Request | Reply) -> str:
+    """A message in the notation of protocol.md, and its frame in hex."""
+    frame = pack_message(message)
+    value = msgspec.msgpack.decode(frame[4:])
+    lines = [frame[at : at + WIDTH].hex(" ") for at in range(0, len(frame), WIDTH)]
+    return f"```text\n{notation.write(value)}\n```\n```hex\n" + "\n".join(lines) + "\n```\n"
+
+
+def main() -> None:
+    """Rewrites the pages whose generated parts are out of date."""
+    for page in pages():
+        before = page.read_text()
+        after = regenerate(before, parts())
+        if after != before:
+            page.write_text(after)
+            print(f"wrote {page.name}")
+
+
+if __name__ == "__main__":
+    main()

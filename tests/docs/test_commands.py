@@ -1,0 +1,99 @@
+"""Every command line that is shown can be typed, and every verb is shown."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from sfactl import verbs
+from sfactl.__main__ import split
+from sfactl.options import NotPlain, read
+from sfad.__main__ import app
+from tests.docs.pages import DOCS, README, blocks, pages, spans
+
+_ENDS = {"|", "||", "&", "&&", ";", ">", ">>", "<", "(", ")"}
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """Every command line of ours: in console and shell blocks, and whole inline code."""
+    lines = [line for block in blocks(text) if block.language in {"console", "sh"} for line in block.text.splitlines()]
+    for line in [*lines, *spans(text)]:
+        yield from ours(line.removeprefix("$ ").replace("…", ""))
+
+
+def ours(line: str) -> Iterator[list[str]]:
+    """The parts of a shell's command line that begin with sfactl or sfad, and those within what is quoted or after `--`."""
+    if not re.match(r"(sfactl|sfad)\b(?!:)", line):
+        return
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    words: list[str] = []
+    for word in lexer:
+        if word in _ENDS:
+            break
+        words.append(word)
+    yield words
+    if "--" in words and (inner := words[words.index("--") + 1 :])[:1] in (["sfactl"], ["sfad"]):
+        yield inner
+
+
+def check_sfactl(words: list[str]) -> None:
+    """Raises where `sfactl` would not understand its options."""
+    before, verb, after = split(words)
+    if verb is None:
+        assert not after, f"no such verb: {after[0]}"
+        assert set(before) <= {"-h", "--help", "--version"}
+        return
+    module = verbs.load(verb)
+    if getattr(module, "TAKES_COMMAND", False) and "--" in after:
+        after = after[: after.index("--")]
+    after = [word for word in after if word not in {"-h", "--help"}]
+    try:
+        values = read(module.PARAMETERS, [*before, *after])
+    except NotPlain:
+        # a bare `sfactl info` in running text names the verb; with options it must be whole
+        assert not after, f"not understood: sfactl {verb} {after}"
+        return
+    assert not values.get("agent"), f"a command needs '--': {words}"
+
+
+def check_sfad(words: list[str]) -> None:
+    """The same for `sfad`."""
+    group = typer.main.get_command(app)
+    if words[:1] and not words[0].startswith("-"):
+        command = group.commands[words[0]]  # type: ignore[attr-defined]
+        command.make_context(words[0], words[1:])
+
+
+def examples() -> list[tuple[Path, list[str]]]:
+    """Page and command line."""
+    return [(page, words) for page in pages() for words in commands(page.read_text())]
+
+
+@pytest.mark.parametrize(("page", "words"), examples(), ids=lambda part: part.name if isinstance(part, Path) else " ".join(part))
+def test_it_parses(page: Path, words: list[str]) -> None:
+    assert page.exists()
+    program, *rest = words
+    (check_sfactl if program == "sfactl" else check_sfad)(rest)
+
+
+def test_there_are_many() -> None:
+    assert len([words for page, words in examples() if page.name == "tutorial.md"]) > 30
+    assert len([words for page, words in examples() if page.name == "README.md"]) > 5
+
+
+def test_what_is_wrong_is_found() -> None:
+    for wrong in (["run", "--colour", "--", "true"], ["stop", "--grace"], ["bogus"], ["run", "true"]):
+        with pytest.raises(AssertionError):
+            check_sfactl(wrong)
+
+
+@pytest.mark.parametrize("verb", [*verbs.VERBS, *verbs.ALIASES])
+def test_every_verb_is_mentioned(verb: str) -> None:
+    everything = README.read_text() + "".join(page.read_text() for page in DOCS.glob("*.md"))
+    assert re.search(rf"`sfactl {verb}\b|`{verb}`|^\$ sfactl {verb}\b", everything, re.MULTILINE)

@@ -1,0 +1,54 @@
+"""Links resolve, and nothing tells of the machine that this was written on."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import DOCS, README, ROOT, pages, spans, without_code
+
+_LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
+_MACHINE = re.compile(r"/work\b|/root\b|/tmp/\w|/home/(?!ann\b)|/opt/|pypi|artifactory|npmjs|\.internal\b")
+
+
+def links(page: Path) -> list[str]:
+    """Where a page points to, other sites left out."""
+    return [target for target in _LINK.findall(without_code(page.read_text())) if "://" not in target]
+
+
+def anchors(page: Path) -> set[str]:
+    """What a heading can be reached by."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_links_resolve(page: Path) -> None:
+    for target in links(page):
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name) if name else page
+        assert file.is_file(), target
+        assert not anchor or anchor in anchors(file), target
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    assert {f"docs/{page.name}" for page in DOCS.glob("*.md")} <= set(links(README))
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_no_path_of_a_machine(page: Path) -> None:
+    assert _MACHINE.findall(page.read_text()) == []
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_lines_are_short_but_where_output_is_shown(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert [line for line in text.splitlines() if len(line) > 160 and not line.startswith("|")] == []
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_files_that_are_named_exist(page: Path) -> None:
+    named = [span for span in spans(page.read_text()) if re.match(r"(sfad|sfactl|tests|docs)/", span) and "VERB" not in span]
+    assert [name for name in named if not (ROOT / name).exists()] == []

@@ -1,0 +1,176 @@
+"""protocol.md against the code: bytes, fields, types, defaults, bounds."""
+
+from __future__ import annotations
+
+import types
+import typing
+from datetime import datetime
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+import pytest
+
+from sfad.core.access import VERBS
+from sfad.protocol import messages as m
+from sfad.protocol import types as t
+from sfad.protocol.errors import ErrorCode
+from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, FrameDecoder
+from sfad.protocol.version import VERSION
+from sfad.runtime import stdin
+from sfad.server import connection, server, verbs
+from sfad.server.verbs import MAIN_SIGNALS
+from tests.docs import notation
+from tests.docs.examples import EXAMPLES
+from tests.docs.pages import blocks, generated, rows, sections, spans, text_of
+
+PAGE = text_of("protocol.md")
+REQUESTS: tuple[type[m.Request], ...] = get_args(m.AnyRequest)
+REPLIES: tuple[type[m.Reply], ...] = get_args(m.AnyReply)
+NESTED = (t.Bound, t.Claim, t.Limit, t.RunInfo, t.Reason, t.Usage, t.Refusal, t.Survivor, t.Event, m.Setting)
+
+Struct = type[msgspec.Struct]
+
+
+def chapter(title: str) -> str:
+    """Everything between one `##` heading and the next."""
+    return PAGE.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
+
+
+def part(title: str) -> dict[str, str]:
+    """The sections of one chapter."""
+    return sections(chapter(title))
+
+
+def tag(struct: Struct) -> str:
+    """The heading of a struct's section."""
+    return str(struct.__struct_config__.tag or struct.__name__)
+
+
+WORDS: dict[Any, str] = {
+    int: "int", float: "float", str: "str", bytes: "bin", bool: "bool", type(None): "nil", Any: "any", datetime: "timestamp"
+}  # fmt: skip
+
+
+def type_of(hint: Any) -> str:
+    """A field's type as the page writes it."""
+    if get_origin(hint) in (types.UnionType, typing.Union):
+        return " or ".join(type_of(each) for each in get_args(hint) if each is not msgspec.UnsetType)
+    if get_origin(hint) is list:
+        return f"array of {type_of(get_args(hint)[0])}"
+    if get_origin(hint) is dict:
+        key, value = map(type_of, get_args(hint))
+        return f"map of {key} to {value}"
+    if get_origin(hint) is Literal:
+        return " or ".join(f'"{choice}"' for choice in get_args(hint))
+    return WORDS.get(hint) or str(hint.__name__)
+
+
+def default_of(field: msgspec.structs.FieldInfo) -> str:
+    """A field's default as the page writes it."""
+    value = field.default
+    if field.default_factory is not msgspec.NODEFAULT:
+        value = field.default_factory()
+    if value is msgspec.NODEFAULT:
+        return "required"
+    if value is msgspec.UNSET:
+        return "absent"
+    if value is None:
+        return "`nil`"
+    return "`{}`" if isinstance(value, msgspec.Struct) else f"`{msgspec.json.encode(value).decode()}`"
+
+
+def documented(section: str) -> dict[str, tuple[str, str]]:
+    """Type and default by field."""
+    found = [row for row in rows(section) if row[0] != "field"]
+    return {row[0].strip("`"): (row[1], row[2]) for row in found}
+
+
+def fields_of(struct: Struct) -> dict[str, tuple[str, str]]:
+    """The same from the code."""
+    hints = get_type_hints(struct)
+    return {field.name: (type_of(hints[field.name]), default_of(field)) for field in msgspec.structs.fields(struct)}
+
+
+@pytest.mark.parametrize("struct", REQUESTS, ids=tag)
+def test_requests(struct: type[m.Request]) -> None:
+    assert documented(part("Requests")[tag(struct)]) == fields_of(struct)
+
+
+@pytest.mark.parametrize("struct", REPLIES, ids=tag)
+def test_replies(struct: type[m.Reply]) -> None:
+    assert documented(part("Replies")[tag(struct)]) == fields_of(struct)
+
+
+@pytest.mark.parametrize("struct", NESTED, ids=tag)
+def test_nested(struct: Struct) -> None:
+    assert documented(part("Nested types")[tag(struct)]) == fields_of(struct)
+
+
+def test_no_section_is_about_something_that_does_not_exist() -> None:
+    assert part("Requests").keys() == {tag(struct) for struct in REQUESTS}
+    assert part("Replies").keys() == {tag(struct) for struct in REPLIES}
+    assert part("Nested types").keys() == {tag(struct) for struct in NESTED} | {"Status", "Rule"}
+
+
+def test_what_is_left_out_where_it_is_the_default() -> None:
+    # the page says: the messages themselves, `Reason` and `Event`
+    assert all(struct.__struct_config__.omit_defaults for struct in (*REQUESTS, *REPLIES))
+    assert {tag(struct) for struct in NESTED if struct.__struct_config__.omit_defaults} == {"Reason", "Event"}
+
+
+def test_enumerations() -> None:
+    assert [s for s in spans(part("Nested types")["Status"]) if s in set(t.Status)] == list(t.Status)
+    assert spans(part("Nested types")["Rule"]) == list(t.Rule)
+    assert [row[0].strip("`") for row in rows(chapter("Errors"))][1:] == list(ErrorCode)
+    assert set(spans(part("Requests")["spawn"])) >= VERBS
+    assert all(signal.name in part("Requests")["signal"] for signal in MAIN_SIGNALS)
+
+
+def test_bounds() -> None:
+    bounds = {row[0]: row[1] for row in rows(chapter("Bounds and timeouts"))}
+    mib = 1024 * 1024
+    assert bounds == {
+        "bound": "value",
+        "connections": f"{server.MAX_CONNECTIONS}",
+        "time for the handshake": f"{server.PATIENCE:g} s",
+        "time for the rest of a frame that has begun": f"{server.PATIENCE:g} s",
+        "body of a request": f"{MAX_REQUEST // mib} MiB",
+        "body of a reply": f"{MAX_REPLY // mib} MiB",
+        "unfinished frames, all connections together": f"{server.MAX_PARTIAL // mib} MiB",
+        "replies and events that a client leaves unread": f"{connection.MAX_UNSENT // mib} MiB",
+        "requests of one connection handled in one go": f"{server.TURN}",
+        "bytes that wait for a run's stdin (`send`)": f"{stdin.MAX_PENDING // mib} MiB",
+        "rows of ended runs in a `list`": f"{verbs.MAX_ROWS:,}".replace(",", " "),
+        "bytes of output that a `result` is made from": f"{verbs.MAX_RESULT // mib} MiB",
+    }
+    assert f"({MAX_REQUEST:,} bytes)".replace(",", " ") in PAGE
+    assert f"({MAX_REPLY:,} bytes)".replace(",", " ") in PAGE
+    assert f"describes version {VERSION}" in PAGE
+    assert f"At most {m.MAX_DESCRIPTORS} descriptors" in PAGE
+
+
+def example(name: str) -> tuple[Any, bytes]:
+    """The value that is shown, and the frame beside it."""
+    shown, octets = blocks(generated(PAGE)[name])
+    return notation.read(shown.text), bytes.fromhex(octets.text)
+
+
+def typed(name: str, body: bytes) -> m.AnyRequest | m.AnyReply:
+    """The message in a frame's body."""
+    return m.unpack_request(body) if isinstance(EXAMPLES[name], m.Request) else m.unpack_reply(body)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_bytes_and_message_are_the_same(name: str) -> None:
+    shown, frame = example(name)
+    [body] = FrameDecoder(MAX_REPLY).feed(frame)
+    assert msgspec.msgpack.decode(body) == shown
+    message = typed(name, body)
+    assert message == EXAMPLES[name]
+    assert m.pack_message(message) == frame
+    assert m.pack_message(msgspec.convert(shown, type(EXAMPLES[name]))) == frame
+
+
+def test_the_messages_that_a_client_begins_with_are_shown() -> None:
+    shown = {tag(type(message)) for message in EXAMPLES.values()}
+    assert {"hello", "welcome", "spawn", "run", "refused", "stop", "stopped", "error", "logs", "log_files"} <= shown

@@ -1,0 +1,127 @@
+"""The README and the tutorial, typed in: every command that is shown is run, in order, and prints what is shown.
+
+Ids are real. What no two runs have in common (times, sizes, pids, paths, who ran it) is not compared, and neither is the
+order of lines, since stdout and stderr reach the reader by two roads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.docs.pages import DOCS, README, blocks
+from tests.harness import PATIENCE, wait_until
+
+_VARIES = [
+    (r"\(its log is .*|in a systemd unit of its own .*", "HOW"),
+    (r"(?<![\w.])/[^\s,:]+", "PATH"),
+    (r"pid \d+", "PID"),
+    (r"\b\d+\.\d [KM]iB", "SIZE"),
+    (r"\b(\d+h)?(\d+m)?\d+(\.\d+)?s\b", "TIME"),
+    (r"ran \d\.\d s", "ran TIME"),
+    (r"SFA_DEADLINE=\d+", "SFA_DEADLINE"),
+    (r" {2,}", "  "),
+]
+
+
+class Reader:
+    """Somebody who types what a page shows."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._config = home / ".config/sfad/sfad.toml"
+        self._config.parent.mkdir(parents=True)
+        self._programs(home / "bin")
+        kept = {name: os.environ[name] for name in ("LANG", "PYTHONPATH") if name in os.environ}
+        self._env = kept | {
+            "HOME": str(home),
+            "PATH": f"{home}/bin:{os.environ['PATH']}",
+            "SFAD_STATE_DIR": str(home / "state"),
+            "SFAD_SOCKET": str(home / "sock"),
+        }
+
+    def _programs(self, directory: Path) -> None:
+        directory.mkdir()
+        for name in ("sfad", "sfactl"):
+            (directory / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {name} "$@"\n')
+            (directory / name).chmod(0o755)
+
+    def type(self, command: str) -> str:
+        """What a command prints."""
+        words = ["sh", "-c", command]
+        done = subprocess.run(
+            words, env=self._env, cwd=self._home, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, timeout=2 * PATIENCE, check=False,
+        )  # fmt: skip
+        return done.stdout
+
+    def configure(self, text: str) -> None:
+        """Writes the config file and has the daemon read it."""
+        self._config.write_text(text)
+        os.kill(self.daemon().pid, signal.SIGHUP)
+
+    def daemon(self) -> psutil.Process:
+        """The daemon that was started by the first command."""
+        return psutil.Process(json.loads(self.type("sfactl status --json"))["pid"])
+
+    def leave(self) -> None:
+        """Ends the daemon."""
+        if (self._home / "sock").exists():
+            daemon = self.daemon()
+            daemon.send_signal(signal.SIGTERM)
+            daemon.wait(PATIENCE)
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    somebody = Reader(tmp_path)
+    yield somebody
+    somebody.leave()
+
+
+def steps(text: str) -> Iterator[tuple[str, str]]:
+    """A command and what it is said to print."""
+    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        command, _, shown = part.partition("\n")
+        yield command, shown
+
+
+def lines(text: str) -> list[str]:
+    """What can be compared of a text."""
+    for pattern, instead in [*_VARIES, (rf"\buser ({re.escape(psutil.Process().username())}|ann)\b", "user USER")]:
+        text = re.sub(pattern, instead, text)
+    return sorted(line.rstrip() for line in text.splitlines() if not line.startswith("sfactl: no daemon was running"))
+
+
+def follow(reader: Reader, command: str, shown: str) -> None:
+    """Types a command and compares."""
+    if command == "sfactl status":
+        assert [line.split()[0] for line in reader.type(command).splitlines()] == [line.split()[0] for line in shown.splitlines()]
+    elif command == "sfactl config":
+        wait_until(lambda: set(lines(shown)) <= set(lines(reader.type(command))), command)
+    elif command.startswith("sfactl tree"):
+        # agents in the background take their time
+        wait_until(lambda: lines(reader.type(command)) == lines(shown), f"{command}\n{shown}")
+    else:
+        assert lines(reader.type(command)) == lines(shown), command
+
+
+@pytest.mark.parametrize("page", [README, DOCS / "tutorial.md"], ids=lambda page: page.name)
+def test_it_is_as_shown(reader: Reader, page: Path) -> None:
+    for block in blocks(page.read_text()):
+        if block.language == "sh":
+            assert reader.type(block.text) == ""
+        elif block.language == "toml":
+            reader.configure(block.text)
+        elif block.language == "console":
+            for command, shown in steps(block.text):
+                follow(reader, command, shown)

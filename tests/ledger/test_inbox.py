@@ -1,0 +1,140 @@
+"""Admissions and ends are written at once; the rest lingers, to share their transactions."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from time import monotonic
+
+import pytest
+import trio
+
+from sfad.ledger import Ledger, inbox
+from sfad.ledger.inbox import Inbox
+from sfad.protocol.types import Event, Status
+
+from .samples import PLAIN, WHEN, Answers, run, started
+
+LONG = 60.0
+
+
+@pytest.fixture
+def for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lingers would do so for longer than any test waits."""
+    monkeypatch.setattr(inbox, "LINGER", LONG)
+
+
+@contextmanager
+def transactions(ledger: Ledger) -> Iterator[list[str]]:
+    seen: list[str] = []
+    ledger._connection.set_trace_callback(lambda sql: seen.append(sql) if sql == "COMMIT" else None)
+    yield seen
+    ledger._connection.set_trace_callback(None)
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Asks again and again: only admissions are answered, so that there is nothing to wait for."""
+    with trio.fail_after(5):
+        while not true():  # noqa: ASYNC110
+            await trio.sleep(0.001)
+
+
+def begin(ledger: Ledger, number: int) -> None:
+    """What follows an admission while the run lives."""
+    ledger.event(Event(type="run_accepted", time=WHEN, run_id=run(number).id))
+    ledger.save(run(number, status=Status.RUNNING), PLAIN)
+    ledger.event(Event(type="run_started", time=WHEN, run_id=run(number).id))
+
+
+@pytest.mark.usefixtures("for_ever")
+async def test_short_runs_in_sequence_take_two_transactions_each(tmp_path: Path) -> None:
+    answers = Answers()
+    with started(tmp_path, answers) as ledger, transactions(ledger) as seen:
+        for number in range(1, 11):
+            ledger.admit(run(number), PLAIN)
+            await answers.until(lambda n=number: len(answers.committed) == n)  # type: ignore[misc]
+            begin(ledger, number)
+            ledger.save(run(number, status=Status.COMPLETED), PLAIN)
+            await until(lambda: not ledger._unwritten)
+            ledger.event(Event(type="run_completed", time=WHEN, run_id=run(number).id))
+        assert len(seen) == 20
+        assert len(ledger.events()) == 29
+        assert await ledger.flush()
+        assert (len(seen), len(ledger.events())) == (21, 30)
+
+
+@pytest.mark.usefixtures("for_ever")
+async def test_an_end_is_in_the_file_at_once(tmp_path: Path) -> None:
+    # it is told to whoever waits for it before; a daemon that is killed then must not find the run lost
+    answers = Answers()
+    with started(tmp_path, answers) as ledger:
+        ledger.admit(run(1), PLAIN)
+        await answers.until(lambda: bool(answers.committed))
+        begin(ledger, 1)
+        ledger.save(run(1, status=Status.COMPLETED), PLAIN)
+        with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
+            await until(lambda: other.execute("SELECT status FROM runs").fetchall() == [("completed",)])
+
+
+async def test_what_lingers_is_written_all_the_same(tmp_path: Path) -> None:
+    with started(tmp_path) as ledger:
+        for number in range(1, 4):
+            ledger.refuse(run(number, status=Status.REJECTED_RATE), PLAIN)
+            await until(lambda: not ledger._unwritten)
+            await trio.sleep(3 * inbox.LINGER)  # the thread is asleep again
+
+
+@pytest.mark.usefixtures("for_ever")
+async def test_what_lingers_is_bounded(tmp_path: Path) -> None:
+    with started(tmp_path) as ledger:
+        for _ in range(inbox.ENOUGH):
+            ledger.event(Event(type="x", time=WHEN))
+        await until(lambda: len(ledger.events()) == inbox.ENOUGH)
+
+
+@pytest.mark.usefixtures("for_ever")
+async def test_closing_does_not_linger(tmp_path: Path) -> None:
+    begun = monotonic()
+    with started(tmp_path) as ledger:
+        ledger.admit(run(1), PLAIN)
+        await ledger.flush()
+        begin(ledger, 1)
+        assert ledger.close() == 0
+    again = Ledger(tmp_path)
+    assert ([info.status for info in again.open_runs()], len(again.events())) == ([Status.RUNNING], 2)
+    again.close()
+    assert monotonic() - begun < LONG / 2
+
+
+def test_an_idle_taker_sleeps_and_a_late_item_wakes_it() -> None:
+    box: Inbox[int] = Inbox()
+    assert box.take(0.0) == []
+    taken: list[list[int]] = []
+    taker = threading.Thread(target=lambda: taken.append(box.take(None)))
+    taker.start()
+    while not box._asleep:
+        pass
+    box.put(1, urgent=False)
+    box.put(2, urgent=False)
+    taker.join(5)
+    assert (taken, len(box)) == ([[1, 2]], 0)
+
+
+def test_many_items_from_another_thread_arrive_once_and_in_order() -> None:
+    box: Inbox[int] = Inbox()
+
+    def put() -> None:
+        for number in range(20_000):
+            box.put(number, urgent=number % 7 == 0)
+
+    putter = threading.Thread(target=put)
+    putter.start()
+    taken: list[int] = []
+    while len(taken) < 20_000:
+        taken += box.take(5.0)
+    putter.join()
+    assert taken == list(range(20_000))
+    assert box.take(0.0) == []
