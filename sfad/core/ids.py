@@ -6,6 +6,8 @@ short prefix ambiguous. With the letter, text order is number order, and the fir
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from ..protocol.types import RunId
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuv"
@@ -22,6 +24,7 @@ def run_id(number: int) -> RunId:
     return chr(ord("a") + len(digits) - 1) + digits
 
 
+@lru_cache(maxsize=4096)
 def run_number(run: RunId) -> int:
     """The inverse of `run_id`. Raises `ValueError` for text that is not a whole id."""
     digits = run[1:]

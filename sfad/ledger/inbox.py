@@ -35,12 +35,18 @@ class Inbox(Generic[_Item]):
         return len(self._items)
 
     def put(self, item: _Item, *, urgent: bool) -> None:
-        """Queues. Never waits."""
+        """Queues. Never waits. Whoever puts what is urgent calls `wake` afterwards, once for all of it."""
         self._items.append(item)
-        urgent = urgent or len(self._items) == ENOUGH
-        if urgent or self._asleep:
+        if urgent:
+            return
+        enough = len(self._items) == ENOUGH
+        if enough or self._asleep:
             self._asleep = False
-            self._calls.put(urgent)
+            self._calls.put(enough)
+
+    def wake(self) -> None:
+        """There is something urgent."""
+        self._calls.put(True)
 
     def take(self, patience: float | None) -> list[_Item]:
         """Everything queued, once it is worth a transaction; nothing, if nothing came for `patience` seconds."""

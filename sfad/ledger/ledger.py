@@ -69,6 +69,7 @@ class Ledger:
         self._seq = self._reader.last(*_LAST_EVENT)
         self._unwritten: dict[RunId, _Unwritten] = {}
         self._writer: Writer | None = None
+        self._waking = False
 
     def close_lost(self, run_ids: Iterable[RunId], at: datetime, message: str) -> None:
         """Marks runs that a dead daemon left open as `lost`. Only before `start`, and committed on return.
@@ -220,6 +221,21 @@ class Ledger:
 
     def _put(self, op: Op) -> None:
         self._running().put(op)
+        if op.urgent and not self._waking:
+            self._wake_soon()
+
+    def _wake_soon(self) -> None:
+        # once for everything that the trio thread does in one go: the requests of a burst share a transaction, and the two
+        # threads do not take the interpreter's lock from each other between them
+        self._waking = True
+        try:
+            self._token.run_sync_soon(self._wake)
+        except trio.RunFinishedError:
+            self._wake()
+
+    def _wake(self) -> None:
+        self._waking = False
+        self._running().wake()
 
     def _put_seen(self, op: Op, info: RunInfo, extra: RunExtra) -> None:
         self._put(op)

@@ -117,14 +117,20 @@ class Writer:
         """Queues a write. Never waits."""
         self._inbox.put(op, urgent=op.urgent)
 
+    def wake(self) -> None:
+        """What is urgent among what was put waits for no more company."""
+        self._inbox.wake()
+
     def flush(self, done: Callable[[bool], None]) -> None:
         """Calls `done` in the thread once everything queued before has been tried; with whether nothing is held."""
         self._inbox.put(_Flush(done), urgent=True)
+        self._inbox.wake()
 
     def close(self, timeout: float) -> int:
         """Writes what is queued and ends the thread. Returns how many operations stay unwritten; after `timeout` seconds
         the thread is left to itself."""
         self._inbox.put(None, urgent=True)
+        self._inbox.wake()
         self._thread.join(timeout)
         return len(self._held) + len(self._inbox)
 

@@ -23,6 +23,8 @@ class Live:
     stdin: StdinPipe | None = None
     started_at: datetime | None = None
     ended_at: datetime | None = None
+    saved: RunInfo | None = None
+    """As the ledger was last given it."""
 
     def close(self) -> None:
         """Gives back every descriptor."""

@@ -204,7 +204,8 @@ class Runtime:
             live.started_at = wall_clock()
         if run.status.terminal:
             live.ended_at = wall_clock()
-        self.ledger.save(live.info(trio.current_time()), _extra(run, live.spawn))
+        live.saved = live.info(trio.current_time())
+        self.ledger.save(live.saved, _extra(run, live.spawn))
 
     def _record_refusal(self, command: c.RecordRefusal) -> None:
         run = command.run
@@ -278,7 +279,8 @@ class Runtime:
 
     def _ended(self, command: c.Ended) -> None:
         live = self.live.pop(command.run.id)
-        info = live.info(trio.current_time())
+        # saved a moment ago, unless the ledger could not even take its admission
+        info = live.saved if live.saved is not None and live.saved.status.terminal else live.info(trio.current_time())
         self._remember(Recent(info, live.chain, kept=live.spawn.log and live.spawn.stdio == "files"))
         live.close()
         for waiter in list(self._waiters.pop(info.id, ())):
