@@ -152,7 +152,8 @@ class Foreground:
         assert isinstance(reply, m.RunReply)  # `check` and the protocol leave nothing else
         self._run = run = reply.run
         self._queued = run.status in (Status.ACCEPTED, Status.QUEUED)
-        self._progress("queued" if self._queued else "starting")
+        if not run.status.terminal:
+            self._progress("queued" if self._queued else "starting")
         self._copy_output(run)
         self._ask(m.Wait(id=self._client.next_id(), run=run.id), self._ended)
         for number in self._signalled:

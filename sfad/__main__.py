@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
 
+import msgspec
 import trio
 import typer
 
@@ -66,7 +67,7 @@ def check_config(config: ConfigFile = None) -> None:
     """Read the config, say what is wrong with it, and exit 0 if nothing is."""
     loaded = _load(config_files(os.environ, config))
     for setting in loaded.settings:
-        print(f"{setting.key} = {setting.value!r}  ({setting.source})")
+        print(f"{setting.key} = {msgspec.json.encode(setting.value).decode()}  ({setting.source})")
 
 
 @app.command()

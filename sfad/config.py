@@ -45,8 +45,6 @@ class Defaults(Struct, frozen=True, kw_only=True):
     """What a spawn has that does not say otherwise."""
 
     timeout: Annotated[float, Meta(ge=1, extra=_DURATION)] = 120.0
-    log: bool = True
-    """Whether output is kept."""
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -77,7 +75,8 @@ class Quotas(Struct, frozen=True, kw_only=True):
 class Attempts(Struct, frozen=True, kw_only=True):
     """Back-off between attempts (SPEC section 4)."""
 
-    delay: Annotated[float, Meta(ge=0, le=86400, extra=_DURATION)] = 1.0
+    delay: Annotated[float, Meta(ge=0, le=3600, extra=_DURATION)] = 1.0
+    """Before the second attempt; it doubles each time. What `--retry-delay` may ask for has the same range."""
     delay_max: Annotated[float, Meta(ge=0, le=86400, extra=_DURATION)] = 60.0
 
 

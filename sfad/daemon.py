@@ -25,6 +25,7 @@ from .observe.log import Log
 from .output.files import OutputStore
 from .paths import bind_socket, lock_state_dir, prepare_state_dir, unbind_socket
 from .peers import identify
+from .protocol.messages import Setting
 from .runtime.live import wall_clock
 from .runtime.runtime import Runtime, policy_of
 from .server.server import Server
@@ -169,15 +170,31 @@ class Daemon:
     def _reload(self, runtime: Runtime, log: Log) -> None:
         files, required = self._place.config_files
         try:
-            self._loaded = configuration.load(files, required=required)
-        except configuration.ConfigError as error:
+            log.reopen()  # it may have been rotated away
+            loaded = configuration.load(files, required=required)
+        except (configuration.ConfigError, OSError) as error:
             log.error(f"the config was not reloaded: {error}")
             return
-        runtime.reconfigure(policy_of(self._loaded), self._loaded.settings)
-        log.info("config reloaded", files=[str(path) for path in self._loaded.files])
+        settings, waiting = _in_force(self._loaded.settings, loaded.settings)
+        self._loaded = configuration.Loaded(loaded.config, settings, loaded.files)
+        runtime.reconfigure(policy_of(loaded), settings)
+        log.info("config reloaded", files=[str(path) for path in loaded.files])
+        if waiting:
+            log.warning("these take effect at the next start", keys=waiting)
 
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2, signal.SIGCHLD)
+
+
+_AT_START = ("containment.", "log.")
+"""Settings that a running daemon cannot change."""
+
+
+def _in_force(old: list[Setting], new: list[Setting]) -> tuple[list[Setting], list[str]]:
+    """The settings after a reload, and the keys whose new value has to wait for a restart."""
+    before = {setting.key: setting for setting in old}
+    settings = [before[setting.key] if setting.key.startswith(_AT_START) else setting for setting in new]
+    return settings, [setting.key for setting, kept in zip(new, settings, strict=True) if setting.value != kept.value]
 
 
 def _file(path: str | None) -> Path | None:

@@ -18,6 +18,7 @@ import psutil
 from sfactl.client import Client
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo
+from tests.leaks import cgroups
 
 PATIENCE = 30.0
 """Seconds that a test waits for what should come in milliseconds: the machine is shared."""
@@ -48,10 +49,13 @@ class Daemon:
         read, write = os.pipe()
         with self.log.open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "sfad", "serve", "--socket", self.socket, "--state-dir", self.state_dir, "--config", self.config,
-                 "--ready-fd", str(write)],
-                pass_fds=[write], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.env,
-            )  # fmt: skip
+                [sys.executable, "-m", "sfad", "serve", "--ready-fd", str(write)],
+                pass_fds=[write],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self.env,
+            )
         os.close(write)
         with os.fdopen(read, "rb") as ready:
             said = ready.read()
@@ -94,7 +98,7 @@ class Daemon:
     def leftovers(self) -> list[str]:
         """Processes and cgroups of its runs that are still there."""
         found = [f"process {p.pid} {p.cmdline()}" for p in strays(self.instance)]
-        return found + [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/sfad-{self.instance}*")]
+        return found + [path for path in cgroups() if path.endswith(f"/sfad-{self.instance}")]
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Ends the daemon as its user would; its exit code."""
@@ -145,7 +149,10 @@ def spawn(client: Client, argv: Sequence[str | Path], **options: Any) -> m.AnyRe
         **options,
     )
     client.send(request)
-    return next(answer.reply for answer in client.arrived() if answer.reply.id == request.id)
+    while True:
+        for answer in client.arrived():
+            if answer.reply.id == request.id:
+                return answer.reply
 
 
 def started(client: Client, argv: Sequence[str | Path], **options: Any) -> RunInfo:

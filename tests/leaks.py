@@ -51,6 +51,16 @@ def _left(children: set[int], descriptors: set[tuple[int, str]], threads: set[th
     ]
 
 
+def cgroups() -> set[str]:
+    """The cgroup of every daemon on this machine. Others come and go while this looks."""
+    found = set()
+    for directory, below, _ in os.walk("/sys/fs/cgroup"):
+        ours = [name for name in below if name.startswith("sfad-")]
+        found.update(f"{directory}/{name}" for name in ours)
+        below[:] = [name for name in below if name not in ours]
+    return found
+
+
 def _children() -> set[int]:
     """Of every thread, zombies included."""
     found: set[int] = set()

@@ -75,7 +75,7 @@ def _daemon(socket: str | None) -> tuple[DaemonStatus | None, Finding]:
 
 def _unreachable(error: Unreachable) -> tuple[str, str, str]:
     mends = {
-        "missing": "the first `sfactl spawn` starts one, or: systemctl --user start sfad.socket",
+        "missing": "the first `sfactl spawn` starts one, or: sfad serve",
         "refused": "start it again: sfad serve, or the first `sfactl spawn`",
         "denied": "use your own daemon, or have the administrator add you",
         "sandbox": "let the sandbox connect to Unix sockets",

@@ -51,7 +51,10 @@ class Launch:
 @dataclass(frozen=True, slots=True)
 class Terminate:
     """Freeze the run's containment, send `signal` to every process in it, thaw it. From now on report `Emptied`.
-    A paused containment is thawed too: a signal is pending until then."""
+
+    It reaches launches in flight, which `Emptied` must not overtake, and it thaws the run and every child run that was
+    frozen on its own: a signal is pending until then. It does not thaw ancestors.
+    """
 
     run: RunId
     signal: int
@@ -80,7 +83,7 @@ class Freeze:
 
 @dataclass(frozen=True, slots=True)
 class Thaw:
-    """Undo `Freeze`. Child runs that were frozen on their own stay so."""
+    """Undo `Freeze`. Child runs that were frozen on their own stay so, and so does everything below a frozen ancestor."""
 
     run: RunId
 
@@ -111,9 +114,11 @@ class Disarm:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Number the event, write it to the ledger and the log, push it to watchers. Time is the event's that caused it."""
+    """Number the event, write it to the ledger and the log, push it to whoever watches a run of `chain`."""
 
     event: types.Event
+    chain: tuple[RunId, ...]
+    """The event's run and its ancestors, root first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,12 @@ from .quotas import SlidingWindow, Slots
 from .run import Run
 from .tree import spent_budget
 
+
+def counted(number: int, thing: str) -> str:
+    """`1 agent`, `2 agents`."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
 FINISH = "Do not try again; finish your task with what you already have."
 """The advice to the model that reads a refusal. A model that is only told "no" retries (EVIDENCE: 970 spawns in 6 minutes)."""
 
@@ -112,7 +118,7 @@ def _depth(q: Question) -> Refusal | None:
         return None
     return Refusal(
         kind=Rule.DEPTH,
-        detail=f"the chain already holds {value} runs; max_depth is {limit.value}, set by {limit.source}",
+        detail=f"the chain already holds {counted(value, 'run')}; max_depth is {limit.value}, set by {limit.source}",
         message=f"'{q.name}' was not started: the chain of agents calling agents is already {value} deep and "
         f"{limit.value} is the limit (max_depth, set by {limit.source}). {FINISH}",
         limit=limit.value,
@@ -127,10 +133,10 @@ def _budget(q: Question) -> Refusal | None:
     run, limit = spent
     return Refusal(
         kind=Rule.BUDGET,
-        detail=f"run {run.id} ('{run.name}') has already admitted {run.admitted} descendants; max_descendants is "
+        detail=f"run {run.id} ('{run.name}') has already admitted {counted(run.admitted, 'descendant')}; max_descendants is "
         f"{limit.value}, set by {limit.source}",
-        message=f"'{q.name}' was not started: '{run.name}' (run {run.id}) and the agents below it have started {run.admitted} "
-        f"agents and {limit.value} is the limit (max_descendants, set by {limit.source}). {FINISH}",
+        message=f"'{q.name}' was not started: '{run.name}' (run {run.id}) and the agents below it have started "
+        f"{counted(run.admitted, 'agent')} and {limit.value} is the limit (max_descendants, set by {limit.source}). {FINISH}",
         limit=limit.value,
         value=run.admitted,
     )
@@ -142,9 +148,9 @@ def _rate(q: Question) -> Refusal | None:
     used, limit, wait = q.rate.used(q.at), q.rate.limit, q.rate.room_in(q.at)
     return Refusal(
         kind=Rule.RATE,
-        detail=f"user {q.peer.user} started {used} trees within the last {q.rate.span:.0f} s; quotas.spawns_per_hour is "
+        detail=f"user {q.peer.user} started {counted(used, 'tree')} within the last {q.rate.span:.0f} s; quotas.spawns_per_hour is "
         f"{limit}; one more fits in {wait:.0f} s",
-        message=f"'{q.name}' was not started: {used} agents were started within the last hour and {limit} is the limit "
+        message=f"'{q.name}' was not started: {counted(used, 'start')} within the last hour, and {limit} is the limit "
         f"(quotas.spawns_per_hour); the next can start in {wait:.0f} s. {FINISH}",
         limit=limit,
         value=used,
@@ -160,10 +166,12 @@ def _concurrency(q: Question) -> Refusal | None:
         if own
         else (q.slots.count, q.slots.total, "quotas.trees")
     )
+    whose = f" for user {q.peer.user}" if own else ""
+    running = f"{counted(value, 'agent tree')} {'is' if value == 1 else 'are'} already running"
     return Refusal(
         kind=Rule.CONCURRENCY,
-        detail=f"{value} trees run{f' for user {q.peer.user}' if own else ''}; {key} is {limit}, and the request said not to queue",
-        message=f"'{q.name}' was not started: {value} agent trees are already running and {limit} is the limit ({key}). {FINISH}",
+        detail=f"{running}{whose}; {key} is {limit}, and the request said not to queue",
+        message=f"'{q.name}' was not started: {running} and {limit} is the limit ({key}). {FINISH}",
         limit=limit,
         value=value,
     )

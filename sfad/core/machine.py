@@ -158,6 +158,7 @@ class Machine:
             raise Invalid(f"attempts = {asked.attempts} is outside 1 to {MAX_ATTEMPTS}")
         if asked.retry_delay is not None and not 0 <= asked.retry_delay <= MAX_RETRY_DELAY:
             raise Invalid(f"retry_delay = {asked.retry_delay:g} s is outside 0 s to {MAX_RETRY_DELAY:g} s")
+        _check_grace(asked.grace)
         origin, claimed_depth = self._origin(ev)
         return Run(
             id=run_id(self._number),
@@ -435,6 +436,11 @@ class Machine:
     # ---- stopping
 
     def _stop_requested(self, ev: e.StopRequested) -> None:
+        try:
+            _check_grace(ev.grace)
+        except Invalid as invalid:
+            self._reply(ev.token, c.Failed(ErrorCode.BAD_REQUEST, str(invalid)))
+            return
         names = list(dict.fromkeys(ev.runs))
         live = [run for name in names if (run := self.tree.get(name)) is not None]
         if self._denied(ev.token, ev.peer, "stop", live):
@@ -509,7 +515,7 @@ class Machine:
 
     def _grace(self, run: Run, asked: float | None = None) -> float:
         own = run.asked.grace if run.asked.grace is not None else self.policy.grace
-        return max(0.0, min(asked if asked is not None else own, MAX_GRACE))
+        return asked if asked is not None else own
 
     def _emptied(self, ev: e.Emptied) -> None:
         run = self.tree.get(ev.run)
@@ -631,8 +637,8 @@ class Machine:
             if each.status is Status.RUNNING:
                 each.move(Status.PAUSED)
                 self._halt_clock(each, at)
+                self._do(c.Save(each))
         self._do(c.Freeze(run.id))
-        self._do(c.Save(run))
         self._publish("run_paused", run)
 
     def _frozen(self, ev: e.Frozen) -> None:
@@ -663,9 +669,9 @@ class Machine:
             if each.status is Status.PAUSED:
                 each.move(Status.RUNNING)
                 self._start_clock(each, at)
+                self._do(c.Save(each))
             elif each.status is Status.RETRYING and not each.clearing:
                 self._do(c.Arm(each.id, "retry", max(at, each.retry_at)))
-        self._do(c.Save(run))
         self._publish("run_resumed", run)
 
     # ---- timers
@@ -761,10 +767,15 @@ class Machine:
             message=message,
             **fields,
         )
-        self._do(c.Publish(event))
+        self._do(c.Publish(event, tuple(r.id for r in run.lineage)))
 
     def _do(self, command: c.Command) -> None:
         self._out.append(command)
+
+
+def _check_grace(grace: float | None) -> None:
+    if grace is not None and not 0 <= grace <= MAX_GRACE:
+        raise Invalid(f"a grace of {grace:g} s is outside 0 s to {MAX_GRACE:g} s")
 
 
 def _exit_reason(exit_: Exit) -> Reason:

@@ -89,7 +89,8 @@ class Spawn(Request, tag="spawn"):
 
 class Stop(Request, tag="stop"):
     """Stop runs and everything below them. Answered by `Stopped` only when nothing of them is alive, or when something
-    is still there `stop.kill_wait` after SIGKILL. `runs`, `everything`, `name` and `labels` add up."""
+    is still there `stop.kill_wait` after SIGKILL. `everything`, `name` and `labels` choose among the live runs, and narrow
+    each other; `runs` are stopped as well."""
 
     runs: list[str] = []
     everything: bool = False

@@ -77,7 +77,7 @@ class Rule(StrEnum):
         return Status(f"rejected_{self.value}")
 
 
-class Bound(Struct, frozen=True, kw_only=True):
+class Bound(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A number together with where it was set, so that a refusal can say so: `--max-depth`, `SFA_MAX_DEPTH`,
     `config guard.max_depth`, `default`."""
 

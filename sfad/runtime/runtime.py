@@ -99,7 +99,7 @@ class Runtime:
             c.Release: lambda x: launcher.release(x.run),
             c.Arm: self._arm,
             c.Disarm: lambda x: self.timers.disarm((x.run, x.timer)),
-            c.Publish: lambda x: self.publish(x.event),
+            c.Publish: self._publish,
             c.Ended: self._ended,
             c.Reply: self._reply,
             c.Shutdown: lambda _: self._on_shutdown(),
@@ -266,15 +266,11 @@ class Runtime:
         run, timer = command.run, command.timer
         self.timers.arm((run, timer), command.at, lambda: self.feed(e.TimerFired(trio.current_time(), run, timer)))
 
-    def publish(self, event: types.Event) -> None:
-        """Numbers an event, records it, and pushes it to whoever watches its run or an ancestor."""
-        event = self.ledger.event(msgspec.structs.replace(event, time=wall_clock()))
+    def _publish(self, command: c.Publish) -> None:
+        event = self.ledger.event(msgspec.structs.replace(command.event, time=wall_clock()))
         self.log.event(event)
-        if not self._watchers or event.run_id is None:
-            return
-        live = self.live.get(event.run_id)
-        for run in live.chain if live is not None else (event.root_id, event.run_id):
-            for watcher in list(self._watchers.get(run or "", ())):
+        for run in command.chain if self._watchers else ():
+            for watcher in list(self._watchers.get(run, ())):
                 watcher(event)
 
     def _ended(self, command: c.Ended) -> None:

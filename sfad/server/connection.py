@@ -54,7 +54,7 @@ class Connection:
         self.on_unsent = on_unsent
         self.closed = False
         self.ended = False
-        """The client will send nothing more; what it asked before is still answered."""
+        """The client will send nothing more; what it asked before is still handled, and answered if that takes no time."""
         self.cleanup: dict[int, Callable[[], None]] = {}
         """By request id: how to forget what waits for this client."""
 

@@ -174,7 +174,8 @@ class Server:
             request = unpack_request(body)
         except BadMessage as error:
             connection.send(Error(id=request_id(body), code=ErrorCode.BAD_REQUEST, message=str(error)))
-            if connection.peer is None:
+            if connection.peer is None or connection.received:
+                # nobody knows which of the descriptors were its own: the next request would be given the wrong ones
                 self._drop(connection)
             return
         if connection.peer is None:

@@ -99,6 +99,7 @@ class Verbs:
         handler = self._handlers.get(type(request))
         try:
             if request.id in connection.cleanup:
+                _close(connection.take(getattr(request, "descriptors", 0)) or ())
                 raise RequestFailed(ErrorCode.BAD_REQUEST, f"request id {request.id} is still in use on this connection")
             if handler is None:
                 raise RequestFailed(ErrorCode.BAD_REQUEST, "'hello' is only said once")
@@ -283,11 +284,12 @@ class Verbs:
         info, _ = self._resolve(connection, request.run, "result")
         if not info.status.terminal:
             raise RequestFailed(ErrorCode.WRONG_STATE, f"run {info.id} is {info.status}; wait for its end, or read its logs")
+        most = max(1, min(request.max_bytes, MAX_RESULT))
         try:
-            data, truncated = self._runtime.output.tail(info.id, max(1, min(request.max_bytes, MAX_RESULT)))
+            data, truncated = self._runtime.output.tail(info.id, most)
         except FileNotFoundError:
             data, truncated = b"", False
-        safe, cut = cut_oldest(sanitise(data), request.max_bytes)
+        safe, cut = cut_oldest(sanitise(data), most)
         truncated = truncated or cut
         text = wrap_result(safe, run_id=info.id, name=info.name, status=info.status.value, truncated=truncated)
         connection.send(m.ResultText(id=request.id, run=info.id, text=text, truncated=truncated))

@@ -59,7 +59,7 @@ def main() -> None:
 @contextmanager
 def daemon() -> Iterator[Daemon]:
     """One daemon, its state in memory where there is room for it: deleting files on a disk slows what is measured next."""
-    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108
+    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=base) as directory, running(Path(directory), config=CONFIG) as one:
         yield one
 
@@ -90,7 +90,8 @@ def latency() -> None:
         bare = milliseconds(floor, 200)
         begun = milliseconds(lambda: started(client, [TRUE]), 200)
         known = milliseconds(lambda: ended(client, started(client, [TRUE]).id), 200)
-        say("latency", f"floor {bare:.2f} ms", f"started {begun:.2f} ms ({begun / bare:.1f}x)", f"ended {known:.2f} ms ({known / bare:.1f}x)")
+        ratios = [f"{what} {took:.2f} ms ({took / bare:.1f}x)" for what, took in (("started", begun), ("ended", known))]
+        say("latency", f"floor {bare:.2f} ms", *ratios)
 
 
 def throughput(count: int = 1000) -> None:
@@ -103,7 +104,8 @@ def throughput(count: int = 1000) -> None:
         cpu = sum(psutil.Process(one.pid).cpu_times()[:2])
         rate = count / pipelined(client, count)
         cpu = sum(psutil.Process(one.pid).cpu_times()[:2]) - cpu
-        say("throughput", f"floor {bare:.0f}/s", f"sfad {rate:.0f}/s ({rate / bare:.2f}x)", f"{1000 * cpu / count:.2f} ms CPU a run")
+        spent = f"{1000 * cpu / count:.2f} ms CPU a run"
+        say("throughput", f"floor {bare:.0f}/s", f"sfad {rate:.0f}/s ({rate / bare:.2f}x)", spent)
 
 
 def pipelined(client: Client, count: int) -> float:

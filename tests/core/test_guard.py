@@ -272,10 +272,11 @@ def test_concurrency_of_a_user_and_of_the_daemon() -> None:
     t.start("b")
     refusal = t.refused("c", queue=False)
     assert (refusal.kind, refusal.value, refusal.limit) == (Rule.CONCURRENCY, 2, 2)
-    assert refusal.detail == ("2 trees run for user ann; quotas.trees_per_user is 2, and the request said not to queue")
+    whose = "2 agent trees are already running for user ann; quotas.trees_per_user is 2"
+    assert refusal.detail == f"{whose}, and the request said not to queue"
     t.start("a", BOB)
     refusal = t.refused("b", BOB, queue=False)
-    assert refusal.detail == "3 trees run; quotas.trees is 3, and the request said not to queue"
+    assert refusal.detail == "3 agent trees are already running; quotas.trees is 3, and the request said not to queue"
 
 
 def test_children_need_no_slot() -> None:

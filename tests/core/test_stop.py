@@ -5,6 +5,7 @@ from __future__ import annotations
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import Peer
+from sfad.protocol.errors import ErrorCode
 from sfad.protocol.types import Status
 
 from .transcript import ANN, Transcript, inside, seconds
@@ -99,8 +100,8 @@ def test_a_second_stop_shortens_the_grace() -> None:
     t.quiet()
 
 
-def test_grace_is_the_requests_else_the_runs_else_the_configs_and_at_most_sixty() -> None:
-    cases = [(None, None, 5), (7.0, None, 7), (7.0, 3.0, 3), (900.0, None, 60), (None, 900.0, 60), (-1.0, None, 0)]
+def test_grace_is_the_requests_else_the_runs_else_the_configs() -> None:
+    cases = [(None, None, 5), (7.0, None, 7), (7.0, 3.0, 3), (60.0, None, 60), (None, 60.0, 60), (0.0, None, 0)]
     for own, asked, expected in cases:
         t = Transcript()
         a = t.start("a", grace=own)
@@ -428,3 +429,15 @@ def test_allow_and_deny_narrow_and_are_inherited() -> None:
     assert t.machine.refuse(ANN, "stop", [a]) is None
     assert t.machine.refuse(inside(b), "config") == f"run {b} was started without permission for 'config' (--allow / --deny)"
     assert t.machine.refuse(inside("gone"), "list") is not None
+
+
+def test_a_grace_outside_its_range_is_refused_with_the_range() -> None:
+    t = Transcript()
+    a = t.start("a")
+    for grace in (-1.0, 60.5, float("nan"), float("inf")):
+        for event in (t.stop(a, grace=grace), t.spawn("b", grace=grace)):
+            (t >> event).skip()
+            answer = t.answers[event.token]
+            assert isinstance(answer, c.Failed)
+            assert answer.code is ErrorCode.BAD_REQUEST
+            assert "is outside 0 s to 60 s" in answer.message

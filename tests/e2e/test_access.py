@@ -15,10 +15,11 @@ stranger = sys.argv[1]
 bare = {"PATH": os.environ["PATH"], "SFAD_SOCKET": os.environ["SFA_SOCKET"]}
 lying = bare | {"SFA_RUN_ID": stranger, "SFA_COOKIE": "000000000000:" + stranger + ":0000000000000000"}
 codes = {}
-for verb in (["stop"], ["stop", "--grace", "0"], ["pause"], ["resume"], ["logs"], ["result"], ["info"], ["wait"], ["send"], ["tree"]):
+for line in ("stop", "stop --grace 0", "pause", "resume", "logs", "result", "info", "wait", "send", "tree"):
+    verb = line.split()
     words = [*verb, stranger, *(["x"] if verb == ["send"] else [])]
     for env, new in ((None, False), (bare, True), (lying, False)):
-        codes.setdefault(" ".join(verb), []).append(sfactl(*words, env=env, start_new_session=new).returncode)
+        codes.setdefault(line, []).append(sfactl(*words, env=env, start_new_session=new).returncode)
 codes["list"] = [run["id"] == stranger for run in json.loads(sfactl("list", "--json").stdout)["runs"]].count(True)
 codes["all"] = sfactl("stop", "--all").returncode
 child = sfactl("spawn", "--stdin", "--", "sh", "-c", "read line; echo got $line; sleep 100").stdout.strip()

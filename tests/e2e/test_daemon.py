@@ -17,6 +17,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import Status
 from tests.conftest import Start
 from tests.harness import Daemon, ended, spawn, started, stopped, strays, wait_until
+from tests.leaks import cgroups
 
 
 def sfad(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
@@ -94,7 +95,7 @@ def test_a_second_signal_skips_the_grace(start: Start) -> None:
 
 def test_reload(start: Start) -> None:
     daemon = start()
-    with daemon.client() as client:
+    with daemon.client():
         text = daemon.config.read_text()
         daemon.config.write_text(text + "\n[guard]\nmax_depth = 0\n")
         daemon.process.send_signal(signal.SIGHUP)
@@ -139,8 +140,8 @@ def test_many_runs_leave_nothing_behind(start: Start, containment: str) -> None:
         wait_until(lambda: daemon.descriptors() <= before, "descriptors are given back")
         children = psutil.Process(daemon.pid).children
         wait_until(lambda: not children(), "zombies are reaped")
-    groups = Path("/sys/fs/cgroup").glob(f"**/sfad-{daemon.instance}/*")
-    wait_until(lambda: not [path for path in groups if path.is_dir()], "cgroups are removed")
+    bases = [path for path in cgroups() if path.endswith(daemon.instance)]
+    wait_until(lambda: not [entry for path in bases for entry in os.scandir(path) if entry.is_dir()], "cgroups are removed")
 
 
 @pytest.mark.parametrize("mode", ["cgroup"])

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
 from tests.launch.rig import Rig, rigged
-from tests.leaks import no_leaks
-
-
-@pytest.fixture(autouse=True)
-def _no_leaks() -> Iterator[None]:
-    """Around every test of this directory."""
-    with no_leaks():
-        yield
 
 
 @pytest.fixture
