@@ -119,7 +119,8 @@ class Daemon:
         ledger.start(
             on_committed=self._runtime.committed,
             on_failed=self._runtime.commit_failed,
-            on_trouble=lambda error, lost: _tell_trouble(log, error, lost),
+            on_ended=self._runtime.recorded,
+            on_trouble=self._runtime.trouble,
         )
         return self._runtime
 
@@ -139,6 +140,7 @@ class Daemon:
                 await self._drained.wait()
                 systemd.notify("STOPPING=1")
                 with trio.move_on_after(LAST_WORDS), suppress(OSError):
+                    await runtime.ledger.flush()  # who waits for an end is told when it is recorded
                     await server.drained()
                 nursery.cancel_scope.cancel()
         log.info("stopped")
@@ -205,13 +207,6 @@ def _raise_descriptor_limit() -> None:
     """Every live run costs up to four descriptors; the usual soft limit of 1 024 is for programs that use select()."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _tell_trouble(log: Log, error: str | None, lost: int) -> None:
-    if error is not None:
-        log.error(f"the ledger cannot be written: {error}; new runs are refused, ends are held in memory", lost=lost)
-    else:
-        log.warning("the ledger can be written again", lost=lost)
 
 
 def _tell_unwritten(count: int, log: Log) -> None:

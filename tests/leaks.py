@@ -53,7 +53,7 @@ def _left(children: set[int], descriptors: set[tuple[int, str]], threads: set[th
 
 def cgroups() -> set[str]:
     """The cgroup of every daemon on this machine. Others come and go while this looks."""
-    found = set()
+    found: set[str] = set()
     for directory, below, _ in os.walk("/sys/fs/cgroup"):
         ours = [name for name in below if name.startswith("sfad-")]
         found.update(f"{directory}/{name}" for name in ours)

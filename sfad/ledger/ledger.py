@@ -94,16 +94,19 @@ class Ledger:
         *,
         on_committed: Callable[[list[RunId]], object],
         on_failed: Callable[[list[RunId], str], object],
+        on_ended: Callable[[list[RunId]], object] = lambda _ids: None,
         on_trouble: Callable[[str | None, int], object] = lambda _error, _lost: None,
         token: trio.lowlevel.TrioToken | None = None,
     ) -> None:
         """Begins to take writes. The callbacks run in the trio thread.
 
         `on_committed(ids)` and `on_failed(ids, error)` are about admissions; an admission gets exactly one of them.
-        `on_trouble(error, lost)` tells when writes begin to fail, when they work again (`None`), and whenever operations
-        other than admissions had to be given up (`lost`, how many since the last call).
+        `on_ended(ids)` is about runs that were saved with a terminal status: they are in the file now. While writes fail
+        that takes until they work again. `on_trouble(error, lost)` tells when writes begin to fail, when they work again
+        (`None`), and whenever operations other than admissions had to be given up (`lost`, how many since the last call).
         """
         self._on_committed, self._on_failed, self._on_trouble = on_committed, on_failed, on_trouble
+        self._on_ended = on_ended
         self._token = token or trio.lowlevel.current_trio_token()
         self._writer = Writer(self._connection, self._report)
 
@@ -255,6 +258,8 @@ class Ledger:
         self._tell_trouble(outcome)
         if committed := [op.run_id for op in outcome.committed if op.kind == "admit" and op.run_id]:
             self._on_committed(committed)
+        if ended := [op.run_id for op in (*outcome.committed, *outcome.lost) if op.kind == "save" and op.urgent and op.run_id]:
+            self._on_ended(ended)
         if failed := [op.run_id for op in outcome.failed if op.run_id]:
             self._on_failed(failed, outcome.error or "the ledger cannot be written")
 

@@ -36,6 +36,7 @@ from .timers import Timers
 RECENT = 1000
 """Ended runs kept in memory. It covers what the ledger's writer has not committed yet, and the pages people ask for most."""
 
+Waiter = Callable[[RunInfo], None]
 Watcher = Callable[[types.Event], None]
 Admitted = Callable[[RunId], None]
 
@@ -82,7 +83,8 @@ class Runtime:
         self._token = 0
         self._answers: dict[int, Callable[[c.Answer], None]] = {}
         self._spawns: dict[int, tuple[Spawn, list[int], Admitted]] = {}
-        self._waiters: dict[RunId, set[Callable[[RunInfo], None]]] = {}
+        self._waiters: dict[RunId, set[Waiter]] = {}
+        self._unrecorded: dict[RunId, tuple[RunInfo, set[Waiter]]] = {}
         self._watchers: dict[RunId, set[Watcher]] = {}
         self._nursery: trio.Nursery
         self._appliers: dict[type, Callable[[Any], None]] = {
@@ -275,12 +277,30 @@ class Runtime:
 
     def _ended(self, command: c.Ended) -> None:
         live = self.live.pop(command.run.id)
-        # saved a moment ago, unless the ledger could not even take its admission
-        info = live.saved if live.saved is not None and live.saved.status.terminal else live.info(trio.current_time())
+        saved = live.saved if live.saved is not None and live.saved.status.terminal else None
+        info = saved or live.info(trio.current_time())
         self._remember(Recent(info, live.chain, kept=live.spawn.log and live.spawn.stdio == "files"))
         live.close()
-        for waiter in list(self._waiters.pop(info.id, ())):
-            waiter(info)
+        self._unrecorded[info.id] = (info, self._waiters.pop(info.id, set()))
+        if saved is None or self.ledger.trouble is not None:
+            self.recorded([info.id])
+
+    def recorded(self, runs: Iterable[RunId]) -> None:
+        """The ledger holds the end of these runs: whoever waits may be told. Not before, or a daemon that is killed a moment
+        later would call a run lost that it has called completed."""
+        for run in runs:
+            info, waiters = self._unrecorded.pop(run, (None, ()))
+            for waiter in list(waiters):
+                assert info is not None
+                waiter(info)
+
+    def trouble(self, error: str | None, lost: int) -> None:
+        """The ledger's writer cannot write, or can again. Ends are held in memory meanwhile, and nobody waits for that."""
+        if error is None:
+            self.log.warning("the ledger can be written again", lost=lost)
+            return
+        self.log.error(f"the ledger cannot be written: {error}; new runs are refused, ends are held in memory", lost=lost)
+        self.recorded(list(self._unrecorded))
 
     def _remember(self, recent: Recent) -> None:
         self.recent[recent.info.id] = recent
@@ -319,9 +339,14 @@ class Runtime:
         known = [run for run in (*self.live, *self.recent) if run.startswith(prefix)]
         return sorted({*known, *self.ledger.find(prefix)})
 
-    def on_end(self, run: RunId, waiter: Callable[[RunInfo], None]) -> Callable[[], None]:
-        """Calls `waiter` when a live run ends; returns how to give up waiting."""
-        waiters = self._waiters.setdefault(run, set())
+    def over(self, run: RunId) -> bool:
+        """Whether a run has ended and the ledger knows it."""
+        return run not in self.live and run not in self._unrecorded
+
+    def on_end(self, run: RunId, waiter: Waiter) -> Callable[[], None]:
+        """Calls `waiter` when a run that is not over is; returns how to give up waiting."""
+        unrecorded = self._unrecorded.get(run)
+        waiters = unrecorded[1] if unrecorded is not None else self._waiters.setdefault(run, set())
         waiters.add(waiter)
 
         def forget() -> None:

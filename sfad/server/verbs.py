@@ -207,7 +207,7 @@ class Verbs:
 
     def _wait(self, connection: Connection, request: m.Wait) -> None:
         info, _ = self._resolve(connection, request.run, "wait")
-        if info.status.terminal or request.timeout == 0:
+        if self._runtime.over(info.id) or request.timeout == 0:
             connection.send(m.RunReply(id=request.id, run=info))
             return
         timer = ("wait", connection.number, request.id)
