@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.harness import Daemon, running
+from tests.harness import Daemon, instance_of, running
 from tests.leaks import cgroups, no_leaks
 
 Start = Callable[..., Daemon]
@@ -22,35 +24,38 @@ def _no_leaks() -> Iterator[None]:
         yield
 
 
-_before: set[str] = set()
+_SESSION = "TESTS_OF_SFAD"
+"""In the environment of everything that is started from here on: another session may be running on this machine."""
 
 
 def pytest_sessionstart() -> None:
-    """Notes what was there before the first test."""
-    _before.update(_remains())
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Says what the whole suite has left on this machine."""
-    left = sorted(_remains() - _before)
-    terminalreporter.section("left behind")
-    terminalreporter.write_line("\n".join(left) or "nothing: no process, no cgroup, no socket")
+    """Marks what this session starts."""
+    os.environ[_SESSION] = f"{os.getpid()}-{time.time_ns()}"
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """And fails for it."""
-    if _remains() - _before and session.exitstatus == pytest.ExitCode.OK:
+    """Fails for what the suite as a whole has left on this machine."""
+    left = _remains(session.config)
+    if left and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def _remains() -> set[str]:
-    """Daemons and runs that are alive, and their cgroups. Only what is in this session's own directories counts."""
-    found = cgroups()
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """And says so, either way."""
+    terminalreporter.section("left behind")
+    terminalreporter.write_line("\n".join(_remains(config)) or "nothing: no process, no cgroup")
+
+
+def _remains(config: pytest.Config) -> list[str]:
+    factory: pytest.TempPathFactory = config._tmp_path_factory  # type: ignore[attr-defined]
+    instances = {instance_of(Path(directory)) for directory, _, _ in os.walk(factory.getbasetemp())}
+    found = [f"cgroup {path}" for path in cgroups() if path[-12:] in instances]
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.status() != psutil.STATUS_ZOMBIE and "SFA_COOKIE" in process.environ():
-                found.add(f"process {process.pid}: {' '.join(process.cmdline())}")
-    return found
+            ours = process.environ().get(_SESSION) == os.environ[_SESSION] and process.pid != os.getpid()
+            if ours and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(f"process {process.pid}: {' '.join(process.cmdline())}")
+    return sorted(found)
 
 
 @pytest.fixture(params=["cgroup", "tags"])

@@ -24,6 +24,11 @@ PATIENCE = 30.0
 """Seconds that a test waits for what should come in milliseconds: the machine is shared."""
 
 
+def instance_of(state_dir: Path) -> str:
+    """What the cgroups and cookies of a daemon with this state directory are named after."""
+    return hashlib.sha256(os.fsencode(state_dir.resolve())).hexdigest()[:12]
+
+
 def wait_until(condition: Callable[[], Any], what: str, *, seconds: float = PATIENCE) -> Any:
     """Looks again until the condition holds, and returns what it gave. Only for conditions nobody reports."""
     end = time.monotonic() + seconds
@@ -68,7 +73,7 @@ class Daemon:
     @property
     def instance(self) -> str:
         """What its cgroups and cookies are named after."""
-        return hashlib.sha256(os.fsencode(self.state_dir.resolve())).hexdigest()[:12]
+        return instance_of(self.state_dir)
 
     @property
     def env(self) -> dict[str, str]:

@@ -16,7 +16,7 @@ import secrets
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -33,6 +33,7 @@ from .watch import Watch
 
 COOKIE = b"SFA_COOKIE"
 """The environment variable that names instance, run and a random number; inherited by what a run starts."""
+_COOKIE_IS = COOKIE + b"="
 
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _libc = ctypes.CDLL(None)
@@ -261,61 +262,63 @@ class LocalLauncher(ABC):
             raise LaunchError(errno.EBUSY, "cannot start again", held.id.encode())
         if b"\0" in b"".join((spec.cwd, *spec.argv, *spec.env)):
             raise LaunchError(errno.EINVAL, "cannot execute", b"".join(spec.argv[:1]), " (null byte)")
-        with ExitStack() as failing, ExitStack() as done:
-            cwd = self._directory(spec.cwd, done)
-            path = resolve(spec.argv[0] if spec.argv else b"", spec.env, cwd)
-            try:
-                door = self._enter(held)
-                if door.fd is not None:
-                    done.callback(os.close, door.fd)
-                report, far_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-                failing.callback(os.close, report)
-                done.callback(os.close, far_end)
-                pid = self._spawner.spawn(self._job(held, spec, path, cwd, door, far_end))
-            except OSError as error:
-                raise LaunchError(error.errno or errno.EIO, "cannot start", path) from error
-            done.close()  # two descriptors are free again: enough for what follows
-            main = self._adopt(held, pid, path, report)
-            failing.pop_all()
-        return main
-
-    def _directory(self, path: bytes, done: ExitStack) -> int:
+        opened: list[int] = []
         try:
-            fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            pid, path, report = self._spawn(held, spec, opened)
+        finally:
+            for fd in opened:
+                os.close(fd)
+        return self._adopt(held, pid, path, report)  # with at least three descriptors free again: enough
+
+    def _spawn(self, held: Held, spec: LaunchSpec, opened: list[int]) -> tuple[int, bytes, int]:
+        """The child's pid, the file that it executes, and the near end of its report."""
+        cwd = _directory(spec.cwd, opened)
+        path = resolve(spec.argv[0] if spec.argv else b"", spec.env, cwd)
+        try:
+            door = self._enter(held)
+            if door.fd is not None:
+                opened.append(door.fd)
+            report, far_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            opened.append(far_end)
+            try:
+                return self._spawner.spawn(self._job(held, spec, path, cwd, door, far_end)), path, report
+            except BaseException:
+                os.close(report)
+                raise
         except OSError as error:
-            raise LaunchError(error.errno or errno.EIO, "cannot enter directory", path) from error
-        done.callback(os.close, fd)
-        if not os.access(path, os.X_OK, effective_ids=True):
-            raise LaunchError(errno.EACCES, "cannot enter directory", path)
-        return fd
+            raise LaunchError(error.errno or errno.EIO, "cannot start", path) from error
 
     def _job(self, held: Held, spec: LaunchSpec, path: bytes, cwd: int, door: Door, report: int) -> Job:
         null = self._null
-        stdio = tuple(null if fd is None else fd for fd in (spec.stdin, spec.stdout, spec.stderr))
-        env = [item for item in spec.env if not item.startswith(COOKIE + b"=")]
+        stdin, stdout, stderr = (null if fd is None else fd for fd in (spec.stdin, spec.stdout, spec.stderr))
+        env = [item for item in spec.env if not item.startswith(_COOKIE_IS)]
         return Job(
             path=path,
             argv=spec.argv,
-            env=[*env, COOKIE + b"=" + held.cookie],
+            env=[*env, _COOKIE_IS + held.cookie],
             umask=spec.umask,
             cwd=cwd,
-            stdio=(stdio[0], stdio[1], stdio[2]),
+            stdio=(stdin, stdout, stderr),
             door=door.fd if door.fd is not None else null,
             report=report,
-            terminal=spec.terminal and os.isatty(stdio[0]),
+            terminal=spec.terminal and os.isatty(stdin),
             nofile=self._nofile,
             msgqueue=door.msgqueue,
         )
 
     def _adopt(self, held: Held, pid: int, path: bytes, report: int) -> Main:
         self._orphans.owned[pid] = held.id
+        watched = [report]
         try:
-            pidfd = os.pidfd_open(pid)
-            main = Main(pid, pidfd, path, report)
+            main = Main(pid, os.pidfd_open(pid), path, report)
+            watched.append(main.pidfd)
             self._watch.add(report, lambda: self._read_report(held, main))
-            self._watch.add(pidfd, lambda: self._reap(held, main))
+            self._watch.add(main.pidfd, lambda: self._reap(held, main))
         except OSError as error:
             os.kill(pid, signal.SIGKILL)  # our unreaped child: the pid is its own
+            for fd in watched:
+                self._watch.discard(fd)
+                os.close(fd)
             del self._orphans.owned[pid]
             self._orphans.notice()
             raise LaunchError(error.errno or errno.EIO, "cannot watch", path) from error
@@ -409,6 +412,17 @@ class LocalLauncher(ABC):
         if self._nursery is None:
             raise RuntimeError("the launcher is not being served")
         self._nursery.start_soon(call, *arguments)
+
+
+def _directory(path: bytes, opened: list[int]) -> int:
+    try:
+        fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise LaunchError(error.errno or errno.EIO, "cannot enter directory", path) from error
+    opened.append(fd)
+    if not os.access(path, os.X_OK, effective_ids=True):
+        raise LaunchError(errno.EACCES, "cannot enter directory", path)
+    return fd
 
 
 def _subreaper() -> int:

@@ -13,11 +13,10 @@ import fcntl
 import os
 import resource
 import stat
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .trampoline import FD_DOOR, FD_FREE, FD_IMAGE, FD_REPORT, Trampoline
+from .trampoline import FD_DOOR, FD_FREE, Trampoline
 
 _SETSIGDEF, _SETSIGMASK, _SETSID = 0x04, 0x08, 0x80
 _libc = ctypes.PyDLL(None)
@@ -74,29 +73,34 @@ class Spawner:
         argv = _strings(self._trampoline.argv(job.umask, job.path, job.argv))
         env = _strings(job.env)
         pid = ctypes.c_int()
-        with ExitStack() as stack:
-            actions = stack.enter_context(self._actions(job))
-            stack.enter_context(_limit(resource.RLIMIT_NOFILE, job.nofile))
-            stack.enter_context(_limit(resource.RLIMIT_MSGQUEUE, job.msgqueue))
+        actions = _buffer()
+        moved: list[int] = []
+        limits: list[tuple[int, tuple[int, int]]] = []
+        _libc.posix_spawn_file_actions_init(actions)
+        try:
+            self._describe(actions, job, moved)
+            _limit(resource.RLIMIT_NOFILE, job.nofile, limits)
+            _limit(resource.RLIMIT_MSGQUEUE, job.msgqueue, limits)
             _check(_libc.posix_spawn(ctypes.byref(pid), self._trampoline.path, actions, self._attributes, argv, env))
+        finally:
+            for kind, mine in limits:
+                resource.setrlimit(kind, mine)
+            _libc.posix_spawn_file_actions_destroy(actions)
+            for fd in moved:
+                os.close(fd)
         return pid.value
 
-    @contextmanager
-    def _actions(self, job: Job) -> Iterator[object]:
-        actions = _buffer()
-        _libc.posix_spawn_file_actions_init(actions)
-        with ExitStack() as stack:
-            stack.callback(_libc.posix_spawn_file_actions_destroy, actions)
-            _check(_libc.posix_spawn_file_actions_addfchdir_np(actions, job.cwd))
-            for target, source in enumerate(job.stdio):
-                _duplicate(actions, source, target, stack)
-            if job.terminal:
+    def _describe(self, actions: object, job: Job, moved: list[int]) -> None:
+        _check(_libc.posix_spawn_file_actions_addfchdir_np(actions, job.cwd))
+        image = () if self._trampoline.image is None else (self._trampoline.image,)
+        for target, source in enumerate((*job.stdio, job.door, job.report, *image)):
+            if target == FD_DOOR and job.terminal:
                 _check(_libc.posix_spawn_file_actions_addopen(actions, FD_DOOR, _STDIN, os.O_RDWR, 0))
-            _duplicate(actions, job.door, FD_DOOR, stack)
-            _duplicate(actions, job.report, FD_REPORT, stack)
-            if self._trampoline.image is not None:
-                _duplicate(actions, self._trampoline.image, FD_IMAGE, stack)
-            yield actions
+            if source < FD_FREE:
+                # they are moved one after the other: it could be overwritten before its turn
+                source = fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, FD_FREE)
+                moved.append(source)
+            _check(_libc.posix_spawn_file_actions_adddup2(actions, source, target))
 
     def close(self) -> None:
         """Frees what the spawner holds."""
@@ -118,30 +122,11 @@ def _check(number: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def _duplicate(actions: object, source: int, target: int, stack: ExitStack) -> None:
-    _check(_libc.posix_spawn_file_actions_adddup2(actions, _out_of_the_way(source, stack), target))
-
-
-def _out_of_the_way(source: int, stack: ExitStack) -> int:
-    """Descriptors are moved one after the other, so a source below the last target could be overwritten before its turn."""
-    if source < FD_FREE:
-        source = fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, FD_FREE)
-        stack.callback(os.close, source)
-    return source
-
-
-@contextmanager
-def _limit(kind: int, soft: int | None) -> Iterator[None]:
-    """A soft limit of this process while a child inherits it."""
-    if soft is None:
-        yield
-        return
-    mine = resource.getrlimit(kind)
-    resource.setrlimit(kind, (soft, mine[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(kind, mine)
+def _limit(kind: int, soft: int | None, changed: list[tuple[int, tuple[int, int]]]) -> None:
+    """Sets a soft limit of this process, for a child to inherit, and notes what it was."""
+    if soft is not None and soft != (mine := resource.getrlimit(kind))[0]:
+        resource.setrlimit(kind, (soft, mine[1]))
+        changed.append((kind, mine))
 
 
 def resolve(name: bytes, env: Sequence[bytes], cwd: int) -> bytes:

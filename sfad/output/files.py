@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,16 +31,17 @@ class OutputStore:
     def __init__(self, directory: Path) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.directory = directory
+        self._prefix = f"{directory}/"
 
     def open_for_run(self, run_id: RunId) -> tuple[int, int]:
         """Descriptors for the run's stdout and stderr, the caller's to close. Creates the files. Raises `OSError`."""
-        return self._both(run_id, lambda path: os.open(path, _WRITE, 0o600))
+        return self._both(run_id, _WRITE)
 
     def open_for_reader(self, run_id: RunId, *, create: bool = False) -> tuple[int, int]:
         """Descriptors for reading stdout and stderr, the caller's to close. `create` is for a live run, whose readers may
         come before its first attempt. Raises `OSError`; `FileNotFoundError` where nothing was kept."""
         flags = _READ | os.O_CREAT if create else _READ
-        return self._both(run_id, lambda path: os.open(path, flags, 0o600))
+        return self._both(run_id, flags)
 
     def tail(self, run_id: RunId, max_bytes: int) -> tuple[bytes, bool]:
         """The newest `max_bytes` bytes of stdout, and whether there were more. Nothing kept reads as empty.
@@ -59,7 +59,8 @@ class OutputStore:
     def remove(self, run_id: RunId) -> None:
         """Deletes the run's files; one that is missing is no error."""
         for suffix in _SUFFIXES:
-            self._path(run_id, suffix).unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                os.unlink(self._path(run_id, suffix))
 
     def sizes(self, run_id: RunId) -> Sizes:
         """How much the run has written."""
@@ -69,17 +70,17 @@ class OutputStore:
         """The highest run number that a file here bears, 0 without files: a ledger begun anew goes on above it."""
         return max((_number(entry.name) for entry in os.scandir(self.directory)), default=0)
 
-    def _path(self, run_id: RunId, suffix: str) -> Path:
+    def _path(self, run_id: RunId, suffix: str) -> str:
         run_number(run_id)  # raises for anything that is not an id, such as a path
-        return self.directory / f"{run_id}{suffix}"
+        return f"{self._prefix}{run_id}{suffix}"
 
-    def _both(self, run_id: RunId, opened: Callable[[Path], int]) -> tuple[int, int]:
-        with ExitStack() as undo:
-            out = opened(self._path(run_id, ".out"))
-            undo.callback(os.close, out)
-            err = opened(self._path(run_id, ".err"))
-            undo.pop_all()
-        return out, err
+    def _both(self, run_id: RunId, flags: int) -> tuple[int, int]:
+        out = os.open(self._path(run_id, ".out"), flags, 0o600)
+        try:
+            return out, os.open(self._path(run_id, ".err"), flags, 0o600)
+        except OSError:
+            os.close(out)
+            raise
 
 
 def _tail(descriptor: int, max_bytes: int) -> tuple[bytes, bool]:
@@ -103,9 +104,9 @@ def _split_character(data: bytes) -> int:
     return count if count < 4 else 0
 
 
-def _size(path: Path) -> int | None:
+def _size(path: str) -> int | None:
     try:
-        return path.stat().st_size
+        return os.stat(path).st_size
     except FileNotFoundError:
         return None
 

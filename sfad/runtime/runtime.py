@@ -27,7 +27,7 @@ from ..output.files import OutputStore
 from ..protocol import types
 from ..protocol.errors import ErrorCode
 from ..protocol.messages import Setting, Spawn
-from ..protocol.types import Bound, Limit, Reason, RunId, RunInfo
+from ..protocol.types import Bound, Limit, Reason, RunId, RunInfo, Usage
 from .environment import run_environment
 from .live import Live, wall_clock
 from .stdin import StdinPipe
@@ -207,7 +207,9 @@ class Runtime:
         if run.status.terminal:
             live.ended_at = wall_clock()
         live.saved = live.info(trio.current_time())
-        self.ledger.save(live.saved, _extra(run, live.spawn))
+        # what a run has used so far is not known from its row if it is lost later
+        row = live.saved if run.status.terminal else msgspec.structs.replace(live.saved, usage=Usage())
+        self.ledger.save(row, _extra(run, live.spawn))
 
     def _record_refusal(self, command: c.RecordRefusal) -> None:
         run = command.run
