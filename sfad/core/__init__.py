@@ -5,6 +5,7 @@ nothing here reads a clock; commands are imperatives that the shell applies in o
 same machine runs a hundred thousand simulated runs in a test.
 
 `events`, `commands`  the two vocabularies
+`candidate` the run that a request describes, its values checked
 `guard`    ordered rules: admit or refuse
 `access`   who may do what
 `tree`     ancestry and budgets

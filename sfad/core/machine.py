@@ -12,19 +12,18 @@ from typing import Any
 
 from ..protocol import types
 from ..protocol.errors import ErrorCode
-from ..protocol.types import Bound, Limit, Reason, Refusal, RunId, Status, Survivor
+from ..protocol.types import Reason, Refusal, RunId, Status, Survivor
 from . import commands as c
 from . import events as e
 from .access import FULL, Peer, Permissions, refuse_target, refuse_verb
+from .candidate import Invalid, candidate, check_grace
 from .guard import Question, decide
-from .ids import run_id
-from .naming import NAME, derive_name
-from .policy import MAX_ATTEMPTS, MAX_RETRY_DELAY, MIN_TIME, Policy
+from .policy import Policy
 from .quotas import SlidingWindow, Slots
 from .retry import backoff
 from .run import Exit, Run
-from .stop import KILL_AGAIN, MAX_GRACE, Stop
-from .tree import Tree, narrower
+from .stop import KILL_AGAIN, Stop
+from .tree import Tree
 
 HOUR = 3600.0
 
@@ -38,10 +37,6 @@ ENDINGS = {
     Status.CANCELLED: "run_cancelled",
     Status.LOST: "run_lost",
 }
-
-
-class Invalid(Exception):
-    """A request holds a value outside its range. The message names the value, the range and what to do."""
 
 
 @dataclass(slots=True)
@@ -137,7 +132,13 @@ class Machine:
 
     def _spawn_requested(self, ev: e.SpawnRequested) -> None:
         try:
-            run = self._candidate(ev)
+            run = candidate(
+                ev,
+                number=self._number,
+                policy=self.policy,
+                peer_run=self.tree.get(ev.peer.run) if ev.peer.run is not None else None,
+                permissions=self.permissions(ev.peer),
+            )
         except Invalid as invalid:
             self._reply(ev.token, c.Failed(ErrorCode.BAD_REQUEST, str(invalid)))
             return
@@ -146,84 +147,6 @@ class Machine:
             self._refuse(ev, run, refusal)
             return
         self._admit(ev, run)
-
-    def _candidate(self, ev: e.SpawnRequested) -> Run:
-        asked, policy = ev.asked, self.policy
-        above = self._above(ev)
-        if not asked.argv:
-            raise Invalid("there is no command to run")
-        if asked.name is not None and not NAME.fullmatch(asked.name):
-            raise Invalid(f"the name {asked.name!r} is not valid: 1 to 64 of A-Z a-z 0-9 . _ -")
-        if not 1 <= asked.attempts <= MAX_ATTEMPTS:
-            raise Invalid(f"attempts = {asked.attempts} is outside 1 to {MAX_ATTEMPTS}")
-        if asked.retry_delay is not None and not 0 <= asked.retry_delay <= MAX_RETRY_DELAY:
-            raise Invalid(f"retry_delay = {asked.retry_delay:g} s is outside 0 s to {MAX_RETRY_DELAY:g} s")
-        _check_grace(asked.grace)
-        origin, claimed_depth = self._origin(ev)
-        return Run(
-            id=run_id(self._number),
-            number=self._number,
-            name=asked.name or derive_name(asked.argv),
-            kind=asked.kind,
-            asked=asked,
-            uid=ev.peer.uid,
-            user=ev.peer.user,
-            channel=asked.channel or (above.channel if above is not None else "cli"),
-            parent=above,
-            status=Status.ACCEPTED,
-            created_at=ev.at,
-            max_depth=self._bound(
-                asked.max_depth, above.max_depth if above else None, policy.max_depth, policy.depth_ceiling, "depth"
-            ),
-            # each run has a budget of its own; the ancestors' are asked one by one
-            max_descendants=self._bound(
-                asked.max_descendants,
-                above.max_descendants if above else None,
-                policy.max_descendants,
-                policy.descendants_ceiling,
-                "descendants",
-            ),
-            time_limit=self._time_limit(asked.timeout),
-            # the peer's, not the parent's: to detach is no way out of them
-            permissions=self.permissions(ev.peer).narrowed(allow=asked.allow, deny=asked.deny, leaf=asked.leaf),
-            origin=origin,
-            claimed_depth=claimed_depth,
-        )
-
-    def _origin(self, ev: e.SpawnRequested) -> tuple[tuple[tuple[str | None, str], ...], int]:
-        peer_run = self.tree.get(ev.peer.run) if ev.peer.run is not None else None
-        if peer_run is None:
-            claim = ev.asked.claim
-            return tuple((None, name) for name in claim.names), max(claim.depth, len(claim.names), 0)
-        if not ev.asked.detach:
-            return (), 0
-        return (*peer_run.root.origin, *(run.identity for run in peer_run.lineage)), 0
-
-    def _above(self, ev: e.SpawnRequested) -> Run | None:
-        if ev.peer.run is None or ev.asked.detach:
-            return None
-        return self.tree.get(ev.peer.run)
-
-    @staticmethod
-    def _bound(asked: Bound | None, inherited: Bound | None, default: Bound, ceiling: int, what: str) -> Bound:
-        if inherited is not None:
-            return narrower(asked, inherited)
-        if asked is None or asked.value <= 0:
-            return default
-        if asked.value > ceiling:
-            raise Invalid(
-                f"max_{what} = {asked.value} ({asked.source}) is above guard.{what}_ceiling = {ceiling}; ask for at most {ceiling}"
-            )
-        return asked
-
-    def _time_limit(self, asked: Limit | None) -> Limit:
-        limit = asked if asked is not None else self.policy.timeout
-        if not MIN_TIME <= limit.threshold <= self.policy.max_time:
-            raise Invalid(
-                f"a time limit of {limit.threshold:g} s ({limit.source}) is outside {MIN_TIME:g} s to {self.policy.max_time:g} s "
-                "(limits.max_time)"
-            )
-        return limit
 
     def _question(self, ev: e.SpawnRequested, run: Run) -> Question:
         peer = ev.peer
@@ -437,7 +360,7 @@ class Machine:
 
     def _stop_requested(self, ev: e.StopRequested) -> None:
         try:
-            _check_grace(ev.grace)
+            check_grace(ev.grace)
         except Invalid as invalid:
             self._reply(ev.token, c.Failed(ErrorCode.BAD_REQUEST, str(invalid)))
             return
@@ -771,11 +694,6 @@ class Machine:
 
     def _do(self, command: c.Command) -> None:
         self._out.append(command)
-
-
-def _check_grace(grace: float | None) -> None:
-    if grace is not None and not 0 <= grace <= MAX_GRACE:
-        raise Invalid(f"a grace of {grace:g} s is outside 0 s to {MAX_GRACE:g} s")
 
 
 def _exit_reason(exit_: Exit) -> Reason:
