@@ -71,18 +71,18 @@ def by_systemd() -> str | None:
         return None
     # The unit listens where it was installed to listen: of no use to who names another place.
     elsewhere = any(name in os.environ for name in PASSED_ON)
-    if not elsewhere and _quietly("systemctl", "--user", "start", "sfad.socket"):
-        return "by systemctl --user start sfad.socket"
+    if not elsewhere and _quietly("systemctl", "--user", "start", "sfad.service"):
+        return "by systemctl --user start sfad.service"
     if shutil.which("systemd-run") and _quietly(*transient(os.environ)):
         return "in a systemd unit of its own"
     return None
 
 
 def transient(environ: Mapping[str, str]) -> list[str]:
-    """The command that starts the daemon in a delegated unit, so that it can contain runs by cgroup. `KillMode=process`
-    leaves runs alive if the daemon dies; stopping the unit is answered by the daemon, which stops every tree."""
+    """The command that starts the daemon in a delegated unit, so that it can contain runs by cgroup. `KillMode=mixed`:
+    stopping the unit is answered by the daemon, which stops every tree; if it dies, systemd ends what it leaves."""
     settings = [f"--setenv={name}={environ[name]}" for name in PASSED_ON if name in environ]
-    properties = ["Delegate=yes", "KillMode=process", "Type=notify", "NotifyAccess=main"]
+    properties = ["Delegate=yes", "KillMode=mixed", "Type=notify", "NotifyAccess=main"]
     unit = f"--unit=sfad-on-demand-{os.getpid()}-{time.time_ns()}"
     flags = ["--user", "--quiet", "--collect", unit, *settings, *(f"--property={p}" for p in properties)]
     return ["systemd-run", *flags, "--", *daemon_command()]

@@ -76,8 +76,8 @@ EXAMPLES: dict[str, m.Request | m.Reply] = {
             message="stopped by user ann (SIGTERM)",
         ),
     ),
-    "run of wait": m.RunReply(id=7, run=OVER),
     "stopped": m.Stopped(id=8, stopped=["a1"], survivors=[], elapsed_s=0.0041),
+    "run of wait": m.RunReply(id=7, run=OVER),
     "info": m.Info(id=9, run="zz"),
     "error": m.Error(id=9, code=ErrorCode.NO_SUCH_RUN, message="no run has the id 'zz'; 'sfactl list' shows the ids"),
 }

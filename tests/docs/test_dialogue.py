@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from sfad.protocol import messages as m
+from sfad.protocol.errors import ErrorCode
 from sfad.protocol.framing import MAX_REPLY, FrameDecoder
 from sfad.protocol.types import Status
 from tests.docs.examples import EXAMPLES, REFUSAL
@@ -29,7 +30,10 @@ class Stranger:
         self.descriptors: list[int] = []
 
     def say(self, name: str, descriptors: tuple[int, ...] = ()) -> None:
-        socket.send_fds(self._socket, [example(name)[1]], descriptors)
+        self.send(example(name)[1], descriptors)
+
+    def send(self, frame: bytes, descriptors: tuple[int, ...] = ()) -> None:
+        socket.send_fds(self._socket, [frame], descriptors)
 
     def hear(self) -> m.AnyReply:
         while not self._replies:
@@ -100,10 +104,51 @@ def _refused(stranger: Stranger) -> None:
 def _stopped(stranger: Stranger) -> None:
     stranger.say("wait")
     stranger.say("stop")
-    event, over, stopped = (stranger.hear() for _ in range(3))
+    event, stopped, over = (stranger.hear() for _ in range(3))
     assert isinstance(event, m.EventPush)
     assert (event.id, event.event.type, event.event.run_id) == (3, "run_cancelled", "a1")
-    assert isinstance(over, m.RunReply)
-    assert (over.id, over.run.status, over.run.signal) == (7, Status.CANCELLED, 15)
     assert isinstance(stopped, m.Stopped)
     assert (stopped.id, stopped.stopped, stopped.survivors) == (8, ["a1"], [])
+    assert isinstance(over, m.RunReply)
+    assert (over.id, over.run.status, over.run.signal) == (7, Status.CANCELLED, 15)
+
+
+def _error(reply: m.AnyReply) -> tuple[int, ErrorCode]:
+    assert isinstance(reply, m.Error)
+    return reply.id, reply.code
+
+
+def test_the_descriptors_of_an_id_in_use_are_closed(stranger: Stranger) -> None:
+    for name in ("hello", "spawn"):
+        stranger.say(name)
+        stranger.hear()
+    stranger.say("wait")
+    never, other = os.pipe()
+    with open(never, "rb"), open(other, "wb"), open(os.devnull, "rb") as null:
+        spawn = EXAMPLES["spawn with a descriptor"]
+        stranger.send(m.pack_message(msgspec.structs.replace(spawn, id=7)), (never,))
+        assert _error(stranger.hear()) == (7, ErrorCode.BAD_REQUEST)
+        stranger.say("spawn with a descriptor", (null.fileno(),))
+        reply = stranger.hear()
+        assert isinstance(reply, m.RunReply)
+        # were the first descriptor still there, it would be given to this one, and there is no end to it
+        stranger.send(m.pack_message(m.Wait(id=8, run=reply.run.id)))
+        over = stranger.hear()
+    assert isinstance(over, m.RunReply)
+    assert (over.id, over.run.status) == (8, Status.COMPLETED)
+
+
+def test_a_body_that_cannot_be_read(stranger: Stranger) -> None:
+    stranger.say("hello")
+    stranger.hear()
+    body = msgspec.msgpack.encode({"type": "wait", "id": 2, "run": "a1", "tiemout": 1.0})
+    frame = len(body).to_bytes(4, "big") + body
+    stranger.send(frame)
+    assert _error(stranger.hear()) == (2, ErrorCode.BAD_REQUEST)
+    stranger.say("info")
+    assert stranger.hear() == EXAMPLES["error"]
+    with open(os.devnull, "rb") as null:
+        stranger.send(frame, (null.fileno(),))
+    assert _error(stranger.hear()) == (2, ErrorCode.BAD_REQUEST)
+    with pytest.raises(AssertionError, match="closed the connection"):
+        stranger.hear()

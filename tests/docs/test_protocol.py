@@ -11,6 +11,8 @@ import msgspec
 import pytest
 
 from sfad.core.access import VERBS
+from sfad.core.policy import MAX_ATTEMPTS, MAX_RETRY_DELAY
+from sfad.core.stop import MAX_GRACE
 from sfad.protocol import messages as m
 from sfad.protocol import types as t
 from sfad.protocol.errors import ErrorCode
@@ -141,12 +143,22 @@ def test_bounds() -> None:
         "requests of one connection handled in one go": f"{server.TURN}",
         "bytes that wait for a run's stdin (`send`)": f"{stdin.MAX_PENDING // mib} MiB",
         "rows of ended runs in a `list`": f"{verbs.MAX_ROWS:,}".replace(",", " "),
-        "bytes of output that a `result` is made from": f"{verbs.MAX_RESULT // mib} MiB",
+        "bytes of output that a `result` is made from, and of its text": f"{verbs.MAX_RESULT // mib} MiB",
     }
     assert f"({MAX_REQUEST:,} bytes)".replace(",", " ") in PAGE
     assert f"({MAX_REPLY:,} bytes)".replace(",", " ") in PAGE
     assert f"describes version {VERSION}" in PAGE
     assert f"At most {m.MAX_DESCRIPTORS} descriptors" in PAGE
+
+
+def test_ranges() -> None:
+    requests = part("Requests")
+    spawn, stop, result = ({row[0].strip("`"): row[3] for row in rows(requests[name])} for name in ("spawn", "stop", "result"))
+    assert f"1 to {MAX_ATTEMPTS}:" in spawn["attempts"]
+    assert f", 0 to {MAX_RETRY_DELAY:g};" in spawn["retry_delay"]
+    assert f", 0 to {MAX_GRACE:g};" in spawn["grace"]
+    assert f", 0 to {MAX_GRACE:g};" in stop["grace"]
+    assert f"cut to 1 to {verbs.MAX_RESULT:,}".replace(",", " ") in result["max_bytes"]
 
 
 def example(name: str) -> tuple[Any, bytes]:

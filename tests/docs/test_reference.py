@@ -11,6 +11,7 @@ import pytest
 from sfactl.exits import Exit
 from sfad import __version__
 from sfad.config import ConfigError, load
+from sfad.daemon import _AT_START
 from sfad.protocol.messages import Setting
 from sfad.protocol.units import DURATION_FORMS
 from tests.docs.pages import CHANGELOG, README, ROOT, rows, sections, text_of
@@ -57,6 +58,10 @@ def allowed_by_error(key: str, file: Path) -> str:
 def test_no_key_that_does_not_exist() -> None:
     keys = [row[0].strip("`") for row in rows(sections(CONFIGURATION, "##")["Keys"])]
     assert keys == ["key", *(setting.key for setting in SETTINGS)]
+
+
+def test_what_waits_for_a_restart() -> None:
+    assert " and ".join(f"`{prefix}*`" for prefix in _AT_START) + " stay as they are" in CONFIGURATION
 
 
 def test_every_variable_of_ours_is_documented() -> None:
