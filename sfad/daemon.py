@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import resource
@@ -19,6 +20,7 @@ from . import systemd
 from .core.events import DrainRequested
 from .launch import choose
 from .launch.base import Launcher
+from .launch.reaper import ChildSignals
 from .launch.sweep import sweep
 from .ledger import Ledger
 from .observe.log import Log
@@ -61,6 +63,8 @@ class Daemon:
     async def serve(self) -> None:
         """Serves until told to end and every tree is gone. Raises `PathError`, `LedgerError`, `CgroupImpossible`."""
         with ExitStack() as stack:
+            children = ChildSignals()
+            stack.callback(children.close)
             log = Log(level=self._loaded.config.log.level, file=_file(self._loaded.config.log.file))
             stack.callback(log.close)
             prepare_state_dir(self._place.state_dir)
@@ -71,7 +75,10 @@ class Daemon:
             _raise_descriptor_limit()
             runtime = self._make_runtime(ledger, output, launcher, log)
             stack.callback(runtime.close)
-            await self._run(runtime, log, stack)
+            # what start-up has made lives as long as the daemon, and every collection would walk it again
+            gc.collect()
+            gc.freeze()
+            await self._run(runtime, log, stack, children)
 
     def _open_state(self, stack: ExitStack, log: Log) -> tuple[Ledger, OutputStore]:
         place = self._place
@@ -124,7 +131,7 @@ class Daemon:
         )
         return self._runtime
 
-    async def _run(self, runtime: Runtime, log: Log, stack: ExitStack) -> None:
+    async def _run(self, runtime: Runtime, log: Log, stack: ExitStack, children: ChildSignals) -> None:
         place = self._place
         listener = bind_socket(place.socket)
         stack.callback(unbind_socket, place.socket)
@@ -135,6 +142,7 @@ class Daemon:
             async with trio.open_nursery() as nursery:
                 await nursery.start(runtime.serve)
                 nursery.start_soon(server.serve)
+                nursery.start_soon(children.serve, runtime.launcher.child_signalled)
                 nursery.start_soon(self._obey, signals, runtime, server.stop_accepting, log)
                 self._announce(log, runtime.launcher)
                 await self._drained.wait()
@@ -158,9 +166,7 @@ class Daemon:
 
     async def _obey(self, signals: AsyncIterator[int], runtime: Runtime, stop_accepting: Callable[[], None], log: Log) -> None:
         async for number in signals:
-            if number == signal.SIGCHLD:
-                runtime.launcher.child_signalled()
-            elif number == signal.SIGHUP:
+            if number == signal.SIGHUP:
                 self._reload(runtime, log)
             elif number == signal.SIGUSR2:
                 log.warning("SIGUSR2: re-executing in place is not in this release; stop and start the daemon")
@@ -185,7 +191,7 @@ class Daemon:
             log.warning("these take effect at the next start", keys=waiting)
 
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2, signal.SIGCHLD)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 
 
 _AT_START = ("containment.", "log.")

@@ -268,7 +268,7 @@ class LocalLauncher(ABC):
         finally:
             for fd in opened:
                 os.close(fd)
-        return self._adopt(held, pid, path, report)  # with at least three descriptors free again: enough
+        return self._adopt(held, pid, path, report)  # two descriptors at least are free again: enough
 
     def _spawn(self, held: Held, spec: LaunchSpec, opened: list[int]) -> tuple[int, bytes, int]:
         """The child's pid, the file that it executes, and the near end of its report."""

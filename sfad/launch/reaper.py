@@ -8,7 +8,11 @@ through it, or in a thread that outlives them.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
+import sys
+from collections.abc import Callable
 from contextlib import suppress
 
 import trio
@@ -18,8 +22,38 @@ from . import procfs
 
 _APART = 0.05
 """Seconds between two looks: SIGCHLD comes once for each of the thousands of orphans of a killed tree."""
+_SIGSET_T, _SIGINFO = 128, 128
+"""Bytes of glibc's sigset_t and of a signalfd_siginfo."""
 _EVERY = 5.0
 """Seconds after which to look without a SIGCHLD: signals coalesce, and a zombie costs little meanwhile."""
+
+
+class ChildSignals:
+    """SIGCHLD as a descriptor to wait for. A handler would run once a child, and one child in a thousand is an orphan:
+    measured, 8 % of what a short run costs.
+
+    To be made in the main thread before any other is started: threads inherit that the signal is blocked. What the launcher
+    starts does not; other children would have to unblock it.
+    """
+
+    def __init__(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        mask = (1 << (signal.SIGCHLD - 1)).to_bytes(_SIGSET_T, sys.byteorder)
+        self._descriptor = ctypes.CDLL(None, use_errno=True).signalfd(-1, mask, os.O_CLOEXEC | os.O_NONBLOCK)
+        if self._descriptor < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
+    async def serve(self, notice: Callable[[], object]) -> None:
+        """Calls `notice` when children have ended, until cancelled."""
+        while True:
+            await trio.lowlevel.wait_readable(self._descriptor)
+            os.read(self._descriptor, _SIGINFO)  # several that came meanwhile are one
+            notice()
+
+    def close(self) -> None:
+        """Gives back the descriptor; the signal stays blocked, for other threads may be there."""
+        os.close(self._descriptor)
 
 
 class Orphans:

@@ -93,7 +93,7 @@ class Spawner:
     def _describe(self, actions: object, job: Job, moved: list[int]) -> None:
         _check(_libc.posix_spawn_file_actions_addfchdir_np(actions, job.cwd))
         image = () if self._trampoline.image is None else (self._trampoline.image,)
-        for target, source in enumerate((*job.stdio, job.door, job.report, *image)):
+        for target, source in enumerate((*job.stdio, job.door, job.report, *image)):  # to 0-2, FD_DOOR, FD_REPORT, FD_IMAGE
             if target == FD_DOOR and job.terminal:
                 _check(_libc.posix_spawn_file_actions_addopen(actions, FD_DOOR, _STDIN, os.O_RDWR, 0))
             if source < FD_FREE:

@@ -98,7 +98,7 @@ RUN_COLUMNS = (*_BORN, *_STATE)
 SAVE_COLUMNS = ("number", *_STATE)
 EVENT_COLUMNS = ("seq", "time", "type", "severity", "run_id", "root_id", "body")
 
-_IN_EVENT_COLUMNS = frozenset(EVENT_COLUMNS[:-1])
+_IN_EVENT_BODY = tuple(name for name in Event.__struct_fields__ if name not in EVENT_COLUMNS)
 
 _SOURCES = ("gateway", "report", "stream", "none")
 """Sources of usage, best first (SPEC section 8)."""
@@ -127,7 +127,7 @@ def event_op(event: Event) -> Op:
     """The write of an event. Raises `ValueError` for one without time or number."""
     if not isinstance(event.time, datetime) or not isinstance(event.seq, int):
         raise ValueError(f"event {event.type!r} has no time or no number")
-    body = {k: v for k, v in msgspec.structs.asdict(event).items() if k not in _IN_EVENT_COLUMNS and v not in (None, "")}
+    body = {name: value for name in _IN_EVENT_BODY if (value := getattr(event, name)) not in (None, "")}
     row = (event.seq, event.time.timestamp(), event.type, event.severity, event.run_id, event.root_id, _json(body))
     return Op("event", event.run_id, row)
 

@@ -244,7 +244,7 @@ def statements(batch: Sequence[Op]) -> Iterator[tuple[str, Sequence[Any]]]:
             yield "UPDATE runs SET refusals_counted = refusals_counted + 1 WHERE number = ?", op.row
 
 
-_SIZES = (64, 16, 4, 3, 2, 1)
+_SIZES = (64, 32, 16, 8, 4, 3, 2, 1)
 """Rows in one statement: few different texts, so that SQLite's prepared statements are reused, and at most 2 624
 parameters, of 32 766 allowed. A short run has three events: they go in one statement."""
 
