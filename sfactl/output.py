@@ -122,3 +122,8 @@ def outcome(run: RunInfo) -> str:
     if run.exit_code:
         return f"{run.status.value} (exit {run.exit_code})"
     return run.status.value
+
+
+def counted(number: int, one: str, many: str) -> str:
+    """`1 process`, `2 processes`."""
+    return f"{number} {one if number == 1 else many}"

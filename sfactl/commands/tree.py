@@ -58,7 +58,8 @@ def lines(below: Below, parent: str | None = None, indent: str = "") -> Iterator
 
 def describe(run: RunInfo) -> str:
     """One run on one line."""
-    load = "" if run.processes is None else f"  {run.processes} processes  {output.size(run.memory_bytes)}"
+    processes = "" if run.processes is None else output.counted(run.processes, "process", "processes")
+    load = f"  {processes}  {output.size(run.memory_bytes)}" if processes else ""
     said = f"  {output.plain(run.milestone)}" if run.milestone else ""
     age = output.age(run.created_at)
     return f"{run.id}  {output.plain(run.name)}  {output.outcome(run)}  depth {run.depth}  {age}{load}{said}"

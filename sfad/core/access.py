@@ -21,7 +21,8 @@ class Peer:
     uid: int
     user: str
     owner: bool = True
-    """May act for the person whose daemon this is: the same uid, or root. The rules for peers inside a run go before it."""
+    """May act for the person whose daemon this is: the same uid, or root. Inside a run that person's own power ends at its
+    subtree all the same."""
     run: RunId | None = None
     """The run the peer's process is in."""
     unplaced: str = ""

@@ -18,6 +18,7 @@ import trio
 from ..core.ids import run_number
 from ..protocol.messages import List
 from ..protocol.types import Event, Reason, RunId, RunInfo, Status
+from .errors import LedgerError
 from .numbers import number_of
 from .opening import open_reader, open_writer
 from .reader import Page, Reader
@@ -64,9 +65,13 @@ class Ledger:
         """Operations that will never be written, since opening; each was reported."""
         self._boot = current_boot()
         self._connection = open_writer(directory, self.notes, busy_timeout=busy_timeout)
-        self._reader = Reader(open_reader(directory))
-        self._last_number = max(self._reader.last(*_LAST_RUN), floor_number)
-        self._seq = self._reader.last(*_LAST_EVENT)
+        try:
+            self._reader = Reader(open_reader(directory))
+            self._last_number = max(self._reader.last(*_LAST_RUN), floor_number)
+            self._seq = self._reader.last(*_LAST_EVENT)
+        except sqlite3.Error as error:
+            self._connection.close()
+            raise LedgerError(f"the ledger in {directory} cannot be read: {error}; move it away to begin a new one") from error
         self._unwritten: dict[RunId, _Unwritten] = {}
         self._writer: Writer | None = None
         self._waking = False

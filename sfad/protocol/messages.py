@@ -32,7 +32,7 @@ class Request(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=Tr
 
 
 class Hello(Request, tag="hello"):
-    """First on every connection. `client` names the program, for the daemon's log only."""
+    """First on every connection. `client` names the program, for the daemon's log at level debug only."""
 
     versions: list[int]
     client: str = ""
@@ -126,7 +126,8 @@ class Info(Request, tag="info"):
 
 
 class Wait(Request, tag="wait"):
-    """Answered by `RunReply` when the run is terminal, or after `timeout` seconds with the run as it is then."""
+    """Answered by `RunReply` when the run is terminal and the ledger knows it, or after `timeout` seconds with the run as it
+    is then."""
 
     run: str
     timeout: float | None = None
@@ -161,7 +162,7 @@ class Result(Request, tag="result"):
 
     run: str
     max_bytes: int = 64 * 1024
-    """Of the text; the newest part is kept."""
+    """Of the text, at most 1 MiB; the newest part is kept."""
 
 
 class Send(Request, tag="send"):

@@ -73,6 +73,7 @@ class Verbs:
         if not isinstance(request, m.Hello):
             _fail(connection, request.id, ErrorCode.BAD_REQUEST, "the first message must be 'hello'")
             return False
+        self._runtime.log.debug("client", name=request.client[:100], user=peer.user, run=peer.run)
         common = set(request.versions) & set(SUPPORTED)
         if not common:
             _fail(
