@@ -84,6 +84,8 @@ def _of_failed(run: RunInfo) -> int:
     why = run.reason.kind if run.reason else "exit"
     if why == "limit":
         return Exit.LIMIT
+    if why in ("output", "ledger"):
+        return Exit.UNAVAILABLE
     if why == "launch":
         return _of_launch(run)
     if run.signal is not None:

@@ -267,7 +267,7 @@ class Foreground:
 
 
 def _ending(final: RunInfo) -> str:
-    return f"{final.status.value}: {final.reason.message}" if final.reason else final.status.value
+    return f"{final.status.value}: {output.plain(final.reason.message)}" if final.reason else final.status.value
 
 
 def reconnect(path: Path, advice: str, pause: Callable[[], None] = lambda: time.sleep(AGAIN)) -> Client:

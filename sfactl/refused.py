@@ -19,7 +19,7 @@ def as_quit(reply: Refused, *, as_json: bool) -> exits.Quit:
         output.print_json({"refused": refusal})
         return exits.Quit(code)
     recorded = f" (recorded as {reply.run})" if reply.run else ""
-    return exits.Quit(code, f"refused: {refusal.message}\n  {refusal.detail}{recorded}")
+    return exits.Quit(code, f"refused: {output.plain(refusal.message)}\n  {output.plain(refusal.detail)}{recorded}")
 
 
 def survivors(found: Sequence[Survivor]) -> str:

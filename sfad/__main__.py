@@ -77,7 +77,7 @@ def sweep(state_dir: StateDir = None, config: ConfigFile = None) -> None:
     loaded = _load(place.config_files)
     try:
         if place.state_dir.is_dir():
-            os.close(lock_state_dir(place.state_dir))
+            lock_state_dir(place.state_dir)  # until this process ends: no daemon may start in the middle of it
     except PathError as error:
         _die(f"{error}; a living daemon looks after its own (sfactl stop --all)", EXIT_UNAVAILABLE)
     report = sweep_instance(place.instance, loaded.config.containment.cgroup_parent)

@@ -78,7 +78,12 @@ class Daemon:
             # what start-up has made lives as long as the daemon, and every collection would walk it again
             gc.collect()
             gc.freeze()
-            await self._run(runtime, log, stack, children)
+            try:
+                await self._run(runtime, log, stack, children)
+            except Exception:
+                # a daemon that cannot go on leaves nothing unmanaged behind
+                self._sweep_leftovers(log)
+                raise
 
     def _open_state(self, stack: ExitStack, log: Log) -> tuple[Ledger, OutputStore]:
         place = self._place
@@ -146,7 +151,7 @@ class Daemon:
                 nursery.start_soon(self._obey, signals, runtime, server.stop_accepting, log)
                 self._announce(log, runtime.launcher)
                 await self._drained.wait()
-                systemd.notify("STOPPING=1")
+                _notify("STOPPING=1", log)
                 with trio.move_on_after(LAST_WORDS), suppress(OSError):
                     await runtime.ledger.flush()  # who waits for an end is told when it is recorded
                     await server.drained()
@@ -158,7 +163,7 @@ class Daemon:
             "serving", socket=str(self._place.socket), state_dir=str(self._place.state_dir), pid=os.getpid(),
             containment=launcher.containment, detail=launcher.detail,
         )  # fmt: skip
-        systemd.notify("READY=1")
+        _notify("READY=1", log)
         if self._ready_fd is not None:
             with suppress(BrokenPipeError):  # whoever started us may be gone
                 os.write(self._ready_fd, b"ready\n")
@@ -189,6 +194,13 @@ class Daemon:
         log.info("config reloaded", files=[str(path) for path in loaded.files])
         if waiting:
             log.warning("these take effect at the next start", keys=waiting)
+
+
+def _notify(state: str, log: Log) -> None:
+    try:
+        systemd.notify(state)
+    except OSError as error:
+        log.warning(f"NOTIFY_SOCKET is set, but nobody can be told {state}: {error}")
 
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)

@@ -7,7 +7,7 @@ import socket
 
 
 def notify(state: str) -> None:
-    """Sends `state` (`READY=1`, `STOPPING=1`) to the service manager. Raises `OSError` if there is one and it cannot be told."""
+    """Sends `state` (`READY=1`, `STOPPING=1`) to the service manager. Raises `OSError` if it is named and cannot be told."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return

@@ -78,6 +78,6 @@ def _started(run: RunInfo, quiet: bool) -> int:
     if run.status is Status.QUEUED and not quiet:
         output.note(f"sfactl: {run.id} is queued: every slot for trees is taken")
     if run.reason is not None and run.reason.kind == "launch":
-        output.note(f"sfactl: {run.id} could not be started: {run.reason.message}")
+        output.note(f"sfactl: {run.id} could not be started: {output.plain(run.reason.message)}")
         return exits.of_run(run)
     return exits.Exit.DONE

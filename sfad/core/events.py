@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ..protocol.types import Bound, Claim, Kind, Limit, RunId, Survivor
 from .access import Peer
@@ -125,6 +126,8 @@ class LaunchFailed(At):
     run: RunId
     errno: int
     error: str
+    kind: Literal["launch", "output"] = "launch"
+    """`output`: not the command is to blame, but the place where its output was to go."""
 
 
 @dataclass(frozen=True, slots=True)

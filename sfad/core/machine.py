@@ -289,7 +289,7 @@ class Machine:
             return
         if run.status is Status.STARTING:
             # before any retry: a command that is not there will not be there a second later (SPEC section 6)
-            reason = Reason(kind="launch", message=ev.error, errno=ev.errno)
+            reason = Reason(kind=ev.kind, message=ev.error, errno=ev.errno)
             if run.children:
                 # a stranger that moved itself into the containment asked for them; no run ends before its descendants
                 self._begin_stop(run, ev.at, status=Status.FAILED, reason=reason, signal=SIGTERM, grace=self._grace(run))

@@ -110,7 +110,7 @@ def _parse(words: list[str], valued: str) -> tuple[list[tuple[str, str]], list[s
             name, equals, value = word.partition("=")
             found.append((name, value if equals else rest.pop() if name in takes and rest else ""))
             continue
-        for at, letter in enumerate(word[1:], start=2):
+        for at, letter in enumerate(word[1:65], start=2):  # no program has more letters, and a word may have megabytes
             if letter in takes:
                 found.append((f"-{letter}", word[at:] or (rest.pop() if rest else "")))
                 break

@@ -13,7 +13,7 @@ class ErrorCode(StrEnum):
     UNSUPPORTED_VERSION = "unsupported_version"
     """No protocol version in common."""
     NO_SUCH_RUN = "no_such_run"
-    """No run has this id, or the peer may not know that it exists."""
+    """No run has this id."""
     AMBIGUOUS_RUN = "ambiguous_run"
     """The prefix fits several runs."""
     NOT_PERMITTED = "not_permitted"

@@ -18,6 +18,7 @@ from ..core import commands as c
 from ..core import events as e
 from ..core.access import Peer
 from ..core.machine import Machine
+from ..core.naming import derive_name
 from ..core.policy import Policy
 from ..core.run import Run
 from ..launch.base import Launcher, LaunchSpec
@@ -27,7 +28,7 @@ from ..output.files import OutputStore
 from ..protocol import types
 from ..protocol.errors import ErrorCode
 from ..protocol.messages import Setting, Spawn
-from ..protocol.types import Bound, Limit, Reason, RunId, RunInfo, Usage
+from ..protocol.types import Bound, Limit, RunId, RunInfo, Usage
 from .environment import run_environment
 from .live import Live, wall_clock
 from .stdin import StdinPipe
@@ -48,6 +49,23 @@ class Recent:
     info: RunInfo
     chain: tuple[RunId, ...]
     kept: bool
+
+
+@dataclass(slots=True)
+class Request:
+    """A spawn that the guard has not answered. What it holds is handed to the run if the answer is yes."""
+
+    spawn: Spawn
+    descriptors: list[int]
+    admitted: Admitted
+    stdin: StdinPipe | None = None
+
+    def close(self) -> None:
+        """Gives back every descriptor."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        if self.stdin is not None:
+            self.stdin.discard()
 
 
 class Runtime:
@@ -82,7 +100,7 @@ class Runtime:
         self._feeding = False
         self._token = 0
         self._answers: dict[int, Callable[[c.Answer], None]] = {}
-        self._spawns: dict[int, tuple[Spawn, list[int], Admitted]] = {}
+        self._spawns: dict[int, Request] = {}
         self._waiters: dict[RunId, set[Waiter]] = {}
         self._unrecorded: dict[RunId, tuple[RunInfo, set[Waiter]]] = {}
         self._watchers: dict[RunId, set[Watcher]] = {}
@@ -141,17 +159,23 @@ class Runtime:
 
     def _handle(self, event: e.Event) -> None:
         try:
-            for command in self.machine.handle(event):
-                self._appliers[type(command)](command)
+            commands = self.machine.handle(event)
         except Exception:  # noqa: BLE001 - a bug in one request must not leave every tree without a supervisor
-            self.log.error(
-                f"internal error while handling {type(event).__name__}",
-                event=repr(event)[:1000],
-                traceback=traceback.format_exc(),
-            )
+            self._internal_error(event)
             token = getattr(event, "token", None)
             if token is not None:
                 self._answer(token, c.Failed(ErrorCode.INTERNAL, "internal error; the daemon's log has the traceback"))
+            return
+        for command in commands:
+            try:
+                self._appliers[type(command)](command)
+            except Exception:  # noqa: BLE001 - what was decided stands: the commands after it, a timer, a reply, must be applied
+                self._internal_error(command)
+
+    def _internal_error(self, what: object) -> None:
+        self.log.error(
+            f"internal error while handling {type(what).__name__}", about=repr(what)[:1000], traceback=traceback.format_exc()
+        )
 
     def ask(self, answer: Callable[[c.Answer], None], make: Callable[[int, float], e.Event]) -> None:
         """Feeds the event that `make(token, now)` returns; `answer` is called once, when the core replies to it."""
@@ -168,11 +192,20 @@ class Runtime:
         answer: Callable[[c.Answer], None],
         admitted: Admitted,
     ) -> None:
-        """Asks the guard. `descriptors` become the runtime's, whatever the answer. `admitted` is called first if it is yes."""
+        """Asks the guard. `descriptors` become the runtime's, whatever the answer. `admitted` is called first if it is yes.
+
+        Raises `OSError` where there are no descriptors for a pipe; then nothing was asked."""
+        request = Request(spawn, descriptors, admitted)
+        if spawn.stdin == "pipe":
+            try:
+                request.stdin = StdinPipe()
+            except OSError:
+                request.close()
+                raise
         self._token += 1
         token = self._token
         self._answers[token] = answer
-        self._spawns[token] = (spawn, descriptors, admitted)
+        self._spawns[token] = request
         asked = asked_of(spawn, client)
         self.feed(e.SpawnRequested(trio.current_time(), token, peer, asked))
 
@@ -190,13 +223,13 @@ class Runtime:
     def _admit(self, command: c.Admit) -> None:
         run = command.run
         assert run.admit_token is not None
-        spawn, descriptors, admitted = self._spawns.pop(run.admit_token)
-        live = Live(run, spawn, wall_clock(), descriptors)
+        request = self._spawns.pop(run.admit_token)
+        spawn = request.spawn
+        live = Live(run, spawn, wall_clock(), request.descriptors, request.stdin)
         self.live[run.id] = live
-        admitted(run.id)
-        if spawn.stdin == "pipe":
-            live.stdin = StdinPipe()
+        if live.stdin is not None:
             self._nursery.start_soon(live.stdin.serve)
+        request.admitted(run.id)
         self.ledger.admit(live.info(run.created_at), _extra(run, spawn))
 
     def _save(self, command: c.Save) -> None:
@@ -214,7 +247,7 @@ class Runtime:
     def _record_refusal(self, command: c.RecordRefusal) -> None:
         run = command.run
         assert run.admit_token is not None
-        spawn = self._spawns[run.admit_token][0]
+        spawn = self._spawns[run.admit_token].spawn
         now = wall_clock()
         refused = Live(run, spawn, now, ended_at=now)
         info = refused.info(run.created_at)
@@ -228,7 +261,7 @@ class Runtime:
             spec, opened = self._spec(live)
         except OSError as error:
             message = f"run {run.id} was not started: its output could not be opened: {error}"
-            self.feed(e.LaunchFailed(trio.current_time(), run.id, error.errno or 0, message))
+            self.feed(e.LaunchFailed(trio.current_time(), run.id, error.errno or 0, message, "output"))
             return
         try:
             self.launcher.launch(run.id, run.parent.id if run.parent is not None else None, spec)
@@ -314,9 +347,11 @@ class Runtime:
 
     def _answer(self, token: int, answer: c.Answer) -> None:
         unclaimed = self._spawns.pop(token, None)  # of a spawn that was not admitted
-        for descriptor in unclaimed[1] if unclaimed is not None else ():
-            os.close(descriptor)
-        self._answers.pop(token)(answer)
+        if unclaimed is not None:
+            unclaimed.close()
+        asker = self._answers.pop(token, None)
+        if asker is not None:
+            asker(answer)
 
     # ---- reading
 
@@ -375,10 +410,12 @@ class Runtime:
 def asked_of(spawn: Spawn, client: int) -> e.Asked:
     """What the core decides about, out of what a client sent."""
     source = spawn.timeout_source
+    argv = tuple(shown(word) for word in spawn.argv)
     return e.Asked(
-        argv=tuple(shown(word) for word in spawn.argv),
+        argv=abridged(argv),
         cwd=shown(spawn.cwd),
-        name=spawn.name,
+        # of the whole command: a hash of its beginning would make one agent of several
+        name=spawn.name if spawn.name is not None else derive_name(argv),
         kind=spawn.kind,
         type=spawn.run_type,
         timeout=Limit(kind="time", threshold=spawn.timeout, source=source) if spawn.timeout is not None else None,
@@ -398,6 +435,23 @@ def asked_of(spawn: Spawn, client: int) -> e.Asked:
         deny=frozenset(spawn.deny),
         claim=spawn.claim,
     )
+
+
+MAX_SHOWN = 4096
+"""Characters of a command line that are kept to be shown. A command may have megabytes, and a thousand runs are in memory."""
+
+
+def abridged(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """A command line as it is shown: what is too much ends in `…`."""
+    kept: list[str] = []
+    room = MAX_SHOWN
+    for word in argv:
+        if len(word) > room:
+            kept.append(word[:room] + "…")
+            break
+        kept.append(word)
+        room -= len(word) + 1
+    return tuple(kept)
 
 
 def shown(raw: bytes) -> str:
@@ -441,8 +495,3 @@ def policy_of(loaded: configuration.Loaded) -> Policy:
 def _extra(run: Run, spawn: Spawn) -> RunExtra:
     mode = "detached" if spawn.detach else "foreground" if spawn.tied else "background"
     return RunExtra(uid=run.uid, mode=mode, allowed_tools=spawn.allowed_tools, blocked_tools=spawn.blocked_tools)
-
-
-def lost(run: RunInfo) -> Reason:
-    """Why a run that a dead daemon left is closed."""
-    return Reason(kind="daemon", message=f"the daemon died while run {run.id} was {run.status}; what was left of it was killed")

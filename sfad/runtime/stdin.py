@@ -65,6 +65,11 @@ class StdinPipe:
             os.close(self._write_end)
             self._write_end = -1
 
+    def discard(self) -> None:
+        """Nobody will read it, and nobody serves it."""
+        os.close(self.read_end)
+        self._close_write_end()
+
     def close(self) -> None:
         """The run is over: whoever still writes gets EPIPE, and `serve` ends."""
         os.close(self.read_end)

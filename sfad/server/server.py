@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import select
 import socket
+import traceback
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -35,6 +36,9 @@ MAX_PARTIAL = 64 * 1024 * 1024
 
 REST = 1.0
 """Seconds before the next try when a connection could not be accepted for want of descriptors or memory."""
+
+ACCEPTS = 64
+"""Connections accepted in one go: somebody may connect and hang up in a loop, and everybody else has a turn between."""
 
 TURN = 16
 """Requests of one client handled before the next client has a turn."""
@@ -103,9 +107,9 @@ class Server:
             self._read(connection)
 
     def _accept(self) -> None:
-        while True:
+        for _ in range(ACCEPTS):
             try:
-                sock, _ = self._listener.accept()
+                sock, _address = self._listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:
@@ -134,15 +138,18 @@ class Server:
 
     def _read(self, connection: Connection) -> None:
         before = connection.decoder.pending
+        broken = ""
         try:
             going_on = connection.read()
         except ProtocolError as error:
-            self._refuse(connection, ErrorCode.BAD_REQUEST, str(error))
-            return
+            broken = str(error)
         except OSError:
             going_on = False
         after = connection.decoder.pending
         self._partial += after - before
+        if broken:
+            self._refuse(connection, ErrorCode.BAD_REQUEST, broken)
+            return
         if connection.bodies:
             self._turns.append(connection)
         if connection.bodies:
@@ -184,7 +191,11 @@ class Server:
             self._verbs.handle(connection, request)
 
     def _greet(self, connection: Connection, request: AnyRequest) -> None:
-        peer = self._identify(connection.sock)
+        try:
+            peer = self._identify(connection.sock)
+        except Exception as error:  # noqa: BLE001 - what a stranger's process looks like must not end the daemon
+            self._log.error("a peer could not be identified", traceback=traceback.format_exc())
+            peer = Peer(-1, "unknown", owner=False, unplaced=f"it could not be identified: {error}")
         if self._verbs.greet(connection, request, peer):
             connection.peer = peer
         else:

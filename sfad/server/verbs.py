@@ -20,7 +20,7 @@ from ..core.access import VERBS, Peer
 from ..output.sanitise import cut_oldest, sanitise, wrap_result
 from ..protocol import messages as m
 from ..protocol.errors import ErrorCode
-from ..protocol.types import Event, RunId, RunInfo
+from ..protocol.types import Event, RunId, RunInfo, Status
 from ..protocol.version import SUPPORTED
 from ..runtime.runtime import Runtime
 from .connection import Connection
@@ -30,6 +30,12 @@ MAX_RESULT = 1024 * 1024
 
 MAX_ROWS = 20_000
 """Ended runs in one list."""
+
+MAX_STOPPED = 1024
+"""Runs named in one stop; each is looked up."""
+
+MAX_PENDING = 4096
+"""Waits and watches of one connection."""
 
 MAIN_SIGNALS = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT, signal.SIGUSR1,
                           signal.SIGUSR2, signal.SIGHUP})  # fmt: skip
@@ -104,6 +110,8 @@ class Verbs:
                 raise RequestFailed(ErrorCode.BAD_REQUEST, f"request id {request.id} is still in use on this connection")
             if handler is None:
                 raise RequestFailed(ErrorCode.BAD_REQUEST, "'hello' is only said once")
+            if len(connection.cleanup) >= MAX_PENDING:
+                raise RequestFailed(ErrorCode.UNAVAILABLE, f"{MAX_PENDING} requests of this connection are open already")
             handler(connection, request)
         except RequestFailed as failed:
             _fail(connection, request.id, failed.code, str(failed))
@@ -150,7 +158,9 @@ class Verbs:
 
     def _selected(self, connection: Connection, request: m.Stop) -> list[RunId]:
         self._permit(connection, "stop")
-        chosen = {name: None for prefix in request.runs for name in [self._resolve(connection, prefix, "stop")[0].id]}
+        if len(request.runs) > MAX_STOPPED:
+            raise RequestFailed(ErrorCode.BAD_REQUEST, f"{len(request.runs)} runs in one stop; at most {MAX_STOPPED}")
+        chosen = {self._resolve(connection, prefix, "stop")[0].id: None for prefix in dict.fromkeys(request.runs)}
         if request.everything or request.name is not None or request.labels:
             for run, live in list(self._runtime.live.items()):
                 info = live.run
@@ -180,6 +190,8 @@ class Verbs:
     def _signal(self, connection: Connection, request: m.Signal) -> None:
         _check_signal(request.signal, MAIN_SIGNALS)
         info, _ = self._resolve(connection, request.run, "signal")
+        if request.signal == signal.SIGCONT and info.status is Status.PAUSED:
+            raise RequestFailed(ErrorCode.WRONG_STATE, f"run {info.id} is paused; 'sfactl resume {info.id}' lets it go on")
         if not self._runtime.launcher.signal_main(info.id, request.signal):
             raise RequestFailed(ErrorCode.WRONG_STATE, f"run {info.id} is {info.status}; it has no main process to signal")
         connection.send(m.Done(id=request.id))
@@ -271,8 +283,10 @@ class Verbs:
                 ErrorCode.WRONG_STATE,
                 f"the output of run {info.id} is not there: it was not kept, or has been removed since",
             ) from None
-        connection.send(m.LogFiles(id=request.id, run=info.id, ended=not live, kept=self._kept(info.id)), descriptors)
-        _close(descriptors)
+        try:
+            connection.send(m.LogFiles(id=request.id, run=info.id, ended=not live, kept=self._kept(info.id)), descriptors)
+        finally:
+            _close(descriptors)
 
     def _kept(self, run: RunId) -> bool:
         live = self._runtime.live.get(run)
@@ -305,7 +319,18 @@ class Verbs:
         def push(event: Event) -> None:
             connection.send(m.EventPush(id=request, event=event))
 
-        connection.cleanup[request] = self._runtime.watch(run, push)
+        forget = self._runtime.watch(run, push)
+        if self._runtime.over(run):
+            forget()
+            return
+
+        def over(_info: RunInfo | None = None) -> None:
+            forget()
+            unwait()
+            connection.cleanup.pop(request, None)
+
+        unwait = self._runtime.on_end(run, over)
+        connection.cleanup[request] = over
 
     def _status(self, connection: Connection, request: m.DaemonInfo) -> None:
         self._permit(connection, "status")
@@ -347,7 +372,10 @@ class Verbs:
         self._permit(connection, verb)
         info = self._runtime.info(prefix)
         if info is None:
+            own = _peer(connection).run
             found = self._runtime.find(prefix) if prefix else []
+            if own is not None:  # of what is not its own it learns no more than that
+                found = [run for run in found if own in self._runtime.chain(run)] or found[:1]
             if len(found) > 1:
                 some = ", ".join(found[:5])
                 raise RequestFailed(ErrorCode.AMBIGUOUS_RUN, f"'{prefix}' fits several runs ({some}, …); give more of the id")
@@ -403,6 +431,7 @@ def _check_spawn(request: m.Spawn) -> None:
                 raise RequestFailed(ErrorCode.BAD_REQUEST, f"a NUL byte in {what}: {word[:80]!r}")
     if not request.cwd.startswith(b"/"):
         raise RequestFailed(ErrorCode.BAD_REQUEST, f"cwd must be absolute, got {request.cwd!r}")
+    _check_sizes(request)
     for limit in request.limits:
         raise RequestFailed(ErrorCode.BAD_REQUEST, f"the limit '{limit.kind}' is not enforced by this release; only time is")
     unknown = (set(request.allow) | set(request.deny)) - VERBS
@@ -411,6 +440,24 @@ def _check_spawn(request: m.Spawn) -> None:
         raise RequestFailed(
             ErrorCode.BAD_REQUEST, f"no such verb to allow or deny: {', '.join(sorted(unknown))}; there are {known}"
         )
+
+
+def _check_sizes(request: m.Spawn) -> None:
+    """What is kept and shown as long as the run is remembered has its bounds; argv and env have the frame's, and execve's."""
+    tools = sum(map(len, request.allowed_tools)) + sum(map(len, request.blocked_tools))
+    labels = max((len(word) for pair in request.labels.items() for word in pair), default=0)
+    for what, value, limit in (
+        ("bytes of cwd", len(request.cwd), 4096),
+        ("labels", len(request.labels), 64),
+        ("characters of a label", labels, 256),
+        ("characters of --type", len(request.run_type or ""), 64),
+        ("characters of --channel", len(request.channel or ""), 64),
+        ("characters of tool names", tools, 65536),
+        ("names in the claimed chain", len(request.claim.names), 64),
+        ("characters of a claimed name", max(map(len, request.claim.names), default=0), 64),
+    ):
+        if value > limit:
+            raise RequestFailed(ErrorCode.BAD_REQUEST, f"{value} {what}; at most {limit}")
 
 
 def _filter(request: m.List, root: RunId | None, chain: Callable[[RunId], list[RunId]]) -> Callable[[RunInfo], bool]:
