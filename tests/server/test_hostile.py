@@ -6,8 +6,10 @@ import os
 import random
 import socket
 import struct
-from contextlib import ExitStack
+import threading
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -16,6 +18,7 @@ import pytest
 from sfad.protocol import messages as m
 from sfad.protocol.errors import ErrorCode
 from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, FrameDecoder, frame
+from sfad.protocol.types import Claim
 from sfad.protocol.version import SUPPORTED
 from tests.conftest import Start
 from tests.harness import PATIENCE, Daemon, started, wait_until
@@ -211,3 +214,68 @@ def test_more_connections_than_the_daemon_takes(start: Start) -> None:
         assert isinstance(reply, m.Error)
         assert reply.code is ErrorCode.UNAVAILABLE
     wait_until(lambda: serves(daemon), "room again")
+
+
+TOO_MUCH: dict[str, dict[str, Any]] = {
+    "a long cwd": {"cwd": b"/" + b"x" * 5000},
+    "many labels": {"labels": {str(number): "" for number in range(65)}},
+    "a long label": {"labels": {"k": "v" * 257}},
+    "a long type": {"run_type": "t" * 65},
+    "a long claim": {"claim": Claim(names=["n"] * 65)},
+    "a NUL in argv": {"argv": [b"a\0b"]},
+    "a relative cwd": {"cwd": b"here"},
+    "an unknown verb": {"deny": ["fly"]},
+    "no command": {"argv": []},
+    "a bad name": {"name": "no spaces"},
+    "an endless grace": {"grace": float("inf")},
+}
+
+
+@pytest.mark.parametrize("what", TOO_MUCH)
+def test_a_spawn_with_a_value_outside_its_range_says_which(daemon: Daemon, what: str) -> None:
+    with daemon.client() as client:
+        fields = {"argv": [b"true"], "cwd": b"/", "env": list[bytes]()} | TOO_MUCH[what]
+        client.send(m.Spawn(id=client.next_id(), **fields))
+        (answer,) = client.arrived()
+        assert isinstance(answer.reply, m.Error)
+        assert answer.reply.code is ErrorCode.BAD_REQUEST
+        assert len(answer.reply.message) > 20
+        assert client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).admitted == 0
+
+
+def test_what_is_shown_and_kept_of_a_long_command_is_bounded(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        for _ in range(20):
+            started(client, ["true", *["x" * 100_000] * 10])
+        runs = client.call(m.List(id=client.next_id()), m.RunList).runs
+        assert len(runs) == 20
+        assert sum(len(word) for run in runs for word in run.argv) < 20 * 5000
+
+
+def test_a_stop_of_thousands_of_names_is_refused(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        client.send(m.Stop(id=client.next_id(), runs=["a1"] * 100_000))
+        (answer,) = client.arrived()
+        assert isinstance(answer.reply, m.Error)
+        assert "at most 1024" in answer.reply.message
+
+
+def test_somebody_who_connects_in_a_loop_does_not_keep_others_waiting(daemon: Daemon) -> None:
+    stop = threading.Event()
+
+    def storm() -> None:
+        while not stop.is_set():
+            with suppress(OSError), socket.socket(socket.AF_UNIX) as sock:
+                sock.connect(os.fspath(daemon.socket))
+
+    threads = [threading.Thread(target=storm) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        with daemon.client() as client:
+            for _ in range(200):
+                client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
