@@ -80,7 +80,10 @@ def sweep(state_dir: StateDir = None, config: ConfigFile = None) -> None:
             lock_state_dir(place.state_dir)  # until this process ends: no daemon may start in the middle of it
     except PathError as error:
         _die(f"{error}; a living daemon looks after its own (sfactl stop --all)", EXIT_UNAVAILABLE)
-    report = sweep_instance(place.instance, loaded.config.containment.cgroup_parent)
+    try:
+        report = sweep_instance(place.instance, loaded.config.containment.cgroup_parent)
+    except OSError as error:
+        _die(f"cannot look for what is left: {error}", EXIT_SURVIVED)
     print(f"{len(report.pids)} processes of {place.state_dir} were alive; {len(report.pids) - len(report.left)} have been killed")
     if report.left:
         _die(f"still alive: {', '.join(map(str, report.left))}", EXIT_SURVIVED)

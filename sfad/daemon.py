@@ -25,7 +25,7 @@ from .launch.sweep import sweep
 from .ledger import Ledger
 from .observe.log import Log
 from .output.files import OutputStore
-from .paths import bind_socket, lock_state_dir, prepare_state_dir, unbind_socket
+from .paths import PathError, bind_socket, lock_state_dir, prepare_state_dir, unbind_socket
 from .peers import identify
 from .protocol.messages import Setting
 from .runtime.live import wall_clock
@@ -70,7 +70,7 @@ class Daemon:
             prepare_state_dir(self._place.state_dir)
             stack.callback(os.close, lock_state_dir(self._place.state_dir))
             ledger, output = self._open_state(stack, log)
-            launcher = self._choose_launcher(stack)
+            launcher = self._choose_launcher(stack, log)
             # after the launcher has seen the limit that runs are to have
             _raise_descriptor_limit()
             runtime = self._make_runtime(ledger, output, launcher, log)
@@ -100,11 +100,15 @@ class Daemon:
         return ledger, output
 
     def _sweep_leftovers(self, log: Log) -> None:
-        report = sweep(self._place.instance, self._loaded.config.containment.cgroup_parent)
+        try:
+            report = sweep(self._place.instance, self._loaded.config.containment.cgroup_parent)
+        except OSError as error:
+            log.error(f"what a dead daemon may have left could not be looked for: {error}; run 'sfad sweep' later")
+            return
         if report.pids:
             log.warning("killed processes that a dead daemon left", pids=report.pids)
 
-    def _choose_launcher(self, stack: ExitStack) -> Launcher:
+    def _choose_launcher(self, stack: ExitStack, log: Log) -> Launcher:
         containment = self._loaded.config.containment
         launcher = choose(
             instance=self._place.instance,
@@ -112,6 +116,7 @@ class Daemon:
             cgroup_parent=containment.cgroup_parent,
             emit=lambda event: self._runtime.feed(event),
             clock=trio.current_time,
+            complain=log.warning,
         )
         stack.callback(launcher.close)
         return launcher
@@ -139,7 +144,7 @@ class Daemon:
     async def _run(self, runtime: Runtime, log: Log, stack: ExitStack, children: ChildSignals) -> None:
         place = self._place
         listener = bind_socket(place.socket)
-        stack.callback(unbind_socket, place.socket)
+        stack.callback(_unbind, place.socket, log)
         server = Server(listener, runtime, lambda sock: identify(sock, runtime.launcher), log)
         stack.callback(server.close)
         # outside the nursery: trio's receiver breaks a task that still iterates over it when it is closed
@@ -194,6 +199,13 @@ class Daemon:
         log.info("config reloaded", files=[str(path) for path in loaded.files])
         if waiting:
             log.warning("these take effect at the next start", keys=waiting)
+
+
+def _unbind(socket: Path, log: Log) -> None:
+    try:
+        unbind_socket(socket)
+    except PathError as error:
+        log.warning(str(error))  # the next daemon finds it stale and replaces it
 
 
 def _notify(state: str, log: Log) -> None:

@@ -10,6 +10,7 @@ import fcntl
 import os
 import socket
 import stat
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,8 @@ LOCK = "lock"
 
 BACKLOG = 1024
 """Connections that wait for accept. Above this, connect() of a client waits; the kernel caps it at net.core.somaxconn."""
+
+LOCK_TRIES, _LOCK_PAUSE = 25, 0.02
 
 SYSTEM_CONFIG = Path("/etc/sfad/sfad.toml")
 
@@ -138,10 +141,22 @@ def _directory_lock(directory: Path) -> Iterator[None]:
     # between finding a socket stale and replacing it another daemon may do the same; a lock file would stay behind
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _lock_soon(descriptor, directory)
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock_soon(descriptor: int, directory: Path) -> None:
+    # another daemon holds it for less than a millisecond; anybody who may read the directory can hold it for ever
+    for _ in range(LOCK_TRIES):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_LOCK_PAUSE)
+        else:
+            return
+    raise PathError(f"the directory {directory} is locked by another process; end it, or choose another with --socket")
 
 
 def _clear_stale(path: Path) -> None:

@@ -31,12 +31,18 @@ def identify(connection: Connection, launcher: Launcher) -> Peer:
 
     The credentials are those of the moment it connected. Takes less than 0.1 ms; the name of a uid is asked for once.
     """
-    pid, uid, _gid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    try:
+        pid, uid, _gid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    except OSError as error:
+        return Peer(uid=-1, user="unknown", owner=False, unplaced=f"the kernel would not tell: {error.strerror}")
     owner = uid in (0, os.geteuid())
     try:
         run = _place(connection, launcher, pid)
     except Unplaceable as why:
         return Peer(uid=uid, user=user_name(uid), owner=owner, unplaced=str(why))
+    except (OSError, ValueError) as error:  # no descriptor is free, for example
+        what = error.strerror if isinstance(error, OSError) else type(error).__name__
+        return Peer(uid=uid, user=user_name(uid), owner=owner, unplaced=f"the process could not be looked at: {what}")
     return Peer(uid=uid, user=user_name(uid), owner=owner, run=run)
 
 
@@ -62,10 +68,14 @@ def _pidfd(connection: Connection) -> int | None:
     return int.from_bytes(answer, sys.byteorder, signed=True)
 
 
-@lru_cache(maxsize=1024)
 def user_name(uid: int) -> str:
     """The name of a uid, or its number."""
     try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
+        return _known_name(uid)
+    except (KeyError, OSError):
         return str(uid)
+
+
+@lru_cache(maxsize=1024)
+def _known_name(uid: int) -> str:
+    return pwd.getpwuid(uid).pw_name  # what cannot be told now is not remembered

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
@@ -253,3 +254,17 @@ def test_of_daemons_that_start_at_once_one_gets_a_stale_socket(tmp_path: Path) -
 def test_a_name_that_no_address_can_hold(tmp_path: Path) -> None:
     with pytest.raises(PathError, match="is longer than"):
         bind_socket(tmp_path / ("n" * 100) / ("s" * 100))
+
+
+def test_a_directory_that_somebody_else_holds_the_lock_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "LOCK_TRIES", 2)
+    other = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with pytest.raises(PathError, match="locked by another process"):
+        bind_socket(tmp_path / "s")
+    with pytest.raises(PathError, match="locked by another process"):
+        unbind_socket(tmp_path / "s")
+    os.close(other)
+    bind_socket(tmp_path / "s").close()
+    unbind_socket(tmp_path / "s")
+    assert not (tmp_path / "s").exists()

@@ -110,3 +110,17 @@ def test_another_user_whose_process_is_gone() -> None:
     peer = peers.identify(Answers(1, 54321), FakeLauncher(emit=lambda _event: None))
     assert (peer.user, peer.owner) == ("54321", False)
     assert "ended" in peer.unplaced
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no")])
+def test_a_kernel_that_cannot_be_asked(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    launcher = FakeLauncher(emit=lambda _event: None)
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(launcher, "place", fail)
+    monkeypatch.setattr(peers, "_pidfd", lambda _connection: None)
+    peer = peers.identify(Answers(os.getpid(), os.geteuid()), launcher)
+    assert peer.run is None
+    assert "could not be looked at" in peer.unplaced

@@ -24,6 +24,7 @@ from . import cgroupfs
 from .base import Emit, Launcher
 from .cgroup import CgroupLauncher
 from .cgroupfs import CgroupImpossible
+from .local import Complain
 from .tags import TagsLauncher
 
 __all__ = ["CgroupImpossible", "CgroupLauncher", "TagsLauncher", "choose"]
@@ -37,19 +38,21 @@ def choose(
     cgroup_parent: str | None = None,
     clock: Callable[[], float] = trio.current_time,
     nofile: int | None = None,
+    complain: Complain = lambda _text: None,
 ) -> Launcher:
     """The launcher of this machine: by cgroup where that is possible, else by tags.
 
     `instance` is twelve hex digits that name the state directory; `cgroup_parent` is where its cgroups go, by default
-    this process's own cgroup; `nofile` is the soft RLIMIT_NOFILE of runs, by default this process's now. Raises
-    `CgroupImpossible`, with the reason, where cgroups are forced and cannot be had.
+    this process's own cgroup; `nofile` is the soft RLIMIT_NOFILE of runs, by default this process's now; `complain` is
+    told, every few seconds at most, of what failed and is tried again. Raises `CgroupImpossible`, with the reason, where
+    cgroups are forced and cannot be had.
     """
     if forced == "tags":
-        return TagsLauncher(instance=instance, emit=emit, clock=clock, nofile=nofile, why="set in the config")
+        return TagsLauncher(instance=instance, emit=emit, clock=clock, nofile=nofile, complain=complain, why="set in the config")
     try:
         base = cgroupfs.locate(instance, cgroup_parent)
-        return CgroupLauncher(instance=instance, emit=emit, base=base, clock=clock, nofile=nofile)
+        return CgroupLauncher(instance=instance, emit=emit, base=base, clock=clock, nofile=nofile, complain=complain)
     except CgroupImpossible as reason:
         if forced == "cgroup":
             raise
-        return TagsLauncher(instance=instance, emit=emit, clock=clock, nofile=nofile, why=str(reason))
+        return TagsLauncher(instance=instance, emit=emit, clock=clock, nofile=nofile, complain=complain, why=str(reason))

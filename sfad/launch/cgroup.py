@@ -26,8 +26,8 @@ import trio
 from ..protocol.types import RunId
 from . import cgroupfs, procfs
 from .base import Emit, Unplaceable
-from .lineage import by_cookie, still
-from .local import Door, Held, LocalLauncher
+from .lineage import by_ancestry, by_cookie, shown, still
+from .local import Complain, Door, Held, LocalLauncher
 from .trampoline import Trampoline
 
 FREEZE_BOUND = 0.1
@@ -54,6 +54,8 @@ class _Group:
     """`cgroup.events`, open while somebody waits for it."""
     frozen: trio.Event = field(default_factory=trio.Event)
     """Set when a stop's freeze has taken hold."""
+    halted: bool = False
+    """Whether a stop has frozen it and nobody has thawed it since."""
 
 
 class CgroupLauncher(LocalLauncher):
@@ -70,10 +72,11 @@ class CgroupLauncher(LocalLauncher):
         clock: Callable[[], float] = trio.current_time,
         trampoline: Trampoline | None = None,
         nofile: int | None = None,
+        complain: Complain = lambda _text: None,
     ) -> None:
         self._base = base or cgroupfs.locate(instance)
         cgroupfs.probe(self._base)
-        super().__init__(instance=instance, emit=emit, clock=clock, trampoline=trampoline, nofile=nofile)
+        super().__init__(instance=instance, emit=emit, clock=clock, trampoline=trampoline, nofile=nofile, complain=complain)
         self.detail = self._base.directory
         self._groups: dict[RunId, _Group] = {}
         self._inodes: dict[int, RunId] = {}
@@ -83,6 +86,8 @@ class CgroupLauncher(LocalLauncher):
 
     def _enter(self, held: Held) -> Door:
         group = self._groups.get(held.id) or self._make(held)
+        if group.halted:  # the attempt before ended in its stop's freeze
+            self._unfreeze(group)
         return Door(os.open(f"{group.directory}/{_LEAF}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
 
     def _make(self, held: Held) -> _Group:
@@ -136,31 +141,48 @@ class CgroupLauncher(LocalLauncher):
         self._look_at(held, group)
         group.frozen = trio.Event()
         self._write(group, "cgroup.freeze", b"1")
+        group.halted = True
         self._watch.soon(self._look, held, group)
-        self._task(self._stop, held, group, number)
+        self._task(self._stop, held, group, number, held.ladder)
 
-    async def _stop(self, held: Held, group: _Group, number: int) -> None:
+    async def _stop(self, held: Held, group: _Group, number: int, ladder: int) -> None:
         with trio.move_on_after(FREEZE_BOUND):
             await group.frozen.wait()
+        await self._lasting(self._signal_all, held, number, ladder)
+        await self._lasting(self._let_go, held, group, ladder)
+
+    async def _signal_all(self, held: Held, number: int, ladder: int) -> None:
+        if not held.on(ladder):
+            return
         self._signal_starting(held, number)
-        for pid, _ in self._members(held):
+        for pid, _ in tuple(self._members(held)):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)  # nothing frozen can end, so no pid can have been used again
+
+    async def _let_go(self, held: Held, group: _Group, ladder: int) -> None:
+        if held.on(ladder):
+            self._unfreeze(group)
+
+    def _unfreeze(self, group: _Group) -> None:
         for directory in cgroupfs.nested(group.directory):
-            with suppress(OSError):
+            try:
                 cgroupfs.write(f"{directory}/cgroup.freeze", b"0")
+            except OSError as error:
+                if error.errno not in procfs.GONE | procfs.HIDDEN:
+                    raise
+        group.halted = False
 
     def _kill(self, held: Held) -> None:
         group = self._groups.get(held.id)
         if group:
-            self._look_at(held, group)
             self._write(group, "cgroup.kill", b"1")
-            self._task(self._insist, held, group)
+            self._look_at(held, group)
+            self._task(self._insist, held, group, held.ladder)
 
-    async def _insist(self, held: Held, group: _Group) -> None:
+    async def _insist(self, held: Held, group: _Group, ladder: int) -> None:
         while True:
             await trio.sleep(_INSIST)
-            if not held.emptying or group.events is None:
+            if not held.on(ladder) or group.events is None:
                 return
             self._signal_starting(held, signal.SIGKILL)
             self._write(group, "cgroup.kill", b"1")
@@ -180,15 +202,27 @@ class CgroupLauncher(LocalLauncher):
             self._write(group, "cgroup.freeze", b"0")
 
     def _write(self, group: _Group, name: str, content: bytes) -> None:
-        with suppress(FileNotFoundError):
+        try:
             cgroupfs.write(f"{group.directory}/{name}", content)
+        except OSError as error:
+            if error.errno not in procfs.GONE:
+                raise
 
     # What the kernel tells.
 
     def _look_at(self, held: Held, group: _Group) -> None:
         if group.events is None:
-            group.events = os.open(f"{group.directory}/cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
-            self._watch.add(group.events, lambda: self._look(held, group), select.EPOLLPRI)
+            try:
+                events = os.open(f"{group.directory}/cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:  # somebody removed it: it is empty
+                return
+            try:
+                self._watch.add(events, lambda: self._look(held, group), select.EPOLLPRI)
+            except OSError:
+                os.close(events)
+                raise
+            group.events = events
+            self._watch.soon(self._look, held, group)  # what changed before
 
     def _unwatch(self, group: _Group) -> None:
         if group.events is not None:
@@ -199,7 +233,13 @@ class CgroupLauncher(LocalLauncher):
     def _look(self, held: Held, group: _Group) -> None:
         if group.events is None:
             return
-        events = os.pread(group.events, 256, 0)  # reading is what makes EPOLLPRI go away
+        try:
+            events = os.pread(group.events, 256, 0)  # reading is what makes EPOLLPRI go away
+        except OSError as error:
+            if error.errno not in procfs.GONE:
+                raise
+            self._unwatch(group)
+            events = b"populated 0\nfrozen 1\n"
         if b"frozen 1" in events:
             group.frozen.set()
             self._stands(held)
@@ -228,18 +268,25 @@ class CgroupLauncher(LocalLauncher):
     # Identity.
 
     def place(self, pid: int, pidfd: int | None) -> RunId | None:
-        """The run whose cgroup the process is in; else the one whose cookie it carries (moved to another cgroup, by
-        `systemd-run --scope` for example, it is still inside its run). Raises `Unplaceable`."""
+        """The run whose cgroup the process is in. Moved to another cgroup, by `systemd-run --scope` for example, it is
+        still inside its run: that of its nearest ancestor that is in one, else that whose cookie it carries. Raises
+        `Unplaceable`, `OSError`."""
         run = self._inodes.get(_cgroup_id(pidfd)) if pidfd is not None else None
         if run is not None:
             return run
         path = procfs.cgroup(pid) if pid > 0 else None
         run = self._at(path) if path is not None else None
         if run is None and path is not None:
-            run = by_cookie(pid, self.instance, self._runs)
+            run = by_ancestry(pid, self._run_of) or by_cookie(pid, self.instance, self._runs)
         if path is None or not still(pidfd):
             raise Unplaceable(f"process {pid} ended before it could be placed")
         return run
+
+    def _run_of(self, pid: int) -> RunId | None:
+        """The run of an ancestor."""
+        owned = self._orphans.owned.get(pid)
+        path = None if owned else procfs.cgroup(pid)
+        return owned or (self._at(path) if path is not None else None)
 
     def _at(self, path: str) -> RunId | None:
         inside = cgroupfs.below(path, self._base.path)
@@ -247,7 +294,7 @@ class CgroupLauncher(LocalLauncher):
             return None
         run = self._nearest(f"{self._base.directory}/{inside}")
         if run is None:
-            raise Unplaceable(f"its cgroup {path} belongs to no run that is known")
+            raise Unplaceable(f"its cgroup {shown(path)} belongs to no run that is known")
         return run
 
 

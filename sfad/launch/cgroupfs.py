@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -152,22 +153,32 @@ def write(path: str, content: bytes) -> None:
 
 
 def read(path: str) -> bytes:
-    """A control file; `b""` if the cgroup is gone."""
-    return procfs.read(path) or b""
+    """A control file; `b""` if the cgroup is gone. Raises `OSError`: what cannot be read is not empty."""
+    content = procfs.read(path)
+    if content is None and os.path.exists(path):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES), path)
+    return content or b""
 
 
 def pids(directory: str) -> Iterator[int]:
     """The processes of one cgroup. One of another pid namespace shows as 0, which to kill(2) is our own group."""
-    content = procfs.read_whole(f"{directory}/cgroup.procs")  # a threaded cgroup has none: its processes show above it
+    try:
+        content = procfs.read_whole(f"{directory}/cgroup.procs")
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:  # a threaded cgroup has none: its processes show above it
+            raise
+        content = None
     return (pid for pid in map(int, (content or b"").split()) if pid > 0)
 
 
 def nested(directory: str) -> Iterator[str]:
-    """A cgroup and all cgroups in it, outermost first."""
+    """A cgroup and all cgroups in it, outermost first. Raises `OSError`, but not for what is gone or not ours to see."""
     yield directory
     try:
         below = [entry.path for entry in os.scandir(directory) if entry.is_dir(follow_symlinks=False)]
-    except OSError:
-        return
+    except OSError as error:
+        if error.errno in procfs.GONE | procfs.HIDDEN:
+            return
+        raise
     for path in below:
         yield from nested(path)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from ..protocol.types import RunId
 from . import procfs
 from .base import Unplaceable
 from .local import COOKIE, Held
+from .procfs import Stat
+
+_TRIES = 5
 
 
 def cookie(pid: int, instance: str) -> bytes | None:
@@ -31,6 +36,48 @@ def by_cookie(pid: int, instance: str, runs: Mapping[RunId, Held]) -> RunId | No
     if run in runs and runs[run].cookie == value:
         return run
     raise Unplaceable(f"process {pid} carries the cookie of run {run}, which is not running")
+
+
+def lineage(pid: int) -> tuple[Stat, ...]:
+    """A process and its ancestors, as far as this process or as /proc tells."""
+    found: list[Stat] = []
+    while pid > 0 and (process := procfs.stat(pid)):
+        found.append(process)
+        pid = 0 if pid == os.getpid() else process.parent
+    return tuple(found)
+
+
+def same(one: tuple[Stat, ...], other: tuple[Stat, ...]) -> bool:
+    """Whether two lineages are of the same processes."""
+    return [(p.pid, p.started) for p in one] == [(p.pid, p.started) for p in other]
+
+
+_Found = TypeVar("_Found")
+
+
+def settled(pid: int, look: Callable[[tuple[Stat, ...]], _Found]) -> _Found:
+    """What `look` says of the lineage of a process, where that was the same before and after: a parent that ends meanwhile
+    may leave its pid to another. Raises `Unplaceable` where it keeps changing."""
+    for _ in range(_TRIES):
+        chain = lineage(pid)
+        answer = look(chain)
+        if same(chain, lineage(pid)):
+            return answer
+    raise Unplaceable(f"the ancestors of process {pid} keep changing")
+
+
+def by_ancestry(pid: int, run_of: Callable[[int], RunId | None]) -> RunId | None:
+    """The run of the nearest ancestor, or the process itself, that `run_of` knows. Raises `Unplaceable`."""
+
+    def look(chain: tuple[Stat, ...]) -> RunId | None:
+        return next((run for one in chain if one.pid != os.getpid() and (run := run_of(one.pid))), None)
+
+    return settled(pid, look)
+
+
+def shown(path: str) -> str:
+    """A path as text that can be encoded."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def still(pidfd: int | None) -> bool:

@@ -18,6 +18,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from time import monotonic
 from typing import Literal
 
 import trio
@@ -29,11 +31,15 @@ from .base import Emit, LaunchSpec, Load
 from .reaper import Orphans
 from .spawn import Job, LaunchError, Spawner, resolve
 from .trampoline import ATTACH, REPORT, Trampoline, best
-from .watch import Watch
+from .watch import PAUSE, Watch
 
 COOKIE = b"SFA_COOKIE"
 """The environment variable that names instance, run and a random number; inherited by what a run starts."""
 _COOKIE_IS = COOKIE + b"="
+
+Complain = Callable[[str], object]
+"""Told what the launcher could not do yet and is trying again."""
+_COMPLAIN_EVERY = 10.0
 
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _libc = ctypes.CDLL(None)
@@ -64,6 +70,10 @@ class Held:
     """Whether `Emptied` is owed."""
     freezing: bool = False
     """Whether `Frozen` is owed."""
+    ladder: int = 0
+    """Counts how often emptying was begun: what an earlier stop left behind must not touch the next attempt."""
+    pauses: int = 0
+    """Counts `freeze` and `thaw`: the last one that was asked for is what is tried again."""
 
     def chain(self) -> Iterator[Held]:
         """The run and its ancestors, nearest first."""
@@ -77,6 +87,10 @@ class Held:
         yield self
         for child in tuple(self.children):
             yield from child.subtree()
+
+    def on(self, ladder: int) -> bool:
+        """Whether it is still being emptied by that stop."""
+        return self.emptying and self.ladder == ladder
 
     @property
     def starting(self) -> list[Main]:
@@ -107,12 +121,15 @@ class LocalLauncher(ABC):
         clock: Callable[[], float] = trio.current_time,
         trampoline: Trampoline | None = None,
         nofile: int | None = None,
+        complain: Complain = lambda _text: None,
     ) -> None:
         self.instance = instance
-        self._emit = emit
+        self._tell = emit
+        self._complain = complain
+        self._complained = -_COMPLAIN_EVERY
         self._clock = clock
         self._runs: dict[RunId, Held] = {}
-        self._watch = Watch()
+        self._watch = Watch(self._failed)
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self._spawner = Spawner(trampoline or best())
         self._nofile = nofile if nofile is not None else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -171,17 +188,20 @@ class LocalLauncher(ABC):
         """Signals every process of the run and its descendants; from now on `Emptied` is reported."""
         held = self._owe_emptied(run)
         if held:
-            self._terminate(held, signal)
+            self._surely(partial(held.on, held.ladder), self._terminate, held, signal)
 
     def kill(self, run: RunId) -> None:
         """SIGKILL to everything, until it is empty; `Emptied` is reported."""
         held = self._owe_emptied(run)
         if held:
             self._signal_starting(held, signal.SIGKILL)
-            self._kill(held)
+            self._surely(partial(held.on, held.ladder), self._kill, held)
 
     def survey(self, run: RunId) -> None:
         """Answered by `Surveyed`."""
+        self._surely(lambda: True, self._survey, run)
+
+    def _survey(self, run: RunId) -> None:
         held = self._runs.get(run)
         survivors = tuple(self._survivors(held)) if held else ()
         self._watch.soon(self._answer, Surveyed, run, survivors)
@@ -191,7 +211,8 @@ class LocalLauncher(ABC):
         held = self._runs.get(run)
         if held:
             held.freezing = True
-            self._freeze(held)
+            held.pauses = now = held.pauses + 1
+            self._surely(lambda: held.freezing and held.pauses == now, self._freeze, held)
         else:
             self._watch.soon(self._answer, Frozen, run)
 
@@ -200,7 +221,8 @@ class LocalLauncher(ABC):
         held = self._runs.get(run)
         if held:
             held.freezing = False
-            self._thaw(held)
+            held.pauses = now = held.pauses + 1
+            self._surely(lambda: held.pauses == now and self._runs.get(run) is held, self._thaw, held)
 
     def release(self, run: RunId) -> None:
         """Forgets the run and removes its containment."""
@@ -218,12 +240,16 @@ class LocalLauncher(ABC):
         return bool(held and held.main and _signal(held.main, signal))
 
     def load(self, run: RunId) -> Load | None:
-        """Processes and memory of the run and its descendants; `None` if it is not held."""
+        """Processes and memory of the run and its descendants; `None` if it is not held, or cannot be told now."""
         held = self._runs.get(run)
         if held is None:
             return None
-        pids = [pid for pid, _ in self._members(held)]
-        return Load(len(pids), sum(map(procfs.resident, pids)))
+        try:
+            pids = [pid for pid, _ in self._members(held)]
+            return Load(len(pids), sum(map(procfs.resident, pids)))
+        except OSError as error:
+            self._failed(error)
+            return None
 
     def child_signalled(self) -> None:
         """SIGCHLD came in: orphans may be there to reap."""
@@ -233,7 +259,7 @@ class LocalLauncher(ABC):
         """Reaps, watches and reports until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            nursery.start_soon(self._orphans.serve)
+            nursery.start_soon(self._lasting, self._orphans.serve)
             task_status.started()
             await self._watch.run()
 
@@ -324,7 +350,44 @@ class LocalLauncher(ABC):
             raise LaunchError(error.errno or errno.EIO, "cannot watch", path) from error
         return main
 
+    # Trying again: a daemon that has no descriptor free for a while must not forget what it was asked for.
+
+    def _failed(self, error: OSError) -> None:
+        if monotonic() - self._complained >= _COMPLAIN_EVERY:
+            self._complained = monotonic()
+            with suppress(OSError):  # a log that cannot be written
+                self._complain(f"containment, to be tried again: {error}")
+
+    def _surely(self, wanted: Callable[[], bool], call: Callable[..., object], *arguments: object) -> None:
+        """Calls; where that fails, again and again while it is `wanted`."""
+        try:
+            call(*arguments)
+        except OSError as error:
+            self._failed(error)
+            self._watch.later(self._again, wanted, call, *arguments)
+
+    def _again(self, wanted: Callable[[], bool], call: Callable[..., object], *arguments: object) -> None:
+        if wanted():
+            self._surely(wanted, call, *arguments)
+
+    async def _lasting(self, call: Callable[..., Awaitable[object]], *arguments: object) -> None:
+        """Awaits; where that fails, again and again."""
+        while True:
+            try:
+                await call(*arguments)
+            except OSError as error:
+                self._failed(error)
+                await trio.sleep(PAUSE)
+            else:
+                return
+
     # Reporting.
+
+    def _emit(self, event: Event) -> None:
+        try:
+            self._tell(event)
+        except OSError as error:  # of whoever was told: it was told, and is not told twice
+            self._failed(error)
 
     def _answer(self, kind: Callable[..., Event], *fields: object) -> None:
         self._emit(kind(self._clock(), *fields))
@@ -360,7 +423,7 @@ class LocalLauncher(ABC):
             return
         exited = result.si_code == os.CLD_EXITED
         code, number = (result.si_status, None) if exited else (None, result.si_status)
-        self._emit(MainExited(self._clock(), held.id, code, number, self._empty(held)))
+        self._emit(MainExited(self._clock(), held.id, code, number, self._surely_empty(held)))
         self._consider(held)
 
     def _drop(self, main: Main) -> None:
@@ -377,20 +440,35 @@ class LocalLauncher(ABC):
         if held is None:
             self._watch.soon(self._answer, Emptied, run)
             return None
-        held.emptying = True
+        if not held.emptying:
+            held.emptying = True
+            held.ladder += 1
         self._watch.soon(self._consider, held)
         return held
 
     def _empty(self, held: Held) -> bool:
         return not any(below.main for below in held.subtree()) and not self._populated(held)
 
+    def _surely_empty(self, held: Held) -> bool:
+        """What cannot be told is not empty: then somebody stops it, and that takes until it is."""
+        try:
+            return self._empty(held)
+        except OSError as error:
+            self._failed(error)
+            return False
+
     def _consider(self, held: Held) -> None:
         """Something that may have been the last is gone."""
-        for above in tuple(held.chain()):
-            if above.emptying and self._empty(above):
-                above.emptying = False
-                self._orphans.reap()  # who asks ps after the answer sees no zombie either
-                self._emit(Emptied(self._clock(), above.id))
+        try:
+            for above in tuple(held.chain()):
+                if above.emptying and self._empty(above):
+                    with suppress(OSError):
+                        self._orphans.reap()  # who asks ps after the answer sees no zombie either
+                    above.emptying = False
+                    self._emit(Emptied(self._clock(), above.id))
+        except OSError as error:
+            self._failed(error)
+            self._watch.later(self._consider, held)
 
     def _stands(self, held: Held) -> None:
         if held.freezing:
@@ -411,7 +489,7 @@ class LocalLauncher(ABC):
     def _task(self, call: Callable[..., Awaitable[object]], *arguments: object) -> None:
         if self._nursery is None:
             raise RuntimeError("the launcher is not being served")
-        self._nursery.start_soon(call, *arguments)
+        self._nursery.start_soon(self._lasting, call, *arguments)
 
 
 def _directory(path: bytes, opened: list[int]) -> int:

@@ -1,4 +1,6 @@
-"""What the kernel tells about processes in /proc. `None` means gone (or not ours to see), never an error.
+"""What the kernel tells about processes in /proc. `None` means gone (or not ours to see).
+
+Anything else that keeps from reading (no descriptor is free, no memory) is an `OSError`: it must not be taken for "gone".
 
 psutil answers most of this too; here are the reads that are on a hot path or that it does not have. A scan of 500
 processes takes it three times as long, and against a tree that keeps forking the time of a scan is what decides.
@@ -6,6 +8,7 @@ processes takes it three times as long, and against a tree that keeps forking th
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 from collections.abc import Iterator
@@ -13,6 +16,8 @@ from typing import NamedTuple
 
 _PAGE = resource.getpagesize()
 _CHUNK = 4096
+GONE = frozenset({errno.ENOENT, errno.ESRCH, errno.ENODEV, errno.ENOTDIR})
+HIDDEN = frozenset({errno.EACCES, errno.EPERM})
 
 
 class Stat(NamedTuple):
@@ -37,7 +42,7 @@ class Stat(NamedTuple):
 
 
 def read(path: str) -> bytes | None:
-    """The first page of a file, or `None`."""
+    """The first page of a file, or `None`. Raises `OSError`."""
     return _read(path, whole=False)
 
 
@@ -49,17 +54,17 @@ def read_whole(path: str) -> bytes | None:
 def _read(path: str, *, whole: bool) -> bytes | None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        content = part = os.read(fd, _CHUNK)
-        while whole and part:
-            part = os.read(fd, _CHUNK)
-            content += part
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
+        try:
+            content = part = os.read(fd, _CHUNK)
+            while whole and part:
+                part = os.read(fd, _CHUNK)
+                content += part
+        finally:
+            os.close(fd)
+    except OSError as error:
+        if error.errno in GONE | HIDDEN:
+            return None
+        raise
     return content
 
 
@@ -111,7 +116,7 @@ def variable(pid: int, name: bytes) -> bytes | None:
 def cgroup(pid: int) -> str | None:
     """The path in the v2 hierarchy, as seen from this process's cgroup namespace."""
     content = read(f"/proc/{pid}/cgroup") or b""
-    return next((line[3:].decode() for line in content.split(b"\n") if line.startswith(b"0::")), None)
+    return next((os.fsdecode(line[3:]) for line in content.split(b"\n") if line.startswith(b"0::")), None)
 
 
 def resident(pid: int) -> int:

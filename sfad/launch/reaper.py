@@ -69,16 +69,16 @@ class Orphans:
         self._noticed.set()
 
     async def serve(self) -> None:
-        """Looks when told and every few seconds."""
+        """Looks when told and every few seconds. Raises `OSError`; may be begun again."""
         while True:
-            with trio.move_on_after(_EVERY):
-                await self._noticed.wait()
             self._noticed = trio.Event()
             self.reap()
             await trio.sleep(_APART)
+            with trio.move_on_after(_EVERY):
+                await self._noticed.wait()
 
     def reap(self) -> None:
-        """Reaps every orphan that has ended."""
+        """Reaps every orphan that has ended. Raises `OSError`."""
         for pid in procfs.children():
             if pid not in self.owned:
                 reap_orphan(pid)

@@ -1,8 +1,9 @@
 """Containment without cgroups: by descent and by two tags that processes inherit. Best effort, and `doctor` says so.
 
-This process is a subreaper, so whatever a run starts stays below it. A process is told to be in a run by a soft
-RLIMIT_MSGQUEUE that only that run has (it survives `env -i`, setsid and a double fork, and can be read of every
-process), else by its nearest ancestor that is known, else by the cookie in its environment.
+This process is a subreaper, so whatever a run starts stays below it. A process is in the run of its nearest ancestor that is
+known. One that lost it became our child, and is told by a soft RLIMIT_MSGQUEUE that only its run has (it survives `env -i`,
+setsid and a double fork, and can be read of every process), else by the cookie in its environment. Both can be copied, so
+below a known ancestor they count only if they name a run of its subtree.
 
 Whoever lives has a living parent, up to this process, for the orphans of the dead become our children. Hence a run is
 empty once none of our *direct* children that are in it is alive: one cheap read, and no race with what forks.
@@ -25,8 +26,8 @@ import trio
 from ..protocol.types import RunId
 from . import procfs
 from .base import Emit, Unplaceable
-from .lineage import by_cookie, cookie, cookie_run, still
-from .local import Door, Held, LocalLauncher
+from .lineage import by_cookie, cookie, cookie_run, settled, still
+from .local import Complain, Door, Held, LocalLauncher
 from .procfs import Stat
 from .reaper import reap_orphan
 from .trampoline import Trampoline
@@ -60,14 +61,21 @@ class TagsLauncher(LocalLauncher):
         clock: Callable[[], float] = trio.current_time,
         trampoline: Trampoline | None = None,
         nofile: int | None = None,
+        complain: Complain = lambda _text: None,
     ) -> None:
-        super().__init__(instance=instance, emit=emit, clock=clock, trampoline=trampoline, nofile=nofile)
+        super().__init__(instance=instance, emit=emit, clock=clock, trampoline=trampoline, nofile=nofile, complain=complain)
         self.detail = why or "asked for"
         self._numbers: dict[int, RunId] = {}
         self._paused: set[Held] = set()
-        self._killing: set[Held] = set()
+        self._killing: dict[Held, int] = {}
+        """What is to be killed, and the ladder that asked for it."""
+        self._slaying = False
         self._draining: set[Held] = set()
-        self._terminating: dict[Held, int] = {}
+        self._terminating: dict[Held, tuple[int, int]] = {}
+        """The signal, and the ladder that asked for it."""
+        self._strays: dict[tuple[int, int], RunId] = {}
+        """Processes, by pid and start, with the tag of a run that they are not in, and the run that they are in: they may
+        lose the ancestor that says so."""
         self._kill_now = trio.Event()
 
     # Entering and leaving.
@@ -90,7 +98,8 @@ class TagsLauncher(LocalLauncher):
     def _leave(self, held: Held) -> None:
         self._numbers = {number: run for number, run in self._numbers.items() if run != held.id}
         self._paused.discard(held)
-        self._killing.discard(held)
+        self._killing.pop(held, None)
+        self._terminating.pop(held, None)
 
     # Verbs.
 
@@ -98,45 +107,49 @@ class TagsLauncher(LocalLauncher):
         self._paused.difference_update(held.subtree())
         if not self._terminating:
             self._watch.soon(self._signal_all)  # one scan for all that are stopped at the same time
-        self._terminating[held] = number
+        self._terminating[held] = (number, held.ladder)
 
     def _signal_all(self) -> None:
-        asked, self._terminating = self._terminating, {}
+        asked = {held: number for held, (number, ladder) in self._terminating.items() if held.on(ladder)}
         for number in set(asked.values()):
             stopping = [held for held in asked if asked[held] == number]
             done: set[tuple[int, int]] = set()
             for _ in range(_PASSES):
                 if not self._strike(_runs(stopping), (number, signal.SIGCONT), done):
                     break
+        self._terminating = {}
         for held in asked:
             self._drain_soon(held)
 
     def _kill(self, held: Held) -> None:
-        if not self._killing:
+        self._killing[held] = held.ladder
+        if not self._slaying:
+            self._slaying = True
             self._task(self._kill_all)
-        self._killing.add(held)
         self._kill_now.set()
         self._drain_soon(held)
 
     async def _kill_all(self) -> None:
         while self._killing:
             self._kill_now = trio.Event()
-            if self._slay(_runs(self._killing)):
+            runs = _runs(self._killing)
+            if self._slay(runs):
                 await trio.lowlevel.checkpoint()
             else:
                 with trio.move_on_after(_INSIST):
                     await self._kill_now.wait()
-            self._killing = {held for held in self._killing if held.emptying}
+            self._killing = {held: ladder for held, ladder in self._killing.items() if held.on(ladder)}
+        self._slaying = False
 
     def _freeze(self, held: Held) -> None:
         self._paused.add(held)
         self._task(self._hold_still, held)
 
     async def _hold_still(self, held: Held) -> None:
-        done: set[tuple[int, int]] = set()
         pause = _SETTLE
-        while held.freezing and not all(process.stopped for process, _ in self._census(_runs([held]))):
-            self._strike(_runs([held]), (signal.SIGSTOP,), done)
+        while held.freezing and (awake := [one for one, _ in self._census(_runs([held])) if not one.stopped]):
+            for process in awake:  # also one that was stopped before: somebody may have continued it
+                _send(process, (signal.SIGSTOP,))
             await trio.sleep(pause)
             pause = min(2 * pause, _APART)
         self._stands(held)
@@ -156,6 +169,7 @@ class TagsLauncher(LocalLauncher):
             self._task(self._drain, held)
 
     async def _drain(self, held: Held) -> None:
+        self._draining.add(held)
         try:
             while held.emptying:
                 tops = self._tops(held)
@@ -163,7 +177,7 @@ class TagsLauncher(LocalLauncher):
                     await self._gone(tops[:_WATCHED])
                 else:
                     self._consider(held)
-                    await trio.lowlevel.checkpoint()  # a main that has ended is reaped meanwhile
+                    await trio.sleep(_SETTLE)  # a main that has ended is reaped meanwhile
         finally:
             self._draining.discard(held)
 
@@ -222,8 +236,8 @@ class TagsLauncher(LocalLauncher):
         except ProcessLookupError:
             return
         ended = trio.Event()
-        self._watch.add(pidfd, ended.set)
         try:
+            self._watch.add(pidfd, ended.set)
             await ended.wait()
         finally:
             self._watch.discard(pidfd)
@@ -233,7 +247,26 @@ class TagsLauncher(LocalLauncher):
 
     def _run_of_child(self, pid: int) -> RunId | None:
         """The run of a direct child of this process. Of a zombie without a tag there is nothing to tell it by."""
-        return self._orphans.owned.get(pid) or self._by_number(pid) or (self._by_cookie(pid) if _lives(pid) else None)
+        return self._orphans.owned.get(pid) or self._of_orphan(pid)
+
+    def _run_below(self, pid: int, inherited: RunId | None) -> RunId | None:
+        """The run of a process whose parent is in `inherited`."""
+        owned = self._orphans.owned.get(pid)
+        if owned or inherited is None:
+            return owned or self._of_orphan(pid)
+        number = self._by_number(pid)
+        return number if number is not None and self._within(number, inherited) else inherited
+
+    def _of_orphan(self, pid: int) -> RunId | None:
+        if self._strays and (process := procfs.stat(pid)):
+            stray = self._strays.get((pid, process.started))
+            if stray is not None:
+                return stray
+        return self._by_number(pid) or (self._by_cookie(pid) if _lives(pid) else None)
+
+    def _within(self, run: RunId, top: RunId) -> bool:
+        held = self._runs.get(run)
+        return held is not None and any(above.id == top for above in held.chain())
 
     def _by_number(self, pid: int) -> RunId | None:
         number = procfs.soft_limit(pid, resource.RLIMIT_MSGQUEUE)
@@ -241,7 +274,8 @@ class TagsLauncher(LocalLauncher):
 
     def _by_cookie(self, pid: int) -> RunId | None:
         value = cookie(pid, self.instance)
-        return cookie_run(value) if value else None
+        held = self._runs.get(cookie_run(value)) if value else None
+        return held.id if held and held.cookie == value else None
 
     def _census(self, runs: set[RunId]) -> Iterator[tuple[Stat, RunId]]:
         """What is alive in these runs, from one scan."""
@@ -251,6 +285,7 @@ class TagsLauncher(LocalLauncher):
     def _all(self) -> Iterator[tuple[Stat, RunId | None]]:
         """Our living descendants. A zombie has no children any more."""
         table = procfs.scan()
+        self._strays = {key: run for key, run in self._strays.items() if run in self._runs and _started(key[0], table) == key[1]}
         families: dict[int, list[Stat]] = defaultdict(list)
         for process in table.values():
             families[_parent(process, table)].append(process)
@@ -258,8 +293,9 @@ class TagsLauncher(LocalLauncher):
         while pending:
             parent, inherited = pending.pop()
             for process in (one for one in families.pop(parent, ()) if one.alive):
-                own = self._orphans.owned.get(process.pid) or self._by_number(process.pid)
-                run = own or inherited or self._by_cookie(process.pid)
+                run = self._run_below(process.pid, inherited)
+                if run is not None and self._by_number(process.pid) not in (None, run):
+                    self._strays[(process.pid, process.started)] = run
                 pending.append((process.pid, run))
                 yield process, run
 
@@ -277,26 +313,30 @@ class TagsLauncher(LocalLauncher):
     # Identity.
 
     def place(self, pid: int, pidfd: int | None) -> RunId | None:
-        """The run of a descendant by its tag or its nearest ancestor that is known, else by cookie. Raises `Unplaceable`."""
+        """The run of a descendant by its nearest ancestor that is known; of an orphan by tag, else by cookie; of any other
+        process by cookie. Raises `Unplaceable`, `OSError`."""
         if pid <= 0:
             raise Unplaceable("the process is in another pid namespace")
-        run = self._by_descent(pid) or by_cookie(pid, self.instance, self._runs)
+        run = settled(pid, self._by_descent) or by_cookie(pid, self.instance, self._runs)
         if procfs.stat(pid) is None or not still(pidfd):
             raise Unplaceable(f"process {pid} ended before it could be placed")
         return run
 
-    def _by_descent(self, pid: int) -> RunId | None:
+    def _by_descent(self, chain: tuple[Stat, ...]) -> RunId | None:
         found: RunId | None = None
-        for ancestor in procfs.ancestry(pid):
-            if ancestor == os.getpid():
-                return found
-            found = found or self._orphans.owned.get(ancestor) or self._by_number(ancestor)
-        return None
+        if chain and chain[-1].pid == os.getpid():
+            for ancestor in reversed(chain[:-1]):
+                found = self._run_below(ancestor.pid, found)
+        return found
 
 
 def _runs(tops: Iterable[Held]) -> set[RunId]:
     """These runs and their descendants."""
     return {below.id for held in tops for below in held.subtree()}
+
+
+def _started(pid: int, table: dict[int, Stat]) -> int | None:
+    return table[pid].started if pid in table else None
 
 
 def _lives(pid: int) -> bool:

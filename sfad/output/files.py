@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +15,10 @@ from ..protocol.types import RunId
 _SUFFIXES = (".out", ".err")
 
 # O_APPEND: attempts, and the processes of a run, add to the end, whoever wrote last
-_WRITE = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+_WRITE = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+_READ = os.O_RDONLY
+# a run may put anything where its file was: a link, or a FIFO, on which open(2) would wait for somebody
+_ALWAYS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +48,11 @@ class OutputStore:
         return self._both(run_id, flags)
 
     def tail(self, run_id: RunId, max_bytes: int) -> tuple[bytes, bool]:
-        """The newest `max_bytes` bytes of stdout, and whether there were more. Nothing kept reads as empty.
+        """The newest `max_bytes` bytes of stdout, and whether there were more. Nothing kept reads as empty. Raises `OSError`.
 
         A character that the cut went through is left out, so what comes back is as valid UTF-8 as the file."""
         try:
-            descriptor = os.open(self._path(run_id, ".out"), _READ)
+            descriptor = _open(self._path(run_id, ".out"), _READ)
         except FileNotFoundError:
             return b"", False
         try:
@@ -75,12 +79,24 @@ class OutputStore:
         return f"{self._prefix}{run_id}{suffix}"
 
     def _both(self, run_id: RunId, flags: int) -> tuple[int, int]:
-        out = os.open(self._path(run_id, ".out"), flags, 0o600)
+        out = _open(self._path(run_id, ".out"), flags)
         try:
-            return out, os.open(self._path(run_id, ".err"), flags, 0o600)
+            return out, _open(self._path(run_id, ".err"), flags)
         except OSError:
             os.close(out)
             raise
+
+
+def _open(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | _ALWAYS, 0o600)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        os.set_blocking(descriptor, True)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _tail(descriptor: int, max_bytes: int) -> tuple[bytes, bool]:

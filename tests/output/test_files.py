@@ -99,3 +99,29 @@ def test_a_cut_leaves_whole_characters(text: str, cut: int) -> None:
     text_end = data[_split_character(data) :].decode()
     assert text.endswith(text_end)
     assert len(data) - len(text_end.encode()) <= 3
+
+
+@pytest.mark.parametrize("suffix", [".out", ".err"])
+def test_a_run_that_puts_a_fifo_where_its_file_was(store: OutputStore, suffix: str) -> None:
+    put(store, "a1", b"x")
+    fifo = store.directory / f"a1{suffix}"
+    fifo.unlink()
+    os.mkfifo(fifo)
+    before = len(os.listdir("/proc/self/fd"))
+    for attempt in (store.open_for_run, store.open_for_reader):
+        with pytest.raises(OSError, match=f"a1{suffix}"):
+            attempt("a1")
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(OSError, match="not a regular file"):
+        store.open_for_run("a1")
+    os.close(reader)
+    if suffix == ".out":
+        with pytest.raises(OSError, match="not a regular file"):
+            store.tail("a1", 10)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_descriptors_of_a_run_block(store: OutputStore) -> None:
+    for descriptor in store.open_for_run("a1"):
+        assert os.get_blocking(descriptor)
+        os.close(descriptor)

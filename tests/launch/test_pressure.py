@@ -1,0 +1,248 @@
+"""A machine that has no descriptor to give, and agents that lie about where they are."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import trio
+
+from sfad.core.events import Emptied, Event, Frozen, LaunchSucceeded, MainExited, Surveyed
+from sfad.launch import cgroupfs, procfs
+from sfad.launch.cgroup import CgroupLauncher
+from sfad.launch.tags import TagsLauncher
+from sfad.launch.watch import Watch
+from tests.launch import programs
+from tests.launch.rig import Rig, until
+
+A_WHILE = 0.6
+"""Seconds: more than two tries."""
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Every open(2) of this process is EMFILE."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            os.open("/", os.O_RDONLY)
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def stubborn(rig: Rig, run: str, tmp_path: Path) -> int:
+    said = tmp_path / f"{run}.said"
+    with said.open("wb") as file:
+        rig.python(run, programs.STUBBORN, stdout=file.fileno())
+    await until(lambda: b"ready" in said.read_bytes(), "ready")
+    return (await rig.wait(LaunchSucceeded, run)).pid
+
+
+def told(rig: Rig, kind: type[Event], after: int = 0) -> list[Event]:
+    return [event for event in rig.events[after:] if isinstance(event, kind)]
+
+
+@pytest.mark.parametrize("verb", ["terminate", "kill"])
+async def test_a_stop_without_descriptors_is_made_up_for(rig: Rig, verb: str) -> None:
+    rig.launch("a1", "sh", "-c", "sleep 1000 & sleep 1000")
+    await rig.running("a1")
+    with no_descriptors():
+        if verb == "kill":
+            rig.launcher.kill("a1")
+        else:
+            rig.launcher.terminate("a1", signal.SIGTERM)
+        await trio.sleep(A_WHILE)
+        assert not told(rig, Emptied) or verb == "kill"
+    await rig.wait(Emptied, "a1")
+    rig.launcher.release("a1")
+
+
+async def test_pausing_without_descriptors_is_made_up_for(rig: Rig) -> None:
+    rig.launch("a1", "sleep", "1000")
+    pid = (await rig.wait(LaunchSucceeded, "a1")).pid
+    with no_descriptors():
+        rig.launcher.freeze("a1")
+        rig.launcher.survey("a1")
+        assert rig.launcher.load("a1") is None
+        await trio.sleep(A_WHILE)
+        assert not told(rig, Frozen)
+        assert not told(rig, Surveyed)
+    await rig.wait(Frozen, "a1")
+    assert [survivor.pid for survivor in (await rig.wait(Surveyed, "a1")).survivors] == [pid]
+    with no_descriptors():
+        rig.launcher.thaw("a1")
+        await trio.sleep(A_WHILE)
+    rig.launcher.signal_main("a1", signal.SIGTERM)
+    await rig.wait(MainExited, "a1")  # so it runs
+    await rig.stop("a1")
+
+
+async def test_a_freeze_that_was_taken_back_is_not_made_up_for(rig: Rig) -> None:
+    rig.launch("a1", "sleep", "1000")
+    await rig.running("a1")
+    with no_descriptors():
+        rig.launcher.freeze("a1")
+        rig.launcher.thaw("a1")
+    await trio.sleep(A_WHILE)
+    assert not told(rig, Frozen)
+    await rig.stop("a1", number=signal.SIGTERM)
+
+
+async def test_what_cannot_be_looked_at_is_not_empty(rig: Rig, tmp_path: Path) -> None:
+    rig.launch("a1", "sh", "-c", "sleep 1000 & exec sleep 0.3")
+    await rig.running("a1")
+    await stubborn(rig, "a2", tmp_path)
+    with no_descriptors():
+        rig.launcher.terminate("a2", signal.SIGTERM)
+        assert not (await rig.wait(MainExited, "a1")).empty
+        rig.launcher.terminate("a1", signal.SIGTERM)
+        rig.launcher.child_signalled()
+        await trio.sleep(A_WHILE)
+        assert not told(rig, Emptied)
+    await rig.wait(Emptied, "a1")
+    assert not [event for event in rig.events if isinstance(event, Emptied) and event.run == "a2"]
+    rig.launcher.release("a1")
+    await rig.stop("a2")
+
+
+async def test_idle_without_descriptors(rig: Rig) -> None:
+    complaints: list[str] = []
+    rig.launcher._complain = complaints.append
+    with no_descriptors():
+        for _ in range(3):
+            rig.launcher.child_signalled()
+            await trio.sleep(A_WHILE / 2)
+    assert len(complaints) == 1
+    assert "Too many open files" in complaints[0]
+    rig.launch("a1", "true")
+    await rig.wait(MainExited, "a1")
+    rig.launcher.release("a1")
+
+
+async def test_a_call_that_fails_is_made_again_without_spinning() -> None:
+    failures: list[OSError] = []
+    calls = 0
+    done = trio.Event()
+
+    def fail_twice() -> None:
+        nonlocal calls
+        calls += 1
+        if calls < 3:
+            raise OSError(24, "Too many open files")
+        watch.discard(near)
+        done.set()
+
+    watch = Watch(failures.append)
+    near, far = os.pipe()
+    os.close(far)  # ready for good
+    watch.add(near, fail_twice)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch.run)
+        with trio.fail_after(30):
+            await done.wait()
+        nursery.cancel_scope.cancel()
+    assert (calls, len(failures)) == (3, 2)
+    watch.close()
+    os.close(near)
+
+
+async def test_a_stop_does_not_reach_the_next_attempt(rig: Rig, tmp_path: Path) -> None:
+    rig.launch("a1", "sleep", "1000")
+    await rig.running("a1")
+    rig.launcher.terminate("a1", signal.SIGUSR1)
+    rig.launcher.kill("a1")
+    await rig.wait(Emptied, "a1")
+    mark = len(rig.events)
+    said = tmp_path / "said"
+    with said.open("wb") as file:
+        rig.python("a1", programs.STUBBORN, stdout=file.fileno())
+    await rig.wait(LaunchSucceeded, "a1", after=mark)
+    await until(lambda: b"ready" in said.read_bytes(), "ready: neither frozen nor killed")
+    rig.launcher.terminate("a1", signal.SIGTERM)  # a grace, in which the kill of before must not strike
+    await trio.sleep(1.3)
+    assert not told(rig, MainExited, mark)
+    await rig.stop("a1")
+
+
+async def sleeper(argument: str) -> int:
+    found: list[int] = []
+
+    def look() -> bool:
+        pids = [process.pid for process in psutil.Process().children(recursive=True)]
+        found.extend(pid for pid in pids if procfs.read(f"/proc/{pid}/cmdline") == b"sleep\0%s\0" % argument.encode())
+        return bool(found)
+
+    await until(look, "asleep")
+    return found[0]
+
+
+async def test_a_process_that_moved_itself_out_is_in_the_run_of_its_parent(rig: Rig) -> None:
+    launcher = rig.launcher
+    if not isinstance(launcher, CgroupLauncher):
+        pytest.skip("only with cgroups")
+    rig.launch("a1", "sh", "-c", "env -i sleep 4321; true")
+    pid = await sleeper("4321")
+    outside = os.fsdecode(os.fsencode(launcher.detail) + b"-out-\xff")
+    inside = os.fsdecode(os.fsencode(f"{launcher.detail}/a1/self/") + b"\xff")
+    unknown = os.fsdecode(os.fsencode(f"{launcher.detail}/") + b"\xff")
+    pidfd = os.pidfd_open(pid)
+    for directory in (outside, inside, outside):
+        os.makedirs(directory, exist_ok=True)
+        cgroupfs.write(f"{directory}/cgroup.procs", str(pid).encode())
+        assert launcher.place(pid, pidfd) == launcher.place(pid, None) == "a1"
+    os.mkdir(unknown)
+    cgroupfs.write(f"{unknown}/cgroup.procs", str(pid).encode())
+    with pytest.raises(Exception, match="belongs to no run") as refused:
+        launcher.place(pid, None)
+    assert str(refused.value).encode()
+    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    os.close(pidfd)
+    await rig.stop("a1")
+    await until(lambda: cgroupfs.read(f"{outside}/cgroup.events").startswith(b"populated 0"), "nobody is outside")
+    cgroupfs.remove_tree(outside)
+
+
+async def test_the_tag_of_another_run(rig: Rig) -> None:
+    """It is not believed of a process below a known one, and does not save it."""
+    launcher = rig.launcher
+    if not isinstance(launcher, TagsLauncher):
+        pytest.skip("only with tags")
+    rig.launch("a1", "sleep", "1000")
+    await rig.running("a1")
+    (number,) = launcher._numbers
+    script = f"trap '' TERM; env -i /bin/bash -c 'ulimit -S -q {number}; exec sleep 4322'; true"
+    rig.launch("a2", "sh", "-c", script)
+    pid = await sleeper("4322")
+    assert procfs.soft_limit(pid, resource.RLIMIT_MSGQUEUE) == number
+    assert launcher.place(pid, None) == "a2"
+    launcher.terminate("a2", signal.SIGTERM)  # it scans, and so knows where the process is when its parents are gone
+    await until(lambda: launcher._strays, "scanned")
+    await rig.stop("a2")
+    assert procfs.stat(pid) is None
+    assert not told(rig, MainExited)[1:]
+    assert (load := launcher.load("a1")) is not None
+    assert load.processes == 1
+    await rig.stop("a1")
+
+
+async def test_what_is_continued_by_another_is_stopped_again(rig: Rig) -> None:
+    if not isinstance(rig.launcher, TagsLauncher):
+        pytest.skip("only with tags")
+    rig.launch("a1", "sh", "-c", "sleep 4323; true")
+    pid = await sleeper("4323")
+    main = rig.launcher._runs["a1"].main
+    assert main is not None
+    rig.launcher.freeze("a1")
+    await until(lambda: (now := procfs.stat(pid)) and now.stopped, "stopped")
+    os.kill(pid, signal.SIGCONT)
+    if not told(rig, Frozen):
+        await rig.wait(Frozen, "a1")
+    await rig.stop("a1")
