@@ -23,12 +23,25 @@ def _guarded(arguments: list[str]) -> int:
         return _dispatch(arguments)
     except Quit as quit_:
         if quit_.message:
-            print(f"sfactl: {quit_.message}", file=sys.stderr)
+            print(f"sfactl: {_harmless(quit_.message)}", file=sys.stderr)
         return quit_.code
+    except UnicodeEncodeError as error:
+        # argv, environment and paths of a run travel as bytes; names, ids and labels are text
+        print(f"sfactl: {error.object!a}: only the command, --env and --cwd may hold bytes that are not UTF-8", file=sys.stderr)
+        return Exit.USAGE
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except BrokenPipeError:
         return _unread()
+    except OSError as error:
+        _unread()
+        print(f"sfactl: {error}", file=sys.stderr)
+        return Exit.UNAVAILABLE
+
+
+def _harmless(message: str) -> str:
+    """Words of a user or an agent may be in it, and must not steer the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in message)
 
 
 def _own_standard_descriptors() -> None:

@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,6 +82,8 @@ class Foreground:
         return self._conclude(self._final)
 
     def _start(self) -> None:
+        if self._status_file:
+            clear_status(self._status_file)
         descriptors = self._descriptors()
         self._message = structs.replace(self._message, tied=not self._keep, watch=True, descriptors=len(descriptors))
         self._ask(self._message, self._spawn_said, descriptors)
@@ -203,6 +206,8 @@ class Foreground:
                 self._terminal.resize()
         elif number == signal.SIGQUIT:
             self._forward(number)
+        elif number == signal.SIGHUP and self._keep and self._run is not None:
+            raise exits.Quit(128 + number)  # the terminal has gone away, and the run is to go on
         elif number in STOPPING:
             self._signalled.append(number)
             self._stop(number)
@@ -280,6 +285,18 @@ def reconnect(path: Path, advice: str, pause: Callable[[], None] = lambda: time.
             if time.monotonic() > give_up:
                 raise Unreachable(path, error.kind, f"it did not come back within {RECONNECT:g} s; {advice}") from error
         pause()
+
+
+def clear_status(path: str) -> None:
+    """Makes sure, before anything is started, that `path` can be written, and that it does not tell of an earlier run.
+    Raises `UsageError`."""
+    try:
+        with open(f"{path}.{os.getpid()}.tmp", "wb") as file:
+            os.unlink(file.name)
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+    except OSError as error:
+        raise exits.UsageError(f"--status-file {path}: {error.strerror}") from error
 
 
 def write_status(path: str, run: RunInfo) -> None:

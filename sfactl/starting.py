@@ -33,6 +33,9 @@ PASSED_ON = ("SFAD_SOCKET", "SFAD_STATE_DIR", "SFAD_CONFIG")
 
 def start() -> Client:
     """Starts a daemon and connects to it, or to the one that somebody else has started meanwhile. Raises `Quit`."""
+    for name in PASSED_ON:
+        if os.environ.get(name):  # the daemon runs elsewhere
+            os.environ[name] = os.path.abspath(os.environ[name])
     place = daemon_socket(os.environ, os.getuid())
     state = _prepared(state_dir(os.environ, os.getuid()))
     with open(state / "autostart.lock", "w") as lock:

@@ -65,7 +65,7 @@ class Daemon:
         with ExitStack() as stack:
             children = ChildSignals()
             stack.callback(children.close)
-            log = Log(level=self._loaded.config.log.level, file=_file(self._loaded.config.log.file))
+            log = self._open_log()
             stack.callback(log.close)
             prepare_state_dir(self._place.state_dir)
             stack.callback(os.close, lock_state_dir(self._place.state_dir))
@@ -84,6 +84,13 @@ class Daemon:
                 # a daemon that cannot go on leaves nothing unmanaged behind
                 self._sweep_leftovers(log)
                 raise
+
+    def _open_log(self) -> Log:
+        setting = self._loaded.config.log
+        try:
+            return Log(level=setting.level, file=_file(setting.file))
+        except OSError as error:
+            raise PathError(f"log.file = {setting.file} cannot be opened: {error.strerror}") from error
 
     def _open_state(self, stack: ExitStack, log: Log) -> tuple[Ledger, OutputStore]:
         place = self._place

@@ -39,6 +39,8 @@ def main(
     """Stops runs and everything below them."""
     if not (runs or everything or name or label):
         raise exits.UsageError("say what to stop: run ids, --all, --name or --label")
+    if everything and (runs or name or label):
+        raise exits.UsageError("--all is everything: give it alone, or name what to stop without it")
     with connect(socket) as client:
         request_ = Stop(
             id=client.next_id(),
