@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import struct
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -203,8 +204,11 @@ def _connected(path: Path) -> socket.socket:
     sock = None
     try:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.settimeout(HANDSHAKE_TIMEOUT)
+        # not settimeout(): a non-blocking connect() fails at once where the backlog is full, and does not wait for a place
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(HANDSHAKE_TIMEOUT), 0))
         connect_path(sock, path)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 0))
+        sock.settimeout(HANDSHAKE_TIMEOUT)
     except OSError as error:
         if sock is not None:
             sock.close()
