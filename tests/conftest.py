@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -31,6 +32,7 @@ _SESSION = "TESTS_OF_SFAD"
 def pytest_sessionstart() -> None:
     """Marks what this session starts."""
     os.environ[_SESSION] = f"{os.getpid()}-{time.time_ns()}"
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup every client here would ignore it, as it should
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
