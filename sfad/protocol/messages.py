@@ -13,11 +13,26 @@ from __future__ import annotations
 from typing import Any, Literal, TypeVar
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
 
+from .advice import Advice
 from .errors import BadMessage, ErrorCode
 from .framing import frame
-from .types import Bound, Claim, Event, Kind, Limit, Refusal, RunId, RunInfo, Status, Survivor
+from .types import (
+    Action,
+    Bound,
+    Claim,
+    Event,
+    Kind,
+    Limit,
+    LimitRefusal,
+    Refusal,
+    Role,
+    RunId,
+    RunInfo,
+    Status,
+    Survivor,
+)
 
 T = TypeVar("T")
 
@@ -50,12 +65,14 @@ class Spawn(Request, tag="spawn"):
     """`--name`; without it the name is derived from argv."""
     kind: Kind = "agent"
     run_type: str | None = None
-    timeout: float | None = None
-    """Seconds."""
-    timeout_source: str = "--timeout"
     max_depth: Bound | None = None
     max_descendants: Bound | None = None
     limits: list[Limit] = []
+    """At most one a kind; the others come from the profile of `run_type`, then from the config."""
+    on_limit: Action | None = None
+    """The action of every limit in `limits` that names none."""
+    meter: str | None = None
+    """Reads the run's stdout for what it uses; without it one is chosen from the command. `none`: no meter."""
     attempts: int = 1
     retry_delay: float | None = None
     """Seconds before the second attempt; doubles each time, capped."""
@@ -107,9 +124,75 @@ class Pause(Request, tag="pause"):
 
 
 class Resume(Request, tag="resume"):
-    """Thaw a paused run. Answered by `RunReply`."""
+    """Thaw a paused run. Answered by `RunReply`. A limit that paused it has the threshold that `limits` names from now on,
+    and only warns where they name none."""
 
     run: str
+    limits: list[Limit] = []
+
+
+class Approve(Request, tag="approve"):
+    """Grant the increase that a run waits for, and thaw it: `Resume` for what a limit with `request_increase` has frozen.
+    Only from outside any run. Answered by `RunReply`."""
+
+    run: str
+    limits: list[Limit] = []
+
+
+class Deny(Request, tag="deny"):
+    """Refuse the increase that a run waits for, and terminate it. Answered by `RunReply`, as soon as it is being stopped."""
+
+    run: str
+
+
+class Report(Request, tag="report"):
+    """What an agent has used since its last report: amounts to be added, each `None` if it is not told. Answered by
+    `RunReply`. Charged to the run and, for tokens and money, to every ancestor, its user and its teams."""
+
+    run: str | None = None
+    """The run the peer is in, if it is not said; another one must be below that."""
+    model: str | None = None
+    """For the price of the tokens, where `cost_usd` is not told."""
+    turns: int | None = None
+    messages: int | None = None
+    input_tokens: int | None = None
+    """Those from or to a cache included."""
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
+    cost_usd: float | None = None
+    role: Role | None = None
+
+
+class Reserve(Request, tag="reserve"):
+    """Ask before a call to a model: may the run use this much? Answered by `Reserved`. A yes holds the estimate against the
+    run, its ancestors, its user and its teams, all or none; unsettled at the run's end it is charged in full."""
+
+    model: str
+    input_tokens: int
+    max_output_tokens: int
+    run: str | None = None
+    role: Role | None = None
+
+
+class Settle(Request, tag="settle"):
+    """Replace a reservation by what was used. Answered by `RunReply`."""
+
+    reservation: str
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+    turns: int | None = None
+    messages: int | None = None
+    cost_usd: float | None = None
+
+
+class Recommend(Request, tag="recommend"):
+    """What limits the ledger's successful runs would have been content with. Answered by `Recommended`."""
+
+    run_type: str | None = None
+    name: str | None = None
 
 
 class Signal(Request, tag="signal"):
@@ -189,7 +272,27 @@ class Config(Request, tag="config"):
 
 
 AnyRequest = (
-    Hello | Spawn | Stop | Pause | Resume | Signal | Info | Wait | List | Logs | Result | Send | Watch | DaemonInfo | Config
+    Hello
+    | Spawn
+    | Stop
+    | Pause
+    | Resume
+    | Approve
+    | Deny
+    | Report
+    | Reserve
+    | Settle
+    | Signal
+    | Info
+    | Wait
+    | List
+    | Logs
+    | Result
+    | Send
+    | Watch
+    | Recommend
+    | DaemonInfo
+    | Config
 )
 
 
@@ -231,16 +334,29 @@ class Stopped(Reply, tag="stopped"):
     elapsed_s: float
 
 
+class Reserved(Reply, tag="reserved"):
+    """The answer to `Reserve`: `reservation` names what is held, or `refused` says why not."""
+
+    run: RunId
+    reservation: str | None = None
+    cost_usd: float | None = None
+    """The estimate; `None` where the model has no price."""
+    refused: LimitRefusal | None = None
+
+
+class Recommended(Reply, tag="recommended"):
+    """Advice for each kind of limit, and the limit in force for a run of this type that says nothing."""
+
+    runs: int
+    """Successful runs that the advice rests on."""
+    advice: list[Advice]
+    in_force: list[Limit]
+
+
 class RunList(Reply, tag="runs"):
     """Runs, oldest first."""
 
     runs: list[RunInfo]
-
-
-class PackedRunList(Reply, tag="runs"):
-    """`RunList` as the daemon sends it: runs already encoded. Same bytes on the wire."""
-
-    runs: list[Raw]
 
 
 class LogFiles(Reply, tag="log_files"):
@@ -314,7 +430,20 @@ class Error(Reply, tag="error"):
 
 
 AnyReply = (
-    Welcome | RunReply | Refused | Stopped | RunList | LogFiles | ResultText | EventPush | DaemonStatus | ConfigReply | Done | Error
+    Welcome
+    | RunReply
+    | Refused
+    | Stopped
+    | Reserved
+    | Recommended
+    | RunList
+    | LogFiles
+    | ResultText
+    | EventPush
+    | DaemonStatus
+    | ConfigReply
+    | Done
+    | Error
 )
 
 _encoder = msgspec.msgpack.Encoder()

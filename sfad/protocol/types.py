@@ -94,14 +94,74 @@ class Claim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Runs above the peer, the one it is in included."""
 
 
-class Limit(Struct, frozen=True, kw_only=True):
+class Action(StrEnum):
+    """What a breach is answered with (SPEC section 3)."""
+
+    TERMINATE = "terminate"
+    PAUSE = "pause"
+    WARN = "warn"
+    REQUEST_INCREASE = "request_increase"
+
+
+class LimitKind(StrEnum):
+    """What a limit counts, in the order in which limits are shown (SPEC section 3)."""
+
+    TIME = "time"
+    TURNS = "turns"
+    MESSAGES = "messages"
+    TOKENS = "tokens"
+    COST = "cost"
+    PLANNING_COST = "planning_cost"
+    EXECUTION_COST = "execution_cost"
+    OUTPUT = "output"
+    MEMORY = "memory"
+    PIDS = "pids"
+    CPU = "cpu"
+
+
+class Limit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A bound on what a started run may use (SPEC section 3)."""
 
-    kind: str
+    kind: LimitKind
     threshold: float
-    """Seconds for `time`."""
-    action: str = "terminate"
+    """Seconds for `time`, USD for the costs, bytes for `output` and `memory`, cores for `cpu`, else a number."""
+    action: Action | None = None
+    """`None` in a request: `--on-limit`, else the profile's, else terminate. Never `None` in what is shown."""
     source: str = "default"
+    """Where it was set: `--limit turns`, `SFA_DEFAULTS_TIMEOUT`, `type developer`, `config defaults.cost`, `default`."""
+
+
+class LimitState(Struct, frozen=True, kw_only=True):
+    """A limit as it is shown: with what has been used of it and who watches over it."""
+
+    kind: LimitKind
+    threshold: float
+    action: Action
+    source: str
+    used: float | None = None
+    """By the run, or by it and its descendants; `None` where it cannot be known."""
+    scope: Literal["run", "tree"] = "run"
+    """Whose use counts: the run's own, or its and its descendants'."""
+    enforced_by: Literal["clock", "meter", "kernel", "watching", "nothing"] = "clock"
+    """`nothing`: what the run uses is not known, so that the limit is not enforceable."""
+
+
+class Tokens(Struct, frozen=True, kw_only=True):
+    """Tokens of one model. Cached ones are part of `input`, as Codex and Gemini report it (SPEC section 8)."""
+
+    input: int = 0
+    output: int = 0
+    cached: int = 0
+    """Of `input`, those read from a cache."""
+    cache_write: int = 0
+    """Of `input`, those written to a cache."""
+
+
+Role = Literal["planning", "execution"]
+"""What a report says its tokens were for; costs are bounded by role too."""
+
+Source = Literal["gateway", "report", "stream", "none"]
+"""Where a number of usage comes from, the best first (SPEC section 8). Two sources are never added."""
 
 
 class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -127,17 +187,24 @@ class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """What a run used. Only `elapsed_s` is known without a meter."""
+    """What a run itself used, its descendants not counted. Only `elapsed_s` is known without a source."""
 
     turns: int | None = None
+    """Tool calls."""
     messages: int | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
+    cached_tokens: int | None = None
+    """Of `input_tokens`, those read from a cache."""
     tokens: int | None = None
     cost_usd: float | None = None
+    cost_from: Literal["agent", "prices"] | None = None
+    """Whether the agent reported the cost itself, or it was computed from its tokens."""
+    planning_cost_usd: float | None = None
+    execution_cost_usd: float | None = None
     elapsed_s: float | None = None
     """Seconds since the run started, paused time excluded."""
-    source: str = "none"
+    source: Source = "none"
 
 
 class RunInfo(Struct, frozen=True, kw_only=True):
@@ -163,8 +230,9 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     reason: Reason | None
     attempts: int
     """Attempts started so far."""
-    limits: list[Limit]
+    limits: list[LimitState]
     usage: Usage
+    """Of the best source."""
     processes: int | None
     memory_bytes: int | None
     descendants: int
@@ -175,6 +243,10 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     started_at: datetime | None
     ended_at: datetime | None
     labels: dict[str, str] = {}
+    usage_by_source: dict[Source, Usage] = {}
+    """What each source says, where there is any; kept apart and never added."""
+    meter: str | None = None
+    """The meter that reads the run's stdout."""
 
 
 class Refusal(Struct, frozen=True, kw_only=True):
@@ -189,6 +261,21 @@ class Refusal(Struct, frozen=True, kw_only=True):
     value: int | None = None
     path: list[str] | None = None
     """For a loop: the names from the first occurrence to the refused one."""
+
+
+class LimitRefusal(Struct, frozen=True, kw_only=True):
+    """The no to a reservation: it would have taken a run, a user or a team above a limit. Nothing was charged."""
+
+    scope: Literal["run", "tree", "user", "team"]
+    whose: str
+    """The run, user or team whose limit it is."""
+    limit_kind: LimitKind
+    threshold: float
+    used: float
+    """What is used and held already."""
+    asked: float
+    message: str
+    """For the model that will read it."""
 
 
 class Survivor(Struct, frozen=True, kw_only=True):

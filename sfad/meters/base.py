@@ -1,0 +1,52 @@
+"""What a meter is: bytes of a run's stdout in, what the agent said of its use out. Pure: no clock, no file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..protocol.types import Tokens
+
+
+@dataclass(slots=True)
+class Reading:
+    """What an agent has said since its attempt began. It grows in place while the meter is fed."""
+
+    turns: int | None = None
+    """Tool calls; `None` until the stream tells anything of the kind, never a 0 that is a guess."""
+    messages: int | None = None
+    models: dict[str, Tokens] = field(default_factory=dict)
+    """Tokens by model; under `""` where the agent does not name it."""
+    cost_usd: float | None = None
+    """As the agent itself reports it. It wins over a computed one."""
+    tools: list[str] = field(default_factory=list)
+    """Names of the tools called since somebody last emptied this list, the last `MAX_TOOLS` of them."""
+    finished: bool = False
+    """The final result has been printed: the agent ought to exit now."""
+    failed: str | None = None
+    """The agent's own word that it failed, whatever its exit code; one line of at most `MAX_WORDS` characters."""
+    skipped_lines: int = 0
+    """Lines longer than `MAX_LINE` that looked as if they could hold usage, and were not read."""
+
+
+class Meter(Protocol):
+    """One attempt's stdout, read as it comes."""
+
+    reading: Reading
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Takes the next bytes. Never raises for anything that an agent can print."""
+
+
+class Program(Protocol):
+    """A kind of stream. Each module of this package that is listed in `meters.PROGRAMS` has one."""
+
+    name: str
+    """What `--meter` says."""
+
+    def prints_events(self, argv: Sequence[str]) -> bool:
+        """Whether this command line is the program's, and asks for the format that the meter reads."""
+
+    def meter(self, argv: Sequence[str]) -> Meter:
+        """A new meter for one attempt of this command."""
