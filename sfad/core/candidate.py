@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from ..protocol.types import Bound, Limit, Status
+from ..protocol.types import Bound, Status
 from .access import Permissions
 from .events import SpawnRequested
 from .ids import run_id
+from .limits import limits_of
 from .naming import NAME, derive_name
-from .policy import MAX_ATTEMPTS, MAX_RETRY_DELAY, MIN_TIME, Policy
+from .policy import MAX_ATTEMPTS, MAX_RETRY_DELAY, Invalid, Policy
 from .run import Run
 from .stop import MAX_GRACE
 from .tree import narrower
-
-
-class Invalid(Exception):
-    """A request holds a value outside its range. The message names the value, the range and what to do."""
 
 
 def candidate(ev: SpawnRequested, *, number: int, policy: Policy, peer_run: Run | None, permissions: Permissions) -> Run:
@@ -38,7 +35,8 @@ def candidate(ev: SpawnRequested, *, number: int, policy: Policy, peer_run: Run 
         created_at=ev.at,
         max_depth=_depth(asked.max_depth, above, policy),
         max_descendants=_descendants(asked.max_descendants, above, policy),
-        time_limit=_time_limit(asked.timeout, policy),
+        limits=limits_of(asked, above, policy),
+        max_time=policy.max_time,
         # the peer's, not the parent's: to detach is no way out of them
         permissions=permissions.narrowed(allow=asked.allow, deny=asked.deny, leaf=asked.leaf),
         origin=origin,
@@ -95,13 +93,3 @@ def _at_root(asked: Bound | None, default: Bound, ceiling: int, what: str) -> Bo
             f"max_{what} = {asked.value} ({asked.source}) is above guard.{what}_ceiling = {ceiling}; ask for at most {ceiling}"
         )
     return asked
-
-
-def _time_limit(asked: Limit | None, policy: Policy) -> Limit:
-    limit = asked if asked is not None else policy.timeout
-    if not MIN_TIME <= limit.threshold <= policy.max_time:
-        raise Invalid(
-            f"a time limit of {limit.threshold:g} s ({limit.source}) is outside {MIN_TIME:g} s to {policy.max_time:g} s "
-            "(limits.max_time)"
-        )
-    return limit

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ..protocol import types
 from ..protocol.errors import ErrorCode
-from ..protocol.types import Refusal, RunId, Survivor
+from ..protocol.types import LimitRefusal, Refusal, RunId, Survivor
 
 if TYPE_CHECKING:
     from .run import Run
@@ -25,6 +25,29 @@ class Save:
     """Write the run as it is now to the ledger: it started, or it reached a terminal status."""
 
     run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class NoteUse:
+    """What the run has used has changed: its row may be brought up to date when that is convenient."""
+
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Rebound:
+    """The run's limits have changed: whoever enforces memory, processes or output outside the core has to know."""
+
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """Add to what a user's or a team's budget has been charged in its present period."""
+
+    scope: Literal["user", "team"]
+    name: str
+    usd: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +196,15 @@ class Changed:
 
 
 @dataclass(frozen=True, slots=True)
+class Reserved:
+    """A reservation: what holds it, or why there is none."""
+
+    run: Run
+    reservation: str | None
+    refusal: LimitRefusal | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The request cannot be done."""
 
@@ -180,11 +212,14 @@ class Failed:
     message: str
 
 
-Answer = Admitted | Refused | StopDone | Changed | Failed
+Answer = Admitted | Refused | StopDone | Changed | Reserved | Failed
 
 Command = (
     Admit
     | Save
+    | NoteUse
+    | Rebound
+    | Charge
     | RecordRefusal
     | CountRefusal
     | Launch

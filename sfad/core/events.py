@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..protocol.types import Bound, Claim, Kind, Limit, RunId, Survivor
+from ..protocol.types import Action, Bound, Claim, Kind, Limit, LimitKind, RunId, Source, Survivor
 from .access import Peer
+from .budgets import Budget
 from .policy import Policy
+from .usage import Hold, Use
 
 Token = int
 """Names a request that waits for a `Reply`. The shell chooses it; the core only hands it back."""
@@ -32,7 +34,8 @@ class Asked:
     name: str | None = None
     kind: Kind = "agent"
     type: str | None = None
-    timeout: Limit | None = None
+    limits: tuple[Limit, ...] = ()
+    on_limit: Action | None = None
     max_depth: Bound | None = None
     max_descendants: Bound | None = None
     attempts: int = 1
@@ -42,12 +45,16 @@ class Asked:
     """The connection that the run ends with."""
     detach: bool = False
     leaf: bool = False
+    interactive: bool = False
+    """Its stdin is kept open for more: a final result is only that of a turn."""
     queue: bool = True
     priority: int = 0
     labels: dict[str, str] = field(default_factory=dict)
     channel: str | None = None
     allow: frozenset[str] = frozenset()
     deny: frozenset[str] = frozenset()
+    allowed_tools: tuple[str, ...] = ()
+    blocked_tools: tuple[str, ...] = ()
     claim: Claim = NO_CLAIM
 
 
@@ -82,11 +89,105 @@ class PauseRequested(At):
 
 @dataclass(frozen=True, slots=True)
 class ResumeRequested(At):
-    """A peer asked to thaw a paused run."""
+    """A peer asked to thaw a paused run. `limits` give more room to what paused it."""
 
     token: Token
     peer: Peer
     run: RunId
+    limits: tuple[Limit, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ApproveRequested(At):
+    """A peer granted the increase that a run waits for."""
+
+    token: Token
+    peer: Peer
+    run: RunId
+    limits: tuple[Limit, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DenyRequested(At):
+    """A peer refused the increase that a run waits for."""
+
+    token: Token
+    peer: Peer
+    run: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class ReportRequested(At):
+    """A peer told what a run has used since it last did. Answered by `Reply(Changed)`."""
+
+    token: Token
+    peer: Peer
+    run: RunId
+    more: Use
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveRequested(At):
+    """A peer asked whether a run may use so much. Answered by `Reply(Reserved)`."""
+
+    token: Token
+    peer: Peer
+    run: RunId
+    hold: Hold
+
+
+@dataclass(frozen=True, slots=True)
+class SettleRequested(At):
+    """A peer told what became of a reservation. Answered by `Reply(Changed)`."""
+
+    token: Token
+    peer: Peer
+    reservation: str
+    used: Use
+
+
+@dataclass(frozen=True, slots=True)
+class UseSeen(At):
+    """What a run has used in all its attempts, as a source tells it now."""
+
+    run: RunId
+    source: Source
+    use: Use
+
+
+@dataclass(frozen=True, slots=True)
+class ToolsCalled(At):
+    """The agent called these tools."""
+
+    run: RunId
+    tools: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSaid(At):
+    """What this attempt's agent says of itself: whether its final result is out, and why it failed, if it did."""
+
+    run: RunId
+    finished: bool
+    failed: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LevelSeen(At):
+    """What the kernel tells of a run and its descendants: bytes of memory, or processes."""
+
+    run: RunId
+    kind: LimitKind
+    level: float
+    refused: bool = False
+    """The kernel has refused more, or killed for want of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetsKnown(At):
+    """Money budgets of users and teams as they stand: at the start, after a change of the config, and when one is renewed."""
+
+    budgets: tuple[Budget, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +293,16 @@ Event = (
     | StopRequested
     | PauseRequested
     | ResumeRequested
+    | ApproveRequested
+    | DenyRequested
+    | ReportRequested
+    | ReserveRequested
+    | SettleRequested
+    | UseSeen
+    | ToolsCalled
+    | AgentSaid
+    | LevelSeen
+    | BudgetsKnown
     | ClientGone
     | Committed
     | CommitFailed

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..protocol.types import Bound, Refusal, Rule, Status
 from .access import FULL, Peer, refuse_verb
+from .budgets import Budget
 from .events import Asked
 from .quotas import SlidingWindow, Slots
 from .run import Run
@@ -45,6 +46,8 @@ class Question:
     allow_detach: bool
     rate: SlidingWindow
     slots: Slots
+    exhausted: Budget | None
+    """A money budget of the peer's user with nothing left in it."""
 
     @property
     def detached(self) -> bool:
@@ -142,6 +145,16 @@ def _budget(q: Question) -> Refusal | None:
     )
 
 
+def _money(q: Question) -> Refusal | None:
+    if q.exhausted is None:
+        return None
+    return Refusal(
+        kind=Rule.BUDGET,
+        detail=q.exhausted.told,
+        message=f"'{q.name}' was not started: there is no money left in the budget: {q.exhausted.told}. {FINISH}",
+    )
+
+
 def _rate(q: Question) -> Refusal | None:
     if q.above is not None or not q.rate.full(q.at):
         return None
@@ -178,6 +191,6 @@ def _concurrency(q: Question) -> Refusal | None:
 
 
 RULES: tuple[Callable[[Question], Refusal | None], ...] = (
-    _enabled, _permission, _loop, _depth, _budget, _rate, _concurrency,
+    _enabled, _permission, _loop, _depth, _budget, _money, _rate, _concurrency,
 )  # fmt: skip
 """The order is the specification's: what cannot be helped is told before what waiting would mend."""

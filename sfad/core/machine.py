@@ -16,9 +16,10 @@ from ..protocol.types import Reason, Refusal, RunId, Status, Survivor
 from . import commands as c
 from . import events as e
 from .access import FULL, Peer, Permissions, refuse_target, refuse_verb
-from .candidate import Invalid, candidate, check_grace
+from .candidate import candidate, check_grace
 from .guard import Question, decide
-from .policy import Policy
+from .limiter import Limiter
+from .policy import Invalid, Policy
 from .quotas import SlidingWindow, Slots
 from .retry import backoff
 from .run import Exit, Run
@@ -86,14 +87,18 @@ class Machine:
             e.MainExited: self._main_exited,
             e.Emptied: self._emptied,
             e.Frozen: self._frozen,
+            e.AgentSaid: self._agent_said,
             e.Surveyed: self._surveyed,
             e.TimerFired: self._timer_fired,
             e.DrainRequested: self._drain_requested,
             e.Reconfigured: self._reconfigured,
         }
 
+        self.limiter = Limiter(self)
+        self._handlers |= self.limiter.handlers
         self._timers: dict[str, Callable[[Run, float], None]] = {
-            "deadline": self._deadline_due,
+            **self.limiter.timers,
+            "result": self._result_due,
             "grace": self._grace_due,
             "kill": self._kill_due,
             "survey": self._survey_due,
@@ -140,7 +145,7 @@ class Machine:
                 permissions=self.permissions(ev.peer),
             )
         except Invalid as invalid:
-            self._reply(ev.token, c.Failed(ErrorCode.BAD_REQUEST, str(invalid)))
+            self.reply(ev.token, c.Failed(ErrorCode.BAD_REQUEST, str(invalid)))
             return
         refusal = decide(self._question(ev, run))
         if refusal is not None:
@@ -170,6 +175,7 @@ class Machine:
             allow_detach=policy.allow_detach,
             rate=self._rate(peer.user),
             slots=self.slots,
+            exhausted=self.limiter.budgets.exhausted(peer.user),
         )
 
     def _rate(self, user: str) -> SlidingWindow:
@@ -182,8 +188,8 @@ class Machine:
         asker = ev.peer.run if ev.peer.run is not None and placed else f"user {ev.peer.user}"
         seen = self._refusals.setdefault((asker, refusal.kind), _Refusals(SlidingWindow(REFUSALS_WRITTEN, 60.0)))
         if seen.window.full(ev.at):
-            self._do(c.CountRefusal(seen.last))
-            self._reply(ev.token, c.Refused(refusal, None))
+            self.do(c.CountRefusal(seen.last))
+            self.reply(ev.token, c.Refused(refusal, None))
             return
         seen.window.take(ev.at)
         seen.last = run.id
@@ -192,9 +198,9 @@ class Machine:
         run.status = refusal.kind.status
         run.ended_at = ev.at
         run.reason = Reason(kind=refusal.kind, message=refusal.message)
-        self._do(c.RecordRefusal(run))
-        self._publish("run_rejected", run, refusal.detail)
-        self._reply(ev.token, c.Refused(refusal, run.id))
+        self.do(c.RecordRefusal(run))
+        self.publish("run_rejected", run, refusal.detail)
+        self.reply(ev.token, c.Refused(refusal, run.id))
 
     def _admit(self, ev: e.SpawnRequested, run: Run) -> None:
         self._number += 1
@@ -206,7 +212,7 @@ class Machine:
         if run.parent is None:
             self._rate(run.user).take(ev.at)
             self._take_slot(run)
-        self._do(c.Admit(run))
+        self.do(c.Admit(run))
 
     def _take_slot(self, root: Run) -> None:
         if self.slots.free_for(root.user):
@@ -221,9 +227,9 @@ class Machine:
             if run is None or run.committed:
                 continue
             run.committed = True
-            self._publish("run_accepted", run)
+            self.publish("run_accepted", run)
             if run.status is Status.QUEUED and self.slots.waits(run.id):
-                self._publish("run_queued", run, f"{self.slots.queued} trees wait")
+                self.publish("run_queued", run, f"{self.slots.queued} trees wait")
                 self._answer_spawn(run)
             elif run.status in {Status.ACCEPTED, Status.QUEUED}:
                 self._start(run)
@@ -235,7 +241,7 @@ class Machine:
                 continue
             message = f"run {run.id} was not started: the ledger could not record it ({ev.error}); free what is short and try again"
             if run.admit_token is not None:
-                self._reply(run.admit_token, c.Failed(ErrorCode.UNAVAILABLE, message))
+                self.reply(run.admit_token, c.Failed(ErrorCode.UNAVAILABLE, message))
                 run.admit_token = None
             self._give_back(run)
             if run.status is not Status.STOPPING:
@@ -253,7 +259,8 @@ class Machine:
         run.move(Status.STARTING)
         run.attempt += 1
         run.exit = None
-        self._do(c.Launch(run))
+        run.said_finished, run.said_failed = False, None
+        self.do(c.Launch(run))
 
     def _admit_waiting(self) -> None:
         while not self.draining and (name := self.slots.next_waiting()) is not None:
@@ -276,11 +283,13 @@ class Machine:
         if run.standing_still:
             run.move(Status.PAUSED)
             # it was not there yet when its ancestor was frozen, and signals reach only what is there
-            self._do(c.Freeze(next(r.id for r in run.lineage if r.frozen)))
+            self.do(c.Freeze(next(r.id for r in run.lineage if r.frozen)))
+        elif run.held_by is not None:
+            self.pause(run, ev.at)
         else:
-            self._start_clock(run, ev.at)
-        self._do(c.Save(run))
-        self._publish("run_started", run)
+            self.limiter.start_clock(run, ev.at)
+        self.do(c.Save(run))
+        self.publish("run_started", run)
         self._answer_spawn(run)
 
     def _launch_failed(self, ev: e.LaunchFailed) -> None:
@@ -292,7 +301,7 @@ class Machine:
             reason = Reason(kind=ev.kind, message=ev.error, errno=ev.errno)
             if run.children:
                 # a stranger that moved itself into the containment asked for them; no run ends before its descendants
-                self._begin_stop(run, ev.at, status=Status.FAILED, reason=reason, signal=SIGTERM, grace=self._grace(run))
+                self.begin_stop(run, ev.at, status=Status.FAILED, reason=reason, signal=SIGTERM, grace=self.grace(run))
                 return
             self._decide_end(run, ev.at, Status.FAILED, reason)
             self._finish(run, ev.at)
@@ -309,33 +318,33 @@ class Machine:
                 self._finish(run, ev.at)
         elif run.status is Status.RETRYING:
             pass  # the ladder of the attempt's leftovers reports `Emptied`
-        elif not run.exit.success and run.attempt < run.asked.attempts:
+        elif not _succeeded(run) and run.attempt < run.asked.attempts:
             self._retry(run, ev.at)
         else:
             self._end_by_itself(run, ev.at, alone=alone)
 
     def _end_by_itself(self, run: Run, at: float, *, alone: bool) -> None:
         assert run.exit is not None
-        status = Status.COMPLETED if run.exit.success else Status.FAILED
-        reason = None if run.exit.success else _exit_reason(run.exit)
+        status = Status.COMPLETED if _succeeded(run) else Status.FAILED
+        reason = None if _succeeded(run) else _exit_reason(run.exit, run.said_failed)
         if alone:
             self._decide_end(run, at, status, reason)
             self._finish(run, at)
         else:
-            self._begin_stop(run, at, status=status, reason=reason, signal=SIGTERM, grace=self._grace(run))
+            self.begin_stop(run, at, status=status, reason=reason, signal=SIGTERM, grace=self.grace(run))
 
     def _retry(self, run: Run, at: float) -> None:
         if run.status is Status.PAUSED:
             run.move(Status.RUNNING)
         run.move(Status.RETRYING)
-        run.frozen = False
+        self._unfreeze(run)
         self._fail_pauses(run, "exited before it was paused")
         self._halt_clock(run, at)
         for child in run.subtree()[1:]:
             self._cancel_with_ancestor(child, run, at)
         run.clearing = True
-        self._climb_on(run, at, signal=SIGTERM, grace=self._grace(run))
-        self._do(c.Save(run))
+        self._climb_on(run, at, signal=SIGTERM, grace=self.grace(run))
+        self.do(c.Save(run))
 
     def _cleared(self, run: Run, at: float) -> None:
         run.clearing = False
@@ -344,17 +353,11 @@ class Machine:
         policy = self.policy
         first = run.asked.retry_delay if run.asked.retry_delay is not None else policy.retry_delay
         run.retry_at = at + backoff(run.id, run.attempt, first=first, cap=max(policy.retry_delay_max, first))
-        self._do(c.Arm(run.id, "retry", run.retry_at))
-
-    def _start_clock(self, run: Run, at: float) -> None:
-        run.clock.start(at)
-        deadline = run.own_deadline
-        assert deadline is not None
-        self._do(c.Arm(run.id, "deadline", deadline))
+        self.do(c.Arm(run.id, "retry", run.retry_at))
 
     def _halt_clock(self, run: Run, at: float) -> None:
         run.clock.halt(at)
-        self._do(c.Disarm(run.id, "deadline"))
+        self.do(c.Disarm(run.id, "deadline"))
 
     # ---- stopping
 
@@ -362,7 +365,7 @@ class Machine:
         try:
             check_grace(ev.grace)
         except Invalid as invalid:
-            self._reply(ev.token, c.Failed(ErrorCode.BAD_REQUEST, str(invalid)))
+            self.reply(ev.token, c.Failed(ErrorCode.BAD_REQUEST, str(invalid)))
             return
         names = list(dict.fromkeys(ev.runs))
         live = [run for name in names if (run := self.tree.get(name)) is not None]
@@ -377,23 +380,23 @@ class Machine:
         for run in live:
             self._stop(run, ev.at, reason=reason, signal=ev.signal, grace=ev.grace)
         if not ticket.pending and not live:
-            self._reply(ev.token, c.StopDone(tuple(ended), (), 0.0))
+            self.reply(ev.token, c.StopDone(tuple(ended), (), 0.0))
 
     def _stop(self, run: Run, at: float, *, reason: Reason, signal: int, grace: float | None) -> None:
         if self.tree.get(run.id) is None:
             return  # an earlier stop of the same request took an ancestor that had nothing alive
-        seconds = self._grace(run, grace)
+        seconds = self.grace(run, grace)
         if run.status is not Status.STOPPING:
-            self._begin_stop(run, at, status=Status.CANCELLED, reason=reason, signal=signal, grace=seconds)
+            self.begin_stop(run, at, status=Status.CANCELLED, reason=reason, signal=signal, grace=seconds)
         else:
             self._hasten(run, at, signal=signal, grace=seconds)
 
-    def _begin_stop(self, run: Run, at: float, *, status: Status, reason: Reason | None, signal: int, grace: float) -> None:
+    def begin_stop(self, run: Run, at: float, *, status: Status, reason: Reason | None, signal: int, grace: float) -> None:
+        """Decides how the run ends, cancels what is below it, and starts the ladder."""
         still = run.parent is not None and run.parent.standing_still
         for child in run.subtree()[1:]:
             self._cancel_with_ancestor(child, run, at)
         self._decide_end(run, at, status, reason)
-        run.frozen = False
         if run.attempt == 0:
             self._finish(run, at)
         elif run.stop is None:
@@ -403,7 +406,7 @@ class Machine:
             self._hasten(run, at, signal=signal, grace=grace)
 
     def _cancel_with_ancestor(self, run: Run, ancestor: Run, at: float) -> None:
-        run.frozen = False
+        self._unfreeze(run)
         if run.status is not Status.STOPPING:
             message = f"its ancestor {ancestor.id} ('{ancestor.name}') ended or was stopped"
             self._decide_end(run, at, Status.CANCELLED, Reason(kind="ancestor", message=message, by=ancestor.id))
@@ -413,13 +416,17 @@ class Machine:
         run.outcome = status
         run.reason = reason
         run.clearing = False
+        self._unfreeze(run)
+        self.limiter.release(run)
+        if run.said_finished:
+            self.do(c.Disarm(run.id, "result"))
         self._halt_clock(run, at)
-        self._do(c.Disarm(run.id, "retry"))
+        self.do(c.Disarm(run.id, "retry"))
 
     def _climb_on(self, run: Run, at: float, *, signal: int, grace: float) -> None:
         run.stop = Stop(signal=signal, began_at=at, grace_ends_at=at + grace, kill_wait=self.policy.kill_wait)
-        self._do(c.Terminate(run.id, signal))
-        self._do(c.Arm(run.id, "grace", run.stop.grace_ends_at))
+        self.do(c.Terminate(run.id, signal))
+        self.do(c.Arm(run.id, "grace", run.stop.grace_ends_at))
 
     def _hasten(self, run: Run, at: float, *, signal: int, grace: float) -> None:
         """A run that is being stopped already was asked to stop again: sooner is possible, later is not."""
@@ -427,16 +434,17 @@ class Machine:
         if run.attempt == 0:
             self._finish(run, at)  # cancelled with an ancestor before it was ever launched
         elif run.stop is not None and run.stop.shorten(at + grace):
-            self._do(c.Arm(run.id, "grace", at + grace))
+            self.do(c.Arm(run.id, "grace", at + grace))
         elif run.stop is None and all(at + grace < stop.grace_ends_at for _, stop in ladders):
             self._climb_on(run, at, signal=signal, grace=grace)
         else:
             # its own ladder answers; without one, any that it stands on
             overdue = [name for name, stop in ladders if stop.overdue and run.stop in (None, stop)]
             if overdue:
-                self._do(c.Survey(overdue[-1]))
+                self.do(c.Survey(overdue[-1]))
 
-    def _grace(self, run: Run, asked: float | None = None) -> float:
+    def grace(self, run: Run, asked: float | None = None) -> float:
+        """Seconds between signal and SIGKILL: as asked now, as the run asked, or as configured."""
         own = run.asked.grace if run.asked.grace is not None else self.policy.grace
         return asked if asked is not None else own
 
@@ -454,18 +462,19 @@ class Machine:
 
     def _finish(self, run: Run, at: float, *, recorded: bool = True) -> None:
         assert run.outcome is not None
+        self.limiter.close(run)
         run.move(run.outcome)
         run.ended_at = at
         run.pid = None
         self._disarm_ladder(run)
         self.tree.remove(run)
         if recorded:
-            self._do(c.Save(run))
-            self._publish(ENDINGS[run.status], run, run.reason.message if run.reason is not None else "")
+            self.do(c.Save(run))
+            self.publish(ENDINGS[run.status], run, run.reason.message if run.reason is not None else "")
         if run.attempt:
-            self._do(c.Release(run.id))
+            self.do(c.Release(run.id))
         self._forget(run)
-        self._do(c.Ended(run))
+        self.do(c.Ended(run))
         self._answer_spawn(run)
         self._fail_pauses(run, "ended before it was paused")
         self._settle(run, at)
@@ -473,7 +482,7 @@ class Machine:
             self.slots.leave(run.id)
             self._admit_waiting()
         if self.draining and not len(self.tree):
-            self._do(c.Shutdown())
+            self.do(c.Shutdown())
 
     def _forget(self, run: Run) -> None:
         client = run.asked.tied_to
@@ -492,7 +501,7 @@ class Machine:
                 ticket.stopped.append(run.id)
             if not ticket.pending:
                 done = c.StopDone(tuple(ticket.stopped), tuple(ticket.survivors.values()), at - ticket.began_at)
-                self._reply(ticket.token, done)
+                self.reply(ticket.token, done)
 
     def _surveyed(self, ev: e.Surveyed) -> None:
         run = self.tree.get(ev.run)
@@ -501,7 +510,7 @@ class Machine:
         if not run.stop.overdue:
             run.stop.overdue = True
             listed = ", ".join(f"{s.pid} ({s.why})" for s in ev.survivors[:8])
-            self._publish(
+            self.publish(
                 "alert_survivors",
                 run,
                 f"alive {run.stop.kill_wait:g} s after SIGKILL: {listed}",
@@ -519,7 +528,7 @@ class Machine:
         grace = 0.0 if self.draining else None
         self.draining = True
         if not len(self.tree):
-            self._do(c.Shutdown())
+            self.do(c.Shutdown())
         reason = Reason(kind="daemon", message=f"the daemon was stopped ({_signal_name(ev.signal)})", signal=ev.signal)
         for root in self.tree.roots():
             self._stop(root, ev.at, reason=reason, signal=SIGTERM, grace=grace)
@@ -538,64 +547,73 @@ class Machine:
     # ---- pause and resume
 
     def _pause_requested(self, ev: e.PauseRequested) -> None:
-        run = self._steered(ev.token, ev.peer, "pause", ev.run)
+        run = self.steered(ev.token, ev.peer, "pause", ev.run)
         if run is None:
             return
         if run.status not in {Status.RUNNING, Status.PAUSED}:
-            self._reply(
+            self.reply(
                 ev.token,
                 c.Failed(ErrorCode.WRONG_STATE, f"run {run.id} is {run.status}; only a running one can be paused"),
             )
             return
         if run.frozen and not run.pause_tokens:
-            self._reply(ev.token, c.Changed(run))
+            self.reply(ev.token, c.Changed(run))
             return
         run.pause_tokens.append(ev.token)
         if not run.frozen:
-            self._pause(run, ev.at)
+            self.pause(run, ev.at)
 
-    def _pause(self, run: Run, at: float) -> None:
+    def pause(self, run: Run, at: float) -> None:
+        """Freezes a run and everything below it, and stops their clocks."""
         run.frozen = True
         for each in run.subtree():
             if each.status is Status.RUNNING:
                 each.move(Status.PAUSED)
                 self._halt_clock(each, at)
-                self._do(c.Save(each))
-        self._do(c.Freeze(run.id))
-        self._publish("run_paused", run)
+                self.do(c.Save(each))
+        self.do(c.Freeze(run.id))
+        self.do(c.Arm(run.id, "pause_max", at + self.policy.pause_max))
+        self.publish("run_paused", run)
+
+    def _unfreeze(self, run: Run) -> None:
+        if run.frozen:
+            run.frozen = False
+            self.do(c.Disarm(run.id, "pause_max"))
 
     def _frozen(self, ev: e.Frozen) -> None:
         run = self.tree.get(ev.run)
         if run is None or not run.frozen:
             return
         for token in run.pause_tokens:
-            self._reply(token, c.Changed(run))
+            self.reply(token, c.Changed(run))
         run.pause_tokens.clear()
 
     def _resume_requested(self, ev: e.ResumeRequested) -> None:
-        run = self._steered(ev.token, ev.peer, "resume", ev.run)
+        run = self.steered(ev.token, ev.peer, "resume", ev.run)
         if run is None:
             return
-        if not run.frozen:
-            self._reply(ev.token, c.Failed(ErrorCode.WRONG_STATE, _not_resumable(run)))
-            return
-        self._resume(run, ev.at)
-        self._reply(ev.token, c.Changed(run))
+        if not run.frozen and run.held_by is None:
+            self.reply(ev.token, c.Failed(ErrorCode.WRONG_STATE, _not_resumable(run)))
+        elif self.limiter.make_room(ev.token, ev.peer, run, ev.limits):
+            if run.frozen:
+                self.resume(run, ev.at)
+            self.reply(ev.token, c.Changed(run))
 
-    def _resume(self, run: Run, at: float) -> None:
-        run.frozen = False
+    def resume(self, run: Run, at: float) -> None:
+        """Thaws a run that is frozen itself, and everything below it that no other pause holds."""
+        self._unfreeze(run)
         self._fail_pauses(run, "was resumed before it stood still")
-        self._do(c.Thaw(run.id))
+        self.do(c.Thaw(run.id))
         for each in run.subtree():
             if each.standing_still:
                 continue
             if each.status is Status.PAUSED:
                 each.move(Status.RUNNING)
-                self._start_clock(each, at)
-                self._do(c.Save(each))
+                self.limiter.start_clock(each, at)
+                self.do(c.Save(each))
             elif each.status is Status.RETRYING and not each.clearing:
-                self._do(c.Arm(each.id, "retry", max(at, each.retry_at)))
-        self._publish("run_resumed", run)
+                self.do(c.Arm(each.id, "retry", max(at, each.retry_at)))
+        self.publish("run_resumed", run)
 
     # ---- timers
 
@@ -604,40 +622,51 @@ class Machine:
         if run is not None:
             self._timers[ev.timer](run, ev.at)
 
-    def _deadline_due(self, run: Run, at: float) -> None:
-        if run.own_deadline is None or run.status is not Status.RUNNING:
+    def _agent_said(self, ev: e.AgentSaid) -> None:
+        run = self.tree.get(ev.run)
+        if run is None or run.status is Status.STOPPING:
             return
-        limit, used = run.time_limit, run.clock.elapsed(at)
-        over = max(0.0, used - limit.threshold)
-        message = f"ran {used:.1f} s; its time limit is {limit.threshold:g} s, set by {limit.source}"
-        self._publish(
-            "limit_exceeded", run, message, severity="medium", scope="run", limit_kind="time",
-            threshold=limit.threshold, used=round(used, 3), exceeded_by=round(over, 3),
-        )  # fmt: skip
-        reason = Reason(
-            kind="limit", message=message, limit_kind="time", threshold=limit.threshold, used=round(used, 3),
-            exceeded_by=round(over, 3), elapsed_s=round(used, 3),
-        )  # fmt: skip
-        self._begin_stop(run, at, status=Status.TIMEOUT, reason=reason, signal=SIGTERM, grace=self._grace(run))
+        run.said_failed = ev.failed
+        if ev.finished == run.said_finished:
+            return
+        run.said_finished = ev.finished
+        if ev.finished and not run.asked.interactive:
+            self.do(c.Arm(run.id, "result", ev.at + self.policy.result_wait))
+        elif not ev.finished:
+            self.do(c.Disarm(run.id, "result"))
+
+    def _result_due(self, run: Run, at: float) -> None:
+        wait = self.policy.result_wait
+        if not run.said_finished or run.status not in {Status.RUNNING, Status.PAUSED}:
+            return
+        if run.standing_still:
+            self.do(c.Arm(run.id, "result", at + wait))
+            return
+        status = Status.COMPLETED if run.said_failed is None else Status.FAILED
+        said = "its final result" if run.said_failed is None else f"that it failed ({run.said_failed})"
+        message = f"the agent printed {said} and did not exit within {wait:g} s; it was stopped (stop.result_wait)"
+        self.begin_stop(
+            run, at, status=status, reason=Reason(kind="result", message=message), signal=SIGTERM, grace=self.grace(run)
+        )
 
     def _grace_due(self, run: Run, at: float) -> None:
         if run.stop is None:
             return
         run.stop.climb(at)
-        self._do(c.Kill(run.id))
-        self._do(c.Arm(run.id, "kill", at + KILL_AGAIN))
-        self._do(c.Arm(run.id, "survey", run.stop.overdue_at))
+        self.do(c.Kill(run.id))
+        self.do(c.Arm(run.id, "kill", at + KILL_AGAIN))
+        self.do(c.Arm(run.id, "survey", run.stop.overdue_at))
 
     def _kill_due(self, run: Run, at: float) -> None:
         if run.stop is not None:
-            self._do(c.Kill(run.id))
-            self._do(c.Arm(run.id, "kill", at + KILL_AGAIN))
+            self.do(c.Kill(run.id))
+            self.do(c.Arm(run.id, "kill", at + KILL_AGAIN))
 
     def _survey_due(self, run: Run, at: float) -> None:
         if run.stop is not None and not run.stop.overdue:
-            self._do(c.Survey(run.id))
+            self.do(c.Survey(run.id))
             # the last survivor may be going just now; the answer is then `Emptied`, or survivors the next time
-            self._do(c.Arm(run.id, "survey", at + KILL_AGAIN))
+            self.do(c.Arm(run.id, "survey", at + KILL_AGAIN))
 
     def _retry_due(self, run: Run, _at: float) -> None:
         if run.status is Status.RETRYING and not run.clearing and not run.standing_still:
@@ -645,10 +674,11 @@ class Machine:
 
     # ---- small things
 
-    def _steered(self, token: int, peer: Peer, verb: str, name: RunId) -> Run | None:
+    def steered(self, token: int, peer: Peer, verb: str, name: RunId) -> Run | None:
+        """The live run of this id if the peer may use `verb` on it; else replies why not."""
         run = self.tree.get(name)
         if run is None:
-            self._reply(token, c.Failed(ErrorCode.WRONG_STATE, f"run {name} has ended"))
+            self.reply(token, c.Failed(ErrorCode.WRONG_STATE, f"run {name} has ended"))
             return None
         return None if self._denied(token, peer, verb, [run]) else run
 
@@ -657,29 +687,31 @@ class Machine:
         for chain in chains or [None]:
             refused = self.refuse(peer, verb, chain)
             if refused is not None:
-                self._reply(token, c.Failed(ErrorCode.NOT_PERMITTED, refused))
+                self.reply(token, c.Failed(ErrorCode.NOT_PERMITTED, refused))
                 return True
         return False
 
     def _disarm_ladder(self, run: Run) -> None:
         if run.stop is not None:
             for timer in ("grace", "kill", "survey"):
-                self._do(c.Disarm(run.id, timer))
+                self.do(c.Disarm(run.id, timer))
 
     def _fail_pauses(self, run: Run, why: str) -> None:
         for token in run.pause_tokens:
-            self._reply(token, c.Failed(ErrorCode.WRONG_STATE, f"run {run.id} {why}"))
+            self.reply(token, c.Failed(ErrorCode.WRONG_STATE, f"run {run.id} {why}"))
         run.pause_tokens.clear()
 
     def _answer_spawn(self, run: Run) -> None:
         if run.admit_token is not None:
-            self._reply(run.admit_token, c.Admitted(run))
+            self.reply(run.admit_token, c.Admitted(run))
             run.admit_token = None
 
-    def _reply(self, token: int, answer: c.Answer) -> None:
-        self._do(c.Reply(token, answer))
+    def reply(self, token: int, answer: c.Answer) -> None:
+        """Answers the request that `token` names."""
+        self.do(c.Reply(token, answer))
 
-    def _publish(self, what: str, run: Run, message: str = "", *, severity: Any = None, **fields: Any) -> None:
+    def publish(self, what: str, run: Run, message: str = "", *, severity: Any = None, **fields: Any) -> None:
+        """Tells everybody who watches the run or an ancestor."""
         severity = severity or ("medium" if what in {"run_failed", "run_timeout"} else "low")
         event = types.Event(
             type=what,
@@ -690,16 +722,24 @@ class Machine:
             message=message,
             **fields,
         )
-        self._do(c.Publish(event, tuple(r.id for r in run.lineage)))
+        self.do(c.Publish(event, tuple(r.id for r in run.lineage)))
 
-    def _do(self, command: c.Command) -> None:
+    def do(self, command: c.Command) -> None:
+        """Adds to what the present event calls for."""
         self._out.append(command)
 
 
-def _exit_reason(exit_: Exit) -> Reason:
+def _succeeded(run: Run) -> bool:
+    """Whether the attempt that has just exited did well: an agent may exit with 0 and say that it failed."""
+    return run.exit is not None and run.exit.success and run.said_failed is None
+
+
+def _exit_reason(exit_: Exit, said: str | None) -> Reason:
     if exit_.signal is not None:
         return Reason(kind="signal", message=f"killed by {_signal_name(exit_.signal)}", signal=exit_.signal)
-    return Reason(kind="exit", message=f"exited with code {exit_.code}")
+    if exit_.success:
+        return Reason(kind="agent", message=f"exited with code 0, but said that it failed: {said}")
+    return Reason(kind="exit", message=f"exited with code {exit_.code}{f': {said}' if said else ''}")
 
 
 def _signal_name(number: int) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from ..protocol.types import Bound, Limit
+from ..protocol.types import Bound, Limit, LimitKind
 
 MIN_TIME = 1.0
 """Seconds: the shortest `time` limit (SPEC section 3)."""
@@ -18,7 +19,21 @@ MAX_RETRY_DELAY = 3600.0
 
 DEFAULT_DEPTH = Bound(value=5, source="default")
 DEFAULT_DESCENDANTS = Bound(value=64, source="default")
-DEFAULT_TIMEOUT = Limit(kind="time", threshold=120.0)
+DEFAULT_LIMITS = {
+    kind: Limit(kind=kind, threshold=threshold)
+    for kind, threshold in (
+        (LimitKind.TIME, 120.0),
+        (LimitKind.TURNS, 25),
+        (LimitKind.COST, 1.00),
+        (LimitKind.OUTPUT, 64 * 1024 * 1024),
+        (LimitKind.PIDS, 1024),
+    )
+}
+"""What bounds a run that nobody says anything about (SPEC section 3)."""
+
+
+class Invalid(Exception):
+    """A request holds a value outside its range. The message names the value, the range and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +46,17 @@ class Policy:
     depth_ceiling: int = 32
     descendants_ceiling: int = 1024
     allow_detach: bool = False
-    timeout: Limit = DEFAULT_TIMEOUT
+    defaults: Mapping[LimitKind, Limit] = field(default_factory=lambda: DEFAULT_LIMITS)
+    advice: Mapping[str, Mapping[LimitKind, float]] = field(default_factory=dict)
+    """Thresholds learnt from the ledger, where `limits.adaptive` asks for them; see `limits.advice_key`."""
     max_time: float = 3600.0
+    """Whatever the actions, so long a run lasts at most."""
+    nearing: float = 0.8
+    """The share of a threshold at which `limit_nearing` is said."""
+    pause_max: float = 86400.0
+    approval_timeout: float = 600.0
+    result_wait: float = 30.0
+    """How long an agent may stay after it has printed its final result."""
     grace: float = 5.0
     kill_wait: float = 10.0
     trees_per_user: int = 32

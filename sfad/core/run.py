@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..protocol.types import ENDED, Bound, Limit, Reason, RunId, Status
+from ..protocol.types import ENDED, Action, Bound, LimitKind, Reason, RunId, Status
 from .access import FULL, Permissions
+from .limits import Held, Limits
 from .stop import Stop
+from .usage import Account
 
 if TYPE_CHECKING:
     from .events import Asked, Token
@@ -45,6 +47,10 @@ class Clock:
     def elapsed(self, at: float) -> float:
         """Seconds counted up to `at`."""
         return self.spent + (at - self.since if self.since is not None else 0.0)
+
+    def reaches(self, seconds: float) -> float | None:
+        """When it will have counted so many; `None` while it stands."""
+        return self.since + seconds - self.spent if self.since is not None else None
 
     def start(self, at: float) -> None:
         """Counts from `at` on."""
@@ -87,7 +93,10 @@ class Run:
     created_at: float
     max_depth: Bound
     max_descendants: Bound
-    time_limit: Limit
+    limits: Limits
+    """In force on this run itself. Its ancestors' bind it too."""
+    max_time: float
+    """Seconds after which its clock ends it whatever its limits say."""
     permissions: Permissions = FULL
     children: dict[RunId, Run] = field(default_factory=dict)
     admitted: int = 0
@@ -114,6 +123,15 @@ class Run:
     """The ladder that is emptying this run's containment, if it has one of its own."""
     clearing: bool = False
     """The ladder clears what a failed attempt left before the next attempt, and does not end the run."""
+    account: Account = field(default_factory=Account)
+    held_by: Held | None = None
+    """The limit that has paused it, until somebody gives more room or the daemon gives up waiting."""
+    tools_said: set[str] = field(default_factory=set)
+    """Forbidden tools that something has been said about."""
+    said_finished: bool = False
+    """This attempt has printed its final result."""
+    said_failed: str | None = None
+    """This attempt's own word that it failed, whatever its exit code."""
     outcome: Status | None = None
     reason: Reason | None = None
     admit_token: Token | None = None
@@ -158,18 +176,23 @@ class Run:
         return False
 
     @property
+    def allowed_time(self) -> float:
+        """Seconds that its clock may count before it ends the run. Only a limit that terminates ends it sooner than
+        `max_time`."""
+        time = self.limits.get(LimitKind.TIME)
+        return min(time.limit.threshold, self.max_time) if time and time.action is Action.TERMINATE else self.max_time
+
+    @property
     def deadline(self) -> float | None:
-        """When its clock reaches the time limit, or an ancestor's does; `None` while that clock does not run."""
+        """When its clock, or an ancestor's, ends it; `None` while its own does not run."""
         times = [r.own_deadline for r in self.lineage]
         known = [t for t in times if t is not None]
         return min(known) if self.own_deadline is not None else None
 
     @property
     def own_deadline(self) -> float | None:
-        """When its own clock reaches the time limit; `None` while it stands."""
-        if self.clock.since is None:
-            return None
-        return self.clock.since + self.time_limit.threshold - self.clock.spent
+        """When its own clock ends it; `None` while that stands."""
+        return self.clock.reaches(self.allowed_time)
 
     def subtree(self) -> list[Run]:
         """This run and all live descendants, parents before children."""

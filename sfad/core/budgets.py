@@ -1,0 +1,64 @@
+"""Money budgets of users and teams (SPEC section 5). Periods are the shell's: it says when one begins anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from .limits import ROUNDING
+
+
+@dataclass(slots=True)
+class Budget:
+    """What a user, or the members of a team together, may spend in a period."""
+
+    scope: Literal["user", "team"]
+    name: str
+    usd: float
+    members: frozenset[str]
+    """Users whose use is charged."""
+    period: str = "day"
+    renews: str = ""
+    """When the period ends, for people."""
+    charged: float = 0.0
+    """USD in this period, reservations included."""
+    near: bool = False
+    over: bool = False
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether nothing may start any more."""
+        return self.charged >= self.usd - ROUNDING
+
+    def admits(self, more: float) -> bool:
+        """Whether so much more stays within it."""
+        return self.charged + more <= self.usd + ROUNDING
+
+    @property
+    def told(self) -> str:
+        """Its name, numbers and renewal in a few words."""
+        spent = f"{self.charged:.4g} of {self.usd:.4g} USD a {self.period}"
+        return f"{self.scope} {self.name} has used {spent}; it renews at {self.renews}"
+
+
+class Budgets:
+    """All of them, by user."""
+
+    def __init__(self) -> None:
+        self._by_user: dict[str, list[Budget]] = {}
+
+    def know(self, budgets: Iterable[Budget]) -> None:
+        """Replaces what was known."""
+        self._by_user = {}
+        for budget in budgets:
+            for user in budget.members:
+                self._by_user.setdefault(user, []).append(budget)
+
+    def of(self, user: str) -> Iterator[Budget]:
+        """Those that this user's spending is charged to."""
+        return iter(self._by_user.get(user, ()))
+
+    def exhausted(self, user: str) -> Budget | None:
+        """The first one with nothing left."""
+        return next((budget for budget in self.of(user) if budget.exhausted), None)

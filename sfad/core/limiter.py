@@ -1,0 +1,453 @@
+"""Keeps runs within their limits: takes in what they use, says what is near or exceeded, and does what the limit's action is.
+
+A part of the machine in a file of its own. Use goes into a run's account and from there to every ancestor's, its user's and
+its teams'; then limits are looked at from the root down, since the outermost breach is the one that is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from signal import SIGTERM
+from typing import TYPE_CHECKING, Any
+
+from ..protocol.errors import ErrorCode
+from ..protocol.types import Action, Limit, LimitKind, LimitRefusal, Reason, Status
+from . import commands as c
+from . import events as e
+from .budgets import Budget, Budgets
+from .limits import KINDS, Crossing, Held, check, cross, crossed, replaced
+from .policy import Invalid
+from .usage import NOTHING, TREE_USE, Hold, Use, add_below
+
+if TYPE_CHECKING:
+    from .access import Peer
+    from .machine import Machine
+    from .run import Run
+
+_COST = TREE_USE.index(LimitKind.COST)
+
+_STRENGTH = (Action.TERMINATE, Action.REQUEST_INCREASE, Action.PAUSE, Action.WARN)
+"""Of several breaches at the same moment the strongest action is taken."""
+
+_WAITING = (Action.PAUSE, Action.REQUEST_INCREASE)
+
+MAX_RESERVATIONS = 1000
+"""Reservations one run may hold unsettled. An agent has as many calls under way at a time; a thousand are a leak."""
+
+MAX_TOOLS_SAID = 16
+"""Tools of one run that a warning is said about."""
+
+
+class Limiter:
+    """Use, limits, reservations, approvals."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self.budgets = Budgets()
+        self._reservations: dict[str, Run] = {}
+        self._reserved = 0
+        self.handlers: dict[type, Callable[[Any], None]] = {
+            e.UseSeen: self._use_seen,
+            e.LevelSeen: self._level_seen,
+            e.ToolsCalled: self._tools_called,
+            e.ReportRequested: self._report_requested,
+            e.ReserveRequested: self._reserve_requested,
+            e.SettleRequested: self._settle_requested,
+            e.ApproveRequested: self._approve_requested,
+            e.DenyRequested: self._deny_requested,
+            e.BudgetsKnown: lambda ev: self.budgets.know(ev.budgets),
+        }
+        self.timers: dict[str, Callable[[Run, float], None]] = {
+            "deadline": self._clock_due,
+            "approval": self._approval_due,
+            "pause_max": self._pause_max_due,
+        }
+
+    # ---- the clock
+
+    def start_clock(self, run: Run, at: float) -> None:
+        """The run's clock counts from now on, up to the next thing there is to say or do about it."""
+        run.clock.start(at)
+        due = run.clock.reaches(self._next_mark(run))
+        assert due is not None
+        self._machine.do(c.Arm(run.id, "deadline", due))
+
+    def _next_mark(self, run: Run) -> float:
+        time = run.limits.get(LimitKind.TIME)
+        if time is None or time.over:
+            return run.max_time
+        share = 1.0 if time.near else self._machine.policy.nearing
+        return min(time.limit.threshold * share, run.max_time)
+
+    def _clock_due(self, run: Run, at: float) -> None:
+        mark = self._next_mark(run)
+        due = run.clock.reaches(mark)
+        if due is None or run.status is not Status.RUNNING:
+            return
+        if due <= at:
+            self._clock_reached(run, mark, at)
+        if run.status is Status.RUNNING:
+            self.start_clock(run, at)
+
+    def _clock_reached(self, run: Run, mark: float, at: float) -> None:
+        time = run.limits.get(LimitKind.TIME)
+        # the sum of two times may miss the mark by a rounding; the timer has said that it is reached
+        used = max(mark, run.clock.elapsed(at))
+        found = list(cross(time, used, self._machine.policy.nearing)) if time is not None else []
+        self._answer(run, found, at)
+        if used >= run.max_time and run.status not in {Status.STOPPING} and not run.status.terminal:
+            last = Held(Limit(kind=LimitKind.TIME, threshold=run.max_time, action=Action.TERMINATE, source="limits.max_time"))
+            last.near = True
+            self._answer(run, list(cross(last, used, 1.0)), at)
+
+    # ---- use
+
+    def _use_seen(self, ev: e.UseSeen) -> None:
+        run = self._machine.tree.get(ev.run)
+        if run is not None and run.account.sources.get(ev.source) != ev.use:
+            before = run.account.own_tree_use()
+            run.account.sources[ev.source] = ev.use
+            self._changed(run, before, ev.at)
+
+    def _level_seen(self, ev: e.LevelSeen) -> None:
+        run = self._machine.tree.get(ev.run)
+        held = run.limits.get(ev.kind) if run is not None else None
+        if run is None or held is None:
+            return
+        # at the threshold the kernel lets nothing through: what it refused was the next byte or process
+        level = max(ev.level, held.limit.threshold + 1) if ev.refused else ev.level
+        run.account.levels[ev.kind] = level
+        self._enforce(run, ev.at)
+
+    def _report_requested(self, ev: e.ReportRequested) -> None:
+        run = self._machine.steered(ev.token, ev.peer, "report", ev.run)
+        if run is not None:
+            self._add_report(run, ev.more, ev.at)
+            self._machine.reply(ev.token, c.Changed(run))
+
+    def _add_report(self, run: Run, more: Use, at: float, *, settled: str | None = None) -> None:
+        before = run.account.own_tree_use()
+        if settled is not None:
+            del run.account.holds[settled], self._reservations[settled]
+        run.account.sources["report"] = run.account.sources.get("report", NOTHING).plus(more)
+        self._changed(run, before, at)
+
+    def _changed(self, run: Run, before: tuple[float, ...], at: float) -> None:
+        after = run.account.own_tree_use()
+        if after != before:
+            add_below((above.account for above in run.lineage[:-1]), before, after)
+            self._charge(run, after[_COST] - before[_COST])
+        self._machine.do(c.NoteUse(run))
+        self._enforce(run, at)
+
+    def _charge(self, run: Run, usd: float) -> None:
+        if not usd:
+            return
+        for budget in self.budgets.of(run.user):
+            budget.charged = max(0.0, budget.charged + usd)
+            self._machine.do(c.Charge(budget.scope, budget.name, usd))
+            if not budget.near and budget.charged >= self._machine.policy.nearing * budget.usd:
+                budget.near = True
+                self._say_budget("limit_nearing", run, budget)
+            if not budget.over and budget.exhausted:
+                budget.over = True
+                self._say_budget("limit_exceeded", run, budget)
+
+    def _say_budget(self, what: str, run: Run, budget: Budget) -> None:
+        over = max(0.0, budget.charged - budget.usd) if what == "limit_exceeded" else None
+        self._machine.publish(
+            what, run, budget.told, severity="medium", scope=budget.scope, limit_kind="cost", threshold=budget.usd,
+            used=round(budget.charged, 6), exceeded_by=None if over is None else round(over, 6),
+        )  # fmt: skip
+
+    def _tools_called(self, ev: e.ToolsCalled) -> None:
+        run = self._machine.tree.get(ev.run)
+        for tool in ev.tools if run is not None else ():
+            if run is None or run.status is Status.STOPPING:
+                return
+            forbidden = _forbidden(run, tool)
+            if forbidden is not None and tool not in run.tools_said and len(run.tools_said) < MAX_TOOLS_SAID:
+                run.tools_said.add(tool)
+                self._forbid(run, f"its agent called the tool '{tool}', {forbidden}", ev.at)
+
+    def _forbid(self, run: Run, message: str, at: float) -> None:
+        self._machine.publish(
+            "limit_exceeded", run, message, severity="medium", scope="run", limit_kind="tool", threshold=0, used=1, exceeded_by=1
+        )
+        if run.asked.on_limit is not Action.WARN:
+            self._end(run, Reason(kind="limit", message=message, limit_kind="tool"), at)
+
+    # ---- reservations
+
+    def _reserve_requested(self, ev: e.ReserveRequested) -> None:
+        machine = self._machine
+        run = machine.steered(ev.token, ev.peer, "reserve", ev.run)
+        if run is None:
+            return
+        if run.status is Status.STOPPING or len(run.account.holds) >= MAX_RESERVATIONS:
+            why = "is being stopped" if run.status is Status.STOPPING else f"holds {MAX_RESERVATIONS} reservations; settle some"
+            machine.reply(ev.token, c.Failed(ErrorCode.WRONG_STATE, f"nothing is reserved: run {run.id} {why}"))
+            return
+        if self._refused(run, ev):
+            return
+        self._reserved += 1
+        name = f"{run.id}-{self._reserved}"
+        before = run.account.own_tree_use()
+        run.account.holds[name] = ev.hold
+        self._reservations[name] = run
+        machine.reply(ev.token, c.Reserved(run, name))
+        self._changed(run, before, ev.at)
+
+    def _refused(self, run: Run, ev: e.ReserveRequested) -> bool:
+        for owner in run.lineage:
+            for kind, amount in ev.hold.amounts.items():
+                held = owner.limits.get(kind)
+                used = owner.account.used(kind) or 0.0
+                if held is not None and held.action is not Action.WARN and held.above(used + amount):
+                    self._machine.reply(ev.token, c.Reserved(run, None, _refusal(owner, held, used, amount)))
+                    found = list(cross(held, used + amount, self._machine.policy.nearing))
+                    self._answer(owner, found, ev.at, refused=amount)
+                    return True
+        cost = ev.hold.cost or 0.0
+        budget = next((b for b in self.budgets.of(run.user) if not b.admits(cost)), None)
+        if budget is None:
+            return False
+        self._machine.reply(ev.token, c.Reserved(run, None, _over_budget(budget, cost)))
+        if not budget.over:
+            budget.over = True
+            self._say_budget("limit_exceeded", run, budget)
+        return True
+
+    def reservation(self, name: str) -> tuple[Run, Hold] | None:
+        """The live run that holds it, and what is held."""
+        run = self._reservations.get(name)
+        return (run, run.account.holds[name]) if run is not None else None
+
+    def _settle_requested(self, ev: e.SettleRequested) -> None:
+        run = self._reservations.get(ev.reservation)
+        if run is None:
+            message = f"no reservation '{ev.reservation}' is open: it was settled, or its run has ended and it was charged in full"
+            self._machine.reply(ev.token, c.Failed(ErrorCode.WRONG_STATE, message))
+        elif self._machine.steered(ev.token, ev.peer, "settle", run.id) is not None:
+            self._add_report(run, ev.used, ev.at, settled=ev.reservation)
+            self._machine.reply(ev.token, c.Changed(run))
+
+    def close(self, run: Run) -> None:
+        """The run ends: what it holds is charged in full. That changes no sum, since it was counted when it was held."""
+        for name, hold in run.account.holds.items():
+            run.account.sources["report"] = run.account.sources.get("report", NOTHING).plus(hold.use)
+            del self._reservations[name]
+        run.account.holds.clear()
+
+    # ---- enforcement
+
+    def _enforce(self, run: Run, at: float) -> None:
+        nearing = self._machine.policy.nearing
+        for owner in run.lineage:
+            if owner.status is Status.STOPPING:
+                return  # and everything below it ends with it
+            self._answer(owner, list(crossed(owner.limits, owner.account, nearing)), at)
+
+    def _answer(self, run: Run, found: list[Crossing], at: float, *, refused: float | None = None) -> None:
+        for crossing in found:
+            self._say(run, crossing, refused)
+        breaches = [crossing for crossing in found if crossing.exceeded]
+        if not breaches:
+            return
+        worst = min(breaches, key=lambda crossing: _STRENGTH.index(crossing.held.action))
+        if worst.held.action is Action.TERMINATE:
+            self._end(run, _reason(run, worst, at, _words(run, worst, refused)), at)
+        elif worst.held.action in _WAITING:
+            self._hold(run, worst, at)
+
+    def _say(self, run: Run, crossing: Crossing, refused: float | None) -> None:
+        limit = crossing.held.limit
+        over = max(0.0, crossing.used - limit.threshold)
+        self._machine.publish(
+            "limit_exceeded" if crossing.exceeded else "limit_nearing", run, _words(run, crossing, refused),
+            severity="medium" if crossing.exceeded else "low", scope=KINDS[limit.kind].scope, limit_kind=limit.kind.value,
+            threshold=limit.threshold, used=round(crossing.used, 6), exceeded_by=round(over, 6) if crossing.exceeded else None,
+        )  # fmt: skip
+
+    def _end(self, run: Run, reason: Reason, at: float) -> None:
+        status = Status.TIMEOUT if reason.limit_kind in ("time", "pause_max") else Status.FAILED
+        self._machine.begin_stop(run, at, status=status, reason=reason, signal=SIGTERM, grace=self._machine.grace(run))
+
+    # ---- standing still until somebody decides
+
+    def _hold(self, run: Run, crossing: Crossing, at: float) -> None:
+        held = crossing.held
+        if run.held_by is None or held.action is Action.REQUEST_INCREASE:
+            run.held_by = held
+        if held.action is Action.REQUEST_INCREASE:
+            self._machine.do(c.Arm(run.id, "approval", at + self._machine.policy.approval_timeout))
+            self._publish_increase("increase_requested", run, held, _words(run, crossing, None))
+        if run.status in {Status.RUNNING, Status.PAUSED} and not run.frozen:
+            self._machine.pause(run, at)
+        # one that is between attempts is frozen as soon as it has been launched
+
+    def _publish_increase(self, what: str, run: Run, held: Held, message: str) -> None:
+        limit = held.limit
+        self._machine.publish(
+            what, run, message, scope=KINDS[limit.kind].scope, limit_kind=limit.kind.value, threshold=limit.threshold
+        )
+
+    def release(self, run: Run) -> None:
+        """Nobody has to decide about the run any more: it goes on, or it ends."""
+        if run.held_by is not None:
+            if run.held_by.action is Action.REQUEST_INCREASE:
+                self._machine.do(c.Disarm(run.id, "approval"))
+            run.held_by = None
+
+    def make_room(self, token: int, peer: Peer, run: Run, limits: Iterable[Limit]) -> bool:
+        """Gives the limits that hold a run, or any other of its limits, new thresholds; what holds it and is not named only
+        warns from now on. False, with a reply, if that cannot be."""
+        limits = tuple(limits)
+        if (limits or run.held_by is not None) and peer.run is not None:
+            message = f"run {peer.run} may not give run {run.id} more room: only from outside any run"
+            self._machine.reply(token, c.Failed(ErrorCode.NOT_PERMITTED, message))
+            return False
+        try:
+            for limit in limits:
+                check(limit, self._machine.policy)
+                self._check_room(run, limit)
+        except Invalid as invalid:
+            self._machine.reply(token, c.Failed(ErrorCode.BAD_REQUEST, str(invalid)))
+            return False
+        for limit in limits:
+            before = run.limits.get(limit.kind)
+            action = limit.action or (before.action if before is not None else Action.TERMINATE)
+            run.limits[limit.kind] = Held(replaced(limit, action=action if KINDS[limit.kind].acts else Action.WARN))
+        for held in run.limits.values():
+            if held.over and held.action in _WAITING:
+                held.limit = replaced(held.limit, action=Action.WARN)
+        if limits:
+            self._machine.do(c.Rebound(run))
+        self.release(run)
+        return True
+
+    def _check_room(self, run: Run, limit: Limit) -> None:
+        used = run.clock.spent if limit.kind is LimitKind.TIME else run.account.used(limit.kind)
+        unit = KINDS[limit.kind].unit
+        if used is not None and limit.kind not in run.account.levels and Held(limit).above(used):
+            raise Invalid(
+                f"run {run.id} has used {used:.6g}{unit} of {limit.kind} already; {limit.threshold:g}{unit} is no more room"
+            )
+        for above in run.lineage[:-1] if limit.kind is not LimitKind.TIME else ():
+            held = above.limits.get(limit.kind)
+            if held is not None and held.action is not Action.WARN and limit.threshold > held.limit.threshold:
+                raise Invalid(
+                    f"{limit.kind} = {limit.threshold:g}{unit} is more than its ancestor {above.id} ('{above.name}') has: "
+                    f"{held.limit.threshold:g}{unit}; give that one more room first"
+                )
+
+    def _approve_requested(self, ev: e.ApproveRequested) -> None:
+        run = self._awaiting(ev.token, ev.peer, "approve", ev.run)
+        held = run.held_by if run is not None else None
+        if run is None or held is None or not self.make_room(ev.token, ev.peer, run, ev.limits):
+            return
+        self._publish_increase("increase_approved", run, run.limits[held.limit.kind], f"approved by user {ev.peer.user}")
+        if run.frozen:
+            self._machine.resume(run, ev.at)
+        self._machine.reply(ev.token, c.Changed(run))
+
+    def _deny_requested(self, ev: e.DenyRequested) -> None:
+        run = self._awaiting(ev.token, ev.peer, "deny", ev.run)
+        held = run.held_by if run is not None else None
+        if run is not None and held is not None:
+            self._publish_increase("increase_denied", run, held, f"denied by user {ev.peer.user}")
+            self._end_held(run, held, f"the increase was denied by user {ev.peer.user}", ev.at)
+            self._machine.reply(ev.token, c.Changed(run))
+
+    def _awaiting(self, token: int, peer: Peer, verb: str, name: str) -> Run | None:
+        run = self._machine.steered(token, peer, verb, name)
+        if run is not None and (run.held_by is None or run.held_by.action is not Action.REQUEST_INCREASE):
+            held = f"; it is paused by its {run.held_by.limit.kind} limit: resume it" if run.held_by is not None else ""
+            message = f"run {run.id} is {run.status} and does not wait for an approval{held}"
+            self._machine.reply(token, c.Failed(ErrorCode.WRONG_STATE, message))
+            return None
+        return run
+
+    def _approval_due(self, run: Run, at: float) -> None:
+        if run.held_by is not None and run.held_by.action is Action.REQUEST_INCREASE:
+            seconds = self._machine.policy.approval_timeout
+            self._end_held(run, run.held_by, f"nobody approved an increase within {seconds:g} s (limits.approval_timeout)", at)
+
+    def _pause_max_due(self, run: Run, at: float) -> None:
+        if not run.frozen:
+            return
+        why = f"it was paused for {self._machine.policy.pause_max:g} s (limits.pause_max)"
+        if run.held_by is not None:
+            self._end_held(run, run.held_by, why, at)
+        else:
+            self._end(run, Reason(kind="limit", message=why, limit_kind="pause_max"), at)
+
+    def _end_held(self, run: Run, held: Held, why: str, at: float) -> None:
+        used = run.clock.elapsed(at) if held.limit.kind is LimitKind.TIME else run.account.used(held.limit.kind) or 0.0
+        crossing = Crossing(held, used, exceeded=True)
+        self._end(run, _reason(run, crossing, at, f"{_words(run, crossing, None)}; {why}"), at)
+
+
+def _words(run: Run, crossing: Crossing, refused: float | None) -> str:
+    limit, used = crossing.held.limit, crossing.used
+    unit = KINDS[limit.kind].unit
+    bound = f"its {limit.kind} limit is {limit.threshold:g}{unit}, set by {limit.source}"
+    if refused is not None and crossing.exceeded:
+        return f"was refused {refused:.6g}{unit or f' {limit.kind}'} on top of {used - refused:.6g}; {bound}"
+    if limit.kind is LimitKind.TIME:
+        return f"ran {used:.1f} s; its time limit is {limit.threshold:g} s, set by {limit.source}"
+    whose = "with its descendants" if KINDS[limit.kind].scope == "tree" and run.account.below.get(limit.kind) else ""
+    return f"used {used:.6g}{unit or f' {limit.kind}'}{' ' + whose if whose else ''}; {bound}"
+
+
+def _reason(run: Run, crossing: Crossing, at: float, message: str) -> Reason:
+    limit, account = crossing.held.limit, run.account
+    turns, tokens, cost = (account.used(kind) for kind in (LimitKind.TURNS, LimitKind.TOKENS, LimitKind.COST))
+    return Reason(
+        kind="limit",
+        message=message,
+        limit_kind=limit.kind.value,
+        threshold=limit.threshold,
+        used=round(crossing.used, 6),
+        exceeded_by=round(max(0.0, crossing.used - limit.threshold), 6),
+        turns=None if turns is None else int(turns),
+        tokens=None if tokens is None else int(tokens),
+        cost_usd=None if cost is None else round(cost, 9),
+        elapsed_s=round(run.clock.elapsed(at), 3),
+    )
+
+
+def _refusal(owner: Run, held: Held, used: float, asked: float) -> LimitRefusal:
+    limit = held.limit
+    unit = KINDS[limit.kind].unit or f" {limit.kind}"
+    return LimitRefusal(
+        scope=KINDS[limit.kind].scope,
+        whose=owner.id,
+        limit_kind=limit.kind,
+        threshold=limit.threshold,
+        used=used,
+        asked=asked,
+        message=f"not reserved: {asked:.6g}{unit} more would take run {owner.id} ('{owner.name}') above its {limit.kind} limit: "
+        f"{used:.6g} of {limit.threshold:g}{unit} are used or held, set by {limit.source}. Finish with what you have.",
+    )
+
+
+def _over_budget(budget: Budget, asked: float) -> LimitRefusal:
+    return LimitRefusal(
+        scope=budget.scope,
+        whose=budget.name,
+        limit_kind=LimitKind.COST,
+        threshold=budget.usd,
+        used=budget.charged,
+        asked=asked,
+        message=f"not reserved: {asked:.6g} USD more is not left in the budget: {budget.told}. Finish with what you have.",
+    )
+
+
+def _forbidden(run: Run, tool: str) -> str | None:
+    """Why the run may not use a tool. A pattern such as `Bash(git:*)` is the agent's to keep; here its name counts."""
+    blocked = {name for name in run.asked.blocked_tools if "(" not in name}
+    allowed = {name.partition("(")[0] for name in run.asked.allowed_tools}
+    if tool in blocked:
+        return "which --block-tool forbids"
+    return "which --allow-tool does not name" if allowed and tool not in allowed else None

@@ -1,0 +1,234 @@
+"""Limits: kinds, ranges, profiles, precedence, and what has been crossed (SPEC section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Literal
+
+from ..protocol.types import Action, Limit, LimitKind
+from .policy import MIN_TIME, Invalid, Policy
+from .usage import Account
+
+if TYPE_CHECKING:
+    from .events import Asked
+    from .run import Run
+
+Scope = Literal["run", "tree"]
+
+ROUNDING = 1e-9
+"""USD. Sums of binary fractions are not exact: ten times 0.1 must not be above 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of limit."""
+
+    scope: Scope
+    least: float
+    most: float | None = None
+    unit: str = ""
+    whole: bool = False
+    """Whether only whole numbers make sense."""
+    acts: bool = True
+    """Whether a breach has an action; `output` frees the oldest bytes and `cpu` throttles instead."""
+
+
+KINDS: dict[LimitKind, Kind] = {
+    LimitKind.TIME: Kind("run", MIN_TIME, None, " s"),
+    LimitKind.TURNS: Kind("run", 1, 100, whole=True),
+    LimitKind.MESSAGES: Kind("run", 1, whole=True),
+    LimitKind.TOKENS: Kind("tree", 1, whole=True),
+    LimitKind.COST: Kind("tree", 0.01, 100, " USD"),
+    LimitKind.PLANNING_COST: Kind("tree", 0.01, 100, " USD"),
+    LimitKind.EXECUTION_COST: Kind("tree", 0.01, 100, " USD"),
+    LimitKind.OUTPUT: Kind("run", 65536, None, " bytes", whole=True, acts=False),
+    LimitKind.MEMORY: Kind("tree", 1024 * 1024, None, " bytes", whole=True),
+    LimitKind.PIDS: Kind("tree", 1, whole=True),
+    LimitKind.CPU: Kind("tree", 0.01, None, " cores", acts=False),
+}
+"""SPEC section 3. `time` reaches up to `limits.max_time`. Below a mebibyte of memory no command can be executed."""
+
+METERED = frozenset({
+    LimitKind.TURNS, LimitKind.MESSAGES, LimitKind.TOKENS, LimitKind.COST, LimitKind.PLANNING_COST, LimitKind.EXECUTION_COST,
+})  # fmt: skip
+"""Kinds that nobody can enforce unless the agent, or its output, tells what it uses."""
+
+_OF_TREES = frozenset({LimitKind.MEMORY, LimitKind.PIDS, LimitKind.CPU})
+"""Their defaults bound a whole tree, so a run below a root has none of its own."""
+
+_PROFILED = frozenset({LimitKind.TIME, LimitKind.TURNS, LimitKind.COST})
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Defaults of a `--type`."""
+
+    turns: int
+    time: float
+    cost: float
+    action: Action
+
+
+PROFILES: dict[str, Profile] = {
+    "developer": Profile(25, 600, 1.00, Action.TERMINATE),
+    "qa": Profile(10, 120, 0.50, Action.TERMINATE),
+    "planner": Profile(15, 300, 2.00, Action.TERMINATE),
+    "architect": Profile(50, 1800, 5.00, Action.WARN),
+    "researcher": Profile(50, 1200, 5.00, Action.WARN),
+    "security-architect": Profile(30, 900, 3.00, Action.TERMINATE),
+    "code-reviewer": Profile(20, 600, 1.50, Action.WARN),
+    "devops": Profile(30, 900, 2.00, Action.TERMINATE),
+}
+"""SPEC section 3."""
+
+
+@dataclass(slots=True)
+class Held:
+    """A limit in force on a run, and what has been said about it."""
+
+    limit: Limit
+    """Its action is settled."""
+    near: bool = False
+    over: bool = False
+
+    @property
+    def action(self) -> Action:
+        """What a breach is answered with."""
+        return self.limit.action or Action.TERMINATE
+
+    def above(self, used: float) -> bool:
+        """Whether so much is a breach: more than the threshold; for time, as much."""
+        if self.limit.kind is LimitKind.TIME:
+            return used >= self.limit.threshold
+        return used > self.limit.threshold + ROUNDING
+
+
+Limits = dict[LimitKind, Held]
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A limit that has come near its threshold, or has been exceeded, and was not before."""
+
+    held: Held
+    used: float
+    exceeded: bool
+
+
+def limits_of(asked: Asked, above: Run | None, policy: Policy) -> Limits:
+    """The limits of a run to be: what was asked for, else its profile's, else the configured ones; below a parent never more
+    than the parent has. Raises `Invalid`."""
+    chosen = {kind: limit for kind, limit in policy.defaults.items() if above is None or kind not in _OF_TREES}
+    chosen |= _by_profile(asked.type)
+    chosen |= _by_advice(asked, chosen, policy)
+    for limit in asked.limits:
+        check(limit, policy)
+        chosen[limit.kind] = limit
+    settled = {kind: _with_action(limit, asked) for kind, limit in chosen.items()}
+    _narrow(settled, above)
+    return {kind: Held(settled[kind]) for kind in KINDS if kind in settled}
+
+
+def _by_profile(name: str | None) -> Mapping[LimitKind, Limit]:
+    return _PROFILE_LIMITS.get(name, {}) if name is not None else {}
+
+
+_PROFILE_LIMITS: dict[str, dict[LimitKind, Limit]] = {
+    name: {
+        LimitKind(kind): Limit(kind=LimitKind(kind), threshold=getattr(profile, kind), action=profile.action, source=f"type {name}")
+        for kind in ("time", "turns", "cost")
+    }
+    for name, profile in PROFILES.items()
+}
+
+
+def _by_advice(asked: Asked, chosen: Mapping[LimitKind, Limit], policy: Policy) -> dict[LimitKind, Limit]:
+    advice = policy.advice.get(advice_key(asked.type, asked.name)) if policy.advice else None
+    return {
+        kind: Limit(kind=kind, threshold=threshold, action=chosen[kind].action, source="limits.adaptive")
+        for kind, threshold in (advice or {}).items()
+        if kind in chosen and (kind is not LimitKind.TIME or threshold <= policy.max_time)
+    }
+
+
+def advice_key(run_type: str | None, name: str | None) -> str:
+    """Under which `Policy.advice` has what was learnt for a run: its type's, else its name's."""
+    return f"type {run_type}" if run_type is not None else f"name {name}"
+
+
+def _with_action(limit: Limit, asked: Asked) -> Limit:
+    if not KINDS[limit.kind].acts:
+        return limit if limit.action is Action.WARN else replaced(limit, action=Action.WARN)
+    written = limit in asked.limits
+    if written and limit.action is not None:
+        return limit
+    action = asked.on_limit if written or limit.kind in METERED or limit.kind is LimitKind.TIME else None
+    if action is None and written and asked.type in PROFILES and limit.kind in _PROFILED:
+        action = PROFILES[asked.type].action
+    action = action or limit.action or Action.TERMINATE
+    return limit if limit.action is action else replaced(limit, action=action)
+
+
+def _narrow(limits: dict[LimitKind, Limit], above: Run | None) -> None:
+    """A child widens nothing. A limit that only warns bounds nobody, and time is bounded by the parent's deadline."""
+    if above is None:
+        return
+    for kind, held in above.limits.items():
+        if held.action is Action.WARN or kind is LimitKind.TIME:
+            continue
+        own = limits.get(kind)
+        if own is None and KINDS[kind].scope == "tree":
+            continue  # its use counts against the parent's
+        if own is None or own.threshold > held.limit.threshold:
+            source = held.limit.source
+            source = source if source.startswith("run ") else f"run {above.id} ({source})"
+            action = own.action if own is not None else held.action
+            limits[kind] = replaced(held.limit, action=action, source=source)
+
+
+def replaced(limit: Limit, *, threshold: float | None = None, action: Action | None = None, source: str | None = None) -> Limit:
+    """`limit` with other values; `None` keeps the old one."""
+    return Limit(
+        kind=limit.kind,
+        threshold=limit.threshold if threshold is None else threshold,
+        action=action or limit.action,
+        source=source or limit.source,
+    )
+
+
+def check(limit: Limit, policy: Policy) -> None:
+    """Raises `Invalid` for a threshold outside the range of its kind, or an action of a kind that takes none."""
+    kind = KINDS[limit.kind]
+    most = policy.max_time if limit.kind is LimitKind.TIME else kind.most
+    if limit.action is not None and not kind.acts:
+        raise Invalid(f"the limit '{limit.kind}' takes no action, so '{limit.action}' cannot be its action ({limit.source})")
+    finite = kind.least <= limit.threshold < inf and (most is None or limit.threshold <= most)  # false for a NaN, too
+    if finite and (not kind.whole or limit.threshold == int(limit.threshold)):
+        return
+    upper = f"to {most:g}{kind.unit}" if most is not None else "or more"
+    key = " (limits.max_time)" if limit.kind is LimitKind.TIME else ""
+    whole = ", whole numbers" if kind.whole else ""
+    asked = f"{limit.kind} = {limit.threshold:g}{kind.unit} ({limit.source})"
+    raise Invalid(f"{asked} is outside its range: {kind.least:g}{kind.unit} {upper}{key}{whole}")
+
+
+def crossed(limits: Limits, account: Account, nearing: float) -> Iterator[Crossing]:
+    """What has been crossed since the last look; each is told once. Time is not among it: the clock has a timer."""
+    for kind, held in limits.items():
+        if held.over or kind is LimitKind.TIME or not KINDS[kind].acts:
+            continue
+        used = account.used(kind)
+        if used is not None:
+            yield from cross(held, used, nearing)
+
+
+def cross(held: Held, used: float, nearing: float) -> Iterator[Crossing]:
+    """The same for one limit."""
+    if not held.near and used >= nearing * held.limit.threshold - ROUNDING:
+        held.near = True
+        yield Crossing(held, used, exceeded=False)
+    if not held.over and held.above(used):
+        held.over = True
+        yield Crossing(held, used, exceeded=True)

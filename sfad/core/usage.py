@@ -1,0 +1,161 @@
+"""What runs use: what each source says of a run, what is held for it, and what its descendants add."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+from ..protocol.types import LimitKind, Role, Source
+
+TREE_USE = (LimitKind.TOKENS, LimitKind.COST, LimitKind.PLANNING_COST, LimitKind.EXECUTION_COST)
+"""Kinds of use that count against every ancestor as well (SPEC section 3)."""
+
+SOURCES: tuple[Source, ...] = ("gateway", "report", "stream")
+"""The best first: what is shown is the first one's figure, what is enforced the largest (SPEC section 8)."""
+
+CostFrom = Literal["agent", "prices"]
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Amounts, as one source tells them. `None` is unknown, never 0. Costs are in USD."""
+
+    turns: int | None = None
+    messages: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    cost: float | None = None
+    cost_from: CostFrom | None = None
+    planning_cost: float | None = None
+    execution_cost: float | None = None
+
+    @property
+    def tokens(self) -> int | None:
+        """Input and output."""
+        if self.input_tokens is None and self.output_tokens is None:
+            return None
+        return (self.input_tokens or 0) + (self.output_tokens or 0)
+
+    def of(self, kind: LimitKind) -> float | None:
+        """The amount that a limit of this kind counts."""
+        figure: float | None = getattr(self, kind.value)
+        return figure
+
+    def plus(self, more: Use) -> Use:
+        """Both together. A sum of which one part was computed from prices is not the agent's word any more."""
+        return Use(
+            turns=_sum(self.turns, more.turns),
+            messages=_sum(self.messages, more.messages),
+            input_tokens=_sum(self.input_tokens, more.input_tokens),
+            output_tokens=_sum(self.output_tokens, more.output_tokens),
+            cached_tokens=_sum(self.cached_tokens, more.cached_tokens),
+            cost=_sum(self.cost, more.cost),
+            cost_from="prices" if "prices" in (self.cost_from, more.cost_from) else self.cost_from or more.cost_from,
+            planning_cost=_sum(self.planning_cost, more.planning_cost),
+            execution_cost=_sum(self.execution_cost, more.execution_cost),
+        )
+
+
+NOTHING = Use()
+"""Nothing is known."""
+
+N = TypeVar("N", int, float)
+
+
+def _sum(one: N | None, other: N | None) -> N | None:
+    return other if one is None else one if other is None else one + other
+
+
+def spent(tokens: int, cost: float | None, role: Role | None) -> dict[LimitKind, float]:
+    """What an estimate holds, by kind."""
+    amounts: dict[LimitKind, float] = {LimitKind.TOKENS: tokens}
+    if cost is not None:
+        amounts[LimitKind.COST] = cost
+        if role is not None:
+            amounts[ROLE_COST[role]] = cost
+    return amounts
+
+
+ROLE_COST: dict[Role, LimitKind] = {"planning": LimitKind.PLANNING_COST, "execution": LimitKind.EXECUTION_COST}
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A reservation that is not settled yet."""
+
+    model: str
+    input_tokens: int
+    output_tokens: int
+    cost: float | None
+    role: Role | None
+
+    @property
+    def amounts(self) -> dict[LimitKind, float]:
+        """By kind."""
+        return spent(self.input_tokens + self.output_tokens, self.cost, self.role)
+
+    @property
+    def use(self) -> Use:
+        """What it comes to if it is charged in full."""
+        return Use(
+            input_tokens=self.input_tokens,
+            output_tokens=self.output_tokens,
+            cost=self.cost,
+            cost_from=None if self.cost is None else "prices",
+            planning_cost=self.cost if self.role == "planning" else None,
+            execution_cost=self.cost if self.role == "execution" else None,
+        )
+
+
+@dataclass(slots=True)
+class Account:
+    """What is known of one run's use."""
+
+    sources: dict[Source, Use] = field(default_factory=dict)
+    holds: dict[str, Hold] = field(default_factory=dict)
+    below: dict[LimitKind, float] = field(default_factory=dict)
+    """What its descendants have used and hold, ended ones included."""
+    levels: dict[LimitKind, float] = field(default_factory=dict)
+    """What the kernel tells of the whole subtree as it is now: memory, pids."""
+
+    @property
+    def best(self) -> tuple[Source, Use] | None:
+        """The source that is shown."""
+        return next(((source, self.sources[source]) for source in SOURCES if source in self.sources), None)
+
+    @property
+    def metered(self) -> bool:
+        """Whether anything is known of what the run itself uses."""
+        return bool(self.sources or self.holds)
+
+    def own(self, kind: LimitKind) -> float | None:
+        """What the run itself has used and holds: the largest figure of any source. What is held adds to what is reported."""
+        held = sum(hold.amounts.get(kind, 0.0) for hold in self.holds.values()) if self.holds else 0.0
+        figures = [figure for use in self.sources.values() if (figure := use.of(kind)) is not None]
+        if held:
+            reported = self.sources.get("report", NOTHING).of(kind)
+            figures.append(held + (reported or 0.0))
+        return max(figures, default=None)
+
+    def used(self, kind: LimitKind) -> float | None:
+        """What a limit of this kind counts; `None` where nothing is known."""
+        if kind in self.levels:
+            return self.levels[kind]
+        own = self.own(kind)
+        if kind not in self.below:
+            return own
+        return (own or 0.0) + self.below[kind]
+
+    def own_tree_use(self) -> tuple[float, ...]:
+        """What the run itself adds to its ancestors, by kind of `TREE_USE`."""
+        return tuple(self.own(kind) or 0.0 for kind in TREE_USE)
+
+
+def add_below(accounts: Iterable[Account], before: tuple[float, ...], after: tuple[float, ...]) -> None:
+    """Passes a change of what a run has used on to its ancestors' accounts."""
+    changes = [(kind, new - old) for kind, old, new in zip(TREE_USE, before, after, strict=True) if new != old]
+    for account in accounts:
+        for kind, change in changes:
+            account.below[kind] = account.below.get(kind, 0.0) + change
