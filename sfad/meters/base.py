@@ -8,6 +8,15 @@ from typing import Protocol
 
 from ..protocol.types import Tokens
 
+MAX_LINE = 1 << 20
+"""Bytes of a line that is read. An agent's events are far smaller; what is larger is the output of one of its tools."""
+MAX_TOOLS = 64
+"""Names kept in `Reading.tools`. The events of a run are published many times a second; who is slower sees the latest."""
+MAX_NAME = 128
+"""Characters of a model's or a tool's name: they go into the ledger and into events."""
+MAX_WORDS = 300
+"""Characters of `Reading.failed`: what fits into a line that says why a run ended."""
+
 
 @dataclass(slots=True)
 class Reading:
@@ -36,7 +45,10 @@ class Meter(Protocol):
     reading: Reading
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Takes the next bytes. Never raises for anything that an agent can print."""
+        """Takes the next bytes. Never raises for anything that an agent can print.
+
+        A line counts when its newline has come. Feed one when the stdout has ended, and a last line without it counts too.
+        """
 
 
 class Program(Protocol):

@@ -1,0 +1,210 @@
+"""Claude Code: `claude -p --output-format stream-json`.
+
+From recordings of 2.1.197 (tests/meters/streams/), and from https://code.claude.com/docs/en/agent-sdk/cost-tracking: events of
+one message share its id and its usage; the output tokens in them are a placeholder until the `result`.
+
+Of several results in one stream, the latest is right: `total_cost_usd` and `modelUsage` are running totals of the process, as
+its developers say (https://github.com/anthropics/claude-code/issues/83239). `usage` is not as complete (a run that was
+stopped by its budget says 1000 input tokens there, and 2200 in `modelUsage`), and is used only where there is nothing else.
+A resumed session does not bring its past along: each process counts its own use.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ..protocol.types import Tokens
+from . import tally
+from .argv import arguments, values
+from .base import Meter
+from .lines import LineMeter, lines_of_type
+
+_WANTED = lines_of_type("system", "assistant", "message_delta", "result")
+_CONTEXT = re.compile(r"\[[^\]]*\]$")
+"""`modelUsage` calls a model with a large context `claude-opus-4-8[1m]`; messages and price lists do not."""
+_SYNTHETIC = "<synthetic>"
+"""The model of messages that Claude Code wrote itself, to tell an error."""
+
+
+class _Usage(msgspec.Struct):
+    input_tokens: Any = 0
+    output_tokens: Any = 0
+    cache_read_input_tokens: Any = 0
+    cache_creation_input_tokens: Any = 0
+
+
+class _ModelUsage(msgspec.Struct, rename="camel"):
+    input_tokens: Any = 0
+    output_tokens: Any = 0
+    cache_read_input_tokens: Any = 0
+    cache_creation_input_tokens: Any = 0
+
+
+def _tokens(usage: _Usage | _ModelUsage | None) -> Tokens:
+    if usage is None:
+        return Tokens()
+    read, written = usage.cache_read_input_tokens, usage.cache_creation_input_tokens
+    return tally.tokens(fresh=usage.input_tokens, read=read, written=written, output=usage.output_tokens)
+
+
+class _Block(msgspec.Struct):
+    type: str = ""
+    id: str = ""
+    name: str = ""
+
+
+class _Message(msgspec.Struct):
+    id: str = ""
+    model: str = ""
+    usage: _Usage | None = None
+    content: list[_Block] | str = []
+
+
+class _Partial(msgspec.Struct):
+    """What `--include-partial-messages` adds. Only the delta that ends a message is looked for: it has the true output."""
+
+    type: str = ""
+    usage: _Usage | None = None
+
+
+class _Event(msgspec.Struct):
+    type: str = ""
+    subtype: Any = None
+    tasks: Any = None
+    session_id: str = ""
+    parent_tool_use_id: str | None = None
+    message: _Message | None = None
+    event: _Partial | None = None
+    is_error: bool = False
+    result: Any = None
+    errors: Any = None
+    total_cost_usd: Any = None
+    usage: _Usage | None = None
+    model_usage: dict[str, _ModelUsage] | None = msgspec.field(default=None, name="modelUsage")
+
+
+_DECODER = msgspec.json.Decoder(_Event)
+
+
+@dataclass(frozen=True, slots=True)
+class _Charge:
+    """What a message has been counted as."""
+
+    model: str
+    used: Tokens
+    results: int
+    """How many results had been printed by then: a later one contains it."""
+
+
+class ClaudeMeter(LineMeter[_Event]):
+    """One attempt of Claude Code."""
+
+    def __init__(self, *, answers_more: bool = False) -> None:
+        """`answers_more`: it reads messages from its stdin, and need not exit when it has answered one."""
+        super().__init__(_WANTED, _DECODER)
+        self._answers_more = answers_more
+        self._messages = tally.Recent[_Charge]()
+        self._calls = tally.Recent[bool]()
+        self._speaking = tally.Recent[str]()
+        self._totals = tally.Totals()
+        self._results = 0
+        self._model = ""
+        self._concluded = False
+        self._waits = False
+        """Commands go on in the background; when they end it begins another leg, with a result of its own (seen with 2.1.330)."""
+
+    def _take(self, event: _Event) -> None:
+        if event.type == "assistant" and event.message is not None:
+            self._say(event.message, event.parent_tool_use_id or "main")
+        elif event.type == "stream_event" and event.event is not None:
+            self._end(event.event, event.parent_tool_use_id or "main")
+        elif event.type == "result":
+            self._conclude(event)
+        elif event.type != "system":
+            return
+        elif event.subtype == "background_tasks_changed":
+            self._waits = bool(event.tasks)
+            self._settle()
+        tally.recognised(self.reading)
+
+    def _say(self, message: _Message, speaker: str) -> None:
+        """Counts a part of a message; `speaker` is the main agent, or the tool call that started a subagent."""
+        if message.model == _SYNTHETIC:
+            return
+        self._concluded = False
+        self._settle()
+        self._model = message.model
+        self._speaking.put(speaker, message.id)
+        self._charge(message.id, message.model, _tokens(message.usage))
+        for block in message.content:
+            if isinstance(block, _Block) and block.type == "tool_use" and not self._calls.get(block.id):
+                self._calls.put(block.id, True)
+                tally.turn(self.reading, block.name)
+
+    def _charge(self, key: str, model: str, used: Tokens) -> None:
+        known = self._messages.get(key)
+        if known is None:
+            tally.message(self.reading)
+        elif known.results != self._results:
+            return
+        else:
+            model, used = known.model, msgspec.structs.replace(used, output=max(used.output, known.used.output))
+            self.reading.models[model] = tally.minus(self.reading.models[model], known.used)
+        self._messages.put(key, _Charge(tally.add(self.reading.models, model, used), used, self._results))
+
+    def _end(self, partial: _Partial, speaker: str) -> None:
+        key = self._speaking.get(speaker)
+        known = self._messages.get(key) if key else None
+        if key and known and partial.type == "message_delta" and partial.usage:
+            self._charge(key, known.model, msgspec.structs.replace(known.used, output=_tokens(partial.usage).output))
+
+    def _conclude(self, event: _Event) -> None:
+        said = f"it ended with {event.subtype}" if isinstance(event.subtype, str) else None
+        errors = "; ".join(map(str, event.errors)) if isinstance(event.errors, list) else None
+        self.reading.failed = tally.words(event.result, errors, said) if event.is_error else None
+        self._concluded = not self._answers_more
+        self._settle()
+        models = self._models(event)
+        if models is not None:
+            self._results += 1
+            self._totals.restate(self.reading, event.session_id, models)
+        self._totals.restate_cost(self.reading, tally.dollars(event.total_cost_usd))
+
+    def _settle(self) -> None:
+        self.reading.finished = self._concluded and not self._waits
+
+    def _models(self, event: _Event) -> dict[str, Tokens] | None:
+        """What the process has used in all, by model; `None` if the sum of its messages is the better guess."""
+        models: dict[str, Tokens] = {}
+        if event.model_usage:
+            for name, usage in event.model_usage.items():
+                tally.add(models, _CONTEXT.sub("", name), _tokens(usage))
+            return models
+        used = _tokens(event.usage)
+        if not used.input + used.output:
+            return None if self.reading.models else models
+        tally.add(models, self._model, used)
+        return models if tally.weight(models) > tally.weight(self.reading.models) else None
+
+
+class Claude:
+    """`claude`, and what runs it: `npx @anthropic-ai/claude-code`, `node …/claude-code/cli.js`."""
+
+    name = "claude"
+
+    def prints_events(self, argv: Sequence[str]) -> bool:
+        """`--output-format stream-json`."""
+        return "stream-json" in values(_words(argv), "--output-format")
+
+    def meter(self, argv: Sequence[str]) -> Meter:
+        """A new meter for one attempt of this command."""
+        return ClaudeMeter(answers_more="stream-json" in values(_words(argv), "--input-format"))
+
+
+def _words(argv: Sequence[str]) -> list[str]:
+    return arguments(argv, "claude", "claude-code") or []

@@ -1,0 +1,119 @@
+"""Gemini CLI: `gemini --output-format stream-json`.
+
+From a recording (tests/meters/streams/) and from its source, packages/core/src/output/ and packages/cli/src/nonInteractiveCli.ts.
+Usage is told only in the result, so that a hard stop needs reservations. There is one result for a process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ..protocol.types import Tokens
+from . import tally
+from .argv import arguments, values
+from .base import Meter
+from .lines import LineMeter, lines_of_type
+
+_WANTED = lines_of_type("init", "message", "tool_use", "result")
+
+
+class _Stats(msgspec.Struct):
+    total_tokens: Any = 0
+    input_tokens: Any = 0
+    output_tokens: Any = 0
+    cached: Any = 0
+
+    def tokens(self) -> Tokens:
+        """What the total has beyond input and output is the model's thoughts, which are billed as output."""
+        output = max(tally.number(self.output_tokens), tally.number(self.total_tokens) - tally.number(self.input_tokens))
+        return tally.tokens_in_all(total=self.input_tokens, read=self.cached, output=output)
+
+
+class _AllStats(_Stats):
+    models: dict[str, _Stats] | None = None
+
+
+class _Error(msgspec.Struct):
+    type: Any = None
+    message: Any = None
+
+
+class _Event(msgspec.Struct):
+    type: str = ""
+    model: str = ""
+    role: str = ""
+    delta: bool = False
+    tool_name: Any = None
+    tool_id: str = ""
+    status: str = ""
+    error: _Error | None = None
+    stats: _AllStats | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Event)
+
+
+class GeminiMeter(LineMeter[_Event]):
+    """One attempt of Gemini CLI."""
+
+    def __init__(self) -> None:
+        super().__init__(_WANTED, _DECODER)
+        self._model = ""
+        self._calls = tally.Recent[bool]()
+        self._speaking = False
+
+    def _take(self, event: _Event) -> None:
+        if event.type == "message":
+            self._say(event)
+        elif event.type in {"init", "tool_use", "result"}:
+            self._speaking = False
+            if event.type == "init":
+                self._model, self.reading.finished = event.model, False
+            elif event.type == "tool_use":
+                self._call(event)
+            else:
+                self._conclude(event)
+        else:
+            return
+        tally.recognised(self.reading)
+
+    def _say(self, event: _Event) -> None:
+        """Deltas that follow each other are one message."""
+        said = event.role == "assistant"
+        if said and not (self._speaking and event.delta):
+            tally.message(self.reading)
+        self._speaking = said and event.delta
+
+    def _call(self, event: _Event) -> None:
+        if not self._calls.get(event.tool_id):
+            self._calls.put(event.tool_id, True)
+            tally.turn(self.reading, event.tool_name)
+
+    def _conclude(self, event: _Event) -> None:
+        error = event.error or _Error()
+        said = f"it ended with {event.status}" if event.status else None
+        self.reading.failed = None if event.status == "success" else tally.words(error.message, error.type, said)
+        self.reading.finished = True
+        if event.stats is None:
+            return
+        for name, stats in (event.stats.models or {self._model: event.stats}).items():
+            used = stats.tokens()
+            if used.input + used.output:
+                tally.add(self.reading.models, name, used)
+
+
+class Gemini:
+    """`gemini`, and what runs it: `npx @google/gemini-cli`."""
+
+    name = "gemini"
+
+    def prints_events(self, argv: Sequence[str]) -> bool:
+        """`--output-format stream-json`, or `-o`."""
+        return "stream-json" in values(arguments(argv, "gemini", "gemini-cli") or [], "--output-format", "-o")
+
+    def meter(self, argv: Sequence[str]) -> Meter:  # noqa: ARG002 - the stream says everything
+        """A new meter for one attempt of this command."""
+        return GeminiMeter()

@@ -1,0 +1,120 @@
+"""opencode: `opencode run --format json`.
+
+From its source, as there is no recording: packages/opencode/src/cli/cmd/run.ts (`emit`) for the events, and `getUsage` in
+packages/opencode/src/session/session.ts for what the numbers mean: `input` is without what was read from or written to a
+cache, `output` without reasoning, and a price that is not known makes a cost of 0. It reports each step as it ends, so that
+limits work while it runs. It does not say which model it was (https://github.com/anomalyco/opencode/issues/40544), and nothing
+of what its subagents use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from . import tally
+from .argv import arguments, values
+from .base import Meter
+from .lines import LineMeter, lines_of_type
+
+_WANTED = lines_of_type("step_start", "step_finish", "tool_use", "error", "done")
+
+
+class _Cache(msgspec.Struct):
+    read: Any = 0
+    write: Any = 0
+
+
+class _Tokens(msgspec.Struct):
+    input: Any = 0
+    output: Any = 0
+    reasoning: Any = 0
+    cache: _Cache | None = None
+
+
+class _Part(msgspec.Struct):
+    id: str = ""
+    tool: Any = None
+    tokens: _Tokens | None = None
+    cost: Any = None
+
+
+class _Details(msgspec.Struct):
+    message: Any = None
+
+
+class _Error(msgspec.Struct):
+    name: Any = None
+    data: _Details | None = None
+
+
+class _Event(msgspec.Struct):
+    type: str = ""
+    part: _Part | None = None
+    error: _Error | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Event)
+
+
+class OpencodeMeter(LineMeter[_Event]):
+    """One attempt of opencode."""
+
+    def __init__(self, *, model: str = "") -> None:
+        """`model`: as the command names it, `provider/model`."""
+        super().__init__(_WANTED, _DECODER)
+        self._model = model
+        self._parts = tally.Recent[bool]()
+
+    def _take(self, event: _Event) -> None:
+        if event.type in {"tool_use", "step_finish"} and event.part is not None:
+            self._count(event.type, event.part)
+        elif event.type == "error":
+            error = event.error or _Error()
+            # no later step takes it back: opencode exits with 1 then, whatever follows
+            self.reading.failed = tally.words(error.data.message if error.data else None, error.name)
+        elif event.type == "done":
+            self.reading.finished = True
+        elif event.type != "step_start":
+            return
+        tally.recognised(self.reading)
+
+    def _count(self, kind: str, part: _Part) -> None:
+        """A part is printed again whenever it is updated, as when its session is compacted."""
+        if self._parts.get(part.id):
+            return
+        self._parts.put(part.id, True)
+        if kind == "tool_use":
+            tally.turn(self.reading, part.tool)
+        else:
+            tally.message(self.reading)
+            self._charge(part)
+
+    def _charge(self, part: _Part) -> None:
+        used = part.tokens or _Tokens()
+        cache = used.cache or _Cache()
+        summed = tally.tokens(fresh=used.input, read=cache.read, written=cache.write, output=used.output, reasoning=used.reasoning)
+        tally.add(self.reading.models, self._model, summed)
+        tally.spend(self.reading, tally.dollars(part.cost) or None)
+
+
+class Opencode:
+    """`opencode run`, and what runs it: `npx opencode-ai run`."""
+
+    name = "opencode"
+
+    def prints_events(self, argv: Sequence[str]) -> bool:
+        """`run … --format json`."""
+        words = _words(argv)
+        return "run" in words and "json" in values(words, "--format")
+
+    def meter(self, argv: Sequence[str]) -> Meter:
+        """A new meter for one attempt of this command."""
+        asked = values(_words(argv), "-m", "--model")
+        return OpencodeMeter(model=asked[-1] if asked else "")
+
+
+def _words(argv: Sequence[str]) -> list[str]:
+    return arguments(argv, "opencode", "opencode-ai") or []

@@ -1,0 +1,183 @@
+"""Sums of what agents say, bounded whatever they say."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+from ..protocol.types import Tokens
+from .base import MAX_NAME, MAX_TOOLS, MAX_WORDS, Reading
+
+MAX_IDS = 1024
+"""Ids remembered of each kind. What repeats an id does so within a message, or within the few that subagents write at the
+same time; one that comes back later than this counts again: too much rather than too little."""
+
+MAX_MODELS = 64
+"""Models told apart in one attempt; agents use two or three. The use of any further one is counted under `""`."""
+
+_MAX_NUMBER = 10**12
+"""A number above it, in tokens or dollars, is not believed: it is more than all agents of a machine use in a year."""
+_MAX_SUM = 10**15
+"""Where sums stop: exact in JSON, in SQLite and in a float."""
+
+V = TypeVar("V")
+
+
+def number(value: Any) -> int:
+    """A count as a program printed it; 0 if it is no number, negative or absurd."""
+    return int(value) if type(value) in {int, float} and 0 <= value <= _MAX_NUMBER else 0
+
+
+def dollars(value: Any) -> float | None:
+    """An amount as a program printed it; `None` if it is no number, negative or absurd."""
+    return float(value) if type(value) in {int, float} and 0 <= value <= _MAX_NUMBER else None
+
+
+def tokens(*, fresh: Any = 0, read: Any = 0, written: Any = 0, output: Any = 0, reasoning: Any = 0) -> Tokens:
+    """Tokens of a program that counts apart what was read from a cache, what was written to it, and the rest."""
+    cached, cache_write = number(read), number(written)
+    total = number(fresh) + cached + cache_write
+    return Tokens(input=total, output=number(output) + number(reasoning), cached=cached, cache_write=cache_write)
+
+
+def tokens_in_all(*, total: Any = 0, read: Any = 0, written: Any = 0, output: Any = 0) -> Tokens:
+    """Tokens of a program that counts what was read from and written to a cache as part of its input."""
+    whole = number(total)
+    cached = min(number(read), whole)
+    return Tokens(input=whole, output=number(output), cached=cached, cache_write=min(number(written), whole - cached))
+
+
+def plus(one: Tokens, other: Tokens) -> Tokens:
+    """The sum."""
+    return _each(one, other, 1)
+
+
+def minus(one: Tokens, other: Tokens) -> Tokens:
+    """The difference, at least 0."""
+    return _each(one, other, -1)
+
+
+def _each(one: Tokens, other: Tokens, sign: int) -> Tokens:
+    return Tokens(
+        input=_within(one.input + sign * other.input),
+        output=_within(one.output + sign * other.output),
+        cached=_within(one.cached + sign * other.cached),
+        cache_write=_within(one.cache_write + sign * other.cache_write),
+    )
+
+
+def _within(value: int) -> int:
+    return min(max(value, 0), _MAX_SUM)
+
+
+def add(models: dict[str, Tokens], name: str, used: Tokens) -> str:
+    """Adds to a model's tokens. Returns the name that they are under."""
+    name = printable(name, MAX_NAME)
+    if name not in models and len(models) >= MAX_MODELS:
+        name = ""
+    models[name] = plus(models.get(name, Tokens()), used)
+    return name
+
+
+def weight(models: dict[str, Tokens]) -> int:
+    """All tokens of all models."""
+    return sum(used.input + used.output for used in models.values())
+
+
+def printable(text: Any, length: int) -> str:
+    """One line of text: no control characters, no lone surrogates, not longer than `length`; `""` if it is no text."""
+    if not isinstance(text, str):
+        return ""
+    line = " ".join(text[: 4 * length].split())[:length]
+    return "".join(letter if letter.isprintable() else "?" for letter in line)
+
+
+def words(*texts: Any) -> str:
+    """What a `failed` says: the first of the texts that is one, or that there was none."""
+    found = (printable(text, MAX_WORDS) for text in texts)
+    return next((text for text in found if text), "the agent reported a failure without a reason")
+
+
+def recognised(reading: Reading) -> None:
+    """The stream is this program's: from here on a turn that is not seen was not made."""
+    reading.turns = reading.turns or 0
+    reading.messages = reading.messages or 0
+
+
+def total(counted: int | None, more: Any) -> int:
+    """A count and what is added to it."""
+    return _within((counted or 0) + number(more))
+
+
+def turn(reading: Reading, tool: Any) -> None:
+    """Counts a tool call."""
+    reading.turns = total(reading.turns, 1)
+    if name := printable(tool, MAX_NAME):
+        reading.tools.append(name)
+        del reading.tools[:-MAX_TOOLS]
+
+
+def message(reading: Reading) -> None:
+    """Counts a message of the model."""
+    reading.messages = total(reading.messages, 1)
+
+
+def spend(reading: Reading, cost: float | None) -> None:
+    """Adds to the cost; an unknown cost leaves it as it is."""
+    if cost is not None:
+        reading.cost_usd = min((reading.cost_usd or 0.0) + cost, float(_MAX_SUM))
+
+
+class Recent(Generic[V]):
+    """What belongs to the last `MAX_IDS` ids. One that is empty or too long to keep is never remembered."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, V] = {}
+
+    def get(self, key: str) -> V | None:
+        """What was put there, unless it is too long ago."""
+        return self._kept.get(key)
+
+    def put(self, key: str, value: V) -> None:
+        """Remembers it, in the place of the oldest if need be."""
+        if 0 < len(key) <= MAX_NAME:
+            self._kept[key] = value
+            if len(self._kept) > MAX_IDS:
+                del self._kept[next(iter(self._kept))]
+
+
+class Totals:
+    """Running totals as a process restates them, of one process after another.
+
+    Totals of a process only grow. So if they fell, or came from another session, another process has begun to write (a
+    script that starts the agent twice), and what the one before it said stays counted.
+    """
+
+    def __init__(self) -> None:
+        self._session = ""
+        self._before: dict[str, Tokens] = {}
+        self._cost_before = 0.0
+        self._now: dict[str, Tokens] = {}
+        self._cost_now = 0.0
+
+    def restate(self, reading: Reading, session: str, models: dict[str, Tokens]) -> None:
+        """Makes the reading say these totals, and what came before this process."""
+        if session[:MAX_NAME] != self._session or weight(models) < weight(self._now):
+            self._bank()
+        self._session = session[:MAX_NAME]
+        self._now = models
+        reading.models.clear()
+        for part in (self._before, models):
+            for name, used in part.items():
+                add(reading.models, name, used)
+
+    def restate_cost(self, reading: Reading, cost: float | None) -> None:
+        """The same for what this process has cost, after its tokens; nothing if it does not say."""
+        if cost is not None:
+            self._cost_now = cost
+            reading.cost_usd = min(self._cost_before + cost, float(_MAX_SUM))
+
+    def _bank(self) -> None:
+        for name, used in self._now.items():
+            add(self._before, name, used)
+        self._cost_before += self._cost_now
+        self._now, self._cost_now = {}, 0.0

@@ -1,0 +1,185 @@
+"""Codex, Gemini, opencode and the generic form, beyond what was recorded."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sfad.protocol.types import Tokens
+from tests.meters.recordings import JSONL, OPENCODE, lines, read
+
+DOCS = Path(__file__).parents[2] / "docs" / "meters.md"
+
+
+def codex_turn(given: int, output: int, cached: int = 0) -> dict[str, Any]:
+    """A turn's end with the totals of its thread."""
+    return {
+        "type": "turn.completed",
+        "usage": {"input_tokens": given, "cached_input_tokens": cached, "output_tokens": output},
+    }
+
+
+def codex_thread(key: str) -> dict[str, Any]:
+    """A thread's beginning."""
+    return {"type": "thread.started", "thread_id": key}
+
+
+def codex_item(kind: str, **fields: object) -> dict[str, Any]:
+    """An item's end."""
+    return {"type": "item.completed", "item": {"id": "item_0", "type": kind, **fields}}
+
+
+def test_codex_tells_nothing_of_tokens_before_its_end() -> None:
+    reading = read("codex", lines(codex_thread("a"), codex_item("command_execution")))
+    assert (reading.turns, reading.messages, reading.models, reading.finished) == (1, 0, {}, False)
+
+
+def test_codex_usage_is_that_of_the_thread() -> None:
+    reading = read("codex", lines(codex_thread("a"), codex_turn(100, 10, 50), codex_turn(250, 30, 150)))
+    assert reading.models == {"gpt-5-codex": Tokens(input=250, output=30, cached=150)}
+
+
+@pytest.mark.parametrize("thread", ["a", "b"])
+def test_codex_run_twice_by_a_script_adds_up(thread: str) -> None:
+    used = (50, 5) if thread == "a" else (500, 5)
+    reading = read("codex", lines(codex_thread("a"), codex_turn(100, 10), codex_thread(thread), codex_turn(*used)))
+    assert reading.models == {"gpt-5-codex": Tokens(input=100 + used[0], output=15)}
+
+
+def test_codex_resumed_does_not_know_what_is_its_own_of_the_first_totals() -> None:
+    argv = ["codex", "exec", "resume", "--last", "--json", "-m", "m", "go on"]
+    first = lines(codex_thread("a"), codex_turn(22_000_000, 1000))
+    reading = read("codex", first, argv=argv)
+    assert (reading.models, reading.turns, reading.finished) == ({}, 0, True)
+    assert read("codex", first, lines(codex_turn(22_000_100, 1007)), argv=argv).models == {"m": Tokens(input=100, output=7)}
+
+
+def test_codex_turns_are_calls_of_tools_of_whatever_kind() -> None:
+    others = ("agent_message", "reasoning", "todo_list", "error", "plan")
+    tools = ("file_change", "web_search", "collab_tool_call", "something_new")
+    reading = read("codex", lines(*map(codex_item, others + tools), codex_item("mcp_tool_call", server="s", tool="look")))
+    assert (reading.turns, reading.messages, reading.tools) == (5, 1, [*tools, "look"])
+
+
+def test_codex_the_last_word_on_failure_counts() -> None:
+    failed = {"type": "turn.failed", "error": {"message": "no"}}
+    assert read("codex", lines(codex_turn(1, 1), failed)).failed == "no"
+    assert read("codex", lines(failed, codex_turn(1, 1))).failed is None
+    assert read("codex", lines({"type": "turn.failed"})).failed
+
+
+@pytest.mark.parametrize(
+    ("options", "model"),
+    [
+        (["-m", "x"], "x"),
+        (["--model=x"], "x"),
+        (["--model", "x"], "x"),
+        (["-c", 'model="x"'], "x"),
+        (["--config", "model=x"], "x"),
+        (["-c", "model_reasoning_effort=high"], ""),
+        (["-c", "model=y", "-m", "x"], "x"),
+        ([], ""),
+    ],
+)
+def test_codex_model_is_in_the_command(options: list[str], model: str) -> None:
+    for argv in (["codex", *options, "exec", "--json"], ["npx", "@openai/codex", "exec", "--json", *options]):
+        assert list(read("codex", lines(codex_turn(1, 1)), argv=argv).models) == [model]
+
+
+def test_gemini_deltas_are_one_message() -> None:
+    said = {"type": "message", "role": "assistant", "content": "x", "delta": True}
+    asked = {"type": "message", "role": "user", "content": "y"}
+    called = {"type": "tool_use", "tool_name": "ls", "tool_id": "1"}
+    reading = read("gemini", lines({"type": "init", "model": "m"}, asked, said, said, said, called, called, said, said))
+    assert (reading.messages, reading.turns, reading.tools) == (2, 1, ["ls"])
+    assert read("gemini", lines(said | {"delta": False}, said | {"delta": False})).messages == 2
+
+
+def test_gemini_use_by_model_with_thoughts_as_output() -> None:
+    pro = {"total_tokens": 150, "input_tokens": 100, "output_tokens": 20, "cached": 30}
+    flash = {"total_tokens": 12, "input_tokens": 10, "output_tokens": 2, "cached": 0}
+    result = {"type": "result", "status": "success", "stats": {**pro, "models": {"pro": pro, "flash": flash}}}
+    used = {"pro": Tokens(input=100, output=50, cached=30), "flash": Tokens(input=10, output=2)}
+    assert read("gemini", lines(result)).models == used
+    older = {"type": "result", "status": "success", "stats": pro}
+    assert read("gemini", lines({"type": "init", "model": "auto"}, older)).models == {"auto": used["pro"]}
+
+
+def test_gemini_failure() -> None:
+    result = {"type": "result", "status": "error", "error": {"type": "FatalTurnLimitedError", "message": "too many"}}
+    assert read("gemini", lines(result)).failed == "too many"
+    assert read("gemini", lines({"type": "result", "status": "cancelled"})).failed == "it ended with cancelled"
+
+
+def test_opencode_counts_while_it_runs() -> None:
+    model = "anthropic/claude-sonnet-4-5"
+    reading = read("opencode", lines(*OPENCODE[:3]))
+    assert reading.models == {model: Tokens(input=150, output=25, cached=40, cache_write=10)}
+    assert (reading.turns, reading.messages, reading.cost_usd, reading.finished) == (1, 1, 0.25, False)
+    reading = read("opencode", lines(*OPENCODE))
+    assert reading.models == {model: Tokens(input=157, output=28, cached=40, cache_write=10)}
+    assert (reading.turns, reading.messages, reading.cost_usd, reading.finished) == (1, 2, 0.75, True)
+    assert reading.tools == ["bash"]
+
+
+def test_opencode_a_part_that_is_printed_again_counts_once() -> None:
+    assert read("opencode", lines(*OPENCODE, *OPENCODE)) == read("opencode", lines(*OPENCODE))
+
+
+def test_opencode_a_cost_of_zero_is_a_price_it_does_not_know() -> None:
+    step = {"type": "step_finish", "part": {"id": "p", "cost": 0, "tokens": {"input": 10, "output": 1}}}
+    assert read("opencode", lines(step)).cost_usd is None
+
+
+def test_opencode_failure_stays() -> None:
+    error = {"type": "error", "error": {"name": "APIError", "data": {"message": "overloaded"}}}
+    assert read("opencode", lines(error, *OPENCODE)).failed == "overloaded"
+    assert read("opencode", lines({"type": "error", "error": {"name": "Aborted"}})).failed == "Aborted"
+
+
+def test_generic_lines_add_up_and_what_is_not_told_stays_unknown() -> None:
+    reading = read("jsonl", lines(*JSONL, *JSONL))
+    assert reading.models == {"m": Tokens(input=20, output=4, cached=8)}
+    assert (reading.turns, reading.messages, reading.cost_usd, reading.finished) == (2, 2, 1.0, True)
+    reading = read("jsonl", lines({"type": "usage", "cost_usd": 0}))
+    assert (reading.turns, reading.messages, reading.models, reading.cost_usd) == (None, None, {}, 0.0)
+    assert read("jsonl", lines({"type": "usage", "turns": 0})).turns == 0
+
+
+def test_generic_lines_may_be_spaced_and_ordered_as_one_likes() -> None:
+    assert read("jsonl", b'{ "input_tokens" : 3 , "type" : "usage" }\n').models == {"": Tokens(input=3)}
+
+
+def test_generic_result() -> None:
+    assert read("jsonl", lines({"type": "result", "failed": True, "message": "no luck"})).failed == "no luck"
+    assert read("jsonl", lines({"type": "result", "failed": True}, {"type": "result"})).failed is None
+
+
+@pytest.mark.parametrize("absurd", [-1, 1e13, 10**40, "5", True, [1], {"a": 1}])
+def test_absurd_numbers_are_ignored(absurd: object) -> None:
+    fields = ("input_tokens", "output_tokens", "cached_tokens", "turns", "messages", "cost_usd")
+    good = {"type": "usage", "input_tokens": 3, "turns": 1}
+    for field in fields:
+        reading = read("jsonl", lines({"type": "usage", field: absurd}, good))
+        assert (sum(used.input + used.output + used.cached for used in reading.models.values()), reading.turns) == (3, 1)
+        assert reading.cost_usd is None
+
+
+def test_what_is_cached_is_part_of_the_input() -> None:
+    event = {"type": "usage", "input_tokens": 10, "cached_tokens": 50, "cache_write_tokens": 50}
+    assert read("jsonl", lines(event)).models == {"": Tokens(input=10, cached=10)}
+
+
+def test_the_documented_lines_mean_what_is_said() -> None:
+    example = re.search(r"```json\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    assert example is not None
+    for line in example[1].splitlines():
+        json.loads(line)
+    reading = read("jsonl", example[1].encode())
+    assert reading.models == {"my-model": Tokens(input=1200, output=80, cached=1000)}
+    assert (reading.turns, reading.messages, reading.cost_usd) == (2, 1, 0.004)
+    assert (reading.tools, reading.finished, reading.failed) == (["search"], True, "the index is gone")
