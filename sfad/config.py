@@ -6,23 +6,46 @@ somebody believes to be set must not be silently absent. Every key here is read 
 
 from __future__ import annotations
 
+import json
+import math
+import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
 
 from .protocol.messages import Setting
-from .protocol.units import DURATION_FORMS, format_duration, parse_duration
+from .protocol.units import (
+    COUNT_FORMS,
+    DURATION_FORMS,
+    SIZE_FORMS,
+    format_duration,
+    format_size,
+    parse_count,
+    parse_duration,
+    parse_size,
+)
 
 BUILT_IN = "built-in"
 """The source of a value that no file sets."""
 
+OFF = "off"
+"""Written for a limit that is not to hold, where its value may be `None`."""
+
+NAME_MAX = 256
+"""Characters in a name that is free to choose (a model, a user, a team): more is a mistake, and lookups by it stay cheap."""
+
 _DURATION = {"unit": "duration"}
+_SIZE = {"unit": "size"}
+_COUNT = {"unit": "count"}
 _PATH = {"unit": "path"}
+
+_PARSERS: dict[str, Callable[[Any], float]] = {"duration": parse_duration, "size": parse_size, "count": parse_count}
 
 
 class ConfigError(Exception):
@@ -45,6 +68,21 @@ class Defaults(Struct, frozen=True, kw_only=True):
     """What a spawn has that does not say otherwise."""
 
     timeout: Annotated[float, Meta(ge=1, extra=_DURATION)] = 120.0
+    turns: Annotated[int, Meta(ge=1, le=100)] | None = 25
+    """Tool calls. `None`, here and below, is no such limit."""
+    cost: Annotated[float, Meta(ge=0.01, le=100)] | None = 1.0
+    """USD, of a run and its descendants."""
+    messages: Annotated[int, Meta(ge=1, extra=_COUNT)] | None = None
+    tokens: Annotated[int, Meta(ge=1, extra=_COUNT)] | None = None
+    """Input and output, of a run and its descendants."""
+    output: Annotated[int, Meta(ge=64 * 1024, extra=_SIZE)] = 64 * 1024 * 1024
+    """Bytes kept of stdout, and of stderr."""
+    memory: Annotated[int, Meta(ge=1024 * 1024, extra=_SIZE)] | None = None
+    """Bytes, of a run and its descendants. The ranges are those of `sfad.core.limits.KINDS`."""
+    pids: Annotated[int, Meta(ge=1, le=4_194_304)] | None = 1024
+    """Processes and threads of a tree; Linux has at most 2^22 (PID_MAX_LIMIT)."""
+    cpu: Annotated[float, Meta(ge=0.01)] | None = None
+    """Cores; the kernel takes no less than 1 ms of every 100 (`cpu.max`)."""
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -52,6 +90,14 @@ class Limits(Struct, frozen=True, kw_only=True):
 
     max_time: Annotated[float, Meta(ge=1, le=31 * 86400, extra=_DURATION)] = 3600.0
     """The longest `time` that can be asked for; it always terminates."""
+    nearing: Annotated[float, Meta(gt=0, lt=1)] = 0.8
+    """The part of a limit at which `limit_nearing` is told."""
+    pause_max: Annotated[float, Meta(ge=1, le=31 * 86400, extra=_DURATION)] = 86400.0
+    """The longest that a limit may keep a run paused before it terminates."""
+    approval_timeout: Annotated[float, Meta(ge=1, le=31 * 86400, extra=_DURATION)] = 600.0
+    """How long a request for an increase waits for an answer before the run terminates."""
+    adaptive: bool = False
+    """Whether what the ledger teaches (`sfactl recommend`) replaces the defaults."""
 
 
 class Stop(Struct, frozen=True, kw_only=True):
@@ -61,6 +107,8 @@ class Stop(Struct, frozen=True, kw_only=True):
     """Between the stop signal and SIGKILL."""
     kill_wait: Annotated[float, Meta(ge=0.1, le=600, extra=_DURATION)] = 10.0
     """After SIGKILL, before what is still there is reported as a survivor."""
+    result_wait: Annotated[float, Meta(ge=0, le=3600, extra=_DURATION)] = 30.0
+    """How long an agent may linger after it printed its final result."""
 
 
 class Quotas(Struct, frozen=True, kw_only=True):
@@ -97,6 +145,39 @@ class Log(Struct, frozen=True, kw_only=True):
     """Without it stderr, which is the journal under systemd."""
 
 
+class Price(Struct, frozen=True, kw_only=True):
+    """What a model costs, in USD per million tokens. It overrides what the library says, or adds to it (SPEC section 8)."""
+
+    input_mtok: Annotated[float, Meta(ge=0)]
+    output_mtok: Annotated[float, Meta(ge=0)]
+    cached_mtok: Annotated[float, Meta(ge=0)] | None = None
+    """Of input read from a cache; `None`: like other input."""
+    cache_write_mtok: Annotated[float, Meta(ge=0)] | None = None
+    """Of input written to a cache; `None`: like other input."""
+
+
+class UserBudget(Struct, frozen=True, kw_only=True):
+    """What one user may spend (SPEC section 5)."""
+
+    daily_usd: Annotated[float, Meta(ge=0)]
+
+
+class TeamBudget(Struct, frozen=True, kw_only=True):
+    """What several users may spend together (SPEC section 5)."""
+
+    usd: Annotated[float, Meta(ge=0)]
+    period: Literal["day", "week", "month"]
+    members: tuple[str, ...]
+    """User names."""
+
+
+class Budgets(Struct, frozen=True, kw_only=True):
+    """Money of users and teams, by their names."""
+
+    users: dict[str, UserBudget] = {}
+    teams: dict[str, TeamBudget] = {}
+
+
 class Config(Struct, frozen=True, kw_only=True):
     """The effective configuration. Durations are in seconds."""
 
@@ -110,6 +191,9 @@ class Config(Struct, frozen=True, kw_only=True):
     attempts: Attempts = Attempts()
     containment: Containment = Containment()
     log: Log = Log()
+    prices: dict[str, Price] = {}
+    """By the model's name as agents write it."""
+    budgets: Budgets = Budgets()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,20 +206,27 @@ class Loaded:
     """The files that were there."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What the files set, the strongest last. `names` holds, for each table of tables, the names in it, with the file."""
+
+    values: dict[str, tuple[Path, Any]]
+    names: dict[str, dict[str, Path]]
+
+
 def load(files: Sequence[Path] = (), *, required: bool = False) -> Loaded:
     """Reads `files`, the weakest first. One that is missing is skipped unless `required`. Raises `ConfigError`."""
     layers = [(path, table) for path in files if (table := _read(path, required=required)) is not None]
-    origins: dict[str, tuple[Path, Any]] = {}
+    found = _Found({}, {})
     for path, table in layers:
-        _check_keys(Config, table, path, "")
-        origins |= {key: (path, value) for key, value in _set_keys(Config, table, "")}
-    config = _build(Config, origins, "")
-    if lowered := {low: origins[high] for low, high in _too_high(config) if low not in origins}:
-        origins |= lowered
-        config = _build(Config, origins, "")
-    _check_together(config, origins)
+        _collect(Config, table, path, "", found)
+    config = _build(Config, found, "")
+    if lowered := {low: found.values[high] for low, high in _too_high(config) if low not in found.values}:
+        found.values.update(lowered)
+        config = _build(Config, found, "")
+    _check_together(config, found.values)
     settings = [
-        Setting(key=key, value=value, source=str(origins[key][0]) if key in origins else BUILT_IN)
+        Setting(key=key, value=value, source=str(found.values[key][0]) if key in found.values else BUILT_IN)
         for key, value in _values(config, "")
     ]
     return Loaded(config, settings, [path for path, _ in layers])
@@ -150,29 +241,43 @@ def _read(path: Path, *, required: bool) -> dict[str, Any] | None:
         return None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # not only TOMLDecodeError: of a number with too many digits int() says so
         raise ConfigError(f"{path}: not TOML: {error}") from error
 
 
-def _check_keys(struct: type[Struct], table: Mapping[str, Any], path: Path, prefix: str) -> None:
+def _collect(struct: type[Struct], table: Mapping[str, Any], path: Path, prefix: str, found: _Found) -> None:
+    """Checks the keys of a file's table, and adds what it sets."""
     fields = {field.name: field.type for field in msgspec.structs.fields(struct)}
-    for key, value in table.items():
-        if key not in fields:
-            raise ConfigError(f"{path}: {prefix}{key}: unknown key; known here: {', '.join(sorted(fields))}")
-        if _is_section(fields[key]):
-            if not isinstance(value, dict):
-                raise ConfigError(f"{path}: {prefix}{key} = {value!r}: a table is expected, written [{prefix}{key}]")
-            _check_keys(fields[key], value, path, f"{prefix}{key}.")
-
-
-def _set_keys(struct: type[Struct], table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for field in msgspec.structs.fields(struct):
-        if field.name not in table:
-            continue
-        if _is_section(field.type):
-            yield from _set_keys(field.type, table[field.name], f"{prefix}{field.name}.")
+    for name, value in table.items():
+        key = f"{prefix}{name}"
+        if name not in fields:
+            raise ConfigError(f"{path}: {key}: unknown key; known here: {', '.join(sorted(fields))}")
+        if _is_section(fields[name]):
+            _collect(fields[name], _table(value, path, key), path, f"{key}.", found)
+        elif (entry := _entry(fields[name])) is not None:
+            _collect_named(entry, _table(value, path, key), path, key, found)
         else:
-            yield f"{prefix}{field.name}", table[field.name]
+            found.values[key] = (path, value)
+
+
+def _collect_named(entry: type[Struct], table: Mapping[str, Any], path: Path, key: str, found: _Found) -> None:
+    for name, value in table.items():
+        inner = _named(key, name)
+        if not 0 < len(name) <= NAME_MAX:
+            raise ConfigError(f"{path}: {inner[:200]}: a name of 1 to {NAME_MAX} characters is expected")
+        found.names.setdefault(key, {})[name] = path
+        _collect(entry, _table(value, path, inner), path, f"{inner}.", found)
+
+
+def _table(value: Any, path: Path, key: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: {key} = {value!r}: a table is expected, written [{key}]")
+    return value
+
+
+def _named(key: str, name: str) -> str:
+    """The key of an entry, as TOML has it: quoted where it must be."""
+    return f"{key}.{name if re.fullmatch(r'[A-Za-z0-9_-]+', name) else json.dumps(name, ensure_ascii=False)}"
 
 
 def _values(struct: Struct, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -180,33 +285,56 @@ def _values(struct: Struct, prefix: str) -> Iterator[tuple[str, Any]]:
         value = getattr(struct, name)
         if isinstance(value, Struct):
             yield from _values(value, f"{prefix}{name}.")
+        elif isinstance(value, dict):
+            for entry, inner in value.items():
+                yield from _values(inner, f"{_named(f'{prefix}{name}', entry)}.")
         else:
             yield f"{prefix}{name}", value
 
 
-def _build(struct: type[Any], origins: Mapping[str, tuple[Path, Any]], prefix: str) -> Any:
-    values = {}
+def _build(struct: type[Any], found: _Found, prefix: str) -> Any:
+    values: dict[str, Any] = {}
     for field in msgspec.structs.fields(struct):
         key = f"{prefix}{field.name}"
         if _is_section(field.type):
-            values[field.name] = _build(field.type, origins, f"{key}.")
-        elif key in origins:
-            values[field.name] = _convert(field.type, key, *origins[key])
+            values[field.name] = _build(field.type, found, f"{key}.")
+        elif (entry := _entry(field.type)) is not None:
+            values[field.name] = {name: _build_named(entry, found, key, name) for name in found.names.get(key, ())}
+        elif key in found.values:
+            values[field.name] = _convert(field.type, key, *found.values[key])
     return struct(**values)
 
 
+def _build_named(entry: type[Struct], found: _Found, key: str, name: str) -> Any:
+    inner = _named(key, name)
+    for field in msgspec.structs.fields(entry):
+        if field.required and f"{inner}.{field.name}" not in found.values:
+            path = found.names[key][name]
+            raise ConfigError(f"{path}: {inner}.{field.name} is missing: allowed is {_allowed(field.type)}")
+    return _build(entry, found, f"{inner}.")
+
+
 def _convert(kind: Any, key: str, path: Path, value: Any) -> Any:
-    meta = _meta(kind)
     try:
-        if meta is not None and meta.extra == _DURATION:
-            if not isinstance(value, str | int | float):
-                raise ValueError
-            return msgspec.convert(parse_duration(value), kind)
-        if meta is not None and meta.extra == _PATH and not Path(value).is_absolute():
-            raise ValueError
-        return msgspec.convert(value, kind)
-    except (ValueError, TypeError) as error:  # msgspec.ValidationError is a ValueError
+        return _converted(kind, value)
+    except (ValueError, TypeError, OverflowError) as error:  # msgspec.ValidationError is a ValueError
         raise _bad_value(path, key, value, _allowed(kind)) from error
+
+
+def _converted(kind: Any, value: Any) -> Any:
+    if value == OFF and _may_be_off(kind):
+        return None
+    unit = _unit(kind)
+    if unit in _PARSERS:
+        if not isinstance(value, str | int | float):
+            raise ValueError
+        value = _PARSERS[unit](value)
+    elif unit == "path" and not Path(value).is_absolute():
+        raise ValueError
+    converted = msgspec.convert(value, kind)
+    if isinstance(converted, float) and not math.isfinite(converted):
+        raise ValueError
+    return converted
 
 
 def _bad_value(path: Path, key: str, value: Any, allowed: str) -> ConfigError:
@@ -216,27 +344,74 @@ def _bad_value(path: Path, key: str, value: Any, allowed: str) -> ConfigError:
 
 def _allowed(kind: Any) -> str:
     meta = _meta(kind)
-    if meta is not None and meta.extra == _PATH:
+    if meta is None:
+        return _allowed_unbounded(kind)
+    return f'{_allowed_range(kind, meta)}, or "{OFF}"' if _may_be_off(kind) else _allowed_range(kind, meta)
+
+
+def _allowed_unbounded(kind: Any) -> str:
+    if kind is bool:
+        return "true or false"
+    if get_origin(kind) is tuple:
+        return "a list of names"
+    return "one of " + ", ".join(f'"{choice}"' for choice in get_args(kind))
+
+
+def _allowed_range(kind: Any, meta: Meta) -> str:
+    unit = _unit(kind)
+    if unit == "path":
         return "an absolute path"
-    if meta is not None and meta.extra == _DURATION:
-        least = f"{format_duration(meta.ge or 0)} or more"
-        bounds = least if meta.le is None else f"{format_duration(meta.ge or 0)} to {format_duration(meta.le)}"
-        return f"a duration of {bounds} ({DURATION_FORMS})"
-    if meta is not None:
-        return f"a whole number from {meta.ge} to {meta.le}"
-    return "true or false" if kind is bool else "one of " + ", ".join(f'"{choice}"' for choice in get_args(kind))
+    if unit == "duration":
+        return f"a duration of {_range(meta, format_duration)} ({DURATION_FORMS})"
+    if unit == "size":
+        return f"a size of {_range(meta, format_size)} ({SIZE_FORMS})"
+    if unit == "count":
+        return f"a whole number {_between(meta)} ({COUNT_FORMS})"
+    return f"{'a number' if float in _parts(kind) else 'a whole number'} {_between(meta)}"
+
+
+def _range(meta: Meta, shown: Callable[[Any], str]) -> str:
+    least = shown(meta.ge or 0)
+    return f"{least} or more" if meta.le is None else f"{least} to {shown(meta.le)}"
+
+
+def _between(meta: Meta) -> str:
+    if meta.gt is not None:
+        return f"above {_plain(meta.gt)}" + ("" if meta.lt is None else f" and below {_plain(meta.lt)}")
+    return f"{'of' if meta.le is None else 'from'} {_range(meta, _plain)}"
+
+
+def _plain(number: float) -> str:
+    return f"{number:.15g}"
 
 
 def _meta(kind: Any) -> Meta | None:
-    for part in (kind, *get_args(kind)):
-        for note in getattr(part, "__metadata__", ()):
-            if isinstance(note, Meta):
-                return note
-    return None
+    return next((part for part in _parts(kind) if isinstance(part, Meta)), None)
+
+
+def _unit(kind: Any) -> str:
+    meta = _meta(kind)
+    return "" if meta is None else str((meta.extra or {}).get("unit", ""))
+
+
+def _may_be_off(kind: Any) -> bool:
+    return NoneType in _parts(kind) and _unit(kind) != "path"
+
+
+def _parts(kind: Any) -> Iterator[Any]:
+    """A type, and everything it is put together from."""
+    yield kind
+    for part in get_args(kind):
+        yield from _parts(part)
 
 
 def _is_section(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Struct)
+
+
+def _entry(kind: Any) -> type[Struct] | None:
+    """Of a table of tables whose names are free to choose, what each of them holds."""
+    return get_args(kind)[1] if get_origin(kind) is dict else None
 
 
 _AT_MOST = (

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.config import BUILT_IN, Config, ConfigError, load
+from sfad.config import BUILT_IN, Config, ConfigError, Price, TeamBudget, UserBudget, load
 from sfad.protocol.units import format_duration, parse_duration
 
 
@@ -40,7 +40,8 @@ def test_the_user_s_file_wins_key_by_key(tmp_path: Path) -> None:
 def test_every_key_can_be_set(tmp_path: Path) -> None:
     lines = []
     for setting in load().settings:
-        value = "/x" if setting.value is None else setting.value
+        paths = setting.key in ("containment.cgroup_parent", "log.file")
+        value = ("/x" if paths else "off") if setting.value is None else setting.value
         lines.append(f"{setting.key} = {str(value).lower() if isinstance(value, bool | int | float) else repr(value)}")
     file = write(tmp_path / "all.toml", "\n".join(lines))
     assert {setting.source for setting in load([file]).settings} == {str(file)}
@@ -49,7 +50,7 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("enabld = true", "enabld: unknown key; known here: attempts, containment, defaults, enabled"),
+        ("enabld = true", "enabld: unknown key; known here: attempts, budgets, containment, defaults, enabled"),
         ("[guard]\nmax_dept = 3", "guard.max_dept: unknown key; known here: allow_detach, depth_ceiling"),
         ("[guard]\nmax_depth = 0", "guard.max_depth = 0: allowed is a whole number from 1 to 1000"),
         ("[guard]\nmax_depth = true", "guard.max_depth = true: allowed is a whole number from 1 to 1000"),
@@ -69,7 +70,52 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         ("[containment]\ncgroup_parent = 'x'", "containment.cgroup_parent = 'x': allowed is an absolute path"),
         ("[containment]\ncgroup_parent = 4", "containment.cgroup_parent = 4: allowed is an absolute path"),
         ("[log]\nlevel = 'loud'", "log.level = 'loud': allowed is one of "),
+        ("[stop]\nresult_wait = '61m'", "stop.result_wait = '61m': allowed is a duration of 0s to 1h"),
+        (f"[stop]\ngrace = 1{400 * '0'}", "stop.grace = 1000"),
+        ("[limits]\nnearing = 1", "limits.nearing = 1: allowed is a number above 0 and below 1"),
+        ("[limits]\nnearing = 0", "limits.nearing = 0: allowed is a number above 0 and below 1"),
+        ("[limits]\nnearing = '80%'", "limits.nearing = '80%': allowed is a number above 0 and below 1"),
+        ("[limits]\nnearing = nan", "limits.nearing = nan: allowed is a number above 0 and below 1"),
+        ("[limits]\npause_max = 'off'", "limits.pause_max = 'off': allowed is a duration of 1s to 31d"),
+        ("[limits]\nadaptive = 'yes'", "limits.adaptive = 'yes': allowed is true or false"),
+        ("[defaults]\nturns = 101", 'defaults.turns = 101: allowed is a whole number from 1 to 100, or "off"'),
+        ("[defaults]\nturns = false", "defaults.turns = false: allowed is a whole number from 1 to 100"),
+        ("[defaults]\nturns = 2.5", "defaults.turns = 2.5: allowed is a whole number from 1 to 100"),
+        ("[defaults]\ncost = 0", 'defaults.cost = 0: allowed is a number from 0.01 to 100, or "off"'),
+        ("[defaults]\ntimeout = 'off'", "defaults.timeout = 'off': allowed is a duration of 1s or more"),
+        ("[defaults]\noutput = 'off'", "defaults.output = 'off': allowed is a size of 64KiB or more"),
+        ("[defaults]\noutput = '63K'", "defaults.output = '63K': allowed is a size of 64KiB or more (bytes, or a number with K"),
+        ("[defaults]\noutput = 70000.5", "defaults.output = 70000.5: allowed is a size"),
+        ("[defaults]\nmemory = '9999999T'", "defaults.memory = '9999999T': allowed is a size of 1MiB or more"),
+        ("[defaults]\ntokens = '200x'", "defaults.tokens = '200x': allowed is a whole number of 1 or more (a number, or one"),
+        (f"[defaults]\nmessages = 1{30 * '0'}", "defaults.messages = 1000"),
+        ("[defaults]\npids = 0", "defaults.pids = 0: allowed is a whole number from 1 to 4194304"),
+        ("[defaults]\ncpu = 0", 'defaults.cpu = 0: allowed is a number of 0.01 or more, or "off"'),
+        ("[defaults]\ncpu = inf", "defaults.cpu = inf: allowed is a number of 0.01 or more"),
+        ("prices = 3", "prices = 3: a table is expected, written [prices]"),
+        ("[prices]\nm = 3", "prices.m = 3: a table is expected, written [prices.m]"),
+        ("[prices.'gpt-5.1']\ninput = 3", 'prices."gpt-5.1".input: unknown key; known here: cache_write_mtok, cached_mtok, input'),
+        ("[prices.m]\ninput_mtok = 3", "prices.m.output_mtok is missing: allowed is a number of 0 or more"),
+        ("[prices.m]", "prices.m.input_mtok is missing: allowed is a number of 0 or more"),
+        ("[prices.m]\ninput_mtok = -1\noutput_mtok = 1", "prices.m.input_mtok = -1: allowed is a number of 0 or more"),
+        ("[prices.m]\ninput_mtok = inf\noutput_mtok = 1", "prices.m.input_mtok = inf: allowed is a number of 0 or more"),
+        ("[prices.m]\ninput_mtok = 'off'\noutput_mtok = 1", "prices.m.input_mtok = 'off': allowed is a number of 0 or more"),
+        ("[prices.'']", 'prices."": a name of 1 to 256 characters is expected'),
+        (f"[prices.{'m' * 257}]", f"prices.{'m' * 193}: a name of 1 to 256 characters is expected"),
+        ("[budgets.user.ann]\ndaily_usd = 1", "budgets.user: unknown key; known here: teams, users"),
+        ("[budgets.users.ann]\nusd = 1", "budgets.users.ann.usd: unknown key; known here: daily_usd"),
+        ("[budgets.users]\nann = 20", "budgets.users.ann = 20: a table is expected, written [budgets.users.ann]"),
+        ("[budgets.teams.r]\nusd = 1\nperiod = 'day'", "budgets.teams.r.members is missing: allowed is a list of names"),
+        (
+            "[budgets.teams.r]\nusd = 1\nperiod = 'year'\nmembers = []",
+            'budgets.teams.r.period = \'year\': allowed is one of "day", "week", "month"',
+        ),
+        (
+            "[budgets.teams.r]\nusd = 1\nperiod = 'day'\nmembers = 'ann'",
+            "budgets.teams.r.members = 'ann': allowed is a list of names",
+        ),
         ("= 3", "not TOML: Invalid statement (at line 1, column 1)"),
+        (f"x = 1{5000 * '0'}", "not TOML: Exceeds the limit"),
     ],
 )
 def test_errors_name_file_key_value_and_what_is_allowed(tmp_path: Path, text: str, message: str) -> None:
@@ -84,6 +130,103 @@ def test_a_bound_that_is_lowered_takes_the_built_in_default_along(tmp_path: Path
     loaded = load([file])
     assert (loaded.config.guard.max_depth, loaded.config.defaults.timeout) == (3, 60.0)
     assert {s.key: s.source for s in loaded.settings}["guard.max_depth"] == str(file)
+
+
+def test_off_takes_a_limit_away(tmp_path: Path) -> None:
+    system = write(tmp_path / "system.toml", "[defaults]\nturns = 'off'\ncost = 'off'\ntokens = '200k'")
+    user = write(tmp_path / "user.toml", "[defaults]\nturns = 7\ntokens = 'off'\npids = 'off'")
+    loaded = load([system, user])
+    defaults = loaded.config.defaults
+    assert (defaults.turns, defaults.cost, defaults.tokens, defaults.pids) == (7, None, None, None)
+    assert {s.key: s.source for s in loaded.settings}["defaults.cost"] == str(system)
+
+
+def test_sizes_and_counts_as_people_write_them(tmp_path: Path) -> None:
+    file = write(tmp_path / "sfad.toml", "[defaults]\noutput = '1.5M'\nmemory = '2G'\ntokens = '200k'\nmessages = 12\ncpu = 2")
+    defaults = load([file]).config.defaults
+    assert (defaults.output, defaults.memory, defaults.tokens, defaults.messages, defaults.cpu) == (
+        1_572_864, 2 * 1024**3, 200_000, 12, 2.0
+    )  # fmt: skip
+
+
+PRICED = """
+[prices."gpt-5.1"]
+input_mtok = 1
+output_mtok = 8.5
+[prices.'say "hi"']
+input_mtok = 0
+output_mtok = 0
+cached_mtok = 'off'
+[budgets.users.ann]
+daily_usd = 20
+[budgets.teams.research]
+usd = 400
+period = 'week'
+members = ['ann', 'bob']
+"""
+
+
+def test_tables_below_a_name(tmp_path: Path) -> None:
+    config = load([write(tmp_path / "sfad.toml", PRICED)]).config
+    assert config.prices == {"gpt-5.1": Price(input_mtok=1, output_mtok=8.5), 'say "hi"': Price(input_mtok=0, output_mtok=0)}
+    assert config.budgets.users == {"ann": UserBudget(daily_usd=20)}
+    assert config.budgets.teams == {"research": TeamBudget(usd=400, period="week", members=("ann", "bob"))}
+
+
+def test_each_value_below_a_name_is_a_setting(tmp_path: Path) -> None:
+    file = write(tmp_path / "sfad.toml", PRICED)
+    shown = {s.key: (s.value, s.source) for s in load([file]).settings}
+    assert shown['prices."gpt-5.1".output_mtok'] == (8.5, str(file))
+    assert shown['prices."gpt-5.1".cached_mtok'] == (None, BUILT_IN)
+    assert shown['prices."say \\"hi\\"".cached_mtok'] == (None, str(file))
+    assert shown["budgets.teams.research.members"] == (("ann", "bob"), str(file))
+    again = write(
+        tmp_path / "again.toml",
+        "\n".join(f"{key} = {value[0]}" for key, value in shown.items() if "_mtok" in key and value[0] is not None),
+    )
+    assert load([again]).config.prices == load([file]).config.prices
+
+
+def test_files_are_merged_below_a_name_too(tmp_path: Path) -> None:
+    system = write(tmp_path / "system.toml", PRICED)
+    user = write(tmp_path / "user.toml", "[prices.'gpt-5.1']\noutput_mtok = 9\n[budgets.users.bob]\ndaily_usd = 5")
+    loaded = load([system, user])
+    sources = {s.key: s.source for s in loaded.settings}
+    assert loaded.config.prices["gpt-5.1"] == Price(input_mtok=1, output_mtok=9)
+    assert (sources['prices."gpt-5.1".input_mtok'], sources['prices."gpt-5.1".output_mtok']) == (str(system), str(user))
+    assert list(loaded.config.budgets.users) == ["ann", "bob"]
+    missing = write(tmp_path / "missing.toml", "[budgets.teams.other]\nusd = 1")
+    with pytest.raises(ConfigError, match=r"missing\.toml: budgets\.teams\.other\.period is missing"):
+        load([system, missing])
+
+
+DOCUMENTED = (Path(__file__).parents[1] / "docs/configuration.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("place", "shown", "key"),
+    [
+        (f"[{table}]", place, key)
+        for table, place, struct in [
+            ("prices.x", 'prices."MODEL"', Price),
+            ("budgets.users.x", "budgets.users.NAME", UserBudget),
+            ("budgets.teams.x", "budgets.teams.NAME", TeamBudget),
+        ]
+        for key in struct.__struct_fields__
+    ],
+)
+def test_keys_below_a_name_are_documented_as_the_error_says(tmp_path: Path, place: str, shown: str, key: str) -> None:
+    good = {"input_mtok": 1, "output_mtok": 1, "daily_usd": 1, "usd": 1, "period": "'day'", "members": []}
+    known = (
+        good.keys()
+        & {"prices": Price, "users": UserBudget, "teams": TeamBudget}[place.strip("[]").split(".")[-2]].__struct_fields__
+    )
+    values = {name: good[name] for name in sorted(known)} | {key: "{}"}
+    file = write(tmp_path / "sfad.toml", "\n".join([place, *(f"{name} = {value}" for name, value in values.items())]))
+    with pytest.raises(ConfigError) as caught:
+        load([file])
+    [row] = [line for line in DOCUMENTED.splitlines() if line.startswith(f"| `{shown}.{key}` |")]
+    assert f"| {str(caught.value).partition(': allowed is ')[2]} |" in row
 
 
 def test_files_that_are_not_there(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
-"""Durations as people write them. Pure; the same rules for flags, environment and config."""
+"""Durations, sizes and counts as people write them. Pure; the same rules for flags, environment and config."""
 
 from __future__ import annotations
 
 import math
 import re
+from decimal import Decimal
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -18,10 +19,17 @@ def parse_duration(text: str | float) -> float:
 
     Raises `ValueError` for anything else, negative and non-finite numbers included.
     """
-    seconds = float(text) if isinstance(text, int | float) else _parse(text)
+    seconds = _seconds(text) if isinstance(text, int | float) else _parse(text)
     if isinstance(text, bool) or not math.isfinite(seconds) or seconds < 0:
         raise ValueError(f"{text!r} is not a duration: {DURATION_FORMS}")
     return seconds
+
+
+def _seconds(number: float) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf
 
 
 def _parse(text: str) -> float:
@@ -38,3 +46,63 @@ def format_duration(seconds: float) -> str:
         if count >= 1 and count == int(count):
             return f"{int(count)}{unit}"
     return f"{seconds:.15g}s"
+
+
+_BYTES = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+
+_ONES = {"": 1, "k": 1_000, "m": 1_000_000}
+
+_NUMBER = r"([0-9]{1,19}(?:\.[0-9]{1,18})?)\s*"
+
+_SIZE = re.compile(_NUMBER + r"(?:([kmgt])i?)?b?", re.ASCII | re.IGNORECASE)
+
+_COUNT = re.compile(_NUMBER + r"([km])?", re.ASCII | re.IGNORECASE)
+
+_MOST = 2**63 - 1
+"""What a signed 64-bit number holds: the kernel's files, SQLite and msgpack take no more."""
+
+SIZE_FORMS = "bytes, or a number with K, M, G or T"
+"""How a size may be written, for messages."""
+
+COUNT_FORMS = "a number, or one with k or m"
+"""How a count may be written, for messages."""
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes from `65536`, `"512B"`, `"64KiB"`, `"200M"`, `"1.5G"` or `"2TB"`. Letters in any case; K, M, G and T are powers of
+    1024 whether `i` and `B` follow or not, as in the kernel's files. A part of a byte is dropped.
+
+    Raises `ValueError` for anything else, negative numbers and those above 2^63 - 1 included.
+    """
+    found = _scaled(text, _SIZE, _BYTES)
+    if found is None:
+        raise ValueError(f"{str(text)[:80]!r} is not a size: {SIZE_FORMS}")
+    return int(found)
+
+
+def parse_count(text: str | int) -> int:
+    """A whole number from `200`, `"200"`, `"200k"` or `"1.5m"`: k and m, in any case, are 1 000 and 1 000 000.
+
+    Raises `ValueError` for anything else: negative numbers, those above 2^63 - 1, and what is not whole (`"1.5"`).
+    """
+    found = _scaled(text, _COUNT, _ONES)
+    if found is None or found != int(found):
+        raise ValueError(f"{str(text)[:80]!r} is not a count: {COUNT_FORMS}")
+    return int(found)
+
+
+def _scaled(text: str | int, form: re.Pattern[str], scale: dict[str, int]) -> Decimal | None:
+    if isinstance(text, str):
+        found = form.fullmatch(text.strip())
+        number = None if found is None else Decimal(found[1]) * scale[(found[2] or "").lower()]
+    else:
+        number = Decimal(text) if type(text) is int and text >= 0 else None
+    return number if number is not None and number <= _MOST else None
+
+
+def format_size(size: int) -> str:
+    """The shortest exact form that `parse_size` reads back: 65536 → `64KiB`, 1000 → `1000B`."""
+    for unit in ("t", "g", "m", "k"):
+        if size and size % _BYTES[unit] == 0:
+            return f"{size // _BYTES[unit]}{unit.upper()}iB"
+    return f"{size}B"

@@ -1,0 +1,85 @@
+"""Sizes and counts as people write them. (Durations are in tests/test_config.py.)"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sfad.protocol.units import format_size, parse_count, parse_duration, parse_size
+
+MOST = 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        (0, 0), (65536, 65536), (MOST, MOST), ("0", 0), ("512", 512), ("512B", 512), ("512b", 512), ("64K", 65536), ("64k", 65536),
+        ("1TiB", 2**40), ("64KB", 65536), ("64KiB", 65536), ("64kib", 65536), ("200M", 200 * 2**20), ("2G", 2**31),
+        ("1.5G", 3 * 2**29), (" 2 G ", 2**31), ("0.3K", 307), ("1.0", 1), ("8388607T", 8388607 * 2**40), (str(MOST), MOST),
+    ],
+)  # fmt: skip
+def test_sizes(text: str | int, size: int) -> None:
+    assert parse_size(text) == size
+
+
+NO_NUMBERS = [
+    "",
+    "-1",
+    "+1",
+    "1e3",
+    "nan",
+    "inf",
+    "1_000",
+    "0x10",
+    "٣",
+    "1.",
+    ".5",
+    "1,5",
+    "1 2",
+    -1,
+    True,
+    False,
+    MOST + 1,
+    10**400,
+    "9" * 19,
+]
+
+
+@pytest.mark.parametrize(
+    "text", [*NO_NUMBERS, "K", "KiB", "1iB", "1Kb i", "1Ki B", "1P", "64KK", "1kk", "9999999T", "8388608T", "9" * 10_000_000]
+)
+def test_what_is_no_size(text: str | int) -> None:
+    with pytest.raises(ValueError, match="is not a size: bytes, or a number with K, M, G or T"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [(0, 0), (200, 200), ("200", 200), ("200k", 200_000), ("200K", 200_000), ("1.5m", 1_500_000), (" 2 M ", 2_000_000), ("1.0", 1)],
+)
+def test_counts(text: str | int, count: int) -> None:
+    assert parse_count(text) == count
+
+
+@pytest.mark.parametrize("text", [*NO_NUMBERS, "k", "1g", "1.5", "1.0001k", "200kB", "200 tokens"])
+def test_what_is_no_count(text: str | int) -> None:
+    with pytest.raises(ValueError, match="is not a count: a number, or one with k or m"):
+        parse_count(text)
+
+
+@given(st.integers(0, MOST) | st.builds(lambda number, power: number << 10 * power, st.integers(0, 2**20), st.integers(0, 4)))
+def test_a_formatted_size_is_read_back(size: int) -> None:
+    shown = format_size(size)
+    assert parse_size(shown) == size
+
+
+def test_sizes_are_short() -> None:
+    assert [format_size(size) for size in (0, 1, 1000, 1024, 65536, 3 * 2**29, 2**31, 2**40, 2**50)] == [
+        "0B", "1B", "1000B", "1KiB", "64KiB", "1536MiB", "2GiB", "1TiB", "1024TiB"
+    ]  # fmt: skip
+
+
+def test_a_duration_that_no_float_holds() -> None:
+    with pytest.raises(ValueError, match="is not a duration"):
+        parse_duration(10**400)
