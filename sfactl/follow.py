@@ -60,7 +60,7 @@ class Follower:
     """Copies one growing file to one of our own descriptors, from any point.
 
     `note` is told when the file shrank (the run truncated its own output; reading begins again at 0) and when bytes had
-    been freed before they were read (the output limit keeps the newest).
+    been freed before they were read (the output limit keeps the newest). Of the hole that is where they were, nothing is copied.
     """
 
     def __init__(self, source: int, target: int, note: Callable[[str], None], offset: int = 0) -> None:
@@ -95,26 +95,36 @@ class Follower:
     def _read(self) -> bytes:
         size = os.fstat(self.source).st_size
         if size < self.offset:
-            self._note("the run truncated its output; starting again at its beginning")
-            self.offset = 0
-        if size == self.offset:
-            return b""
-        self._skip_freed()
-        data = os.pread(self.source, FILE_CHUNK, self.offset)
-        self.offset += len(data)
-        return data
+            self._go_on(0, "the run truncated its output; starting again at its beginning")
+        while size > self.offset and (data := os.pread(self.source, FILE_CHUNK, self.offset)):
+            # Asked after reading: bytes are freed meanwhile, and never come back. What is data now was data then.
+            start = data_from(self.source, self.offset)
+            if start is None:
+                break
+            freed = start - self.offset
+            if freed:
+                self._go_on(start, f"{freed} bytes were freed before they were read (the output limit keeps the newest)")
+            if freed < len(data):
+                self.offset = start + len(data) - freed
+                return data[freed:]
+        return b""
 
-    def _skip_freed(self) -> None:
-        try:
-            start = os.lseek(self.source, self.offset, os.SEEK_DATA)
-        except OSError as error:
-            # ENXIO: only a hole up to the end, which a later write may fill. EINVAL: a file system without SEEK_DATA.
-            if error.errno not in (errno.ENXIO, errno.EINVAL):
-                raise
-            return
-        if start > self.offset:
-            self._note(f"{start - self.offset} bytes of output had been freed (the output limit keeps the newest)")
-            self.offset = start
+    def _go_on(self, offset: int, why: str) -> None:
+        """What is read next is not what follows."""
+        self._note(why)
+        self.offset = offset
+
+
+def data_from(file: int, offset: int) -> int | None:
+    """The first offset from `offset` on that is not in a hole; `None` if there is only a hole, or nothing, up to the end."""
+    try:
+        return os.lseek(file, offset, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return None
+        if error.errno == errno.EINVAL:  # a file system that knows no holes
+            return offset
+        raise
 
 
 class Copying:

@@ -1,7 +1,8 @@
 """`sfactl logs RUN`
 
 What the run wrote, unchanged: its stdout on stdout and its stderr on stderr. With --stdout or --stderr only that one, on
-stdout. -f follows until the run ends; it may begin before the run does.
+stdout. -f follows until the run ends; it may begin before the run does. A note on stderr tells of what the output limit has
+freed before it was read.
 
 With --json, one object a line of output: {"stream", "text"}; bytes that are not UTF-8 appear as \\xNN.
 """
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from sfad.protocol import messages as m
 
 from .. import follow, loop, output
-from ..client import Client, check, connect
+from ..connection import Client, check, connect
 from ..exits import Exit, UsageError
 from ..options import COMMON, RUN, Option, Parameter
 
@@ -99,13 +100,15 @@ class Start:
 
 
 def last_lines(file: int, end: int, count: int) -> int:
-    """The offset at which the last `count` lines of the first `end` bytes begin. Reads backwards, no more than needed."""
+    """The offset at which the last `count` lines of the first `end` bytes begin; 0 if there are not so many. Reads backwards,
+    no more than needed, and not into the hole where the oldest bytes were freed."""
     if count == 0:
         return end
+    first = follow.data_from(file, 0) or 0
     # A newline that ends the last line begins no line of its own.
     position = end - 1 if end and os.pread(file, 1, end - 1) == b"\n" else end
-    while position > 0:
-        begin = max(position - BLOCK, 0)
+    while position > first:
+        begin = max(position - BLOCK, first)
         block = os.pread(file, position - begin, begin)
         newlines = block.count(b"\n")
         if newlines >= count:
@@ -170,6 +173,11 @@ class LineFollower(follow.Follower):
         """Prints what the run never ended with a newline."""
         if self._partial:
             self._print(self._partial)
+            self._partial = b""
+
+    def _go_on(self, offset: int, why: str) -> None:
+        self.finish()
+        super()._go_on(offset, why)
 
     def _print(self, line: bytes) -> None:
         output.print_json({"stream": self._stream, "text": line.decode(errors="backslashreplace")})

@@ -1,18 +1,24 @@
-"""Output files: `ID.out` and `ID.err`, 0600, which the run writes itself (SPEC section 9)."""
+"""Output files: `ID.out` and `ID.err`, 0600, which the run writes itself (SPEC section 9).
+
+Of a file that is bounded the oldest bytes are a hole (`holes`): its size is what was ever written, not what it holds.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from ..core.ids import run_number
 from ..protocol.types import RunId
+from . import holes
 
-_SUFFIXES = (".out", ".err")
+Suffix = Literal[".out", ".err"]
+SUFFIXES: tuple[Suffix, Suffix] = (".out", ".err")
 
 # O_APPEND: attempts, and the processes of a run, add to the end, whoever wrote last
 _WRITE = os.O_WRONLY | os.O_APPEND | os.O_CREAT
@@ -21,12 +27,7 @@ _READ = os.O_RDONLY
 _ALWAYS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Bytes a run's files have been written to; `None` for a file that is not there."""
-
-    stdout: int | None
-    stderr: int | None
+_CHUNK = 1 << 20
 
 
 class OutputStore:
@@ -47,6 +48,10 @@ class OutputStore:
         flags = _READ | os.O_CREAT if create else _READ
         return self._both(run_id, flags)
 
+    def open_for_meter(self, run_id: RunId) -> int:
+        """A descriptor for reading stdout, the caller's to close. Raises `OSError`."""
+        return _open(self._path(run_id, ".out"), _READ)
+
     def tail(self, run_id: RunId, max_bytes: int) -> tuple[bytes, bool]:
         """The newest `max_bytes` bytes of stdout, and whether there were more. Nothing kept reads as empty. Raises `OSError`.
 
@@ -62,13 +67,32 @@ class OutputStore:
 
     def remove(self, run_id: RunId) -> None:
         """Deletes the run's files; one that is missing is no error."""
-        for suffix in _SUFFIXES:
+        for suffix in SUFFIXES:
             with suppress(FileNotFoundError):
                 os.unlink(self._path(run_id, suffix))
 
-    def sizes(self, run_id: RunId) -> Sizes:
-        """How much the run has written."""
-        return Sizes(*(_size(self._path(run_id, suffix)) for suffix in _SUFFIXES))
+    def excess(self, run_id: RunId, suffix: Suffix, keep: int) -> int:
+        """The offset up to which `free` would free a file that is to keep its newest `keep` bytes; 0 for nothing, and for what
+        is no regular file. Costs one system call. Raises `OSError`."""
+        try:
+            status = os.stat(self._path(run_id, suffix), follow_symlinks=False)
+        except FileNotFoundError:
+            return 0
+        return holes.excess(status, keep) if stat.S_ISREG(status.st_mode) else 0
+
+    def free(self, run_id: RunId, suffix: Suffix, keep: int, until: int, between: Callable[[], object] = lambda: None) -> int:
+        """Frees the bytes of a file that lie before offset `until` and before its newest `keep`; returns how many.
+
+        It may wait for the disk: call it in a thread. `between` is called every few MiB, and may raise to give up.
+        Raises `OSError`; `EOPNOTSUPP` where the file system cannot."""
+        try:
+            descriptor = _open(self._path(run_id, suffix), os.O_WRONLY)
+        except FileNotFoundError:
+            return 0
+        try:
+            return holes.free(descriptor, keep, until, between)
+        finally:
+            os.close(descriptor)
 
     def highest_number(self) -> int:
         """The highest run number that a file here bears, 0 without files: a ledger begun anew goes on above it."""
@@ -101,30 +125,30 @@ def _open(path: str, flags: int) -> int:
 
 def _tail(descriptor: int, max_bytes: int) -> tuple[bytes, bool]:
     size = os.fstat(descriptor).st_size
-    start = max(0, size - max(0, max_bytes))
-    data = _read_exactly(descriptor, size - start, start)
+    wanted = max(0, size - max(0, max_bytes))
+    start, data = _read_to(descriptor, wanted, size)
     return (data[_split_character(data) :], True) if start else (data, False)
 
 
-def _read_exactly(descriptor: int, length: int, offset: int) -> bytes:
-    parts = bytearray()
-    # a run may truncate its file meanwhile
-    while len(parts) < length and (part := os.pread(descriptor, length - len(parts), offset + len(parts))):
-        parts += part
-    return bytes(parts)
+def _read_to(descriptor: int, start: int, end: int) -> tuple[int, bytes]:
+    """What there is of bytes `start` to `end`, and where it begins: not in a hole, also if one grows meanwhile."""
+    first, data = start, bytearray()
+    buffer = memoryview(bytearray(min(_CHUNK, end - start)))
+    while start < end:
+        at, part = holes.read_into(descriptor, buffer[: end - start], start)
+        if at > start:
+            first, data = at, bytearray()  # what was read before has been freed since, too
+        if not part:  # a run may truncate its file meanwhile
+            break
+        data += part
+        start = at + len(part)
+    return first, bytes(data)
 
 
 def _split_character(data: bytes) -> int:
     # at most three continuation bytes belong to a character; more are not UTF-8, and stay
     count = next((i for i, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), len(data[:4]))
     return count if count < 4 else 0
-
-
-def _size(path: str) -> int | None:
-    try:
-        return os.stat(path).st_size
-    except FileNotFoundError:
-        return None
 
 
 def _number(name: str) -> int:

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sfactl.commands.logs import last_lines
+from sfactl.commands.logs import LineFollower, _start_of, last_lines
 from sfactl.follow import Copying, Follower
+from sfad.output import OutputStore
 
 
 @pytest.fixture
@@ -66,7 +67,96 @@ def test_freed_bytes_are_skipped_with_a_note(tmp_path: Path, notes: list[str], p
             pytest.skip("this file system does not tell holes from data")
         drain(Follower(file.fileno(), pipe[1], notes.append))
     assert os.read(pipe[0], 100) == b"newest"
-    assert "freed" in notes[0]
+    assert notes == ["1048576 bytes were freed before they were read (the output limit keeps the newest)"]
+
+
+def test_a_follower_that_lags_behind_skips_what_is_gone_and_says_so_once_a_gap(
+    tmp_path: Path, notes: list[str], pipe: tuple[int, int]
+) -> None:
+    store = OutputStore(tmp_path)
+    out, err = store.open_for_run("a1")
+    os.close(err)
+    source = store.open_for_meter("a1")
+    follower = Follower(source, pipe[1], notes.append)
+    os.write(out, b"read before\n")
+    drain(follower)
+    for _ in range(2):
+        os.write(out, b"x" * (3 << 20) + b"\nnewest\n")
+        store.free("a1", ".out", 4096, 1 << 62)
+        for _ in range(3):
+            copied = follower.take() if follower.fill() else b""
+            assert b"\0" not in copied
+    os.close(out)
+    os.close(source)
+    assert len(notes) == 2
+    assert all("freed before they were read" in note for note in notes)
+    assert os.read(pipe[0], 100) == b"read before\n"
+
+
+def test_bytes_freed_between_two_looks_are_not_copied_as_zeros(
+    tmp_path: Path, notes: list[str], pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The punch comes when the follower has seen that there is data, and before it reads it."""
+    store = OutputStore(tmp_path)
+    out, err = store.open_for_run("a1")
+    data = b"".join(b"%07d\n" % n for n in range(32768))
+    os.write(out, data)
+    really = os.pread
+
+    def late(file: int, length: int, offset: int) -> bytes:
+        store.free("a1", ".out", 1 << 16, 1 << 62)
+        return really(file, length, offset)
+
+    source = store.open_for_meter("a1")
+    follower = Follower(source, pipe[1], notes.append)
+    monkeypatch.setattr(os, "pread", late)
+    assert follower.fill()
+    assert follower.take() == data[-(1 << 16) :]
+    for descriptor in (out, err, source):
+        os.close(descriptor)
+    assert len(notes) == 1
+
+
+def test_a_file_that_was_only_made_longer_shows_nothing(tmp_path: Path, notes: list[str], pipe: tuple[int, int]) -> None:
+    with open(tmp_path / "out", "wb+", buffering=0) as file:
+        file.truncate(1 << 20)
+        follower = Follower(file.fileno(), pipe[1], notes.append)
+        assert not follower.fill()
+        file.seek(1 << 20)
+        file.write(b"data")
+        assert follower.fill()
+        assert follower.take() == b"data"
+
+
+@pytest.mark.parametrize(("tail", "shown"), [("3", b"line\n" * 3), ("10B", b"line\n" * 2), ("999999999", b"line\n" * 10_000)])
+def test_the_tail_of_ten_gigabytes_of_which_little_is_left(
+    tmp_path: Path, notes: list[str], pipe: tuple[int, int], tail: str, shown: bytes
+) -> None:
+    with open(tmp_path / "out", "wb+", buffering=0) as file:
+        file.seek(10_000_000_000 // 4096 * 4096)
+        file.write(b"line\n" * 10_000)
+        follower = Follower(file.fileno(), pipe[1], notes.append, _start_of(tail)(file.fileno()))
+        assert follower.fill()
+        assert follower.take() == shown
+    assert len(notes) == (tail == "999999999")
+
+
+def test_a_line_that_was_begun_does_not_go_on_behind_a_gap(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    store = OutputStore(tmp_path)
+    out, err = store.open_for_run("a1")
+    source = store.open_for_meter("a1")
+    follower = LineFollower("stdout", source, 0)
+    os.write(out, b"one\nthe beginning")
+    drain(follower)
+    os.write(out, b"x" * 8175 + b"the end\n")
+    store.free("a1", ".out", 8, 1 << 62)
+    drain(follower)
+    for descriptor in (out, err, source):
+        os.close(descriptor)
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[:2] == ['{"stream":"stdout","text":"one"}', '{"stream":"stdout","text":"the beginning"}']
+    assert len(lines) == 3
+    assert "beginning" not in lines[2]
 
 
 def test_the_kernel_tells_of_growth(tmp_path: Path, notes: list[str], pipe: tuple[int, int]) -> None:

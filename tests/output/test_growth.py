@@ -1,0 +1,79 @@
+"""The kernel tells which runs have written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+from pathlib import Path
+
+import pytest
+
+from sfad.output import Growth, OutputStore
+from sfad.output import growth as module
+from tests.output.test_files import put
+from tests.output.test_holes import Refusing
+
+
+def told(growth: Growth, timeout: float = 0) -> bool:
+    return bool(select.select([growth], [], [], timeout)[0])
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> OutputStore:
+    return OutputStore(tmp_path)
+
+
+def test_who_writes_is_named_once(store: OutputStore) -> None:
+    with Growth(store.directory) as growth:
+        for _ in range(5):
+            put(store, "a1", b"out", b"err")
+            put(store, "c1v0", b"out")
+        assert told(growth, 5)
+        assert growth.take() == {"a1", "c1v0"}
+        assert not told(growth)
+        assert growth.take() == set()
+
+
+def test_a_file_that_nobody_writes_tells_nothing(store: OutputStore) -> None:
+    with Growth(store.directory) as growth:
+        for number in range(1, 32):
+            for descriptor in store.open_for_run(f"a{'0123456789abcdefghijklmnopqrstuv'[number]}"):
+                os.close(descriptor)
+        store.tail("a1", 10)
+        store.remove("a1")
+        assert not told(growth)
+
+
+def test_names_that_are_no_run_s_are_no_runs(store: OutputStore) -> None:
+    with Growth(store.directory) as growth:
+        for name in ("note.txt", "a1.out.gz", "ü.out", "x" * 250 + ".err", "a" * 15):
+            (store.directory / name).write_bytes(b"x")
+        assert growth.take() == set()
+
+
+def test_more_than_the_kernel_remembers_is_anybody(store: OutputStore) -> None:
+    limit = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    if limit > 1 << 16:
+        pytest.skip("it would take long")
+    with Growth(store.directory) as growth:
+        one, two = store.open_for_run("a1")
+        for _ in range(limit // 2 + 1):
+            os.write(one, b"x")
+            os.write(two, b"x")
+        told_once = [growth.take() for _ in range(2)]
+        os.close(one)
+        os.close(two)
+    assert None in told_once
+
+
+def test_no_instance_left(store: OutputStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_libc", Refusing(errno.EMFILE))
+    with pytest.raises(OSError, match="Too many") as caught:
+        Growth(store.directory)
+    assert caught.value.errno == errno.EMFILE
+
+
+def test_a_directory_that_cannot_be_watched_leaves_no_descriptor(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Growth(tmp_path / "missing")

@@ -1,0 +1,196 @@
+"""Files whose oldest bytes are freed, on the disk and in memory."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sfad.output import OutputStore, holes
+from tests.output.test_files import put
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@pytest.fixture(params=["tmp_path", "/dev/shm"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OutputStore]:
+    if request.param == "tmp_path":
+        yield OutputStore(tmp_path / "output")
+        return
+    if not os.access(request.param, os.W_OK):
+        pytest.skip("no file system in memory")
+    with tempfile.TemporaryDirectory(dir=request.param) as directory:
+        yield OutputStore(Path(directory))
+
+
+def held(store: OutputStore, name: str = "a1.out") -> int:
+    return os.stat(store.directory / name).st_blocks * 512
+
+
+def numbered(count: int) -> bytes:
+    """`count` lines of 64 bytes, no two alike."""
+    return b"".join(b"%063d\n" % n for n in range(count))
+
+
+def test_the_newest_bytes_stay_where_they_are(store: OutputStore) -> None:
+    data = numbered(3 * MIB // 64)
+    put(store, "a1", data)
+    until = store.excess("a1", ".out", MIB)
+    assert until == 2 * MIB
+    assert store.free("a1", ".out", MIB, until) == until
+    assert held(store) <= MIB + 64 * KIB
+    path = store.directory / "a1.out"
+    assert path.stat().st_size == len(data)
+    assert path.read_bytes()[until:] == data[until:]
+    assert store.excess("a1", ".out", MIB) == 0
+    assert store.free("a1", ".out", MIB, until) == 0
+
+
+def test_a_file_within_its_bound_is_left_alone(store: OutputStore) -> None:
+    put(store, "a1", numbered(MIB // 64))
+    assert store.excess("a1", ".out", MIB) == 0
+    assert store.excess("a1", ".err", MIB) == 0
+    assert store.excess("a2", ".out", MIB) == 0
+    assert store.free("a2", ".out", MIB, MIB) == 0
+
+
+def test_what_was_written_after_a_truncation_is_not_freed_by_an_older_wish(store: OutputStore) -> None:
+    put(store, "a1", numbered(3 * MIB // 64))
+    until = store.excess("a1", ".out", MIB)
+    os.truncate(store.directory / "a1.out", 0)
+    put(store, "a1", b"new")
+    assert store.free("a1", ".out", MIB, until) == 0
+    assert store.tail("a1", 10) == (b"new", False)
+
+
+def test_freeing_can_be_given_up_between_two_pieces(store: OutputStore) -> None:
+    put(store, "a1", bytes(3 * holes.PIECE))
+    with pytest.raises(InterruptedError):
+        store.free("a1", ".out", 0, 3 * holes.PIECE, between=_give_up)
+    assert holes.PIECE <= held(store) <= 2 * holes.PIECE + 64 * KIB
+
+
+def _give_up() -> None:
+    raise InterruptedError
+
+
+def test_the_tail_is_never_of_a_hole(store: OutputStore) -> None:
+    data = numbered(2 * MIB // 64)
+    put(store, "a1", data)
+    store.free("a1", ".out", MIB, MIB)
+    assert store.tail("a1", 64 * KIB) == (data[-64 * KIB :], True)
+    assert store.tail("a1", 10 * MIB) == (data[MIB:], True)
+
+
+def test_the_tail_of_ten_gigabytes_of_which_little_is_left(store: OutputStore) -> None:
+    path = store.directory / "a1.out"
+    path.touch()
+    os.truncate(path, 10_000_000_000 // 4096 * 4096)
+    assert store.tail("a1", MIB) == (b"", True)
+    put(store, "a1", b"newest\n" * 10_000)
+    tail, more = store.tail("a1", 10_000_000)
+    assert more
+    assert tail == b"newest\n" * 10_000
+
+
+def test_bytes_that_are_freed_while_they_are_read_are_left_out(store: OutputStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The punch comes just before the read, when where the data begins is known already to whoever asks first."""
+    data = numbered(2 * MIB // 64)
+    put(store, "a1", data)
+    really = os.preadv
+
+    def late(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        store.free("a1", ".out", MIB // 2, 3 * MIB // 2)
+        return really(descriptor, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", late)
+    assert store.tail("a1", 10 * MIB) == (data[3 * MIB // 2 :], True)
+
+
+def test_a_reader_who_races_never_sees_a_hole(store: OutputStore) -> None:
+    line, stop = b"x" * 63 + b"\n", threading.Event()
+    out, err = store.open_for_run("a1")
+    os.close(err)
+    os.write(out, line * 4096)
+
+    def write() -> None:
+        while not stop.is_set():
+            os.write(out, line * 1024)
+            store.free("a1", ".out", 64 * KIB, 1 << 62)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(300):
+            tail, _ = store.tail("a1", 256 * KIB)
+            assert len(tail) % 64 == 0
+            assert tail == line * (len(tail) // 64)
+    finally:
+        stop.set()
+        writer.join()
+        os.close(out)
+
+
+def test_a_hole_up_to_the_end_reads_as_nothing(store: OutputStore) -> None:
+    put(store, "a1", b"")
+    path = store.directory / "a1.out"
+    os.truncate(path, MIB)
+    descriptor = store.open_for_meter("a1")
+    assert holes.data_from(descriptor, 0) is None
+    assert len(holes.read_into(descriptor, memoryview(bytearray(100)), 0)[1]) == 0
+    os.close(descriptor)
+
+
+def test_a_file_system_that_cannot_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = OutputStore(tmp_path)
+    put(store, "a1", bytes(MIB))
+    monkeypatch.setattr(holes, "_libc", Refusing(errno.EOPNOTSUPP))
+    with pytest.raises(OSError, match="not supported") as caught:
+        store.free("a1", ".out", 0, MIB)
+    assert caught.value.errno == errno.EOPNOTSUPP
+
+
+def test_a_call_that_a_signal_interrupts_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = OutputStore(tmp_path)
+    put(store, "a1", bytes(MIB))
+    interrupting = Refusing(errno.EINTR, times=2)
+    monkeypatch.setattr(holes, "_libc", interrupting)
+    store.free("a1", ".out", 0, MIB)
+    assert interrupting.calls == 3
+
+
+class Refusing:
+    """A C library whose fallocate(2) and inotify_init1(2) fail."""
+
+    def __init__(self, code: int, times: int = 1 << 30) -> None:
+        self.calls = 0
+        self._code = code
+        self._times = times
+
+    def fallocate(self, *_: int) -> int:
+        """Fails so many times."""
+        self.calls += 1
+        if self.calls > self._times:
+            return 0
+        ctypes.set_errno(self._code)
+        return -1
+
+    inotify_init1 = fallocate
+
+
+def test_a_link_or_a_fifo_is_not_bounded(store: OutputStore, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_bytes(bytes(MIB))
+    (store.directory / "a1.out").symlink_to(precious)
+    os.mkfifo(store.directory / "a1.err")
+    for suffix in (".out", ".err"):
+        assert store.excess("a1", suffix, 0) == 0
+        with pytest.raises(OSError, match="a1"):
+            store.free("a1", suffix, 0, MIB)
+    assert precious.stat().st_blocks * 512 >= MIB
