@@ -22,7 +22,7 @@ from .errors import LedgerError
 from .numbers import number_of
 from .opening import open_reader, open_writer
 from .reader import Page, Reader
-from .rows import Op, RunExtra, event_op, insert_op, reason_text, save_op
+from .rows import Op, RunExtra, charge_op, event_op, insert_op, reason_text, save_op
 from .writer import Outcome, Writer
 
 FOUND = 10
@@ -142,6 +142,14 @@ class Ledger:
     def count_refusal(self, run_id: RunId) -> None:
         """Adds one to the refusals counted in a refused run's row."""
         self._put(Op("count", run_id, (run_number(run_id),)))
+
+    def charge(self, scope: str, name: str, period_start: datetime, usd: float) -> None:
+        """Queues an addition to what a user's or a team's budget was charged in the period that began then. Never lost."""
+        self._put(charge_op(scope, name, period_start, usd))
+
+    def charged(self, scope: str, name: str, period_start: datetime) -> float:
+        """USD charged in that period, as far as it is committed: for opening, when nothing is queued."""
+        return self._reader.charged(scope, name, period_start.timestamp())
 
     def event(self, event: Event) -> Event:
         """Queues an event and returns it with its number. Raises `ValueError` for one without a time."""

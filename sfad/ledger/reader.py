@@ -78,6 +78,12 @@ class Reader:
         row = self._row("SELECT parent_id FROM runs WHERE number = ?", number_of(run))
         return None if row is None else row[0]
 
+    def charged(self, scope: str, name: str, period_start: float) -> float:
+        """USD that a budget was charged in the period that began then."""
+        sql = "SELECT charged_usd FROM budgets WHERE scope = ? AND name = ? AND period_start = ?"
+        row = self._row(sql, scope, name, period_start)
+        return 0.0 if row is None else float(row[0])
+
     def find(self, prefix: str, limit: int) -> list[RunId]:
         """Ids that begin with `prefix`, in order of admission."""
         numbers = numbers_of(prefix)

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from ..core.ids import run_number
-from ..protocol.types import Event, Limit, Reason, RunId, RunInfo, Status, Usage
+from ..protocol.types import Event, LimitState, Reason, RunId, RunInfo, Source, Status, Usage
 
 RESULT_HEAD = 1024
 """Bytes of a run's result that are kept in its row (SPEC section 10)."""
@@ -39,7 +39,7 @@ class RunExtra(Struct, frozen=True, kw_only=True):
 class Op:
     """One queued write, already encoded, so that a later change of the run cannot reach it."""
 
-    kind: Literal["admit", "refuse", "save", "event", "count"]
+    kind: Literal["admit", "refuse", "save", "event", "count", "charge"]
     run_id: RunId | None
     row: tuple[Any, ...]
     labels: tuple[tuple[str, str, int], ...] = ()
@@ -68,6 +68,7 @@ _BORN = [
     "mode",
     "allowed_tools",
     "blocked_tools",
+    "meter",
     "created_at",
 ]
 # changed by every save, in the order of `_state`
@@ -100,15 +101,12 @@ EVENT_COLUMNS = ("seq", "time", "type", "severity", "run_id", "root_id", "body")
 
 _IN_EVENT_BODY = tuple(name for name in Event.__struct_fields__ if name not in EVENT_COLUMNS)
 
-_SOURCES = ("gateway", "report", "stream", "none")
-"""Sources of usage, best first (SPEC section 8)."""
-
 _encode = msgspec.json.Encoder().encode
 _strings = msgspec.json.Decoder(list[str])
 _labels = msgspec.json.Decoder(dict[str, str])
 _reason = msgspec.json.Decoder(Reason)
-_limits = msgspec.json.Decoder(list[Limit])
-_usage = msgspec.json.Decoder(dict[str, Usage])
+_limits = msgspec.json.Decoder(list[LimitState])
+_usage = msgspec.json.Decoder(dict[Source, Usage])
 
 
 def insert_op(kind: Literal["admit", "refuse"], info: RunInfo, extra: RunExtra, boot_id: str | None) -> Op:
@@ -152,6 +150,7 @@ def _born(number: int, info: RunInfo, extra: RunExtra) -> tuple[Any, ...]:
         extra.mode,
         _json(extra.allowed_tools),
         _json(extra.blocked_tools),
+        info.meter,
         info.created_at.timestamp(),
     )
 
@@ -165,7 +164,7 @@ def _state(info: RunInfo, extra: RunExtra, boot_id: str | None) -> tuple[Any, ..
         info.signal,
         info.attempts,
         _json(info.limits),
-        _json({info.usage.source: info.usage}),
+        _json(_usages(info)),
         info.usage.cost_usd,
         info.descendants,
         info.milestone,
@@ -184,6 +183,7 @@ def _state(info: RunInfo, extra: RunExtra, boot_id: str | None) -> tuple[Any, ..
 def run_info(row: Iterable[Any]) -> RunInfo:
     """The run of a row that holds `RUN_COLUMNS`."""
     column = dict(zip(RUN_COLUMNS, row, strict=True))
+    by_source = _usage.decode(column["usage"])
     return RunInfo(
         id=column["id"],
         name=column["name"],
@@ -204,7 +204,8 @@ def run_info(row: Iterable[Any]) -> RunInfo:
         reason=_optional_reason(column["reason"]),
         attempts=column["attempts"],
         limits=_limits.decode(column["limits"]),
-        usage=_best_usage(column["usage"]),
+        usage=next(iter(by_source.values()), Usage()),
+        usage_by_source={source: usage for source, usage in by_source.items() if source != "none"},
         processes=None,
         memory_bytes=None,
         descendants=column["descendants"],
@@ -214,6 +215,7 @@ def run_info(row: Iterable[Any]) -> RunInfo:
         started_at=_moment(column["started_at"]),
         ended_at=_moment(column["ended_at"]),
         labels=_labels.decode(column["labels"]),
+        meter=column["meter"],
     )
 
 
@@ -240,6 +242,11 @@ def event_of(row: Sequence[Any]) -> Event:
     return msgspec.convert({**msgspec.json.decode(body), **known, "time": datetime.fromtimestamp(time, UTC)}, Event)
 
 
+def charge_op(scope: str, name: str, period_start: datetime, usd: float) -> Op:
+    """The write that adds to what a budget has been charged in a period."""
+    return Op("charge", None, (scope, name, period_start.timestamp(), usd))
+
+
 def reason_text(reason: Reason) -> str:
     """A reason as its column holds it."""
     return _json(reason)
@@ -261,6 +268,6 @@ def _optional_reason(text: str | None) -> Reason | None:
     return None if text is None else _reason.decode(text)
 
 
-def _best_usage(text: str) -> Usage:
-    by_source = _usage.decode(text)
-    return next((by_source[source] for source in _SOURCES if source in by_source), Usage())
+def _usages(info: RunInfo) -> dict[Source, Usage]:
+    """By source, the one that is shown first."""
+    return {info.usage.source: info.usage} | info.usage_by_source

@@ -103,7 +103,11 @@ CREATE TABLE budgets (
 ) WITHOUT ROWID;
 """
 
-MIGRATIONS = (_V1,)
+_V2 = """
+ALTER TABLE runs ADD COLUMN meter TEXT;
+"""
+
+MIGRATIONS = (_V1, _V2)
 """Applied in order; the number of entries is the schema's version."""
 
 VERSION = len(MIGRATIONS)

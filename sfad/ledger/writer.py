@@ -242,7 +242,14 @@ def statements(batch: Sequence[Op]) -> Iterator[tuple[str, Sequence[Any]]]:
     for op in batch:
         if op.kind == "count":
             yield "UPDATE runs SET refusals_counted = refusals_counted + 1 WHERE number = ?", op.row
+        elif op.kind == "charge":
+            yield _CHARGE, op.row
 
+
+_CHARGE = (
+    "INSERT INTO budgets (scope, name, period_start, charged_usd) VALUES (?, ?, ?, ?) "
+    "ON CONFLICT DO UPDATE SET charged_usd = charged_usd + excluded.charged_usd"
+)
 
 _SIZES = (64, 32, 16, 8, 4, 3, 2, 1)
 """Rows in one statement: few different texts, so that SQLite's prepared statements are reused, and at most 2 624

@@ -13,7 +13,7 @@ import trio
 
 from sfad.core.ids import run_id
 from sfad.ledger import Ledger, RunExtra
-from sfad.protocol.types import Limit, RunInfo, Status, Usage
+from sfad.protocol.types import Action, LimitKind, LimitState, RunInfo, Status, Usage
 
 WHEN = datetime(2026, 1, 2, 3, 4, 5, 678901, UTC)
 
@@ -38,7 +38,7 @@ _BASE = RunInfo(
     signal=None,
     reason=None,
     attempts=0,
-    limits=[Limit(kind="time", threshold=120.0)],
+    limits=[LimitState(kind=LimitKind.TIME, threshold=120.0, action=Action.TERMINATE, source="default")],
     usage=Usage(),
     processes=None,
     memory_bytes=None,

@@ -8,6 +8,7 @@ import stat
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,7 +21,7 @@ from sfad.ledger import Ledger, RunExtra, writer
 from sfad.ledger.ledger import current_boot
 from sfad.ledger.rows import RUN_COLUMNS, event_of, event_op, insert_op, run_extra, run_info
 from sfad.protocol.messages import List
-from sfad.protocol.types import Event, Limit, Reason, RunInfo, Status, Usage
+from sfad.protocol.types import Action, Event, LimitKind, LimitState, Reason, RunInfo, Source, Status, Usage
 
 from .samples import PLAIN, WHEN, Answers, run, started
 
@@ -28,8 +29,21 @@ PATHS = st.text(max_size=20)
 MOMENTS = st.datetimes(min_value=datetime(2020, 1, 1), max_value=datetime(2100, 1, 1), timezones=st.just(UTC))
 NUMBERS = st.integers(0, 2**62)
 USD = st.floats(0, 1e6)
+
+
+def usage_of(source: str) -> st.SearchStrategy[Usage]:
+    """What a source may tell."""
+    return st.builds(Usage, turns=st.none() | NUMBERS, cost_usd=st.none() | USD, source=st.just(source))
+
+
+def shown(number: int, *, usage_by_source: dict[Source, Usage], **changes: Any) -> RunInfo:
+    """A run whose usage is the best source's."""
+    best = next(iter(usage_by_source.values()), Usage())
+    return run(number, usage=best, usage_by_source=usage_by_source, **changes)
+
+
 RUNS = st.builds(
-    run,
+    shown,
     st.integers(1, 2**40),
     name=PATHS,
     type=st.none() | PATHS,
@@ -42,8 +56,18 @@ RUNS = st.builds(
     signal=st.none() | st.integers(1, 64),
     reason=st.none() | st.builds(Reason, kind=PATHS, message=PATHS, cost_usd=st.none() | USD),
     attempts=NUMBERS,
-    limits=st.lists(st.builds(Limit, kind=PATHS, threshold=USD, source=PATHS)),
-    usage=st.builds(Usage, turns=st.none() | NUMBERS, cost_usd=st.none() | USD, source=st.sampled_from(["none", "stream"])),
+    limits=st.lists(
+        st.builds(
+            LimitState,
+            kind=st.sampled_from(LimitKind),
+            threshold=USD,
+            action=st.sampled_from(Action),
+            source=PATHS,
+            used=st.none() | USD,
+            enforced_by=st.sampled_from(["kernel", "nothing"]),
+        )
+    ),
+    usage_by_source=st.fixed_dictionaries({}, optional={source: usage_of(source) for source in ("report", "stream")}),
     descendants=NUMBERS,
     deadline=st.none() | MOMENTS,
     milestone=st.none() | PATHS,
@@ -97,6 +121,20 @@ async def test_an_admission_is_in_the_file_when_it_is_reported(tmp_path: Path) -
             assert other.execute("SELECT id, status FROM runs").fetchall() == [("a1", "accepted")]
         assert ledger.get("a1") == run(1)
     assert answers.failed == []
+
+
+async def test_charges_of_a_period_add_up_across_restarts(tmp_path: Path) -> None:
+    today, tomorrow = WHEN, WHEN + timedelta(days=1)
+    with started(tmp_path) as ledger:
+        for usd in (0.25, 0.5, -0.125):
+            ledger.charge("user", "ann", today, usd)
+        ledger.charge("team", "ann", today, 4.0)
+        assert await ledger.flush()
+    with started(tmp_path) as ledger:
+        assert (ledger.charged("user", "ann", today), ledger.charged("user", "ann", tomorrow)) == (0.625, 0.0)
+        ledger.charge("user", "ann", tomorrow, 1.0)
+        assert await ledger.flush()
+        assert (ledger.charged("user", "ann", today), ledger.charged("user", "ann", tomorrow)) == (0.625, 1.0)
 
 
 async def test_a_run_s_life(tmp_path: Path) -> None:

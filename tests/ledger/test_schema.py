@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,20 @@ def test_an_old_ledger_loads(old: Ledger) -> None:
     details = old.details("a1")
     assert details is not None
     assert (details.uid, details.result_head, details.allowed_tools) == (1000, b"\x00done", ["Read"])
+    assert {limit.kind for limit in runs[0].limits} <= {"time", "cost"}
     assert [(event.seq, event.type) for event in old.events()] == [(1, "run_accepted"), (5, "run_completed")]
+
+
+def test_usage_of_several_sources_is_told_apart(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
+        connection.executescript((Path(__file__).parent / "v2.sql").read_text())
+    ledger = Ledger(tmp_path)
+    found = ledger.get("a1")
+    charged = ledger.charged("user", "ann", datetime.fromtimestamp(1767312000, UTC))
+    ledger.close()
+    assert found is not None
+    assert (found.meter, found.usage.source, found.usage.turns, found.usage_by_source["stream"].turns) == ("claude", "report", 3, 2)
+    assert charged == 0.25
 
 
 def test_a_step_that_fails_leaves_the_version_before(monkeypatch: pytest.MonkeyPatch) -> None:
