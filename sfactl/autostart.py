@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 
-from . import client, environment
-from .client import ABSENT, Client, Unreachable
+from . import connection, environment
+from .connection import ABSENT, Client, Unreachable
 
 
 def connect(flag: str | None) -> Client:
     """A connection to the daemon, which is started if there is none and that is allowed. Raises `Unreachable`, `Quit`."""
     try:
-        return client.connect(flag)
+        return connection.connect(flag)
     except Unreachable as error:
         why_not = _forbidden(flag, error)
         if why_not is not None:

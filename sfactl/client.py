@@ -1,258 +1,288 @@
-"""The connection to the daemon: synchronous, one request at a time or several in flight, matched by id."""
+"""For the author of an agent: tell the daemon what the run uses, and ask before it spends (docs/client.md).
+
+    from sfactl.client import Sfad
+
+    with Sfad() as sfad:
+        with sfad.reserve("claude-sonnet-4-5", input_tokens=1200, max_output_tokens=800) as held:
+            reply = call_the_model()
+            held.settle(input_tokens=reply.input, output_tokens=reply.output)
+        sfad.report(turns=1)
+
+Synchronous. One connection, made at the first call, and one lock: any thread may use it, so `trio.to_thread.run_sync` and
+`asyncio.to_thread` do. Neither trio nor typer is imported.
+
+A daemon that was restarted between two calls is found again. A request is sent a second time only where the first cannot
+have been taken: the connection was known to be closed before, or broke before the last byte of the request. Where the answer
+alone is missing, `info` asks again, since it changes nothing; the others raise `Unanswered`, because a report that is sent
+twice counts twice.
+"""
 
 from __future__ import annotations
 
-import errno
 import os
-import socket
-import struct
-from collections import deque
-from collections.abc import Sequence
-from pathlib import Path
+import threading
+import warnings
 from types import TracebackType
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from sfad.protocol import messages as m
-from sfad.protocol.errors import ErrorCode, ProtocolError
-from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, FrameDecoder
-from sfad.protocol.paths import client_sockets, connect_path
-from sfad.protocol.version import SUPPORTED
+from sfad.protocol.errors import ErrorCode
+from sfad.protocol.types import LimitRefusal, Role, RunInfo
 
-from . import exits
+from . import connection
+from .connection import DaemonError
+from .exits import Quit
 
-HANDSHAKE_TIMEOUT = 10.0
-"""Seconds for connect and `Welcome`. A daemon that adopts a thousand runs again is to serve within 2 s."""
+__all__ = ["DaemonUnreachable", "LimitReached", "RequestFailed", "Reservation", "Sfad", "SfadError", "Unanswered"]
 
-CHUNK = 256 * 1024
-"""Bytes of one read from the socket."""
-
-ABSENT = frozenset({"missing", "refused"})
-"""Kinds of `Unreachable` that mean there is no daemon. The others mean that this process may not, or cannot, speak to it."""
+PATIENCE = 60.0
+"""Seconds that an answer may take. The daemon decides in memory and commits to its ledger: milliseconds, if it is well."""
 
 R = TypeVar("R", bound=m.Reply)
 
 
-class Unreachable(exits.Quit):
-    """No daemon answers at this socket. `kind`: `missing`, `refused`, `denied` (file permissions), `sandbox` (the system
-    call itself was refused to this process), `silent` (nothing said in time) or `gone` (it closed the connection)."""
+class SfadError(Exception):
+    """Base of everything that is raised here, but for `ValueError` and `TypeError` of wrong arguments."""
 
-    def __init__(self, path: Path, kind: str, detail: str) -> None:
-        super().__init__(exits.Exit.UNREACHABLE, f"the daemon cannot be reached at {path}: {detail}")
-        self.path = path
+
+class DaemonUnreachable(SfadError):
+    """There is no daemon to speak to, and nothing was sent. `kind` is that of `sfactl.connection.Unreachable`: `missing`,
+    `refused`, `denied`, `sandbox`, `silent` or `gone`."""
+
+    def __init__(self, message: str, kind: str) -> None:
+        super().__init__(message)
         self.kind = kind
 
 
-class DaemonError(exits.Quit):
-    """The daemon answered `Error`."""
-
-    def __init__(self, code: ErrorCode, message: str) -> None:
-        super().__init__(exits.of_error(code), message)
-        self.error = code
+class Unanswered(SfadError):
+    """The request was sent and its answer did not come: it may have been taken or not, and was not sent again."""
 
 
-class Answer(NamedTuple):
-    """A reply and the descriptors it owns. They are the caller's to close."""
+class RequestFailed(SfadError):
+    """The daemon answered that it cannot be done. `code` says why: `not_permitted`, `no_such_run`, `bad_request`, …"""
 
-    reply: m.AnyReply
-    descriptors: list[int]
-
-
-def connect(flag: str | None) -> Client:
-    """A connection to the daemon: at `--socket`, SFA_SOCKET, SFAD_SOCKET, or the first of the user's and the system's places
-    where there is one. A daemon that hangs or denies is not passed over for another. Raises `Unreachable`: for the first place,
-    or for one where at least a socket is."""
-    try:
-        places = client_sockets(os.environ, os.getuid(), flag)
-    except ValueError as error:
-        raise exits.Quit(exits.Exit.UNREACHABLE, str(error)) from None
-    failures: list[Unreachable] = []
-    for place in places:
-        try:
-            return Client(place)
-        except Unreachable as error:
-            if error.kind not in ABSENT:
-                raise
-            failures.append(error)
-    raise next((f for f in failures if f.kind != "missing"), failures[0])
+    def __init__(self, message: str, code: ErrorCode) -> None:
+        super().__init__(message)
+        self.code = code
 
 
-class Client:
-    """A connection that has shaken hands. Raises `Unreachable`."""
+class LimitReached(SfadError):
+    """A reservation was refused, and nothing was charged. The text is worded for a model; `refusal` has the numbers."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._decoder = FrameDecoder(MAX_REPLY)
-        self._received: deque[int] = deque()
-        self._answers: deque[Answer] = deque()
-        self._last_id = 0
-        self._socket = _connected(path)
-        try:
-            self.welcome = self._shake_hands()
-        except BaseException:
-            self.close()
-            raise
+    def __init__(self, refusal: LimitRefusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
 
-    def __enter__(self) -> Client:
+
+class Reservation:
+    """What a call to a model may use, held against the run, its ancestors, its user and its teams until it is settled.
+
+    As a context manager it sees that somebody settled: if the block raises, the call may have been made and billed, so what is
+    held stays charged in full. `cancel` it in an `except` where you know better.
+    """
+
+    def __init__(self, sfad: Sfad, reserved: m.Reserved, name: str) -> None:
+        self.id = name
+        self.run = reserved.run
+        """Id of the run that it is held for."""
+        self.cost_usd = reserved.cost_usd
+        """The estimate; `None` where the model has no price."""
+        self.settled = False
+        self._sfad = sfad
+
+    def settle(
+        self,
+        *,
+        input_tokens: int,
+        output_tokens: int,
+        cached_tokens: int = 0,
+        cache_write_tokens: int = 0,
+        turns: int | None = None,
+        messages: int | None = None,
+        cost_usd: float | None = None,
+    ) -> RunInfo:
+        """Replaces the estimate by what was used. Cached tokens are part of `input_tokens`. Raises `SfadError`."""
+        if self.settled:
+            raise SfadError(f"reservation {self.id} is settled already")
+        request = m.Settle(
+            id=0,
+            reservation=self.id,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            cached_tokens=cached_tokens,
+            cache_write_tokens=cache_write_tokens,
+            turns=turns,
+            messages=messages,
+            cost_usd=cost_usd,
+        )
+        run = self._sfad._ask(request, m.RunReply).run
+        self.settled = True
+        return run
+
+    def cancel(self) -> RunInfo:
+        """Settles with nothing: the call was not made, or is not billed. Raises `SfadError`."""
+        return self.settle(input_tokens=0, output_tokens=0)
+
+    def __enter__(self) -> Reservation:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None and not self.settled:
+            words = f"reservation {self.id} was not settled: it stays charged in full. Call settle(), or cancel(), in its block"
+            warnings.warn(words, RuntimeWarning, stacklevel=2)
+
+
+class Sfad:
+    """The daemon, as an agent sees it. Nothing is connected before the first call.
+
+    `run` is whose use it is: without it, the run that this process is in. `socket` is the daemon's; without it the places that
+    `sfactl` tries. `timeout` is seconds for one answer, `None` waits for ever.
+    """
+
+    def __init__(self, *, run: str | None = None, socket: str | None = None, timeout: float | None = PATIENCE) -> None:
+        self._run = run
+        self._place = socket
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._client: connection.Client | None = None
+        self._process = 0
+
+    def __enter__(self) -> Sfad:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
     def close(self) -> None:
-        """Closes the connection and every descriptor that nobody has taken."""
-        self._socket.close()
-        unclaimed = [*self._received, *(d for answer in self._answers for d in answer.descriptors)]
-        self._received.clear()
-        self._answers.clear()
-        for descriptor in unclaimed:
-            os.close(descriptor)
+        """Closes the connection. The next call makes another one."""
+        with self._lock:
+            self._drop()
 
-    def fileno(self) -> int:
-        """For poll: readable when `arrived` has something to take."""
-        return self._socket.fileno()
+    @property
+    def run_id(self) -> str | None:
+        """The run that the daemon found this process in, whatever `run` says; `None` outside any. Raises `DaemonUnreachable`."""
+        with self._lock:
+            return self._connected().welcome.run
 
-    def next_id(self) -> int:
-        """An id that no earlier request of this connection has."""
-        self._last_id += 1
-        return self._last_id
+    def info(self) -> RunInfo:
+        """The run as it is now: its limits, with what is used of each. Raises `SfadError`."""
+        run = self._run or self.run_id
+        if run is None:
+            raise SfadError("this process is in no run: name one, as in Sfad(run='a1')")
+        return self._ask(m.Info(id=0, run=run), m.RunReply, again=True).run
 
-    def send(self, request: m.Request, descriptors: Sequence[int] = ()) -> int:
-        """Sends without waiting; the answer is had from `arrived` or `call`. Returns the request's id."""
-        frame = m.pack_message(request)
-        if len(frame) > MAX_REQUEST:
-            raise exits.UsageError(f"the request is {len(frame)} bytes long; the daemon takes {MAX_REQUEST}")
-        try:
-            self._send_all(frame, descriptors)
-        except (BrokenPipeError, ConnectionResetError):
-            raise self._gone() from None
-        return request.id
-
-    def _send_all(self, frame: bytes, descriptors: Sequence[int]) -> None:
-        sent = socket.send_fds(self._socket, [frame], descriptors) if descriptors else 0
-        self._socket.sendall(memoryview(frame)[sent:])
-
-    def call(self, request: m.Request, expected: type[R], descriptors: Sequence[int] = ()) -> R:
-        """Sends and waits for the reply, of type `expected`. Raises `DaemonError`, `Unreachable`."""
-        return self.ask(request, expected, descriptors)[0]
-
-    def ask(self, request: m.Request, expected: type[R], descriptors: Sequence[int] = ()) -> tuple[R, list[int]]:
-        """`call`, with the descriptors that came along."""
-        wanted = self.send(request, descriptors)
-        others: list[Answer] = []
-        mine: list[Answer] = []
-        while not mine:
-            for answer in self.arrived():
-                (mine if answer.reply.id == wanted and not mine else others).append(answer)
-        self._answers.extend(others)
-        return self._expect(mine[0].reply, expected), mine[0].descriptors
-
-    def _expect(self, reply: m.AnyReply, expected: type[R]) -> R:
-        check(reply)
-        if not isinstance(reply, expected):
-            raise exits.Quit(exits.Exit.LOST, f"the daemon answered {type(reply).__name__}, not {expected.__name__}")
-        return reply
-
-    def arrived(self) -> list[Answer]:
-        """Everything that is there, after waiting for at least one read from the socket. Raises `Unreachable` at its end."""
-        if not self._answers:
-            self._read()
-        answers = list(self._answers)
-        self._answers.clear()
-        return answers
-
-    def _read(self) -> None:
-        try:
-            data, descriptors, _, _ = socket.recv_fds(self._socket, CHUNK, m.MAX_DESCRIPTORS)
-        except TimeoutError:
-            raise Unreachable(self.path, "silent", f"no answer within {HANDSHAKE_TIMEOUT:g} s") from None
-        except ConnectionResetError:
-            raise self._gone() from None
-        for descriptor in descriptors:
-            os.set_inheritable(descriptor, False)
-        self._received += descriptors
-        if not data:
-            raise self._gone()
-        try:
-            for body in self._decoder.feed(data):
-                self._answers.append(self._complete(m.unpack_reply(body)))
-        except ProtocolError as error:
-            raise Unreachable(self.path, "gone", f"what answers there does not speak this protocol: {error}") from error
-
-    def _complete(self, reply: m.AnyReply) -> Answer:
-        wanted = reply.descriptors if isinstance(reply, m.LogFiles) else 0
-        if wanted > len(self._received):
-            raise exits.Quit(exits.Exit.LOST, f"the daemon announced {wanted} descriptors and sent fewer")
-        return Answer(reply, [self._received.popleft() for _ in range(wanted)])
-
-    def _gone(self) -> Unreachable:
-        return Unreachable(self.path, "gone", "it closed the connection")
-
-    def _shake_hands(self) -> m.Welcome:
-        hello = m.Hello(id=self.next_id(), versions=list(SUPPORTED), client=f"sfactl {os.getpid()}")
-        welcome = self.call(hello, m.Welcome)
-        self._socket.settimeout(None)
-        return welcome
-
-
-def check(reply: m.AnyReply) -> None:
-    """Raises `DaemonError` for an `Error`."""
-    if isinstance(reply, m.Error):
-        raise DaemonError(reply.code, reply.message)
-
-
-def _connected(path: Path) -> socket.socket:
-    sock = None
-    try:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # not settimeout(): a non-blocking connect() fails at once where the backlog is full, and does not wait for a place
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(HANDSHAKE_TIMEOUT), 0))
-        connect_path(sock, path)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 0))
-        sock.settimeout(HANDSHAKE_TIMEOUT)
-    except OSError as error:
-        if sock is not None:
-            sock.close()
-        raise explain(path, error) from error
-    except ValueError as error:
-        raise exits.UsageError(str(error)) from None
-    return sock
-
-
-def explain(path: Path, error: OSError) -> Unreachable:
-    """What a failed `socket` or `connect` means for the person in front of it."""
-    if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return Unreachable(path, "missing", "the socket does not exist; no daemon was started there")
-    if error.errno == errno.ECONNREFUSED:
-        return Unreachable(path, "refused", "the socket is there but nobody listens on it; the daemon has died or is starting")
-    if isinstance(error, TimeoutError) or error.errno == errno.EAGAIN:
-        return Unreachable(path, "silent", f"not accepted within {HANDSHAKE_TIMEOUT:g} s; the daemon hangs or is overrun")
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return _denied(path, error)
-    return Unreachable(path, "missing", error.strerror or str(error))
-
-
-def _denied(path: Path, error: OSError) -> Unreachable:
-    # A socket whose mode forbids it answers EACCES. Seccomp and Landlock answer EPERM, or EACCES although the mode allows.
-    name = errno.errorcode.get(error.errno or 0, "?")
-    try:
-        allowed = os.access(path, os.W_OK) and error.errno == errno.EACCES
-        hidden = False
-    except OSError:
-        allowed, hidden = False, True
-    if error.errno == errno.EPERM or allowed:
-        return Unreachable(
-            path,
-            "sandbox",
-            f"connecting was denied to this process itself ({name}), probably by the sandbox it runs in; "
-            "the daemon may well be up. Allow Unix sockets in that sandbox, or start children from outside it",
+    def report(
+        self,
+        *,
+        turns: int | None = None,
+        messages: int | None = None,
+        model: str | None = None,
+        input_tokens: int | None = None,
+        output_tokens: int | None = None,
+        cached_tokens: int | None = None,
+        cache_write_tokens: int | None = None,
+        cost_usd: float | None = None,
+        role: Role | None = None,
+    ) -> RunInfo:
+        """Adds what was used since the last report. Cached tokens are part of `input_tokens`; `model` gives the tokens their
+        price where `cost_usd` is not known. Raises `SfadError`, and `ValueError` for a report that tells no amount."""
+        request = m.Report(
+            id=0,
+            run=self._run,
+            model=model,
+            turns=turns,
+            messages=messages,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            cached_tokens=cached_tokens,
+            cache_write_tokens=cache_write_tokens,
+            cost_usd=cost_usd,
+            role=role,
         )
-    owner = "" if hidden else _owner(path)
-    return Unreachable(path, "denied", f"permission denied ({name}){owner}; use the daemon of your own user")
+        if _says_nothing(request):
+            raise ValueError("a report tells at least one of: turns, messages, input_tokens, output_tokens, cost_usd")
+        return self._ask(request, m.RunReply).run
+
+    def reserve(self, model: str, *, input_tokens: int, max_output_tokens: int, role: Role | None = None) -> Reservation:
+        """Asks before a call to a model, and holds what it may use at most. Raises `LimitReached`, other `SfadError`."""
+        request = m.Reserve(
+            id=0, run=self._run, model=model, input_tokens=input_tokens, max_output_tokens=max_output_tokens, role=role
+        )
+        reserved = self._ask(request, m.Reserved)
+        if reserved.refused is not None:
+            raise LimitReached(reserved.refused)
+        if reserved.reservation is None:
+            raise SfadError("the daemon neither held nor refused the reservation")
+        return Reservation(self, reserved, reserved.reservation)
+
+    def _ask(self, request: m.Request, expected: type[R], *, again: bool = False) -> R:
+        """One request and its answer. With `again` it is sent a second time if only the answer is missing."""
+        with self._lock:
+            try:
+                client = self._sent(request)
+                return client.answer(request.id, expected)[0]
+            except DaemonError as error:
+                raise RequestFailed(error.message, error.error) from None
+            except connection.Unreachable as error:
+                self._drop()
+                missing = error
+            except Quit as error:
+                raise SfadError(error.message) from None
+            except SfadError:
+                raise
+            except BaseException:
+                self._drop()  # interrupted on the way: nobody will take that answer
+                raise
+        if again:
+            return self._ask(request, expected)
+        tag = type(request).__struct_config__.tag
+        raise Unanswered(f"the {tag} was sent, but not answered, and may have been taken; it is not sent again: {missing.message}")
+
+    def _sent(self, request: m.Request) -> connection.Client:
+        try:
+            return self._send(request)
+        except connection.Unreachable:
+            # A frame that is cut off is no request: nothing of it has been taken.
+            self._drop()
+        try:
+            return self._send(request)
+        except connection.Unreachable as error:
+            self._drop()
+            raise DaemonUnreachable(error.message, error.kind) from None
+
+    def _send(self, request: m.Request) -> connection.Client:
+        client = self._connected()
+        request.id = client.next_id()
+        try:
+            client.send(request)
+        except TimeoutError:
+            raise connection.Unreachable(client.path, "silent", f"it took nothing for {self._timeout:g} s") from None
+        return client
+
+    def _connected(self) -> connection.Client:
+        # A child of fork() has our socket, and would read our answers.
+        if self._client is not None and (self._process != os.getpid() or self._client.closed_by_daemon()):
+            self._drop()
+        if self._client is None:
+            try:
+                self._client = connection.connect(self._place)
+            except connection.Unreachable as error:
+                raise DaemonUnreachable(error.message, error.kind) from None
+            except Quit as error:
+                raise DaemonUnreachable(error.message, "missing") from None
+            self._client.be_patient(self._timeout)
+            self._process = os.getpid()
+        return self._client
+
+    def _drop(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
 
 
-def _owner(path: Path) -> str:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return ": its directory belongs to another user"
-    return f": it belongs to uid {status.st_uid} with mode {status.st_mode & 0o777:04o}"
+def _says_nothing(report: m.Report) -> bool:
+    amounts = (
+        *(report.turns, report.messages, report.cost_usd),
+        *(report.input_tokens, report.output_tokens, report.cached_tokens, report.cache_write_tokens),
+    )
+    return all(amount is None for amount in amounts)

@@ -18,10 +18,11 @@ from msgspec import json, structs
 from sfad.protocol import messages as m
 from sfad.protocol.types import Event, RunInfo, Status
 
-from . import exits, loop, output, refused
-from .client import Client, Unreachable, check
+from . import exits, loop, output, refused, request
+from .connection import Client, Unreachable, check
 
 if TYPE_CHECKING:
+    from .limits import Notices
     from .terminal import Terminal
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -54,6 +55,7 @@ class Foreground:
         self._verbose = verbose and not message.quiet
         self._status_file = status_file
         self._terminal: Terminal | None = None
+        self._notices: Notices | None = None
         self._activities: list[loop.Activity] = []
         self._replies: dict[int, Callable[[m.AnyReply, Sequence[int]], None]] = {}
         self._run: RunInfo | None = None
@@ -157,6 +159,8 @@ class Foreground:
         self._queued = run.status in (Status.ACCEPTED, Status.QUEUED)
         if not run.status.terminal:
             self._progress("queued" if self._queued else "starting")
+        if words := request.unenforceable(run, self._message):
+            self._note(words)
         self._copy_output(run)
         self._ask(m.Wait(id=self._client.next_id(), run=run.id), self._ended)
         for number in self._signalled:
@@ -190,6 +194,17 @@ class Foreground:
         elif own and event.type == "run_started" and self._queued:
             self._queued = False
             self._progress("starting")
+        elif own and event.limit_kind is not None:
+            self._limit(event)
+
+    def _limit(self, event: Event) -> None:
+        if self._notices is None:
+            # Few runs come near a limit; the others need not know how that is said.
+            from .limits import Notices
+
+            self._notices = Notices()
+        if self._run is not None and (words := self._notices.of(event, self._run)):
+            self._progress(words)
 
     def _answered(self, reply: m.AnyReply, _descriptors: Sequence[int]) -> None:
         """For requests whose failure the user should know of, but that the run's end will answer better."""

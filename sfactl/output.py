@@ -93,12 +93,26 @@ def size(value: int | None) -> str:
     """Bytes as people read them; `-` where unknown."""
     if value is None:
         return "-"
-    amount = float(value)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} TiB"
+    # Most of what prints anything prints no size.
+    from sfad.protocol.limits import format_bytes
+
+    return format_bytes(value)
+
+
+def short(value: int | None) -> str:
+    """A count in at most five characters: `9999`, `12.3k`, `1.2M`; `-` where unknown."""
+    if value is None:
+        return "-"
+    if value < 10_000:
+        return str(value)
+    return f"{value / 1000:.1f}k" if value < 999_950 else f"{value / 1e6:.1f}M"
+
+
+def usd(value: float | None) -> str:
+    """US dollars, in more decimals where two would show next to nothing; `-` where unknown."""
+    if value is None:
+        return "-"
+    return f"{value:.4f}" if 0 < value < 0.1 else f"{value:.2f}"
 
 
 def age(moment: datetime | None, now: datetime | None = None) -> str:

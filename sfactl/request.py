@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, cast
 
 from sfad.protocol.messages import Spawn
-from sfad.protocol.types import Kind
+from sfad.protocol.types import Action, Kind, Limit, LimitKind, RunInfo
 
 from . import environment
 from .exits import Exit, Quit, UsageError
 from .options import COMMON, Argument, Option, Parameter
 
+METERS = ("claude", "codex", "gemini", "opencode", "jsonl", "none")
+"""What `--meter` takes: agent programs whose JSON events the daemon reads, or any that prints usage as lines of JSON."""
+
 LATER = (
-    Option(("--meter",), "meter", "", "M", hidden=True),
-    Option(("--limits",), "limits", "", "JSON", hidden=True),
-    Option(("--on-limit",), "on_limit", "", "ACTION", hidden=True),
     Option(("--on-end",), "on_end", "", "CMD", hidden=True),
     Option(("--isolate",), "isolate", "", "WHAT", hidden=True),
     Option(("--nested",), "nested", "", hidden=True),
@@ -28,9 +28,12 @@ PARAMETERS: tuple[Parameter, ...] = (
     Argument("agent", "AGENT", "A registered agent (not in this release)", required=False, hidden=True),
     Option(("--name",), "name", "Who the run is: what the loop rule compares; else derived from the command", "NAME"),
     Option(("--kind",), "kind", "agent (default) or skill", "KIND"),
-    Option(("--type",), "type", "A label for the kind of work, shown in lists", "TYPE"),
+    Option(("--type",), "type", "The kind of work; developer, qa, planner, … bring a profile of limits", "TYPE"),
     Option(("--timeout",), "timeout", "Seconds until the run is stopped; 90, 90s, 5m, 1h (SFA_DEFAULTS_TIMEOUT)", "TIME"),
-    Option(("--limit",), "limit", "time=90s: the same as --timeout; other kinds are not in this release", "KIND=N", many=True),
+    Option(("--limit",), "limit", "turns=50, cost=2.50:warn, tokens=200k:pause, memory=2G, …", "KIND=N", many=True),
+    Option(("--on-limit",), "on_limit", "Of limits without an action: terminate, pause, warn, request_increase", "ACTION"),
+    Option(("--limits",), "limits", "Limits as one object (sfactl config schema), or a file of it", "JSON|@FILE"),
+    Option(("--meter",), "meter", f"How to read usage from the output: {', '.join(METERS)}; else by the command", "METER"),
     Option(("--max-depth",), "max_depth", "Runs in a chain, counted from the root; 0 inherits (SFA_MAX_DEPTH)", "N"),
     Option(("--max-descendants",), "max_descendants", "Runs below this one; 0 inherits (SFA_MAX_DESCENDANTS)", "N"),
     Option(("--attempts",), "attempts", "Start it at most this often if it fails", "N"),
@@ -53,8 +56,20 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(("--channel",), "channel", "Where the request comes from; shown in events", "NAME"),
     Option(("--allow",), "allow", "A verb the run may use; once given, no other", "VERB", many=True),
     Option(("--deny",), "deny", "A verb the run may not use", "VERB", many=True),
-    Option(("--allow-tool",), "allow_tool", "Told to the agent in SFA_ALLOWED_TOOLS", "TOOL", many=True),
-    Option(("--block-tool",), "block_tool", "Told to the agent in SFA_BLOCKED_TOOLS", "TOOL", many=True),
+    Option(
+        ("--allow-tool",),
+        "allow_tool",
+        "A tool the agent may use (SFA_ALLOWED_TOOLS); once given, a call of another is a breach",
+        "TOOL",
+        many=True,
+    ),
+    Option(
+        ("--block-tool",),
+        "block_tool",
+        "A tool the agent may not use (SFA_BLOCKED_TOOLS); a call that a meter sees is a breach",
+        "TOOL",
+        many=True,
+    ),
     Option(("--status-file",), "status_file", "Receives the final run as JSON", "PATH"),
     *LATER,
 )
@@ -72,6 +87,9 @@ class Wanted(NamedTuple):
     type: str | None = None
     timeout: str | None = None
     limit: Sequence[str] = ()
+    on_limit: str | None = None
+    limits: str | None = None
+    meter: str | None = None
     max_depth: str | None = None
     max_descendants: str | None = None
     attempts: str | None = None
@@ -97,9 +115,6 @@ class Wanted(NamedTuple):
     allow_tool: Sequence[str] = ()
     block_tool: Sequence[str] = ()
     status_file: str | None = None
-    meter: str | None = None
-    limits: str | None = None
-    on_limit: str | None = None
     on_end: str | None = None
     isolate: str | None = None
     nested: bool = False
@@ -123,12 +138,14 @@ def check(wanted: Wanted) -> None:
         raise UsageError(f"--stdio: {wanted.stdio!r} is neither files nor inherit")
     if wanted.stdio == "inherit" and wanted.stdin:
         raise UsageError("--stdin and --stdio inherit exclude each other: the run has one stdin")
+    if wanted.meter not in (None, *METERS):
+        raise UsageError(f"--meter: {wanted.meter!r} is none of {', '.join(METERS)}")
 
 
 def message(wanted: Wanted, request_id: int, environ: Mapping[str, str] = os.environ) -> Spawn:
     """The `Spawn` for a checked command line, in the background: `foreground` ties it and passes descriptors."""
-    timeout, source = _timeout(wanted, environ)
     inherit: Literal["files", "inherit"] = "inherit" if wanted.stdio == "inherit" else "files"
+    log = not (wanted.no_log or environment.flag("SFA_NO_LOG", environ))
     return Spawn(
         id=request_id,
         argv=[os.fsencode(word) for word in wanted.command],
@@ -138,10 +155,11 @@ def message(wanted: Wanted, request_id: int, environ: Mapping[str, str] = os.env
         name=wanted.name,
         kind=cast(Kind, wanted.kind),
         run_type=wanted.type,
-        timeout=timeout,
-        timeout_source=source,
         max_depth=environment.bound("--max-depth", wanted.max_depth, "SFA_MAX_DEPTH", environ),
         max_descendants=environment.bound("--max-descendants", wanted.max_descendants, "SFA_MAX_DESCENDANTS", environ),
+        limits=_limits(wanted, environ),
+        on_limit=_on_limit(wanted.on_limit),
+        meter=_meter(wanted, log),
         attempts=_whole("--attempts", wanted.attempts, 1, least=1),
         retry_delay=_seconds("--retry-delay", wanted.retry_delay),
         grace=_seconds("--grace", wanted.grace),
@@ -149,7 +167,7 @@ def message(wanted: Wanted, request_id: int, environ: Mapping[str, str] = os.env
         leaf=wanted.leaf,
         queue=not wanted.no_queue,
         priority=_whole("--priority", wanted.priority, 0),
-        log=not (wanted.no_log or environment.flag("SFA_NO_LOG", environ)),
+        log=log,
         quiet=wanted.quiet or environment.flag("SFA_QUIET", environ),
         stdin="pipe" if wanted.stdin else "null",
         stdio=inherit,
@@ -161,6 +179,16 @@ def message(wanted: Wanted, request_id: int, environ: Mapping[str, str] = os.env
         blocked_tools=list(wanted.block_tool),
         claim=environment.claim(environ),
     )
+
+
+def unenforceable(run: RunInfo, message: Spawn) -> str | None:
+    """What to say of limits in `message` that nobody can keep for the run that it started; `None` where there are none, or
+    nothing is to be said."""
+    if message.quiet or run.status.terminal or not any(state.enforced_by == "nothing" for state in run.limits):
+        return None
+    from . import limits
+
+    return limits.unenforceable(run, message.limits)
 
 
 def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
@@ -178,28 +206,42 @@ def _words(given: Sequence[str]) -> list[str]:
     return [word for text in given for word in text.split(",") if word]
 
 
-def _timeout(wanted: Wanted, environ: Mapping[str, str]) -> tuple[float | None, str]:
-    by_limit = [_time_limit(text) for text in wanted.limit]
-    if len(by_limit) + (wanted.timeout is not None) > 1:
-        raise UsageError("the time limit is given more than once")
-    if wanted.timeout is not None:
-        return environment.duration("--timeout", wanted.timeout), "--timeout"
-    if by_limit:
-        return by_limit[0], "--limit time"
-    text = environ.get("SFA_DEFAULTS_TIMEOUT", "")
-    if text.strip():
-        return environment.duration("SFA_DEFAULTS_TIMEOUT", text), "SFA_DEFAULTS_TIMEOUT"
-    return None, "default"
+def _limits(wanted: Wanted, environ: Mapping[str, str]) -> list[Limit]:
+    found = [] if wanted.timeout is None else [_time("--timeout", wanted.timeout)]
+    if wanted.limit or wanted.limits is not None:
+        # The forms of limits are imported only for who writes any.
+        from . import limits
+
+        found += limits.of_flags(wanted.limit)
+        found += limits.of_object(wanted.limits) if wanted.limits is not None else ()
+        found = limits.once(found)
+    default = environ.get("SFA_DEFAULTS_TIMEOUT", "")
+    if default.strip() and all(limit.kind is not LimitKind.TIME for limit in found):
+        found.append(_time("SFA_DEFAULTS_TIMEOUT", default))
+    return found
 
 
-def _time_limit(text: str) -> float:
-    kind, _, rest = text.partition("=")
-    amount, _, action = rest.partition(":")
-    if kind not in ("time", "wall"):
-        raise UsageError(f"--limit: {kind!r} is not in this release, only time is (--limit time=90s)")
-    if action not in ("", "terminate"):
-        raise UsageError(f"--limit: the action {action!r} is not in this release, only terminate is")
-    return environment.duration("--limit time", amount)
+def _time(source: str, text: str) -> Limit:
+    return Limit(kind=LimitKind.TIME, threshold=environment.duration(source, text), source=source)
+
+
+def _on_limit(text: str | None) -> Action | None:
+    if text is None:
+        return None
+    from . import limits
+
+    return limits.action(text)
+
+
+def _meter(wanted: Wanted, log: bool) -> str | None:
+    if wanted.meter in (None, "none"):
+        return wanted.meter
+    if wanted.stdio == "inherit":
+        raise UsageError("--meter and --stdio inherit exclude each other: the daemon never sees the output")
+    if not log:
+        option = "--no-log" if wanted.no_log else "SFA_NO_LOG"
+        raise UsageError(f"--meter and {option} exclude each other: no output is kept that could be read")
+    return wanted.meter
 
 
 def _seconds(option: str, text: str | None) -> float | None:

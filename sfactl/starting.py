@@ -19,8 +19,8 @@ from pathlib import Path
 
 from sfad.protocol.paths import daemon_socket, state_dir
 
-from . import client, output
-from .client import Client, Unreachable
+from . import connection, output
+from .connection import Client, Unreachable
 from .exits import Exit, Quit
 
 READY_TIMEOUT = 15.0
@@ -41,7 +41,7 @@ def start() -> Client:
     with open(state / "autostart.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with suppress(Unreachable):
-            return client.connect(None)
+            return connection.connect(None)
         how = by_systemd() or by_itself(state, place)
         started = _connect_started(state)
     output.note(f"sfactl: no daemon was running; started one {how} (pid {started.welcome.pid}, {started.path})")
@@ -61,7 +61,7 @@ def _prepared(state: Path) -> Path:
 
 def _connect_started(state: Path) -> Client:
     try:
-        return client.connect(None)
+        return connection.connect(None)
     except Unreachable as error:
         raise Quit(Exit.UNREACHABLE, f"a daemon was started but does not answer: {error}\n{_tail(state / LOG, 0)}") from error
 

@@ -1,6 +1,8 @@
-"""`sfactl config`
+"""`sfactl config [schema]`
 
 The daemon's effective settings. Order: flag, environment, user's file, system's file, built-in.
+
+`sfactl config schema` prints the JSON Schema of what --limits takes, and needs no daemon.
 """
 
 from __future__ import annotations
@@ -10,15 +12,20 @@ import msgspec
 from sfad.protocol.messages import Config, ConfigReply
 
 from .. import output
-from ..client import connect
-from ..exits import Exit
-from ..options import COMMON, Parameter
+from ..connection import connect
+from ..exits import Exit, UsageError
+from ..options import COMMON, Argument, Parameter
 
-PARAMETERS: tuple[Parameter, ...] = COMMON
+PARAMETERS: tuple[Parameter, ...] = (
+    *COMMON,
+    Argument("what", "schema", "Print the JSON Schema of --limits instead", required=False),
+)
 
 
-def main(*, socket: str | None = None, json: bool = False) -> int:
+def main(*, what: str | None = None, socket: str | None = None, json: bool = False) -> int:
     """Shows the configuration."""
+    if what is not None:
+        return _schema(what)
     with connect(socket) as client:
         found = client.call(Config(id=client.next_id()), ConfigReply).settings
     if json:
@@ -26,4 +33,13 @@ def main(*, socket: str | None = None, json: bool = False) -> int:
     else:
         rows = ((s.key, msgspec.json.encode(s.value).decode(), s.source) for s in found)
         print(output.table(("KEY", "VALUE", "FROM"), rows))
+    return Exit.DONE
+
+
+def _schema(what: str) -> int:
+    if what != "schema":
+        raise UsageError(f"{what!r} is not 'schema', and config takes no other argument")
+    from sfad.protocol.limits import schema
+
+    output.write(schema())
     return Exit.DONE

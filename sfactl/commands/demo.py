@@ -22,7 +22,7 @@ import sfactl
 from sfad.protocol import messages as m
 
 from .. import environment, exits
-from ..client import Client
+from ..connection import Client
 from ..options import COMMON, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = COMMON

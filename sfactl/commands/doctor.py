@@ -18,7 +18,7 @@ from sfad.protocol.messages import DaemonInfo, DaemonStatus
 from sfad.protocol.paths import state_dir
 
 from .. import output
-from ..client import Unreachable, connect
+from ..connection import Unreachable, connect
 from ..exits import Exit, Quit
 from ..options import COMMON, Parameter
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from sfad.protocol.messages import Info, RunReply
 from sfad.protocol.types import RunInfo
 
-from .. import output
-from ..client import connect
+from .. import limits, output
+from ..connection import connect
 from ..exits import Exit
 from ..options import COMMON, RUN, Parameter
 
@@ -44,8 +44,12 @@ def facts(run: RunInfo) -> Iterator[tuple[str, str]]:
     yield "user", f"{output.plain(run.user)} (channel {output.plain(run.channel)})"
     yield from _processes(run)
     yield "attempts", str(run.attempts)
-    for limit in run.limits:
-        yield "limit", f"{limit.kind} {limit.threshold:g} → {limit.action} (from {limit.source})"
+    for state in run.limits:
+        yield "limit", limits.describe(state)
+    for said in limits.by_source(run):
+        yield "usage", said
+    if run.meter:
+        yield "meter", output.plain(run.meter)
     yield from _times(run)
     for key, value in run.labels.items():
         yield "label", output.plain(f"{key}={value}")
@@ -70,5 +74,8 @@ def _times(run: RunInfo) -> Iterator[tuple[str, str]]:
 
 
 def _warn(run: RunInfo) -> None:
-    if run.usage.source == "none" and not run.status.rejected:
-        output.note("note: turns, tokens and cost are not known for this run, so they are NOT ENFORCEABLE; time is")
+    if not run.status.terminal and any(state.enforced_by == "nothing" for state in run.limits):
+        output.note(
+            "note: turns, tokens and cost are not known for this run, so they are NOT ENFORCEABLE; time is. They are known if the "
+            "agent reports them (sfactl report), or prints JSON events and is started with --meter"
+        )

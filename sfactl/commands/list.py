@@ -1,18 +1,20 @@
 """`sfactl list`
 
-Without filters: the runs that are live and the last 50 that ended, newest last.
+Without filters: the runs that are live and the last 50 that ended, newest last. Turns, tokens and USD are shown where they are
+known of any of them; they are the run's own, without its descendants'.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from sfad.protocol import messages as m
-from sfad.protocol.types import RunInfo, Status
+from sfad.protocol.types import RunInfo, Status, Usage
 
 from .. import output, request
-from ..client import connect
+from ..connection import connect
 from ..exits import Exit, UsageError
 from ..options import COMMON, Option, Parameter
 
@@ -94,11 +96,29 @@ def moment(text: str) -> float:
 
 
 def _table(runs: Sequence[RunInfo], live: bool) -> str:
-    header = ["ID", "NAME", "STATUS", "DEPTH", "PARENT", "AGE", "RAN", *(("PROCS", "MEMORY") if live else ()), "COMMAND"]
-    return output.table(header, (_row(run, live) for run in runs))
+    used = [column for column in USAGE if any(column.cell(run.usage) != "-" for run in runs)]
+    load = ("PROCS", "MEMORY") if live else ()
+    header = ["ID", "NAME", "STATUS", "DEPTH", "PARENT", "AGE", "RAN", *load, *(column.name for column in used), "COMMAND"]
+    return output.table(header, (_row(run, live, used) for run in runs))
 
 
-def _row(run: RunInfo, live: bool) -> list[str]:
+def _row(run: RunInfo, live: bool, used: Sequence[Column]) -> list[str]:
     load = ["-" if run.processes is None else str(run.processes), output.size(run.memory_bytes)] if live else []
     ages = [output.age(run.created_at), output.seconds(run.usage.elapsed_s)]
-    return [run.id, run.name, output.outcome(run), str(run.depth), run.parent_id or "-", *ages, *load, output.command(run)]
+    start = [run.id, run.name, output.outcome(run), str(run.depth), run.parent_id or "-"]
+    return [*start, *ages, *load, *(column.cell(run.usage) for column in used), output.command(run)]
+
+
+class Column(NamedTuple):
+    """A column of the table that is there if one of the runs has something in it."""
+
+    name: str
+    cell: Callable[[Usage], str]
+
+
+USAGE = (
+    Column("TURNS", lambda usage: output.short(usage.turns)),
+    Column("TOKENS", lambda usage: output.short(usage.tokens)),
+    Column("USD", lambda usage: output.usd(usage.cost_usd)),
+)
+"""What a run used itself, its descendants not counted."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from sfad.protocol.messages import Pause, RunReply
 
 from .. import output
-from ..client import connect
+from ..connection import connect
 from ..exits import Exit
 from ..options import COMMON, RUN, Parameter
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from sfad.protocol.messages import Result, ResultText
 
 from .. import exits, output
-from ..client import connect
+from ..connection import connect
 from ..options import COMMON, RUN, Option, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (

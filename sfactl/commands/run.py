@@ -5,6 +5,10 @@ the others). Ctrl-C, SIGTERM and SIGHUP stop the run and everything below it; a 
 dies the run is stopped, unless --keep was given.
 
 With --json the output is not copied: stdout receives the final run as one object. Look for the output with `sfactl logs`.
+
+Limits (--limit, repeatable): KIND is time, turns, messages, tokens, cost, planning_cost, execution_cost, output, memory, pids or
+cpu. ACTION is terminate, pause, warn or request_increase. Turns, messages, tokens and cost can only be kept where the agent
+reports them, or prints JSON events that a meter reads.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from sfad.protocol.messages import Done, Send
 
 from .. import output
-from ..client import connect
+from ..connection import connect
 from ..exits import Exit
 from ..options import COMMON, RUN, Argument, Option, Parameter
 

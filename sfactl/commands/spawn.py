@@ -4,6 +4,10 @@ The id of the run is all that is printed on stdout. The run gets this directory,
 its stdin.
 
 With --wait it is `run`.
+
+Limits (--limit, repeatable): KIND is time, turns, messages, tokens, cost, planning_cost, execution_cost, output, memory, pids or
+cpu. ACTION is terminate, pause, warn or request_increase. Turns, messages, tokens and cost can only be kept where the agent
+reports them, or prints JSON events that a meter reads.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from sfad.protocol.types import RunInfo, Status
 
 from .. import exits, output, refused, request
 from ..autostart import connect
-from ..client import Client
+from ..connection import Client
 
 PARAMETERS = request.PARAMETERS
 TAKES_COMMAND = True
@@ -71,12 +75,14 @@ def _background(client: Client, message: m.Spawn, as_json: bool) -> int:
         output.print_json(reply.run)
     else:
         print(reply.run.id)
-    return _started(reply.run, message.quiet)
+    return _started(reply.run, message)
 
 
-def _started(run: RunInfo, quiet: bool) -> int:
-    if run.status is Status.QUEUED and not quiet:
+def _started(run: RunInfo, message: m.Spawn) -> int:
+    if run.status is Status.QUEUED and not message.quiet:
         output.note(f"sfactl: {run.id} is queued: every slot for trees is taken")
+    if words := request.unenforceable(run, message):
+        output.note(words)
     if run.reason is not None and run.reason.kind == "launch":
         output.note(f"sfactl: {run.id} could not be started: {output.plain(run.reason.message)}")
         return exits.of_run(run)

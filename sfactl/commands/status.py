@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from sfad.protocol.messages import DaemonInfo, DaemonStatus
 
 from .. import output
-from ..client import connect
+from ..connection import connect
 from ..exits import Exit
 from ..options import COMMON, Parameter
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from sfad.protocol.messages import Stop, Stopped
 
 from .. import environment, exits, output, refused, request
-from ..client import connect
+from ..connection import connect
 from ..options import COMMON, RUNS, Option, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (

@@ -9,10 +9,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from sfad.protocol.messages import List, RunList
-from sfad.protocol.types import RunInfo
+from sfad.protocol.types import RunInfo, Usage
 
 from .. import output
-from ..client import connect
+from ..connection import connect
 from ..exits import Exit
 from ..options import COMMON, RUN, Option, Parameter
 
@@ -62,7 +62,14 @@ def describe(run: RunInfo) -> str:
     load = f"  {processes}  {output.size(run.memory_bytes)}" if processes else ""
     said = f"  {output.plain(run.milestone)}" if run.milestone else ""
     age = output.age(run.created_at)
-    return f"{run.id}  {output.plain(run.name)}  {output.outcome(run)}  depth {run.depth}  {age}{load}{said}"
+    return f"{run.id}  {output.plain(run.name)}  {output.outcome(run)}  depth {run.depth}  {age}{load}{_used(run.usage)}{said}"
+
+
+def _used(usage: Usage) -> str:
+    """What the run itself has used, as far as it is known."""
+    turns = "" if usage.turns is None else f"  {output.counted(usage.turns, 'turn', 'turns')}"
+    tokens = "" if usage.tokens is None else f"  {output.short(usage.tokens)} tokens"
+    return turns + tokens + ("" if usage.cost_usd is None else f"  {output.usd(usage.cost_usd)} USD")
 
 
 def _nested(run: RunInfo, below: Below) -> dict[str, object]:

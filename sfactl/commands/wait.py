@@ -13,7 +13,7 @@ from sfad.protocol.messages import RunReply, Wait
 from sfad.protocol.types import RunInfo
 
 from .. import environment, exits, output
-from ..client import Client, Unreachable, connect
+from ..connection import Client, Unreachable, connect
 from ..options import COMMON, RUNS, Option, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (

@@ -298,6 +298,8 @@ class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):
     agent_name: str | None = None
     message: str = ""
     scope: str | None = None
+    action: Action | None = None
+    """What a breach is answered with."""
     limit_kind: str | None = None
     threshold: float | None = None
     used: float | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sfad.protocol.types import Limit, Reason, RunInfo, Status, Usage
+from sfad.protocol.types import Action, LimitKind, LimitState, Reason, RunInfo, Status, Usage
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
@@ -31,7 +31,7 @@ def run(status: Status = Status.RUNNING, **changes: Any) -> RunInfo:
         "signal": None,
         "reason": None,
         "attempts": 1,
-        "limits": [Limit(kind="time", threshold=120, source="default")],
+        "limits": [state(LimitKind.TIME, 120)],
         "usage": Usage(elapsed_s=3.0),
         "processes": None,
         "memory_bytes": None,
@@ -43,6 +43,11 @@ def run(status: Status = Status.RUNNING, **changes: Any) -> RunInfo:
         "ended_at": None,
     }
     return RunInfo(**(fields | changes))
+
+
+def state(kind: LimitKind, threshold: float, action: Action = Action.TERMINATE, **changes: Any) -> LimitState:
+    """A limit as a run shows it."""
+    return LimitState(kind=kind, threshold=threshold, action=action, **({"source": "default"} | changes))
 
 
 def reason(kind: str, message: str = "because", **more: Any) -> Reason:

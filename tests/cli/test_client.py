@@ -1,181 +1,221 @@
-"""The connection, against a scripted other end."""
+"""The public client: what an agent's author relies on (docs/client.md)."""
 
 from __future__ import annotations
 
-import errno
 import os
-import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import trio
 
-from sfactl.client import Client, DaemonError, Unreachable, explain
-from sfactl.exits import Quit
+from sfactl import client
+from sfactl.client import DaemonUnreachable, LimitReached, RequestFailed, Sfad, SfadError, Unanswered
 from sfad.protocol import messages as m
 from sfad.protocol.errors import ErrorCode
-from sfad.protocol.framing import MAX_REQUEST, FrameDecoder
+from sfad.protocol.types import LimitKind, LimitRefusal
+from tests.docs.pages import blocks, text_of
 
-Script = Callable[[socket.socket, Callable[[], m.AnyRequest]], None]
+from .samples import run
+from .scripted import Scripted
 
-
-@contextmanager
-def served(tmp_path: Path, script: Script, *, greet: bool = True) -> Iterator[Path]:
-    """A daemon for one connection, in a thread."""
-    path = tmp_path / "sock"
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen()
-        thread = threading.Thread(target=_serve, args=(listener, script, greet))
-        thread.start()
-        yield path
-        thread.join()
+REFUSAL = LimitRefusal(
+    scope="tree", whose="a1", limit_kind=LimitKind.COST, threshold=1, used=0.9, asked=0.2, message="not reserved: …"
+)
 
 
-def _serve(listener: socket.socket, script: Script, greet: bool) -> None:
-    connection, _ = listener.accept()
-    with connection:
-        incoming = _requests(connection)
-        if greet:
-            hello = next(incoming)
-            welcome = m.Welcome(id=hello.id, version=1, daemon="0", pid=1, state_dir="/")
-            connection.sendall(m.pack_message(welcome))
-        script(connection, lambda: next(incoming))
+def agreeable(request: m.AnyRequest) -> m.Reply:
+    """Says yes to everything."""
+    if isinstance(request, m.Reserve):
+        return m.Reserved(id=request.id, run="a1", reservation="a1-1", cost_usd=0.01)
+    return m.RunReply(id=request.id, run=run())
 
 
-def _requests(connection: socket.socket) -> Iterator[m.AnyRequest]:
-    decoder = FrameDecoder(MAX_REQUEST)
-    while data := connection.recv(65536):
-        for body in decoder.feed(data):
-            yield m.unpack_request(body)
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Scripted]:
+    scripted = Scripted(tmp_path / "sock", agreeable)
+    yield scripted
+    scripted.stop()
 
 
-def _dribble(connection: socket.socket, replies: Sequence[m.Reply], size: int) -> None:
-    data = b"".join(m.pack_message(reply) for reply in replies)
-    for start in range(0, len(data), size):
-        connection.sendall(data[start : start + size])
+@pytest.fixture
+def sfad(daemon: Scripted) -> Iterator[Sfad]:
+    with Sfad(socket=str(daemon.path), timeout=10) as sfad:
+        yield sfad
 
 
-@pytest.mark.parametrize("size", [1, 3, 7, 10_000])
-def test_replies_are_matched_by_id_in_any_order_and_any_pieces(tmp_path: Path, size: int) -> None:
-    def script(connection: socket.socket, receive: Callable[[], m.AnyRequest]) -> None:
-        first, second = receive(), receive()
-        _dribble(connection, [m.Done(id=second.id), m.RunList(id=first.id, runs=[])], size)
-
-    with served(tmp_path, script) as path, Client(path) as client:
-        listed = client.send(m.List(id=client.next_id()))
-        client.call(m.Send(id=client.next_id(), run="a1", data=b""), m.Done)
-        while not (rest := client.arrived()):
-            """A read may hold less than a reply."""
-        assert [answer.reply.id for answer in rest] == [listed]
+EXAMPLES = [block.text for block in blocks(text_of("client.md")) if block.language == "python"]
 
 
-def test_descriptors_go_to_the_reply_that_declares_them(tmp_path: Path) -> None:
-    def script(connection: socket.socket, receive: Callable[[], m.AnyRequest]) -> None:
-        request = receive()
-        connection.sendall(m.pack_message(m.Done(id=99)))
-        with open(tmp_path / "out", "w+") as out, open(tmp_path / "err", "w+") as err:
-            out.write("said")
-            out.flush()
-            reply = m.pack_message(m.LogFiles(id=request.id, run="a1", ended=True))
-            socket.send_fds(connection, [reply], [out.fileno(), err.fileno()])
+class Usage:
+    """What the examples take for a model's reply."""
 
-    with served(tmp_path, script) as path, Client(path) as client:
-        _, (out, err) = client.ask(m.Logs(id=client.next_id(), run="a1"), m.LogFiles)
-        assert os.pread(out, 10, 0) == b"said"
-        assert not os.get_inheritable(out)
-        os.close(out)
-        os.close(err)
+    input_tokens = 1100
+    output_tokens = 90
 
 
-def test_descriptors_nobody_took_are_closed(tmp_path: Path) -> None:
-    readable, writable = os.pipe()
-
-    def script(connection: socket.socket, receive: Callable[[], m.AnyRequest]) -> None:
-        receive()
-        socket.send_fds(connection, [m.pack_message(m.Done(id=2))], [writable])
-        os.close(writable)
-
-    with served(tmp_path, script) as path, Client(path) as client:
-        client.call(m.DaemonInfo(id=client.next_id()), m.Done)
-    assert os.read(readable, 1) == b"", "the pipe's last writer must be gone"
-    os.close(readable)
+@pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
+def test_the_examples_of_the_page_run(daemon: Scripted, example: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SFA_SOCKET", str(daemon.path))
+    exec(compile(example, "client.md", "exec"), {"call_the_model": Usage})  # noqa: S102
+    assert daemon.asked
 
 
-def test_an_error_is_raised_with_its_exit_code(tmp_path: Path) -> None:
-    def script(connection: socket.socket, receive: Callable[[], m.AnyRequest]) -> None:
-        error = m.Error(id=receive().id, code=ErrorCode.NO_SUCH_RUN, message="no run has the id 'zz'")
-        connection.sendall(m.pack_message(error))
-
-    with served(tmp_path, script) as path, Client(path) as client, pytest.raises(DaemonError, match="zz") as raised:
-        client.call(m.Info(id=client.next_id(), run="zz"), m.RunReply)
-    assert raised.value.code == 66
+def test_every_example_is_on_the_page() -> None:
+    assert len(EXAMPLES) == 6
 
 
-def test_a_reply_of_another_kind_is_not_taken(tmp_path: Path) -> None:
-    def script(connection: socket.socket, receive: Callable[[], m.AnyRequest]) -> None:
-        connection.sendall(m.pack_message(m.Done(id=receive().id)))
-
-    with served(tmp_path, script) as path, Client(path) as client, pytest.raises(Quit, match="Done, not RunReply"):
-        client.call(m.Info(id=client.next_id(), run="a1"), m.RunReply)
+def test_the_page_tells_every_exception() -> None:
+    for name in set(client.__all__) - {"Reservation", "Sfad"}:
+        assert f"`{name}`" in text_of("client.md")
 
 
-def test_a_daemon_that_vanishes_is_unreachable(tmp_path: Path) -> None:
-    def script(_connection: socket.socket, receive: Callable[[], m.AnyRequest]) -> None:
-        receive()
-
-    with served(tmp_path, script) as path, Client(path) as client, pytest.raises(Unreachable) as raised:
-        client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus)
-    assert (raised.value.kind, raised.value.code) == ("gone", 69)
-
-
-def test_who_does_not_speak_the_protocol_is_said_so(tmp_path: Path) -> None:
-    def script(connection: socket.socket, receive: Callable[[], m.AnyRequest]) -> None:
-        receive()
-        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-
-    with served(tmp_path, script, greet=False) as path, pytest.raises(Unreachable, match="does not speak"):
-        Client(path)
+def test_nothing_is_connected_before_the_first_call(daemon: Scripted, sfad: Sfad) -> None:
+    assert daemon.greeted == 0
+    sfad.report(turns=1)
+    sfad.report(messages=2, role="planning")
+    assert daemon.greeted == 1
+    assert daemon.asked == [m.Report(id=2, turns=1), m.Report(id=3, messages=2, role="planning")]
 
 
-def test_silence_ends_in_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sfactl.client.HANDSHAKE_TIMEOUT", 0.05)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "sock"))
-        listener.listen()
-        with pytest.raises(Unreachable) as raised:
-            Client(tmp_path / "sock")
-    assert raised.value.kind == "silent"
+def test_a_reservation_is_settled(daemon: Scripted, sfad: Sfad) -> None:
+    with sfad.reserve("claude", input_tokens=1200, max_output_tokens=800) as held:
+        assert (held.id, held.run, held.cost_usd) == ("a1-1", "a1", 0.01)
+        held.settle(input_tokens=1100, output_tokens=90, cached_tokens=1000)
+    assert daemon.asked == [
+        m.Reserve(id=2, model="claude", input_tokens=1200, max_output_tokens=800),
+        m.Settle(id=3, reservation="a1-1", input_tokens=1100, output_tokens=90, cached_tokens=1000),
+    ]
+    with pytest.raises(SfadError, match="settled already"):
+        held.cancel()
 
 
-def test_missing_and_refused_are_told_apart(tmp_path: Path) -> None:
-    path = tmp_path / "sock"
-    with pytest.raises(Unreachable) as missing:
-        Client(path)
-    with socket.socket(socket.AF_UNIX) as stale:
-        stale.bind(str(path))
-    with pytest.raises(Unreachable) as refused:
-        Client(path)
-    assert (missing.value.kind, refused.value.kind) == ("missing", "refused")
-    assert str(path) in missing.value.message
+def test_a_refused_reservation_has_the_daemons_words(daemon: Scripted, sfad: Sfad) -> None:
+    daemon.answer = lambda request: m.Reserved(id=request.id, run="a1", refused=REFUSAL)
+    with pytest.raises(LimitReached, match=r"^not reserved: …$") as raised:
+        sfad.reserve("claude", input_tokens=1, max_output_tokens=1)
+    assert raised.value.refusal == REFUSAL
 
 
-def test_a_sandbox_is_told_from_file_permissions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "sock"
-    path.touch(mode=0o600)
-    assert explain(path, OSError(errno.EPERM, "")).kind == "sandbox"
-    assert explain(path, OSError(errno.EACCES, "")).kind == "sandbox", "the mode allows it, so something else does not"
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    denied = explain(path, OSError(errno.EACCES, ""))
-    assert denied.kind == "denied"
-    assert f"uid {os.getuid()} with mode 0600" in denied.message
+def test_an_exception_leaves_the_reservation_charged(daemon: Scripted, sfad: Sfad) -> None:
+    with pytest.raises(KeyError), sfad.reserve("claude", input_tokens=1, max_output_tokens=1):
+        raise KeyError
+    assert [type(request) for request in daemon.asked] == [m.Reserve]
 
 
-def test_a_path_longer_than_an_address_holds(tmp_path: Path) -> None:
-    deep = tmp_path / ("d" * 80) / ("e" * 80)
-    deep.mkdir(parents=True)
-    with pytest.raises(Unreachable) as raised:
-        Client(deep / "sock")
+def test_who_forgets_to_settle_is_told(sfad: Sfad) -> None:
+    with pytest.warns(RuntimeWarning, match="a1-1 was not settled"), sfad.reserve("claude", input_tokens=1, max_output_tokens=1):
+        pass
+
+
+def test_cancelling_settles_with_nothing(daemon: Scripted, sfad: Sfad) -> None:
+    with sfad.reserve("claude", input_tokens=1, max_output_tokens=1) as held:
+        held.cancel()
+    assert daemon.asked[-1] == m.Settle(id=3, reservation="a1-1", input_tokens=0, output_tokens=0)
+
+
+def test_a_report_that_says_nothing_is_not_sent(daemon: Scripted, sfad: Sfad) -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        sfad.report(model="claude", role="planning")
+    assert daemon.asked == []
+
+
+def test_the_run_is_the_one_that_the_daemon_finds_or_that_is_named(daemon: Scripted, sfad: Sfad) -> None:
+    assert sfad.run_id == "a1"
+    assert sfad.info().name == "worker"
+    with Sfad(run="a7", socket=str(daemon.path)) as other:
+        other.report(turns=1)
+        other.info()
+    assert [getattr(request, "run", None) for request in daemon.asked] == ["a1", "a7", "a7"]
+
+
+def test_outside_any_run_one_must_be_named(tmp_path: Path) -> None:
+    daemon = Scripted(tmp_path / "sock", agreeable, run=None)
+    with Sfad(socket=str(daemon.path)) as sfad, pytest.raises(SfadError, match="name one"):
+        sfad.info()
+    daemon.stop()
+
+
+def test_what_the_daemon_refuses_has_a_code(daemon: Scripted, sfad: Sfad) -> None:
+    daemon.answer = lambda request: m.Error(id=request.id, code=ErrorCode.NOT_PERMITTED, message="not in your subtree")
+    with pytest.raises(RequestFailed, match="subtree") as raised:
+        sfad.report(turns=1)
+    assert raised.value.code is ErrorCode.NOT_PERMITTED
+    daemon.answer = agreeable
+    sfad.report(turns=1)
+    assert daemon.greeted == 1, "the connection is none the worse"
+
+
+def test_without_a_daemon(tmp_path: Path) -> None:
+    with Sfad(socket=str(tmp_path / "sock")) as sfad, pytest.raises(DaemonUnreachable, match="does not exist") as raised:
+        sfad.report(turns=1)
     assert raised.value.kind == "missing"
+
+
+def test_a_daemon_that_was_restarted_between_two_calls_is_found_again(daemon: Scripted, sfad: Sfad) -> None:
+    with sfad.reserve("claude", input_tokens=1, max_output_tokens=1) as held:
+        daemon.restart()
+        held.settle(input_tokens=1, output_tokens=1)
+    daemon.restart()
+    sfad.report(turns=1)
+    assert [type(request) for request in daemon.asked] == [m.Reserve, m.Settle, m.Report], "each once"
+
+
+def test_a_daemon_that_is_away_is_unreachable_until_it_is_back(daemon: Scripted, sfad: Sfad) -> None:
+    sfad.report(turns=1)
+    daemon.stop()
+    with pytest.raises(DaemonUnreachable):
+        sfad.report(turns=2)
+    daemon.start()
+    sfad.report(turns=3)
+    assert [getattr(request, "turns", None) for request in daemon.asked] == [1, 3]
+
+
+def test_what_may_have_been_taken_is_not_sent_twice(daemon: Scripted, sfad: Sfad) -> None:
+    daemon.answer = lambda _request: None
+    with pytest.raises(Unanswered, match="the report was sent, but not answered"):
+        sfad.report(turns=1)
+    assert len(daemon.asked) == 1
+    daemon.answer = agreeable
+    sfad.report(turns=1)
+
+
+def test_a_question_is_asked_again(daemon: Scripted, sfad: Sfad) -> None:
+    daemon.answer = lambda request: agreeable(request) if len(daemon.asked) > 1 else None
+    assert sfad.info().id == "a1"
+    assert [type(request) for request in daemon.asked] == [m.Info, m.Info]
+
+
+def test_an_answer_that_does_not_come_is_not_waited_for_for_ever(daemon: Scripted) -> None:
+    told = threading.Event()
+    daemon.answer = lambda request: agreeable(request) if told.wait(10) else None
+    with Sfad(socket=str(daemon.path), timeout=0.05) as sfad:
+        with pytest.raises(Unanswered, match=r"0\.05 s"):
+            sfad.report(turns=1)
+        told.set()
+        with Sfad(socket=str(daemon.path)) as patient:
+            patient.report(turns=2)
+
+
+def test_threads_take_turns(daemon: Scripted, sfad: Sfad) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda n: sfad.report(turns=n), range(1, 101)))
+    assert len(found) == 100
+    assert sorted(getattr(request, "turns", 0) for request in daemon.asked) == list(range(1, 101))
+    assert daemon.greeted == 1
+
+
+async def test_from_trio(daemon: Scripted, sfad: Sfad) -> None:
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(trio.to_thread.run_sync, lambda: sfad.report(turns=1))
+    assert len(daemon.asked) == 3
+
+
+def test_a_fork_has_a_connection_of_its_own(daemon: Scripted, sfad: Sfad) -> None:
+    sfad.report(turns=1)
+    sfad._process = os.getppid()  # as a child of fork() sees it
+    sfad.report(turns=2)
+    assert daemon.greeted == 2

@@ -30,14 +30,24 @@ def imported(*arguments: str) -> set[str]:
         ["list", "--socket", "/nonexistent", "--json"],
         ["wait", "a1", "--socket", "/nonexistent"],
         ["stop", "a1", "--socket", "/nonexistent"],
+        ["report", "--turns", "1", "--model", "m", "--input-tokens", "2k", "--socket", "/nonexistent"],
+        ["reserve", "--model", "m", "--input-tokens", "2", "--max-output-tokens", "3", "--socket", "/nonexistent"],
+        ["settle", "a1-1", "--input-tokens", "2", "--output-tokens", "3", "--socket", "/nonexistent"],
     ],
 )
 def test_hot_verbs_import_nothing_slow(line: list[str]) -> None:
     found = imported(*line)
-    assert "sfactl.client" in found, "the line must have been carried out as far as the connection"
+    assert "sfactl.connection" in found, "the line must have been carried out as far as the connection"
     others = {name for name in found if name.startswith("sfactl.commands.")} - {"sfactl.commands.spawn"}
     assert others <= {f"sfactl.commands.{line[0]}"}
     assert not found & SLOW
+    assert not found & {"sfactl.limits", "sfad.protocol.limits", "sfactl.client"}, "only for who needs it"
+
+
+def test_the_public_client_is_light() -> None:
+    script = "import sys, sfactl.client; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert not set(done.stdout.split()) & {*SLOW, "sfactl.limits", "sfactl.app", "sfad.protocol.limits"}
 
 
 def test_the_client_imports_nothing_of_the_daemon_but_the_protocol() -> None:

@@ -45,6 +45,18 @@ def test_sizes(value: int | None, text: str) -> None:
     assert output.size(value) == text
 
 
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "-"), (0, "0"), (9999, "9999"), (12_345, "12.3k"), (999_949, "999.9k"), (1_250_000, "1.2M")]
+)
+def test_counts(value: int | None, text: str) -> None:
+    assert output.short(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(None, "-"), (0, "0.00"), (0.003, "0.0030"), (0.45, "0.45"), (12, "12.00")])
+def test_money(value: float | None, text: str) -> None:
+    assert output.usd(value) == text
+
+
 def test_a_tree_draws_children_below_parents_and_keeps_orphans() -> None:
     runs = [
         run(id="a1"),
@@ -62,14 +74,14 @@ def test_a_tree_draws_children_below_parents_and_keeps_orphans() -> None:
     ("status", "changes", "says"),
     [
         (Status.COMPLETED, {}, "exited with 0 after 3.0s"),
-        (
-            Status.TIMEOUT,
-            {"reason": reason("limit", "time is up", limit_kind="time", threshold=120.0, used=120.5, exceeded_by=0.5)},
-            "used 120.5 of 120, 0.5 over",
-        ),
         (Status.CANCELLED, {"reason": reason("stop", "stopped by user ann")}, "stopped by user ann"),
         (Status.REJECTED_DEPTH, {"reason": reason("depth", "5 of 5")}, "refused by the depth rule: 5 of 5"),
-        (Status.RUNNING, {}, "time 120 from default (terminate), 1m30s left until its deadline"),
+        (Status.RUNNING, {}, "bounded by time 2m → terminate (from default), 1m30s left until its deadline"),
+        (
+            Status.PAUSED,
+            {},
+            "a1 (worker) is paused: none of its limits is exceeded, so it was paused by hand",
+        ),
     ],
 )
 def test_why(status: Status, changes: dict[str, object], says: str) -> None:

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from sfactl import environment, request
 from sfactl.exits import UsageError
+from sfad import meters
 from sfad.protocol.messages import Spawn, pack_message, unpack_request
-from sfad.protocol.types import Bound, Claim
+from sfad.protocol.types import Action, Bound, Claim, Limit, LimitKind
 
 
 def spawn(environ: dict[str, str] | None = None, **given: Any) -> Spawn:
@@ -22,30 +23,84 @@ def spawn(environ: dict[str, str] | None = None, **given: Any) -> Spawn:
     return request.message(wanted, 7, environ or {})
 
 
+def kept(kind: LimitKind, threshold: float, source: str, action: Action | None = None) -> Limit:
+    return Limit(kind=kind, threshold=threshold, source=source, action=action)
+
+
 @pytest.mark.parametrize(
     ("given", "environ", "timeout", "source"),
     [
-        ({}, {}, None, "default"),
         ({"timeout": "90"}, {"SFA_DEFAULTS_TIMEOUT": "5"}, 90.0, "--timeout"),
         ({"timeout": "1.5m"}, {}, 90.0, "--timeout"),
         ({"limit": ["time=250ms"]}, {}, 0.25, "--limit time"),
-        ({"limit": ["wall=2h:terminate"]}, {}, 7200.0, "--limit time"),
+        ({"limit": ["wall=2h"]}, {"SFA_DEFAULTS_TIMEOUT": "5"}, 7200.0, "--limit time"),
+        ({"limits": '{"max_duration_ms": 500}'}, {"SFA_DEFAULTS_TIMEOUT": "5"}, 0.5, "--limits max_duration_ms"),
         ({}, {"SFA_DEFAULTS_TIMEOUT": "5m"}, 300.0, "SFA_DEFAULTS_TIMEOUT"),
     ],
 )
-def test_timeout(given: dict[str, Any], environ: dict[str, str], timeout: float | None, source: str) -> None:
-    message = spawn(environ, **given)
-    assert (message.timeout, message.timeout_source) == (timeout, source)
+def test_time(given: dict[str, Any], environ: dict[str, str], timeout: float, source: str) -> None:
+    assert spawn(environ, **given).limits == [kept(LimitKind.TIME, timeout, source)]
+
+
+def test_without_limits_none_are_asked_for() -> None:
+    message = spawn({"SFA_DEFAULTS_TIMEOUT": " "})
+    assert (message.limits, message.on_limit, message.meter) == ([], None, None)
+
+
+def test_limits_of_every_sort_come_together() -> None:
+    message = spawn(
+        {"SFA_DEFAULTS_TIMEOUT": "9"},
+        limit=["turns=50", "cost=2.50:warn"],
+        limits='{"max_tokens": 1000, "timeout_action": "pause"}',
+        on_limit="request_increase",
+        meter="claude",
+    )
+    assert message.limits == [
+        kept(LimitKind.TURNS, 50, "--limit turns"),
+        kept(LimitKind.COST, 2.5, "--limit cost", Action.WARN),
+        kept(LimitKind.TOKENS, 1000, "--limits max_tokens", Action.PAUSE),
+        kept(LimitKind.TIME, 9, "SFA_DEFAULTS_TIMEOUT"),
+    ]
+    assert (message.on_limit, message.meter) == (Action.REQUEST_INCREASE, "claude")
+
+
+def test_limits_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "limits.json"
+    file.write_text('{"max_turns": 3}')
+    assert spawn(limits=f"@{file}").limits == [kept(LimitKind.TURNS, 3, "--limits max_turns")]
+    with pytest.raises(UsageError, match=r"--limits @/nonexistent: No such file"):
+        spawn(limits="@/nonexistent")
+
+
+@pytest.mark.parametrize("given", [{"stdio": "inherit"}, {"no_log": True}])
+def test_a_meter_needs_an_output_that_it_can_read(given: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="exclude each other"):
+        spawn(meter="claude", **given)
+    assert spawn(meter="none", **given).meter == "none"
+
+
+def test_a_meter_and_the_variable_that_keeps_no_output() -> None:
+    with pytest.raises(UsageError, match="SFA_NO_LOG"):
+        spawn({"SFA_NO_LOG": "1"}, meter="claude")
+
+
+def test_every_meter_is_one_of_the_daemons() -> None:
+    assert set(request.METERS) == {program.name for program in meters.PROGRAMS} | {"none"}
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
         ({"timeout": "soon"}, "--timeout"),
-        ({"timeout": "9", "limit": ["time=9"]}, "more than once"),
-        ({"limit": ["turns=5"]}, "not in this release"),
-        ({"limit": ["time=5:pause"]}, "not in this release"),
-        ({"meter": "claude"}, "--meter is not in this release"),
+        ({"timeout": "9", "limit": ["time=9"]}, "'time' is given twice, by --timeout and by --limit time"),
+        ({"limit": ["turns=5", "turn=5"]}, "'turns' is given twice"),
+        ({"limit": ["cost=5"], "limits": '{"max_cost_usd": 5}'}, "by --limit cost and by --limits max_cost_usd"),
+        ({"limit": ["turns=many"]}, "--limit turns=many: 'many'"),
+        ({"limit": ["luck=5"]}, "'luck' is no kind of limit"),
+        ({"limits": ""}, "--limits"),
+        ({"limits": '{"max_trns": 5}'}, "max_trns"),
+        ({"on_limit": "explode"}, "--on-limit: 'explode' is no action"),
+        ({"meter": "clod"}, "--meter: 'clod' is none of claude"),
         ({"nested": True}, "--nested is not in this release"),
         ({"agent": "reviewer"}, "registered agent"),
         ({"kind": "robot"}, "--kind"),

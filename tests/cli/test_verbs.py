@@ -75,7 +75,7 @@ def test_lists_are_filtered(daemon: World) -> None:
 def test_a_unique_prefix_will_do_and_an_unknown_id_is_66(daemon: World) -> None:
     run = daemon.spawn("--", "sleep", "60")
     assert daemon.json("info", run[0])["id"] == run
-    for verb in ("info", "why", "logs", "result", "wait", "pause", "resume", "stop"):
+    for verb in ("info", "why", "logs", "result", "wait", "pause", "resume", "stop", "approve", "deny"):
         assert "zz9" in daemon.sfactl(verb, "zz9", code=66).stderr
 
 
@@ -177,7 +177,7 @@ def test_pause_and_resume(daemon: World) -> None:
 
 def test_why(daemon: World) -> None:
     run = daemon.spawn("--timeout", "77", "--", "sleep", "60")
-    assert "time 77 from --timeout" in daemon.sfactl("why", run).stdout
+    assert "time 77s → terminate (from --timeout)" in daemon.sfactl("why", run).stdout
     daemon.sfactl("stop", run)
     assert "cancelled" in daemon.json("why", run)["why"]
 
@@ -226,7 +226,7 @@ def test_completion_offers_verbs_and_options(world: World) -> None:
 
 def test_help_lists_verbs_and_exit_codes(world: World) -> None:
     text = world.sfactl("--help").stdout
-    for word in ("spawn", "doctor", "demo", "126", "the run timed out"):
+    for word in ("spawn", "doctor", "demo", "reserve", "recommend", "126", "the run timed out"):
         assert word in text
     assert "--max-depth" in world.sfactl("spawn", "--help").stdout
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 from sfad.core.run import mermaid
+from sfad.protocol.limits import schema
 from sfad.protocol.messages import Reply, Request, pack_message
 
 from . import notation
 from .examples import EXAMPLES
-from .pages import pages, regenerate
+from .pages import DOCS, pages, regenerate
 
 WIDTH = 24
 """Bytes on a line of hex."""
@@ -28,8 +31,17 @@ def shown(message: Request | Reply) -> str:
     return f"```text\n{notation.write(value)}\n```\n```hex\n" + "\n".join(lines) + "\n```\n"
 
 
+def files() -> dict[Path, str]:
+    """Files of docs/ that are generated as a whole."""
+    return {DOCS / "limits.schema.json": schema().decode()}
+
+
 def main() -> None:
-    """Rewrites the pages whose generated parts are out of date."""
+    """Rewrites the pages whose generated parts are out of date, and the files."""
+    for file, text in files().items():
+        if not file.exists() or file.read_text() != text:
+            file.write_text(text)
+            print(f"wrote {file.name}")
     for page in pages():
         before = page.read_text()
         after = regenerate(before, parts())

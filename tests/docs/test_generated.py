@@ -8,7 +8,7 @@ import pytest
 
 from sfad.core.run import mermaid
 from sfad.protocol.types import Status
-from tests.docs.__main__ import parts
+from tests.docs.__main__ import files, parts
 from tests.docs.pages import blocks, generated, pages, regenerate, rows, text_of
 
 
@@ -17,6 +17,11 @@ def test_make_docs_would_change_nothing(page: Path) -> None:
     text = page.read_text()
     assert text.count("<!-- generated") == text.count("<!-- end -->") == len(generated(text))
     assert regenerate(text, parts()) == text, "run `make docs`"
+
+
+def test_generated_files_are_up_to_date() -> None:
+    for file, text in files().items():
+        assert file.read_text() == text, "run `make docs`"
 
 
 def test_everything_generated_is_on_a_page() -> None:

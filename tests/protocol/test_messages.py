@@ -12,9 +12,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfad.protocol import messages as m
+from sfad.protocol.advice import Advice
 from sfad.protocol.errors import BadMessage, ErrorCode
 from sfad.protocol.framing import HEADER, FrameDecoder
-from sfad.protocol.types import Bound, Claim, Event, Limit, Reason, Refusal, Rule, RunInfo, Status, Survivor, Usage
+from sfad.protocol.types import (
+    Action,
+    Bound,
+    Claim,
+    Event,
+    Limit,
+    LimitKind,
+    LimitRefusal,
+    LimitState,
+    Reason,
+    Refusal,
+    Rule,
+    RunInfo,
+    Status,
+    Survivor,
+    Usage,
+)
 
 NOW = datetime(2024, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
 TICK = settings(max_examples=300, deadline=None, database=None)
@@ -23,19 +40,27 @@ RUN = RunInfo(
     id="a1", name="é", kind="agent", type=None, status=Status.FAILED, parent_id=None, root_id="a1", depth=0, chain=["é"], pid=None,
     argv=["x", "\\xff"], cwd="/", user="ann", channel="cli", exit_code=None, signal=9,
     reason=Reason(kind="limit", message="m", limit_kind="time", threshold=1.0, used=1.5),
-    attempts=1, limits=[Limit(kind="time", threshold=120.0)], usage=Usage(elapsed_s=0.1), processes=None, memory_bytes=None,
+    attempts=1, limits=[LimitState(kind=LimitKind.TIME, threshold=120.0, action=Action.TERMINATE, source="default", used=1.5)],
+    usage=Usage(elapsed_s=0.1, cost_usd=0.5, cost_from="prices", source="stream"), processes=None, memory_bytes=None,
     descendants=0, deadline=NOW, milestone=None, created_at=NOW, started_at=NOW, ended_at=None, labels={"k": "v"},
+    usage_by_source={"report": Usage(turns=1, source="report"), "stream": Usage(cost_usd=0.5, source="stream")}, meter="claude",
 )  # fmt: skip
 
 REQUESTS: list[m.Request] = [
     m.Hello(id=1, versions=[1, 2], client="sfactl"),
-    m.Spawn(id=2**63, argv=[b"x", b"\xff\0"], cwd=b"/\xfe", env=[b"A=\xff"], name="n", timeout=1.5, tied=True,
-            max_depth=Bound(value=3, source="--max-depth"), limits=[Limit(kind="cost", threshold=2.5, action="warn")],
+    m.Spawn(id=2**63, argv=[b"x", b"\xff\0"], cwd=b"/\xfe", env=[b"A=\xff"], name="n", tied=True,
+            max_depth=Bound(value=3, source="--max-depth"), on_limit=Action.PAUSE, meter="claude",
+            limits=[Limit(kind=LimitKind.COST, threshold=2.5, action=Action.WARN, source="--limit cost")],
             claim=Claim(names=["a"], depth=1), labels={"a": "b"}, stdio="inherit", descriptors=3),
-    m.Stop(id=3, runs=["a1"], signal=2, grace=0.0), m.Pause(id=4, run="a1"), m.Resume(id=5, run="a1"),
+    m.Stop(id=3, runs=["a1"], signal=2, grace=0.0), m.Pause(id=4, run="a1"),
+    m.Resume(id=5, run="a1", limits=[Limit(kind=LimitKind.TURNS, threshold=50)]),
     m.Signal(id=6, run="a1", signal=3), m.Info(id=7, run="a1"), m.Wait(id=8, run="a1", timeout=3.5),
     m.List(id=9, status=[Status.RUNNING], since=1.5, live=True), m.Logs(id=10, run="a1"), m.Result(id=11, run="a1", max_bytes=3),
     m.Send(id=12, run="a1", data=b"\xff", eof=True), m.Watch(id=13, run="a1"), m.DaemonInfo(id=14), m.Config(id=15),
+    m.Approve(id=16, run="a1", limits=[Limit(kind=LimitKind.COST, threshold=3, source="--limit cost")]), m.Deny(id=17, run="a1"),
+    m.Report(id=18, model="m", turns=1, input_tokens=2, output_tokens=3, cost_usd=0.5, role="planning"),
+    m.Reserve(id=19, run="a1", model="m", input_tokens=2, max_output_tokens=3, role="execution"),
+    m.Settle(id=20, reservation="a1-1", input_tokens=2, output_tokens=3, cached_tokens=1), m.Recommend(id=21, run_type="qa"),
 ]  # fmt: skip
 
 REPLIES: list[m.Reply] = [
@@ -48,6 +73,12 @@ REPLIES: list[m.Reply] = [
     m.DaemonStatus(id=9, version="0", pid=1, uptime_s=1.0, socket="s", state_dir="d", containment="cgroup", containment_detail="",
                    draining=False, live=0, queued=0, admitted=0, refused=0, connections=1, memory_bytes=2, ledger_bytes=3),
     m.ConfigReply(id=10, settings=[m.Setting(key="a", value=[1, {"b": None}], source="built-in")]),
+    m.Reserved(id=13, run="a1", reservation="a1-1", cost_usd=0.01),
+    m.Reserved(id=13, run="a1", refused=LimitRefusal(scope="tree", whose="a1", limit_kind=LimitKind.COST, threshold=1, used=0.9,
+                                                     asked=0.2, message="m")),
+    m.Recommended(id=14, runs=20, in_force=[Limit(kind=LimitKind.TURNS, threshold=25, action=Action.TERMINATE)],
+                  advice=[Advice(kind=LimitKind.TURNS, p95=12, suggested=15, limit=25, runs=20, ended=21, failed_share=0.05,
+                                 least=1, most=100)]),
     m.Done(id=11), m.Error(id=12, code=ErrorCode.BAD_REQUEST, message="m"),
 ]  # fmt: skip
 
@@ -64,7 +95,7 @@ def test_every_message_is_in_here() -> None:
     assert {type(reply) for reply in REPLIES} == set(typing.get_args(m.AnyReply))
     # and in the unions
     assert set(m.Request.__subclasses__()) == set(typing.get_args(m.AnyRequest))
-    assert set(m.Reply.__subclasses__()) - {m.PackedRunList} == set(typing.get_args(m.AnyReply))
+    assert set(m.Reply.__subclasses__()) == set(typing.get_args(m.AnyReply))
 
 
 @pytest.mark.parametrize(("message", "unpack"), ALL, ids=name)
@@ -141,6 +172,11 @@ def test_every_truncation_is_a_bad_message(message: m.Request | m.Reply, unpack:
         ({"type": "spawn", "id": 1, "argv": [b"x"], "cwd": b"/", "env": [], "kind": "robot"}, "robot"),
         ({"type": "spawn", "id": 1, "argv": [b"x"], "cwd": b"/", "env": [], "stdio": "other"}, "other"),
         ({"type": "list", "id": 1, "status": ["done"]}, "done"),
+        ({"type": "spawn", "id": 1, "argv": [b"x"], "cwd": b"/", "env": [], "limits": [{"kind": "luck", "threshold": 1}]}, "luck"),
+        ({"type": "resume", "id": 1, "run": "a1", "limits": [{"kind": "turns", "threshold": "5"}]}, "threshold"),
+        ({"type": "report", "id": 1, "turns": 1.5}, "turns"),
+        ({"type": "report", "id": 1, "role": "both"}, "both"),
+        ({"type": "reserve", "id": 1, "model": "m", "input_tokens": 1}, "max_output_tokens"),
         ([1, 2], "object"),
         (None, "object"),
     ],
@@ -231,7 +267,7 @@ SPAWNS = st.builds(
     argv=st.lists(st.binary()),
     cwd=st.binary(),
     env=st.lists(st.binary()),
-    timeout=st.none() | st.floats(allow_nan=False),
+    limits=st.lists(st.builds(Limit, kind=st.sampled_from(LimitKind), threshold=st.floats(allow_nan=False))),
     name=st.none() | st.text(),
     labels=st.dictionaries(st.text(), st.text()),
 )
@@ -241,14 +277,6 @@ SPAWNS = st.builds(
 @settings(max_examples=100, deadline=None, database=None)
 def test_operating_system_strings_come_through_unchanged(spawn: m.Spawn) -> None:
     assert m.unpack_request(m.pack(spawn)) == spawn
-
-
-@pytest.mark.parametrize("count", [0, 1, 15, 16, 70_000])
-def test_a_packed_list_has_the_bytes_of_a_list(count: int) -> None:
-    raw = msgspec.Raw(m.pack(RUN))
-    plain = m.pack(m.RunList(id=7, runs=[RUN] * count))
-    assert m.pack(m.PackedRunList(id=7, runs=[raw] * count)) == plain
-    assert m.unpack_reply(plain) == m.RunList(id=7, runs=[RUN] * count)
 
 
 def test_defaults_are_not_sent() -> None:

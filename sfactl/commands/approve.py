@@ -1,0 +1,33 @@
+"""`sfactl approve RUN [--limit KIND=N]`
+
+Lets a run go on that a limit with the action request_increase has frozen. --limit says how much it may use from now on in
+all, never more than an ancestor has; without --limit, that limit only warns from now on. Only from outside any run: no agent
+approves its own increase. `sfactl why RUN` says what a run waits for.
+
+Exit codes: 0 it runs; 1 it does not wait for approval; 2 a limit outside its range; 66 no such run; 77 not permitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sfad.protocol.messages import Approve, RunReply
+
+from .. import limits, output
+from ..connection import connect
+from ..exits import Exit
+from ..options import COMMON, RUN, Parameter
+
+PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUN, limits.OPTION)
+
+
+def main(*, run: str, limit: Sequence[str] = (), socket: str | None = None, json: bool = False) -> int:
+    """Approves an increase."""
+    room = limits.of_flags(limit)
+    with connect(socket) as client:
+        found = client.call(Approve(id=client.next_id(), run=run, limits=room), RunReply).run
+    if json:
+        output.print_json(found)
+    else:
+        output.note(f"{found.id} is {found.status.value}")
+    return Exit.DONE

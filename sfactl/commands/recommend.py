@@ -1,0 +1,77 @@
+"""`sfactl recommend [--type T | --name N]`
+
+What the ledger's successful runs have used, kind by kind: P95 is what 95 in 100 of them used at most, SUGGESTED that with
+head-room, IN FORCE what a run of this type has that says nothing itself, and FAILED ON IT the share of all ended runs that a
+breach of it ended. RUNS is how many successful runs the row rests on. Nothing is changed; `limits.adaptive = true` in the
+config has the daemon apply it.
+
+Exit codes: 0, also where there are too few runs to tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sfad.protocol.advice import Advice
+from sfad.protocol.limits import format_amount, format_limit
+from sfad.protocol.messages import Recommend, Recommended
+from sfad.protocol.types import Limit, LimitKind
+
+from .. import output
+from ..connection import connect
+from ..exits import Exit, UsageError
+from ..options import COMMON, Option, Parameter
+
+PARAMETERS: tuple[Parameter, ...] = (
+    *COMMON,
+    Option(("--type",), "type", "Only runs of this type; its profile is what is in force", "TYPE"),
+    Option(("--name",), "name", "Only runs of this name", "NAME"),
+)
+
+HEADER = ("KIND", "IN FORCE", "FROM", "P95", "SUGGESTED", "FAILED ON IT", "RUNS")
+
+
+def main(*, type: str | None = None, name: str | None = None, socket: str | None = None, json: bool = False) -> int:  # noqa: A002
+    """Recommends limits."""
+    if type is not None and name is not None:
+        raise UsageError("--type and --name exclude each other: say which runs to learn from")
+    with connect(socket) as client:
+        found = client.call(Recommend(id=client.next_id(), run_type=type, name=name), Recommended)
+    if json:
+        output.print_json(output.content(found))
+    else:
+        print(output.table(HEADER, rows(found)))
+        print(verdict(found))
+    return Exit.DONE
+
+
+def rows(found: Recommended) -> Iterable[tuple[str, ...]]:
+    """One row for each kind that there is advice on or a limit of, in the order of the kinds."""
+    advice = {item.kind: item for item in found.advice}
+    in_force = {limit.kind: limit for limit in found.in_force}
+    for kind in LimitKind:
+        if kind in advice or kind in in_force:
+            yield (kind.value, *_force(in_force.get(kind)), *_learnt(advice.get(kind)))
+
+
+def _force(limit: Limit | None) -> tuple[str, str]:
+    return ("none", "-") if limit is None else (format_limit(limit).partition(" ")[2], limit.source)
+
+
+def _learnt(advice: Advice | None) -> tuple[str, ...]:
+    if advice is None:
+        return ("-", "-", "-", "-")
+    failed = "-" if advice.failed_share is None else f"{100 * advice.failed_share:.0f} %"
+    return (_amount(advice.kind, advice.p95), _amount(advice.kind, advice.suggested), failed, str(advice.runs))
+
+
+def _amount(kind: LimitKind, amount: float | None) -> str:
+    return "-" if amount is None else format_amount(kind, amount)
+
+
+def verdict(found: Recommended) -> str:
+    """What the table rests on, and what is to be said of single rows."""
+    runs = output.counted(found.runs, "successful run", "successful runs")
+    told = any(item.suggested is not None for item in found.advice)
+    first = f"learnt from {runs}" if told else f"{runs} in the ledger: too few to recommend anything; keep the limits in force"
+    return "\n".join([first, *(f"{item.kind}: {output.plain(item.note)}" for item in found.advice if item.note)])

@@ -1,0 +1,71 @@
+"""`sfactl report [RUN] --turns 1 --model M --input-tokens N --output-tokens N …`
+
+For an agent, inside its run: what it has used since its last report. The amounts are added up, and checked against the limits
+of the run and, for tokens and money, of everything above it. RUN may be a run below this one. Prints nothing; --json prints
+the run.
+
+Exit codes: 0 it is counted, whatever follows from it; 1 the run has ended; 2 it tells no amount, or this process is in no run
+and none is named; 66 no such run; 77 not permitted.
+"""
+
+from __future__ import annotations
+
+from sfad.protocol.messages import Report, RunReply
+
+from .. import output, usage
+from ..connection import connect
+from ..exits import Exit, UsageError
+from ..options import COMMON, Parameter
+
+PARAMETERS: tuple[Parameter, ...] = (
+    *COMMON,
+    usage.RUN,
+    usage.TURNS,
+    usage.MESSAGES,
+    usage.MODEL,
+    usage.INPUT,
+    usage.OUTPUT,
+    usage.CACHED,
+    usage.CACHE_WRITE,
+    usage.COST,
+    usage.ROLE,
+)
+
+
+def main(
+    *,
+    run: str | None = None,
+    turns: str | None = None,
+    messages: str | None = None,
+    model: str | None = None,
+    input_tokens: str | None = None,
+    output_tokens: str | None = None,
+    cached_tokens: str | None = None,
+    cache_write_tokens: str | None = None,
+    cost: str | None = None,
+    role: str | None = None,
+    socket: str | None = None,
+    json: bool = False,
+) -> int:
+    """Reports use."""
+    if {turns, messages, input_tokens, output_tokens, cached_tokens, cache_write_tokens, cost} == {None}:
+        raise UsageError("nothing to report: say at least one amount, as in --turns 1 or --input-tokens 1200 --output-tokens 300")
+    request = Report(
+        id=0,
+        run=run,
+        model=model,
+        turns=usage.count("--turns", turns),
+        messages=usage.count("--messages", messages),
+        input_tokens=usage.count("--input-tokens", input_tokens),
+        output_tokens=usage.count("--output-tokens", output_tokens),
+        cached_tokens=usage.count("--cached-tokens", cached_tokens),
+        cache_write_tokens=usage.count("--cache-write-tokens", cache_write_tokens),
+        cost_usd=usage.usd("--cost", cost),
+        role=usage.role(role),
+    )
+    with connect(socket) as client:
+        request.id = client.next_id()
+        found = client.call(request, RunReply).run
+    if json:
+        output.print_json(found)
+    return Exit.DONE

@@ -1,0 +1,70 @@
+"""`sfactl reserve [RUN] --model M --input-tokens N --max-output-tokens N`
+
+For an agent, before it calls a model: may the run use this much? A yes prints the reservation's id and holds the estimate
+against the run, everything above it, its user and its teams, until `sfactl settle` says what was used. What is never settled
+is charged in full at the end of the run. A refusal charges nothing; it is a breach of the limit that it names, and answered
+by that limit's action.
+
+With --json: {"reserved": {"reservation", "run", "cost_usd"}} or {"refused": {…}} on stdout.
+
+Exit codes: 0 it is held; 1 refused, why is on stderr; 2 a value is missing, or this process is in no run and none is named; 66
+no such run; 77 not permitted.
+"""
+
+from __future__ import annotations
+
+from sfad.protocol.messages import Reserve, Reserved
+
+from .. import output, usage
+from ..connection import connect
+from ..exits import Exit, Quit, UsageError
+from ..options import COMMON, Option, Parameter
+
+PARAMETERS: tuple[Parameter, ...] = (
+    *COMMON,
+    usage.RUN,
+    usage.MODEL,
+    usage.INPUT,
+    Option(("--max-output-tokens",), "max_output_tokens", "Tokens out at most, as the call to the model will say", "N"),
+    usage.ROLE,
+)
+
+
+def main(
+    *,
+    run: str | None = None,
+    model: str | None = None,
+    input_tokens: str | None = None,
+    max_output_tokens: str | None = None,
+    role: str | None = None,
+    socket: str | None = None,
+    json: bool = False,
+) -> int:
+    """Reserves what a call may use."""
+    if not model:
+        raise UsageError("--model is missing: the estimate needs its prices")
+    request = Reserve(
+        id=0,
+        run=run,
+        model=model,
+        input_tokens=usage.needed("--input-tokens", input_tokens),
+        max_output_tokens=usage.needed("--max-output-tokens", max_output_tokens),
+        role=usage.role(role),
+    )
+    with connect(socket) as client:
+        request.id = client.next_id()
+        found = client.call(request, Reserved)
+    return _show(found, json)
+
+
+def _show(found: Reserved, json: bool) -> int:
+    if found.refused is not None:
+        if json:
+            output.print_json({"refused": found.refused})
+        raise Quit(Exit.REFUSED, "" if json else f"refused: {output.plain(found.refused.message)}")
+    if json:
+        held = {"reservation": found.reservation, "run": found.run, "cost_usd": found.cost_usd}
+        output.print_json({"reserved": held})
+    else:
+        print(found.reservation)
+    return Exit.DONE

@@ -1,0 +1,205 @@
+"""Limits on the command line, and limits and usage as they are shown. Only imported where there are any: what agents call in
+loops often has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import ParamSpec, TypeVar
+
+from sfad.protocol import limits as written
+from sfad.protocol.limits import METERED, format_amount, format_usd
+from sfad.protocol.types import Action, Event, Limit, LimitKind, LimitState, RunInfo, Usage
+
+from .exits import UsageError
+from .options import Option
+from .output import plain, seconds
+
+OPTION = Option(("--limit",), "limit", "From now on this much: turns=50, cost=2.50, tokens=200k, …", "KIND=N", many=True)
+"""For the verbs that give a run more room."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def of_flags(texts: Iterable[str]) -> list[Limit]:
+    """What `--limit` says, each kind at most once. Raises `UsageError`."""
+    return once(_understood(written.parse_limit, text, "--limit") for text in texts)
+
+
+def of_object(text: str) -> list[Limit]:
+    """What `--limits` says: JSON, or the file that is named after `@`. Raises `UsageError`."""
+    found = _understood(written.parse_limits, _contents(text), "--limits")
+    return _understood(found.limits, "--limits")
+
+
+def action(text: str) -> Action:
+    """What `--on-limit` says. Raises `UsageError`."""
+    try:
+        return written.parse_action(text)
+    except ValueError as error:
+        raise UsageError(f"--on-limit: {error}") from None
+
+
+def once(found: Iterable[Limit]) -> list[Limit]:
+    """The same limits. Raises `UsageError` for two of one kind."""
+    by_kind: dict[LimitKind, Limit] = {}
+    for limit in found:
+        other = by_kind.setdefault(limit.kind, limit)
+        if other is not limit:
+            raise UsageError(f"the limit '{limit.kind}' is given twice, by {other.source} and by {limit.source}: leave one out")
+    return list(by_kind.values())
+
+
+def _understood(read: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    try:
+        return read(*arguments, **named)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _contents(text: str) -> str | bytes:
+    if not text.startswith("@"):
+        return text
+    try:
+        with open(text[1:], "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise UsageError(f"--limits {text}: {error.strerror}") from None
+
+
+def unenforceable(run: RunInfo, asked: Sequence[Limit]) -> str | None:
+    """What to say of limits that were asked for and that nobody can keep, because nobody knows what the run uses."""
+    wanted = {limit.kind for limit in asked} & METERED
+    kept = [state for state in run.limits if state.kind in wanted and state.enforced_by == "nothing"]
+    if not kept:
+        return None
+    named = ", ".join(f"{state.kind} {format_amount(state.kind, state.threshold)}" for state in kept)
+    return (
+        f"sfactl: {run.id}: NOT ENFORCEABLE: {named}. Nothing tells what this run uses. Let the agent print JSON events and say "
+        "which with --meter, or have it report what it uses: sfactl report, inside the run"
+    )
+
+
+def describe(state: LimitState) -> str:
+    """A limit on one line: what is used of it, what follows, who set it, whose use counts, who watches over it."""
+    parts = [_of(state), f"from {plain(state.source)}", _SCOPES[state.scope], _WATCHERS[state.enforced_by]]
+    return f"{state.kind} " + "; ".join(parts)
+
+
+_SCOPES = {"run": "the run's own", "tree": "with its descendants'"}
+
+_WATCHERS = {
+    "clock": "kept by the clock",
+    "meter": "kept by meter and reports",
+    "kernel": "kept by the kernel",
+    "watching": "kept by watching",
+    "nothing": "NOT ENFORCEABLE: nothing tells what is used",
+}
+
+_INSTEAD = {LimitKind.OUTPUT: "the oldest is freed", LimitKind.CPU: "throttled"}
+"""What happens at limits that take no action."""
+
+
+def _of(state: LimitState) -> str:
+    follows = _INSTEAD.get(state.kind, state.action.value)
+    whole = format_amount(state.kind, state.threshold)
+    if state.used is None:
+        return f"{whole} → {follows}"
+    part = f" ({100 * state.used / state.threshold:.0f} %)" if state.threshold else ""
+    return f"{_used(state.kind, state.used)} of {whole}{part} → {follows}"
+
+
+def amounts(usage: Usage) -> str:
+    """What is known of a run's use, on one line; empty where nothing is."""
+    return ", ".join(_amounts(usage))
+
+
+def _amounts(usage: Usage) -> Iterator[str]:
+    for number, one, many in ((usage.turns, "turn", "turns"), (usage.messages, "message", "messages")):
+        if number is not None:
+            yield f"{number} {one if number == 1 else many}"
+    if usage.input_tokens is not None:
+        cached = "" if usage.cached_tokens is None else f" ({usage.cached_tokens} from a cache)"
+        yield f"{usage.input_tokens} tokens in{cached}"
+    if usage.output_tokens is not None:
+        yield f"{usage.output_tokens} tokens out"
+    if usage.cost_usd is not None:
+        yield f"cost {format_usd(usage.cost_usd)} USD{_COST_FROM[usage.cost_from]}"
+    for role, cost in (("planning", usage.planning_cost_usd), ("execution", usage.execution_cost_usd)):
+        if cost is not None:
+            yield f"{role} {format_usd(cost)} USD"
+
+
+_COST_FROM = {None: "", "agent": " (from the agent)", "prices": " (from prices)"}
+
+
+def by_source(run: RunInfo) -> Iterator[str]:
+    """What each source says of the run's use, the one that is shown elsewhere first."""
+    several = len(run.usage_by_source) > 1
+    for source, usage in run.usage_by_source.items() or [(run.usage.source, run.usage)]:
+        if said := amounts(usage):
+            shown = ", shown elsewhere" if several and source == run.usage.source else ""
+            yield f"{said} [{source}{shown}]"
+
+
+class Notices:
+    """What the person at a foreground run is told of its limits, each thing once."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def of(self, event: Event, run: RunInfo) -> str | None:
+        """The words for an event of `run`; `None` if it is not about a limit, or was told before."""
+        if event.type not in ("limit_nearing", "limit_exceeded") or event.limit_kind is None:
+            return None
+        words = f"limit {event.limit_kind}: {_what(event)}{_follows(event, run)}"
+        if words in self._told:
+            return None
+        self._told.add(words)
+        return words
+
+
+REFUSED = "was refused"
+"""How the message of a breach begins that is a refused reservation: what it would have used is not used."""
+
+
+def _what(event: Event) -> str:
+    numbers = share(event.limit_kind, event.used, event.threshold)
+    if numbers is None or event.scope in ("user", "team", "daemon") or event.message.startswith(REFUSED):
+        return plain(event.message)
+    return f"used {numbers}"
+
+
+def share(kind: str | None, used: float | None, threshold: float | None) -> str | None:
+    """`0.45 of 0.30 USD`; `None` where there are no such numbers: a breach by calling a forbidden tool has none."""
+    if used is None or threshold is None or kind not in set(LimitKind):
+        return None
+    known = LimitKind(kind)
+    return f"{_used(known, used)} of {format_amount(known, threshold)}"
+
+
+def _used(kind: LimitKind, amount: float) -> str:
+    return seconds(amount) if kind is LimitKind.TIME else format_amount(kind, amount, unit=False)
+
+
+def _follows(event: Event, run: RunInfo) -> str:
+    if event.scope in ("user", "team", "daemon"):
+        return ""
+    if event.type == "limit_nearing":
+        return f", {100 * (event.used or 0) / event.threshold:.0f} %" if event.threshold else ""
+    more = f"--limit {event.limit_kind}=N"
+    return {
+        None: "",
+        Action.TERMINATE: ", terminating",
+        Action.WARN: ", going on",
+        Action.PAUSE: f", paused; more room: sfactl resume {run.id} {more}",
+        Action.REQUEST_INCREASE: f", waiting for approval: sfactl approve {run.id} [{more}], or sfactl deny {run.id}",
+    }[_action(event, run)]
+
+
+def _action(event: Event, run: RunInfo) -> Action | None:
+    """What follows from a breach, as far as the run's limits tell."""
+    own = next((state for state in run.limits if state.kind == event.limit_kind), None)
+    if event.limit_kind == LimitKind.TIME and (own is None or own.threshold != event.threshold):
+        return Action.TERMINATE  # `limits.max_time`, which nothing else overrules
+    return own.action if own is not None else None

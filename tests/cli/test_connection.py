@@ -1,0 +1,181 @@
+"""The connection, against a scripted other end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from sfactl.connection import Client, DaemonError, Unreachable, explain
+from sfactl.exits import Quit
+from sfad.protocol import messages as m
+from sfad.protocol.errors import ErrorCode
+from sfad.protocol.framing import MAX_REQUEST, FrameDecoder
+
+Script = Callable[[socket.socket, Callable[[], m.AnyRequest]], None]
+
+
+@contextmanager
+def served(tmp_path: Path, script: Script, *, greet: bool = True) -> Iterator[Path]:
+    """A daemon for one connection, in a thread."""
+    path = tmp_path / "sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        thread = threading.Thread(target=_serve, args=(listener, script, greet))
+        thread.start()
+        yield path
+        thread.join()
+
+
+def _serve(listener: socket.socket, script: Script, greet: bool) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        incoming = _requests(connection)
+        if greet:
+            hello = next(incoming)
+            welcome = m.Welcome(id=hello.id, version=1, daemon="0", pid=1, state_dir="/")
+            connection.sendall(m.pack_message(welcome))
+        script(connection, lambda: next(incoming))
+
+
+def _requests(connection: socket.socket) -> Iterator[m.AnyRequest]:
+    decoder = FrameDecoder(MAX_REQUEST)
+    while data := connection.recv(65536):
+        for body in decoder.feed(data):
+            yield m.unpack_request(body)
+
+
+def _dribble(connection: socket.socket, replies: Sequence[m.Reply], size: int) -> None:
+    data = b"".join(m.pack_message(reply) for reply in replies)
+    for start in range(0, len(data), size):
+        connection.sendall(data[start : start + size])
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 10_000])
+def test_replies_are_matched_by_id_in_any_order_and_any_pieces(tmp_path: Path, size: int) -> None:
+    def script(connection: socket.socket, receive: Callable[[], m.AnyRequest]) -> None:
+        first, second = receive(), receive()
+        _dribble(connection, [m.Done(id=second.id), m.RunList(id=first.id, runs=[])], size)
+
+    with served(tmp_path, script) as path, Client(path) as client:
+        listed = client.send(m.List(id=client.next_id()))
+        client.call(m.Send(id=client.next_id(), run="a1", data=b""), m.Done)
+        while not (rest := client.arrived()):
+            """A read may hold less than a reply."""
+        assert [answer.reply.id for answer in rest] == [listed]
+
+
+def test_descriptors_go_to_the_reply_that_declares_them(tmp_path: Path) -> None:
+    def script(connection: socket.socket, receive: Callable[[], m.AnyRequest]) -> None:
+        request = receive()
+        connection.sendall(m.pack_message(m.Done(id=99)))
+        with open(tmp_path / "out", "w+") as out, open(tmp_path / "err", "w+") as err:
+            out.write("said")
+            out.flush()
+            reply = m.pack_message(m.LogFiles(id=request.id, run="a1", ended=True))
+            socket.send_fds(connection, [reply], [out.fileno(), err.fileno()])
+
+    with served(tmp_path, script) as path, Client(path) as client:
+        _, (out, err) = client.ask(m.Logs(id=client.next_id(), run="a1"), m.LogFiles)
+        assert os.pread(out, 10, 0) == b"said"
+        assert not os.get_inheritable(out)
+        os.close(out)
+        os.close(err)
+
+
+def test_descriptors_nobody_took_are_closed(tmp_path: Path) -> None:
+    readable, writable = os.pipe()
+
+    def script(connection: socket.socket, receive: Callable[[], m.AnyRequest]) -> None:
+        receive()
+        socket.send_fds(connection, [m.pack_message(m.Done(id=2))], [writable])
+        os.close(writable)
+
+    with served(tmp_path, script) as path, Client(path) as client:
+        client.call(m.DaemonInfo(id=client.next_id()), m.Done)
+    assert os.read(readable, 1) == b"", "the pipe's last writer must be gone"
+    os.close(readable)
+
+
+def test_an_error_is_raised_with_its_exit_code(tmp_path: Path) -> None:
+    def script(connection: socket.socket, receive: Callable[[], m.AnyRequest]) -> None:
+        error = m.Error(id=receive().id, code=ErrorCode.NO_SUCH_RUN, message="no run has the id 'zz'")
+        connection.sendall(m.pack_message(error))
+
+    with served(tmp_path, script) as path, Client(path) as client, pytest.raises(DaemonError, match="zz") as raised:
+        client.call(m.Info(id=client.next_id(), run="zz"), m.RunReply)
+    assert raised.value.code == 66
+
+
+def test_a_reply_of_another_kind_is_not_taken(tmp_path: Path) -> None:
+    def script(connection: socket.socket, receive: Callable[[], m.AnyRequest]) -> None:
+        connection.sendall(m.pack_message(m.Done(id=receive().id)))
+
+    with served(tmp_path, script) as path, Client(path) as client, pytest.raises(Quit, match="Done, not RunReply"):
+        client.call(m.Info(id=client.next_id(), run="a1"), m.RunReply)
+
+
+def test_a_daemon_that_vanishes_is_unreachable(tmp_path: Path) -> None:
+    def script(_connection: socket.socket, receive: Callable[[], m.AnyRequest]) -> None:
+        receive()
+
+    with served(tmp_path, script) as path, Client(path) as client, pytest.raises(Unreachable) as raised:
+        client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus)
+    assert (raised.value.kind, raised.value.code) == ("gone", 69)
+
+
+def test_who_does_not_speak_the_protocol_is_said_so(tmp_path: Path) -> None:
+    def script(connection: socket.socket, receive: Callable[[], m.AnyRequest]) -> None:
+        receive()
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with served(tmp_path, script, greet=False) as path, pytest.raises(Unreachable, match="does not speak"):
+        Client(path)
+
+
+def test_silence_ends_in_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sfactl.connection.HANDSHAKE_TIMEOUT", 0.05)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "sock"))
+        listener.listen()
+        with pytest.raises(Unreachable) as raised:
+            Client(tmp_path / "sock")
+    assert raised.value.kind == "silent"
+
+
+def test_missing_and_refused_are_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "sock"
+    with pytest.raises(Unreachable) as missing:
+        Client(path)
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
+    with pytest.raises(Unreachable) as refused:
+        Client(path)
+    assert (missing.value.kind, refused.value.kind) == ("missing", "refused")
+    assert str(path) in missing.value.message
+
+
+def test_a_sandbox_is_told_from_file_permissions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "sock"
+    path.touch(mode=0o600)
+    assert explain(path, OSError(errno.EPERM, "")).kind == "sandbox"
+    assert explain(path, OSError(errno.EACCES, "")).kind == "sandbox", "the mode allows it, so something else does not"
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    denied = explain(path, OSError(errno.EACCES, ""))
+    assert denied.kind == "denied"
+    assert f"uid {os.getuid()} with mode 0600" in denied.message
+
+
+def test_a_path_longer_than_an_address_holds(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 80) / ("e" * 80)
+    deep.mkdir(parents=True)
+    with pytest.raises(Unreachable) as raised:
+        Client(deep / "sock")
+    assert raised.value.kind == "missing"

@@ -1,0 +1,249 @@
+"""Limits and usage as people are told of them: `info`, `why`, `list`, `tree`, `recommend`, and the lines of a foreground run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from sfactl import limits, request
+from sfactl.commands import info, recommend, tree, why
+from sfactl.commands import list as list_
+from sfad.protocol.advice import Advice
+from sfad.protocol.messages import Recommended, Spawn
+from sfad.protocol.types import Action, Event, Limit, LimitKind, LimitState, RunInfo, Status, Usage
+
+from .samples import NOON, reason, run, state
+
+COST = LimitKind.COST
+NOTHING: dict[str, Any] = {"enforced_by": "nothing"}
+
+
+@pytest.mark.parametrize(
+    ("limit", "shown"),
+    [
+        (
+            state(COST, 2.5, Action.WARN, used=0.45, source="--limit cost", scope="tree", enforced_by="meter"),
+            "cost 0.45 of 2.50 USD (18 %) → warn; from --limit cost; with its descendants'; kept by meter and reports",
+        ),
+        (state(LimitKind.TIME, 120, used=30), "time 30s of 2m (25 %) → terminate; from default; the run's own; kept by the clock"),
+        (
+            state(LimitKind.MEMORY, 2**31, used=2**30, scope="tree", enforced_by="kernel"),
+            "memory 1.0 GiB of 2.0 GiB (50 %) → terminate; from default; with its descendants'; kept by the kernel",
+        ),
+        (
+            state(LimitKind.TURNS, 25, **NOTHING),
+            "turns 25 → terminate; from default; the run's own; NOT ENFORCEABLE: nothing tells what is used",
+        ),
+        (
+            state(LimitKind.OUTPUT, 2**20, Action.WARN, enforced_by="watching"),
+            "output 1.0 MiB → the oldest is freed; from default; the run's own; kept by watching",
+        ),
+    ],
+)
+def test_a_limit_on_one_line(limit: LimitState, shown: str) -> None:
+    assert limits.describe(limit) == shown
+
+
+def facts(found: RunInfo) -> list[tuple[str, str]]:
+    return [(name, value) for name, value in info.facts(found) if name in ("limit", "usage", "meter")]
+
+
+def test_info_shows_usage_with_its_source() -> None:
+    usage = Usage(turns=12, messages=1, input_tokens=4650, cached_tokens=1200, output_tokens=180, cost_usd=0.45, cost_from="prices",
+                  source="stream", planning_cost_usd=0.1)  # fmt: skip
+    said = "12 turns, 1 message, 4650 tokens in (1200 from a cache), 180 tokens out, cost 0.45 USD (from prices), planning 0.10 USD"
+    found = facts(run(usage=usage, limits=[], meter="claude"))
+    assert found == [("usage", f"{said} [stream]"), ("meter", "claude")]
+
+
+def test_info_shows_every_source_where_there_are_several() -> None:
+    told, read = Usage(turns=3, cost_usd=1, cost_from="agent", source="report"), Usage(turns=4, source="stream")
+    found = facts(run(usage=told, usage_by_source={"report": told, "stream": read}, limits=[]))
+    assert found == [
+        ("usage", "3 turns, cost 1.00 USD (from the agent) [report, shown elsewhere]"),
+        ("usage", "4 turns [stream]"),
+    ]
+
+
+def test_info_shows_no_usage_that_is_not_known() -> None:
+    assert facts(run(limits=[])) == []
+
+
+# ---- why
+
+
+def over(kind: str, used: float, threshold: float) -> Any:
+    message = f"used {used}; its {kind} limit is {threshold}, set by --limit {kind}"
+    return reason("limit", message, limit_kind=kind, used=used, threshold=threshold, exceeded_by=round(used - threshold, 6))
+
+
+@pytest.mark.parametrize(
+    ("status", "changes", "says"),
+    [
+        (
+            Status.FAILED,
+            {"reason": over("cost", 0.45, 0.3), "limits": [state(COST, 0.3, scope="tree")]},
+            "ended as failed: used 0.45; its cost limit is 0.3, set by --limit cost (0.15 USD over; what its descendants used "
+            "counts too)",
+        ),
+        (Status.FAILED, {"reason": over("turns", 26, 25)}, "set by --limit turns (1 over)"),
+        (Status.TIMEOUT, {"reason": over("time", 60, 60)}, "ended as timeout: used 60; its time limit is 60, set by --limit time"),
+        (Status.FAILED, {"reason": reason("limit", "it called 'Bash'", limit_kind="tool")}, "ended as failed: it called 'Bash'"),
+        (Status.STOPPING, {"reason": over("turns", 26, 25)}, "is stopping: used 26; its turns limit is 25, set by --limit turns ("),
+        (
+            Status.PAUSED,
+            {"limits": [state(LimitKind.TURNS, 25, Action.PAUSE, used=26)]},
+            "is paused: its turns limit, set by default, is exceeded: used 26 of 25, 1 over; it goes on with: "
+            "sfactl resume a1 [--limit turns=N]",
+        ),
+        (
+            Status.PAUSED,
+            {"limits": [state(COST, 0.3, Action.REQUEST_INCREASE, used=0.45, scope="tree", source="type qa")], "deadline": None},
+            "its cost limit, set by type qa, is exceeded: used 0.45 of 0.30 USD, 0.15 USD over, its descendants' use included; "
+            "it waits for approval: sfactl approve a1 [--limit cost=N], or sfactl deny a1",
+        ),
+        (
+            Status.PAUSED,
+            {"limits": [state(COST, 0.3, Action.REQUEST_INCREASE, used=0.45)]},
+            "it waits for approval until 2026-01-02T12:02:00+00:00, in 1m30s: sfactl approve a1",
+        ),
+        (
+            Status.PAUSED,
+            {"limits": [state(COST, 0.3, Action.PAUSE, used=0.2)], "reason": over("cost", 0.4, 0.3)},
+            "set by --limit cost (0.10 USD over); it goes on with: sfactl resume a1 [--limit cost=N]",
+        ),
+        (Status.RUNNING, {"limits": [state(LimitKind.TURNS, 25, **NOTHING)]}, "25 → terminate (from default, NOT ENFORCEABLE)"),
+    ],
+)  # fmt: skip
+def test_why_a_limit(status: Status, changes: dict[str, Any], says: str) -> None:
+    assert says in why.sentence(run(status, **changes), NOON + timedelta(seconds=30))
+
+
+# ---- list, tree, recommend
+
+
+def test_usage_has_columns_where_it_is_known() -> None:
+    unknown, known = run(id="a1"), run(id="a2", usage=Usage(elapsed_s=3.0, turns=12, tokens=48_000, cost_usd=0.45, source="report"))
+    header, first, second = list_._table([unknown, known], live=False).splitlines()
+    assert header.split()[6:] == ["RAN", "TURNS", "TOKENS", "USD", "COMMAND"]
+    assert first.split()[7:10] == ["-", "-", "-"]
+    assert second.split()[7:10] == ["12", "48.0k", "0.45"]
+    assert "USD" not in list_._table([unknown], live=False)
+    assert max(len(line) for line in (header, first, second)) <= 100
+
+
+def test_a_tree_shows_what_is_known() -> None:
+    assert "3 turns  120 tokens  0.0020 USD" in tree.describe(run(usage=Usage(turns=3, tokens=120, cost_usd=0.002)))
+    assert "USD" not in tree.describe(run())
+
+
+def advice(kind: LimitKind, **changes: Any) -> Advice:
+    fields: dict[str, Any] = {"p95": None, "suggested": None, "limit": None, "runs": 0, "ended": 0, "failed_share": None}
+    return Advice(kind=kind, least=1, most=None, **(fields | changes))
+
+
+def test_advice_is_a_table() -> None:
+    found = Recommended(
+        id=1,
+        runs=20,
+        advice=[
+            advice(COST, p95=0.31, suggested=0.4, runs=20, ended=25, failed_share=0.08),
+            advice(LimitKind.TOKENS, note="too few"),
+        ],
+        in_force=[
+            Limit(kind=COST, threshold=1, action=Action.TERMINATE),
+            Limit(kind=LimitKind.TIME, threshold=120, source="type qa"),
+        ],
+    )
+    assert list(recommend.rows(found)) == [
+        ("time", "2m", "type qa", "-", "-", "-", "-"),
+        ("tokens", "none", "-", "-", "-", "-", "0"),
+        ("cost", "1.00 USD → terminate", "default", "0.31 USD", "0.40 USD", "8 %", "20"),
+    ]
+    assert recommend.verdict(found) == "learnt from 20 successful runs\ntokens: too few"
+
+
+def test_too_few_runs_are_said_to_be_too_few() -> None:
+    found = Recommended(id=1, runs=1, advice=[advice(COST, runs=1, ended=1)], in_force=[])
+    assert recommend.verdict(found) == "1 successful run in the ledger: too few to recommend anything; keep the limits in force"
+
+
+# ---- at a run's start and in the foreground
+
+
+ASKED = [Limit(kind=LimitKind.TURNS, threshold=50), Limit(kind=COST, threshold=2), Limit(kind=LimitKind.TIME, threshold=9)]
+
+
+@pytest.mark.parametrize(
+    ("states", "asked", "named"),
+    [
+        ([state(LimitKind.TURNS, 50, **NOTHING), state(COST, 2, **NOTHING)], ASKED, "turns 50, cost 2.00 USD."),
+        ([state(LimitKind.TURNS, 50, enforced_by="meter"), state(COST, 2, **NOTHING)], ASKED, "cost 2.00 USD."),
+        ([state(LimitKind.TURNS, 50, enforced_by="meter")], ASKED, None),
+        ([state(LimitKind.TURNS, 25, **NOTHING), state(COST, 1, **NOTHING)], [], None),
+    ],
+)
+def test_what_nobody_can_keep_is_said(states: Sequence[LimitState], asked: list[Limit], named: str | None) -> None:
+    spawn = Spawn(id=1, argv=[], cwd=b"/", env=[], limits=asked)
+    words = request.unenforceable(run(limits=states), spawn)
+    assert (words is None) is (named is None)
+    if words is not None:
+        assert words.startswith(f"sfactl: a1: NOT ENFORCEABLE: {named}")
+        assert "--meter" in words
+        assert "sfactl report" in words
+    spawn.quiet = True
+    assert request.unenforceable(run(limits=states), spawn) is None
+
+
+def event(type_: str = "limit_exceeded", kind: str = "cost", used: float = 0.45, threshold: float = 0.3, **more: Any) -> Event:
+    return Event(type=type_, run_id="a1", limit_kind=kind, used=used, threshold=threshold, **more)
+
+
+def of(found: Event, *states: LimitState) -> str | None:
+    return limits.Notices().of(found, run(limits=list(states)))
+
+
+@pytest.mark.parametrize(
+    ("action", "follows"),
+    [
+        (Action.TERMINATE, "terminating"),
+        (Action.WARN, "going on"),
+        (Action.PAUSE, "paused; more room: sfactl resume a1 --limit cost=N"),
+        (Action.REQUEST_INCREASE, "waiting for approval: sfactl approve a1 [--limit cost=N], or sfactl deny a1"),
+    ],
+)
+def test_a_breach_says_what_follows(action: Action, follows: str) -> None:
+    assert of(event(), state(COST, 0.3, action)) == f"limit cost: used 0.45 of 0.30 USD, {follows}"
+
+
+def test_a_nearing_limit_says_how_near() -> None:
+    assert of(event("limit_nearing", used=0.25), state(COST, 0.3)) == "limit cost: used 0.25 of 0.30 USD, 83 %"
+
+
+def test_each_is_told_once() -> None:
+    notices, worker = limits.Notices(), run(limits=[state(COST, 0.3, Action.WARN)])
+    assert notices.of(event(), worker)
+    assert notices.of(event(), worker) is None
+    assert notices.of(event(threshold=0.4), worker), "it was given more room and has used that too"
+
+
+def test_what_has_no_numbers_has_the_daemons_words() -> None:
+    tool = event(kind="tool", used=1, threshold=0, message="its agent called the tool 'Bash', which --block-tool forbids")
+    assert of(tool) == "limit tool: its agent called the tool 'Bash', which --block-tool forbids"
+    budget = event(scope="user", message="user ann has used 5.1 of 5 USD a day")
+    assert of(budget, state(COST, 1)) == "limit cost: user ann has used 5.1 of 5 USD a day"
+    refused = event(message="was refused 0.2 USD on top of 0.25; its cost limit is 0.3 USD, set by default")
+    assert of(refused, state(COST, 0.3)) == f"limit cost: {refused.message}, terminating"
+
+
+def test_the_clock_that_nothing_overrules_terminates() -> None:
+    longest = event(kind="time", used=3600, threshold=3600)
+    assert of(longest, state(LimitKind.TIME, 120, Action.WARN)) == "limit time: used 1h00m of 1h, terminating"
+
+
+def test_other_events_say_nothing() -> None:
+    assert of(Event(type="run_started")) is None
+    assert of(event("increase_requested"), state(COST, 0.3)) is None

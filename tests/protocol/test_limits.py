@@ -1,0 +1,205 @@
+"""Limits as people and programs write them, and as they are shown (SPEC section 3)."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sfad.protocol import limits as written
+from sfad.protocol.limits import LimitsObject, format_amount, format_limit, parse_limit, parse_limits
+from sfad.protocol.types import Action, Limit, LimitKind, LimitState
+
+TICK = settings(max_examples=40, deadline=None, database=None)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "threshold", "action"),
+    [
+        ("turns=50", LimitKind.TURNS, 50, None),
+        ("time=90s", LimitKind.TIME, 90, None),
+        ("time=1.5m", LimitKind.TIME, 90, None),
+        ("cost=2.50:warn", LimitKind.COST, 2.5, Action.WARN),
+        ("cost=$2", LimitKind.COST, 2, None),
+        ("cost=.5", LimitKind.COST, 0.5, None),
+        ("tokens=200k:pause", LimitKind.TOKENS, 200_000, Action.PAUSE),
+        ("memory=2G", LimitKind.MEMORY, 2 * 2**30, None),
+        ("output=1M", LimitKind.OUTPUT, 2**20, None),
+        ("cpu=1.5", LimitKind.CPU, 1.5, None),
+        ("pids=100", LimitKind.PIDS, 100, None),
+        ("messages=7:request_increase", LimitKind.MESSAGES, 7, Action.REQUEST_INCREASE),
+        ("planning_cost=1:terminate", LimitKind.PLANNING_COST, 1, Action.TERMINATE),
+        (" Turns = 5 : Warn ", LimitKind.TURNS, 5, Action.WARN),
+        ("turns=5:request-increase", LimitKind.TURNS, 5, Action.REQUEST_INCREASE),
+    ],
+)
+def test_what_a_flag_says(text: str, kind: LimitKind, threshold: float, action: Action | None) -> None:
+    assert parse_limit(text) == Limit(kind=kind, threshold=threshold, action=action, source=f"--limit {kind}")
+
+
+@pytest.mark.parametrize(
+    ("word", "kind"),
+    [
+        *written.ALIASES.items(),
+        *((kind.value, kind) for kind in LimitKind),
+        ("TOOL-CALL", LimitKind.TURNS),
+        ("max_turns", LimitKind.TURNS),
+        ("max-tokens", LimitKind.TOKENS),
+        ("execution-cost", LimitKind.EXECUTION_COST),
+    ],
+)
+def test_other_words_for_a_kind(word: str, kind: LimitKind) -> None:
+    assert written.parse_kind(word) is kind
+
+
+def test_the_words_of_the_specification_are_known() -> None:
+    assert {"turn", "tool_call", "message", "token", "wall"} <= set(written.ALIASES)
+    assert not set(written.ALIASES) & set(LimitKind)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("turns", ["'turns'", "KIND=N"]),
+        ("=5", ["'=5'", "KIND=N"]),
+        ("turns=", ["'turns='", "KIND=N"]),
+        ("", ["''", "KIND=N"]),
+        ("luck=3", ["luck=3", "'luck'", "turns", "memory"]),
+        ("turns=many", ["turns=many", "'many'", "tool calls"]),
+        ("turns=1.5", ["'1.5'", "count"]),
+        ("turns=-1", ["'-1'"]),
+        ("cost=-1", ["'-1'", "USD"]),
+        ("cost=nan", ["'nan'", "2.50"]),
+        ("cost=1e3", ["'1e3'"]),
+        ("cost=1_000", ["'1_000'"]),
+        ("cost=٣", ["USD"]),
+        ("time=soon", ["'soon'", "duration", "90s"]),
+        ("memory=lots", ["'lots'", "size", "2G"]),
+        ("cpu=all", ["'all'", "cores"]),
+        ("cost=1:explode", ["'explode'", "terminate", "request_increase"]),
+        ("cost=1:", ["''", "terminate"]),
+    ],
+)
+def test_what_cannot_be_meant_is_named_with_what_can(text: str, says: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"^--limit") as raised:
+        parse_limit(text)
+    for words in says:
+        assert words in str(raised.value)
+
+
+def test_the_source_is_who_says_it() -> None:
+    assert parse_limit("turn=5", "agent reviewer").source == "agent reviewer turns"
+    with pytest.raises(ValueError, match=r"^agent reviewer turns=x: 'x'"):
+        parse_limit("turns=x", "agent reviewer")
+
+
+@given(st.text(max_size=30))
+@TICK
+def test_any_text_is_a_limit_or_a_value_error(text: str) -> None:
+    try:
+        found = parse_limit(text)
+    except ValueError:
+        return
+    assert math.isfinite(found.threshold)
+    assert found.threshold >= 0
+
+
+# ---- one object
+
+
+def test_every_field_of_the_object() -> None:
+    found = parse_limits(
+        '{"max_turns": 5, "max_duration_ms": 1500, "max_cost_usd": 2, "max_planning_cost_usd": 0.5, '
+        '"max_execution_cost_usd": 1.5, "max_total_cost_usd": 2.0, "max_tokens": 9, "max_messages": 3, "timeout_action": "pause"}'
+    )
+    limits = {limit.kind: limit for limit in found.limits()}
+    assert {kind.value: limit.threshold for kind, limit in limits.items()} == {
+        "time": 1.5, "turns": 5, "messages": 3, "tokens": 9, "cost": 2, "planning_cost": 0.5, "execution_cost": 1.5,
+    }  # fmt: skip
+    assert {limit.action for limit in limits.values()} == {Action.PAUSE}
+    assert limits[LimitKind.TURNS].source == "--limits max_turns"
+
+
+def test_what_is_left_out_or_null_bounds_nothing() -> None:
+    assert parse_limits("{}").limits() == []
+    assert parse_limits('{"max_turns": null}').limits() == []
+    (only,) = parse_limits('{"max_total_cost_usd": 3}').limits("session")
+    assert (only.kind, only.threshold, only.action, only.source) == (LimitKind.COST, 3, None, "session max_total_cost_usd")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[]", "object"),
+        ("{", "--limits"),
+        ("\ud800", "--limits"),
+        ('{"max_trns": 5}', "max_trns.*max_turns"),
+        ('{"max_turns": "5"}', "max_turns"),
+        ('{"max_turns": true}', "max_turns"),
+        ('{"max_turns": 0}', "max_turns"),
+        ('{"max_cost_usd": -1}', "max_cost_usd"),
+        ('{"max_turns": 1, "timeout_action": "explode"}', "explode.*request_increase"),
+        ('{"max_cost_usd": 1, "max_total_cost_usd": 2}', "are the same limit and differ"),
+        ('{"timeout_action": "warn"}', "no limit"),
+        ("[" * 100_000, "--limits"),
+    ],
+)
+def test_an_object_that_cannot_be_meant(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        parse_limits(text).limits()
+
+
+def test_the_schema_has_every_field_with_a_description_and_no_other() -> None:
+    schema = msgspec.json.decode(written.schema())
+    found = schema["$defs"]["LimitsObject"]
+    assert set(found["properties"]) == set(LimitsObject.__struct_fields__)
+    assert all(field["description"] for field in found["properties"].values())
+    assert found["additionalProperties"] is False
+    assert set(schema["$defs"]["Action"]["enum"]) == set(Action)
+
+
+# ---- as they are shown
+
+
+@pytest.mark.parametrize(
+    ("limit", "shown"),
+    [
+        (Limit(kind=LimitKind.COST, threshold=2.5, action=Action.WARN), "cost 2.50 USD → warn"),
+        (Limit(kind=LimitKind.TIME, threshold=120), "time 2m"),
+        (Limit(kind=LimitKind.TIME, threshold=0.25), "time 250ms"),
+        (Limit(kind=LimitKind.MEMORY, threshold=2 * 2**30), "memory 2.0 GiB"),
+        (Limit(kind=LimitKind.CPU, threshold=1), "cpu 1 core"),
+        (Limit(kind=LimitKind.CPU, threshold=1.5), "cpu 1.5 cores"),
+        (LimitState(kind=LimitKind.TOKENS, threshold=200_000, action=Action.PAUSE, source="x"), "tokens 200000 → pause"),
+    ],
+)
+def test_shown(limit: Limit | LimitState, shown: str) -> None:
+    assert format_limit(limit) == shown
+
+
+@pytest.mark.parametrize(
+    ("amount", "shown"),
+    [(0, "0.00"), (0.45, "0.45"), (0.4512, "0.4512"), (0.3004, "0.3004"), (0.000031, "0.000031"), (12, "12.00")],
+)
+def test_money_is_shown_so_that_a_breach_can_be_seen(amount: float, shown: str) -> None:
+    assert format_amount(LimitKind.COST, amount, unit=False) == shown
+
+
+@pytest.mark.parametrize("kind", list(LimitKind))
+@given(amount=st.floats(0, 1e15))
+@TICK
+def test_every_amount_can_be_shown(kind: LimitKind, amount: float) -> None:
+    assert format_amount(kind, amount).isprintable()
+
+
+@pytest.mark.parametrize("action", [None, *Action])
+@pytest.mark.parametrize("kind", [LimitKind.TIME, LimitKind.TURNS, LimitKind.TOKENS])
+@given(threshold=st.integers(1, 10**6))
+@TICK
+def test_what_is_shown_can_be_written(kind: LimitKind, action: Action | None, threshold: int) -> None:
+    shown = format_limit(Limit(kind=kind, threshold=threshold, action=action))
+    again = parse_limit(shown.replace(" → ", ":").replace(" ", "="))
+    assert (again.kind, again.threshold, again.action) == (kind, threshold, action)
