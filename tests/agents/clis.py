@@ -1,0 +1,118 @@
+"""The real command-line agents: where they come from, and how each is started against the scripted model."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.agents.script import ANTHROPIC, OPENAI, Price
+
+
+@dataclass(frozen=True)
+class Cli:
+    """A command-line agent from npm."""
+
+    name: str
+    package: str
+    version: str
+    """The one that is asked for and must be there."""
+    price: Price
+    argv: tuple[str, ...]
+    """Starts it without a terminal and without questions, printing events; the prompt is in it."""
+    tells_early: bool
+    """Whether its events tell of a call before it is done, and of tokens before the end."""
+
+    def turns_seen(self, calls: int) -> int:
+        """How many of so many calls its events have told of, at the least, while the last is still going on."""
+        return calls if self.tells_early else calls - 1
+
+
+CLAUDE = Cli(
+    "claude",
+    "@anthropic-ai/claude-code",
+    os.environ.get("SFAD_CLAUDE_VERSION", "2.1.330"),
+    ANTHROPIC,
+    ("claude", "-p", "go", "--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions"),
+    tells_early=True,
+)
+CODEX = Cli(
+    "codex",
+    "@openai/codex",
+    os.environ.get("SFAD_CODEX_VERSION", "0.169.0"),
+    OPENAI,
+    ("codex", "exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "go"),
+    tells_early=False,
+)
+CLIS = {cli.name: cli for cli in (CLAUDE, CODEX)}
+
+
+def packages() -> Path:
+    """Where npm's packages are kept."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("SFAD_AGENTS_DIR") or cache / "sfad-tests" / "agents").absolute()
+
+
+def install() -> Path:
+    """Has npm fetch what is not there yet. Returns the directory of the commands."""
+    assert shutil.which("npm"), "the agents come from npm, and there is none on the PATH"
+    packages().mkdir(parents=True, exist_ok=True)
+    commands = packages() / "node_modules" / ".bin"
+    with (packages() / "lock").open("w") as lock:  # another session may want the same
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not all(_works(commands, cli) for cli in CLIS.values()):
+            _fetch()
+    for cli in CLIS.values():
+        assert _works(commands, cli), f"{cli.package}@{cli.version} was installed and {commands / cli.name} does not say so"
+    return commands
+
+
+def _works(commands: Path, cli: Cli) -> bool:
+    command = commands / cli.name
+    if not command.exists():
+        return False
+    said = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=60).stdout
+    return cli.version in said.split()
+
+
+def _fetch() -> None:
+    wanted = [f"{cli.package}@{cli.version}" for cli in CLIS.values()]
+    subprocess.run(["npm", "install", "--prefix", packages(), "--no-fund", "--no-audit", *wanted], check=True, timeout=1800)
+
+
+def environment(home: Path, url: str) -> dict[str, str]:
+    """Makes both agents at home in a directory, with the model at the URL, and without a word to anybody else."""
+    (home / ".codex").mkdir(parents=True)
+    (home / "tmp").mkdir()
+    (home / ".codex" / "config.toml").write_text(_CODEX_CONFIG.format(url=url))
+    return {
+        "HOME": str(home),
+        "TMPDIR": str(home / "tmp"),
+        "CLAUDE_CODE_TMPDIR": str(home / "tmp"),
+        "IS_SANDBOX": "1",  # root may skip permissions only where it says so
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_API_KEY": "scripted",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "CODEX_HOME": str(home / ".codex"),
+    }
+
+
+_CODEX_CONFIG = """\
+model_provider = "scripted"
+allow_login_shell = false  # a login shell sets a PATH of its own, without sfactl
+check_for_update_on_startup = false
+
+[model_providers.scripted]
+name = "scripted"
+base_url = "{url}/v1"
+wire_api = "responses"
+
+[analytics]
+enabled = false
+
+[features]
+plugins = false  # else it asks for a catalogue of them on the net
+"""

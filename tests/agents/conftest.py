@@ -1,0 +1,53 @@
+"""Fixtures: the real agents, and a desk for them."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.agents.clis import CLIS, Cli, environment, install
+from tests.agents.desk import Desk
+from tests.agents.model import serving
+from tests.agents.script import Reply
+from tests.conftest import Start
+
+_KEPT = ("LANG", "LC_ALL", "PYTHONPATH", "TESTS_OF_SFAD", "SFAD_SOCKET", "SFAD_STATE_DIR", "SFAD_CONFIG")
+"""Of the environment. The rest, keys and settings of whoever runs the tests, is nothing to the agents."""
+
+MakeDesk = Callable[..., Desk]
+
+
+@pytest.fixture(scope="session")
+def commands() -> Path:
+    """Directory of the real agents."""
+    if os.environ.get("SFAD_TEST_AGENTS") != "1":
+        pytest.skip(
+            "real agents are tried with SFAD_TEST_AGENTS=1: it fetches some 350 MB from npm, 770 on disk (docs/real-agents.md)"
+        )
+    return install()
+
+
+@pytest.fixture(params=CLIS)
+def cli(request: pytest.FixtureRequest) -> Cli:
+    """Each agent."""
+    return CLIS[request.param]
+
+
+@pytest.fixture
+def desk(commands: Path, start: Start, tmp_path: Path) -> Iterator[MakeDesk]:
+    """Makes the desk: `desk(config=..., mode=..., claude=[...], codex=[...])`: a script for each agent that will be started."""
+    with ExitStack() as stack:
+
+        def make(*, config: str = "", mode: str = "auto", **scripts: Iterable[Reply]) -> Desk:
+            model = stack.enter_context(serving(scripts))
+            daemon = start(config=config, mode=mode)
+            kept = {key: value for key, value in daemon.env.items() if key in _KEPT}
+            path = os.pathsep.join([sysconfig.get_path("scripts"), str(commands), os.environ["PATH"]])
+            return Desk(daemon, model, kept | {"PATH": path} | environment(tmp_path / "home", model.url))
+
+        yield make

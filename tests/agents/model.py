@@ -1,0 +1,120 @@
+"""The scripted model: an HTTP server on loopback that speaks both APIs and remembers what it was asked."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from socketserver import ThreadingMixIn
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from tests.agents import anthropic, openai
+from tests.agents.script import Reply, Say
+
+Body = dict[str, Any]
+
+
+class _Dialect(Protocol):
+    """What the modules `anthropic` and `openai` are."""
+
+    PATH: str
+
+    def is_turn(self, body: Body) -> bool: ...
+    def tool_outputs(self, body: Body) -> list[str]: ...
+    def answer(self, body: Body, reply: Reply, number: int) -> tuple[str, bytes]: ...
+
+
+_DIALECTS: dict[str, _Dialect] = {"claude": anthropic, "codex": openai}
+_IDLE = 20.0
+"""Seconds that a silent connection is kept: the end of the server waits for the threads of all."""
+
+
+@dataclass
+class Talk:
+    """One agent's conversation with the model: the replies of a script in order, and after them nothing but a last word."""
+
+    dialect: _Dialect
+    script: Iterator[Reply]
+    requests: list[Body] = field(default_factory=list)
+    """Bodies of what the agent asked, helpers of its own left out."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self, body: Body) -> tuple[str, bytes]:
+        """Type and bytes of the answer to a request."""
+        if not self.dialect.is_turn(body):
+            return self.dialect.answer(body, Say("ok"), 0)
+        with self._lock:
+            self.requests.append(body)
+            return self.dialect.answer(body, next(self.script, Say("Done.")), len(self.requests))
+
+    def told(self) -> list[str]:
+        """What the agent's tools have answered, as far as the model has heard of it."""
+        with self._lock:
+            return self.dialect.tool_outputs(self.requests[-1]) if self.requests else []
+
+
+@dataclass(frozen=True)
+class Model:
+    """A running server."""
+
+    url: str
+    talks: Mapping[str, Talk]
+    """By the name of the agent."""
+
+
+class _Server(ThreadingMixIn, HTTPServer):
+    daemon_threads = False  # so that closing waits for them: no test leaves a thread
+    talks: dict[str, Talk]
+    """By the path of the API."""
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Says nothing of an agent that was stopped in the middle of an answer."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """HTTP/1.0: a connection an answer, so that no thread waits for what an agent might ask next."""
+
+    server: _Server
+    timeout = _IDLE
+
+    def do_POST(self) -> None:
+        path = urlsplit(self.path).path
+        data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if path in self.server.talks:
+            self._send(200, *self.server.talks[path].take(json.loads(data)))
+        elif path.endswith("/count_tokens"):
+            self._send(200, "application/json", b'{"input_tokens": 1000}')
+        else:
+            self._send(404, "application/json", b'{"error": {"type": "not_found_error", "message": "not scripted"}}')
+
+    def do_HEAD(self) -> None:
+        self._send(200, "text/plain", b"")
+
+    def _send(self, status: int, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Keeps quiet."""
+
+
+@contextmanager
+def serving(scripts: Mapping[str, Iterable[Reply]]) -> Iterator[Model]:
+    """A model for the agents named `claude` and `codex`, on a port of its own."""
+    talks = {name: Talk(_DIALECTS[name], iter(script)) for name, script in scripts.items()}
+    with _Server(("127.0.0.1", 0), _Handler) as server:
+        server.talks = {talk.dialect.PATH: talk for talk in talks.values()}
+        thread = threading.Thread(target=server.serve_forever, args=[0.05], name="scripted model")
+        thread.start()
+        try:
+            yield Model(f"http://127.0.0.1:{server.server_port}", talks)
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,83 @@
+"""The OpenAI Responses API, as far as Codex uses it. Pure: requests in, bodies out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from tests.agents.script import OPENAI, OPENING, Reply, Say, Shell
+
+PATH = "/v1/responses"
+Body = dict[str, Any]
+
+_OUTPUTS = ("function_call_output", "custom_tool_call_output")
+
+
+def is_turn(body: Body) -> bool:
+    """Whether the agent itself asks: it offers a shell."""
+    return bool(_offered(body) & {"exec", "exec_command"})
+
+
+def _offered(body: Body) -> set[str]:
+    """Names of the tools. Newer models get them in the input, in name spaces."""
+    tools = [*body.get("tools", []), *(tool for item in body["input"] for tool in item.get("tools", []))]
+    inner = [tool for space in tools for tool in space.get("tools", [])]
+    return {tool["name"] for tool in tools + inner if "name" in tool}
+
+
+def tool_outputs(body: Body) -> list[str]:
+    """What the tools called so far have answered, in order."""
+    return [_text(item["output"]) for item in body["input"] if item["type"] in _OUTPUTS]
+
+
+def _text(output: str | list[Body]) -> str:
+    return output if isinstance(output, str) else "".join(part.get("text", "") for part in output)
+
+
+def answer(body: Body, reply: Reply, number: int) -> tuple[str, bytes]:
+    """The type and bytes of the stream that says it."""
+    return "text/event-stream", b"".join(_event(event) for event in _stream(body, reply, number))
+
+
+def _stream(body: Body, reply: Reply, number: int) -> Iterator[Body]:
+    response = {"id": f"resp_{number:04}"}
+    yield {"type": "response.created", "response": response}
+    for index, item in enumerate(_items(body, reply, number)):
+        yield {"type": "response.output_item.added", "output_index": index, "item": item}
+        yield {"type": "response.output_item.done", "output_index": index, "item": item}
+    yield {"type": "response.completed", "response": response | {"usage": _usage()}}
+
+
+def _items(body: Body, reply: Reply, number: int) -> list[Body]:
+    text = reply.text if isinstance(reply, Say) else OPENING
+    content = [{"type": "output_text", "text": text, "annotations": []}]
+    items: list[Body] = [{"type": "message", "id": f"msg_{number:04}", "role": "assistant", "content": content}]
+    if not isinstance(reply, Say):
+        items.append(_call(body, reply, number))
+    return items
+
+
+def _call(body: Body, reply: Shell, number: int) -> Body:
+    """Of the shell: a tool of its own, or for newer models a function of the one tool that runs JavaScript."""
+    item = {"call_id": f"call_{number:04}", "status": "completed"}
+    patience = 250 if reply.background else 30_000  # the least and the most that Codex allows
+    arguments = json.dumps({"cmd": reply.command, "yield_time_ms": patience})
+    if "exec_command" in _offered(body):
+        return item | {"type": "function_call", "name": "exec_command", "arguments": arguments}
+    script = f"text((await tools.exec_command({arguments})).output)"
+    return item | {"type": "custom_tool_call", "name": "exec", "input": script}
+
+
+def _usage() -> Body:
+    return {
+        "input_tokens": OPENAI.input,
+        "input_tokens_details": {"cached_tokens": OPENAI.cached},
+        "output_tokens": OPENAI.output,
+        "output_tokens_details": {"reasoning_tokens": OPENAI.reasoning},
+        "total_tokens": OPENAI.input + OPENAI.output,
+    }
+
+
+def _event(event: Body) -> bytes:
+    return f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()

@@ -1,0 +1,57 @@
+"""The shell tool of real agents starts runs, or is refused, and the model hears of it."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from tests.agents.clis import CLAUDE, CODEX, Cli
+from tests.agents.conftest import MakeDesk
+from tests.agents.script import Say, Shell
+
+CIRCLE = "Do not try again; finish your task with what you already have."
+
+
+def test_a_run_of_the_shell_tool_is_a_child_and_the_model_reads_its_output(desk: MakeDesk, cli: Cli) -> None:
+    at = desk(**{cli.name: [Shell("sfactl run --name worker -- echo hi from the worker"), Say("Thanks.")]})
+    done = at.sfactl("run", "--name", "planner", "--", *cli.argv)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Thanks." in done.stdout
+    assert ["hi from the worker" in output for output in at.talk(cli).told()] == [True]
+    planner, worker = at.listed()
+    assert [run["name"] for run in (planner, worker)] == ["planner", "worker"]
+    assert [run["status"] for run in (planner, worker)] == ["completed", "completed"]
+    assert (worker["parent_id"], worker["depth"], worker["chain"]) == (planner["id"], 1, ["planner", "worker"])
+
+
+def test_an_agent_that_starts_itself_is_refused_and_the_model_reads_why(desk: MakeDesk, cli: Cli, containment: str) -> None:
+    at = desk(
+        mode=containment, **{cli.name: [Shell('sfactl run --name planner -- true; echo "it exited with $?"'), Say("So be it.")]}
+    )
+    done = at.sfactl("run", "--name", "planner", "--", *cli.argv)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (told,) = at.talk(cli).told()
+    assert "refused: 'planner' was not started: it would call itself in a circle (planner → planner)" in told
+    assert CIRCLE in told
+    assert "it exited with 1" in told
+    planner, again = at.listed()
+    assert (again["status"], again["parent_id"], again["pid"]) == ("rejected_loop", planner["id"], None)
+
+
+@pytest.mark.parametrize(("first", "second"), [(CLAUDE, CODEX), (CODEX, CLAUDE)], ids=["claude first", "codex first"])
+def test_two_agents_that_call_each_other_are_a_circle(desk: MakeDesk, first: Cli, second: Cli) -> None:
+    review = [Shell(f"sfactl run --name planner -- {shlex.join(first.argv)}"), Say("I finish with what I have.")]
+    plan = [Shell(f"sfactl run --name reviewer -- {shlex.join(second.argv)}"), Say("Planned.")]
+    at = desk(**{first.name: plan, second.name: review})
+    done = at.sfactl("run", "--name", "planner", "--", *first.argv)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (told,) = at.talk(second).told()
+    assert "(planner → reviewer → planner)" in told
+    assert CIRCLE in told
+    assert ["I finish with what I have." in output for output in at.talk(first).told()] == [True]
+    assert [(run["chain"], run["status"]) for run in at.listed()] == [
+        (["planner"], "completed"),
+        (["planner", "reviewer"], "completed"),
+        (["planner", "reviewer", "planner"], "rejected_loop"),
+    ]

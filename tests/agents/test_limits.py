@@ -1,0 +1,74 @@
+"""What ends a real agent, and what does not."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from itertools import repeat
+from pathlib import Path
+
+import psutil
+
+from tests.agents.clis import CLAUDE, Cli
+from tests.agents.conftest import MakeDesk
+from tests.agents.desk import Desk, held_up
+from tests.agents.script import Say, Shell
+from tests.harness import strays, wait_until
+
+LEAVES_SOMETHING = "setsid sleep 300 > /dev/null 2>&1 & echo $!; sleep 0.5"
+"""A tool call of ordinary length that leaves a process in a session of its own."""
+
+
+def alive(pid: int) -> bool:
+    """Whether there is such a process, a zombie not counted."""
+    with suppress(psutil.Error):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def test_a_turn_limit_ends_an_agent_that_would_go_on_for_ever(desk: MakeDesk, cli: Cli, containment: str) -> None:
+    at = desk(mode=containment, **{cli.name: repeat(Shell(LEAVES_SOMETHING))})
+    done = at.sfactl("run", "--name", "planner", "--limit", "turns=3", "--", *cli.argv)
+    left = [int(output.split()[-1]) for output in at.talk(cli).told()]
+    assert [pid for pid in left if alive(pid)] == []
+    assert strays(at.daemon.instance) == []
+    assert done.returncode == 4, done.stdout + done.stderr
+    (run,) = at.listed()
+    assert (run["status"], run["reason"]["kind"], run["reason"]["limit_kind"]) == ("failed", "limit", "turns")
+    assert run["reason"]["threshold"] == 3
+    assert 4 <= run["reason"]["used"] <= len(at.talk(cli).requests) <= 6
+    assert len(left) >= 3
+
+
+def test_a_call_that_goes_on_in_the_background_is_a_turn_too(desk: MakeDesk, cli: Cli) -> None:
+    at = desk(**{cli.name: repeat(Shell("sleep 300", background=True))})
+    done = at.sfactl("run", "--name", "planner", "--limit", "turns=3", "--timeout", "20", "--", *cli.argv)
+    assert strays(at.daemon.instance) == []
+    assert done.returncode == 4, done.stdout + done.stderr
+    (run,) = at.listed()
+    assert (run["status"], run["reason"]["limit_kind"]) == ("failed", "turns")
+    assert len(at.talk(cli).requests) <= 10
+
+
+def test_claude_is_not_stopped_while_it_waits_for_its_background_work(desk: MakeDesk, tmp_path: Path) -> None:
+    """It prints a result, waits for what it has put into the background, and goes on: to a second result."""
+    with held_up(tmp_path / "gate") as command:
+        script = [Shell(command, background=True), Say("I wait for it."), Say("It came.")]
+        at = desk(config="[stop]\nresult_wait = 1", claude=script)
+        run = at.spawn("planner", *CLAUDE.argv)
+        wait_until(lambda: results(at, run) == ["I wait for it."], "the first result")
+        end = elapsed(at, run) + 2
+        wait_until(lambda: elapsed(at, run) > end, "twice as long as an agent may linger")
+    assert at.sfactl("wait", run).returncode == 0
+    assert results(at, run) == ["I wait for it.", "It came."]
+    usage = at.json("info", run)["usage"]
+    assert (usage["turns"], usage["input_tokens"]) == (1, 3 * CLAUDE.price.input)
+
+
+def results(at: Desk, run: str) -> list[str]:
+    """The final words that Claude Code has printed so far."""
+    return [event["result"] for event in at.events(run) if event["type"] == "result"]
+
+
+def elapsed(at: Desk, run: str) -> float:
+    """Seconds that the run has been running."""
+    return float(at.running(run)["usage"]["elapsed_s"])

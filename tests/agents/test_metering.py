@@ -1,0 +1,71 @@
+"""What real agents use is seen while they run, and is exact when they have ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agents.clis import CLAUDE, CODEX, Cli
+from tests.agents.conftest import MakeDesk
+from tests.agents.desk import Desk, held_up
+from tests.agents.script import Say, Shell
+from tests.harness import wait_until
+
+
+def use_after(at: Desk, run: str, *, turns: int) -> dict[str, Any] | None:
+    """What a run that goes on is known to have used, if it is known to have taken so many turns."""
+    usage: dict[str, Any] = at.running(run)["usage"]
+    return usage if (usage["turns"] or 0) >= turns else None
+
+
+def test_use_is_seen_while_the_agent_runs_and_is_exact_when_it_has_ended(desk: MakeDesk, cli: Cli, tmp_path: Path) -> None:
+    with held_up(tmp_path / "gate") as command:
+        at = desk(**{cli.name: [Shell("echo one"), Shell(command), Say("Done.")]})
+        run = at.spawn("planner", *cli.argv)
+        early = wait_until(lambda: use_after(at, run, turns=cli.turns_seen(2)), "turns are seen while the second goes on")
+        assert early["source"] == "stream"
+        assert early["input_tokens"] == (2 * cli.price.input if cli.tells_early else None)
+    assert at.sfactl("wait", run).returncode == 0
+    info = at.json("info", run)
+    assert info["status"] == "completed"
+    assert {key: info["usage"][key] for key in ("turns", "source", "input_tokens", "cached_tokens", "output_tokens", "tokens")} == {
+        "turns": 2,
+        "source": "stream",
+        "input_tokens": 3 * cli.price.input,
+        "cached_tokens": 3 * cli.price.cached,
+        "output_tokens": 3 * cli.price.output,
+        "tokens": 3 * (cli.price.input + cli.price.output),
+    }
+
+
+def test_the_cost_of_claude_is_its_own_word(desk: MakeDesk) -> None:
+    at = desk(claude=[Shell("echo one"), Say("Done.")])
+    assert at.sfactl("run", "--name", "planner", "--", *CLAUDE.argv).returncode == 0
+    (run,) = at.listed()
+    said = [event["total_cost_usd"] for event in at.events(run["id"]) if event["type"] == "result"]
+    assert said == [pytest.approx(run["usage"]["cost_usd"])]
+    assert said[0] > 0
+    assert run["usage"]["cost_from"] == "agent"
+
+
+PRICED = """
+[prices."scripted-1"]
+input_mtok = 10
+cached_mtok = 1
+output_mtok = 100
+"""
+
+
+@pytest.mark.parametrize("model", ["scripted-1", "scripted-2"])
+def test_the_cost_of_codex_is_that_of_its_model_or_unknown(desk: MakeDesk, model: str) -> None:
+    at = desk(config=PRICED, codex=[Shell("echo one"), Say("Done.")])
+    done = at.sfactl("run", "--name", "planner", "--", *CODEX.argv, "--model", model)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = at.listed()
+    fresh = CODEX.price.input - CODEX.price.cached
+    known = 2 * (10 * fresh + 1 * CODEX.price.cached + 100 * CODEX.price.output) / 1e6
+    assert (run["usage"]["cost_usd"], run["usage"]["cost_from"]) == (
+        (pytest.approx(known), "prices") if model == "scripted-1" else (None, None)
+    )
