@@ -3,6 +3,8 @@
 `base`            what the runtime needs of a launcher; handles, not pids
 `local`           runs as processes of this machine: spawning, reaping, reporting; containment is a subclass:
 `cgroup`          one cgroup v2 a run (`cgroupfs`: the file system below it)
+`controllers`     limits in cgroup v2: enabling the controllers, their files
+`affinity`        binding runs to CPUs, where there is no such controller
 `tags`            descent and inherited tags, where there is no cgroup (`lineage`: placing a process by them)
 `spawn`           posix_spawn(3) with what Python's lacks, and execvp(3)'s search
 `trampoline`      what is spawned: contains itself, then becomes the command (`trampoline_py`: the same in Python)

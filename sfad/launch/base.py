@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -13,6 +13,29 @@ from ..protocol.types import RunId
 
 Emit = Callable[[Event], None]
 """How a launcher reports. Called in the trio thread, never from within a call to the launcher that could be re-entered."""
+
+
+Enforcement = Literal["kernel", "watching", "nothing"]
+"""Who holds runs to a limit: the kernel, exactly; who looks at them now and then, or binds them to CPUs, as best effort; nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a run and its descendants shall be held to by the kernel, where it can; `None` is no bound.
+
+    A limit that is only to be noticed does not belong here. Where the kernel cannot, `memory` and `pids` are nothing more
+    than that: somebody has to watch (`sfad.runtime.sampling`).
+    """
+
+    memory: int | None = None
+    """Bytes. More is not given: the kernel ends a process of the run."""
+    pids: int | None = None
+    """Processes and threads, which the kernel does not tell apart. More are not made: fork(2) fails with EAGAIN."""
+    cpu: float | None = None
+    """Cores. More is not given: the run is slower."""
+
+
+UNBOUND = Bounds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +53,7 @@ class LaunchSpec:
     """`None` is /dev/null."""
     terminal: bool = False
     """Make the terminal behind `stdin` the controlling terminal of the run's session."""
+    bounds: Bounds = UNBOUND
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +62,8 @@ class Load:
 
     processes: int
     memory_bytes: int
-    """Resident memory, summed; shared pages count once a process."""
+    """Anonymous and shared memory as the kernel charges it, where a memory controller has seen the run from its start; else
+    resident memory, summed over the processes, in which a page that is shared counts once a process."""
 
 
 class Launcher(Protocol):
@@ -57,7 +82,24 @@ class Launcher(Protocol):
     def thaw(self, run: RunId) -> None: ...
     def release(self, run: RunId) -> None: ...
     def signal_main(self, run: RunId, signal: int) -> bool: ...
+    def bound(self, run: RunId, bounds: Bounds) -> None:
+        """Other bounds for a live run; nothing happens if it is not held. What the kernel refuses is told to `complain`."""
+
+    def enforcement(self, kind: str) -> Enforcement:
+        """Who holds runs to a limit of kind `memory`, `pids` or `cpu` here. `nothing` only for `cpu`."""
+
+    def breaches(self, run: RunId) -> frozenset[str]:
+        """The kinds (`memory`, `pids`) of bound that the kernel had to enforce since the run started or was bound anew. It
+        knows before `MainExited` what it killed the main process for, and until the run's release."""
+
     def load(self, run: RunId) -> Load | None: ...
+    def loads(self, runs: Iterable[RunId]) -> dict[RunId, Load]:
+        """What these runs hold, in one pass over the machine. What is not held, or cannot be told now, is not in it."""
+
+    def uses(self, kind: str, worth: Mapping[RunId, float]) -> dict[RunId, int]:
+        """What counts against a limit of kind `memory` or `pids` of these runs, as `loads` does it. `worth` says for each from
+        which figure on it has to be exact: a smaller one may be too high, for the exact one takes longer."""
+
     def place(self, pid: int, pidfd: int | None) -> RunId | None:
         """The run that a process is in, from the kernel; `None` if in none. Raises `Unplaceable`."""
 

@@ -24,8 +24,9 @@ from typing import Literal
 import trio
 
 from ..protocol.types import RunId
-from . import cgroupfs, procfs
-from .base import Emit, Unplaceable
+from . import cgroupfs, controllers, procfs
+from .base import UNBOUND, Bounds, Emit, Enforcement, Unplaceable
+from .controllers import Controllers
 from .lineage import by_ancestry, by_cookie, shown, still
 from .local import Complain, Door, Held, LocalLauncher
 from .trampoline import Trampoline
@@ -56,6 +57,12 @@ class _Group:
     """Set when a stop's freeze has taken hold."""
     halted: bool = False
     """Whether a stop has frozen it and nobody has thawed it since."""
+    metered: bool = False
+    """Whether its memory was charged to it from the start."""
+    bounds: Bounds = UNBOUND
+    """What was written to it."""
+    enforced: dict[str, int] = field(default_factory=dict)
+    """By kind that the kernel holds it to: how often it had been enforced before that."""
 
 
 class CgroupLauncher(LocalLauncher):
@@ -78,6 +85,8 @@ class CgroupLauncher(LocalLauncher):
         cgroupfs.probe(self._base)
         super().__init__(instance=instance, emit=emit, clock=clock, trampoline=trampoline, nofile=nofile, complain=complain)
         self.detail = self._base.directory
+        self._controllers = Controllers(self._base, complain)
+        self._controllers.prepare()
         self._groups: dict[RunId, _Group] = {}
         self._inodes: dict[int, RunId] = {}
         self._directories: dict[str, RunId] = {}
@@ -86,6 +95,8 @@ class CgroupLauncher(LocalLauncher):
 
     def _enter(self, held: Held) -> Door:
         group = self._groups.get(held.id) or self._make(held)
+        if group.bounds != held.bounds:
+            self._limit(held)
         if group.halted:  # the attempt before ended in its stop's freeze
             self._unfreeze(group)
         return Door(os.open(f"{group.directory}/{_LEAF}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
@@ -93,11 +104,12 @@ class CgroupLauncher(LocalLauncher):
     def _make(self, held: Held) -> _Group:
         above = self._groups[held.parent.id].directory if held.parent else self._base.directory
         directory = f"{above}/{held.id}"
+        metered = held.bounds.memory is not None and self._controllers.enable("memory", above)
         leaf = f"{directory}/{_LEAF}"
         for path in (directory, leaf):
             with suppress(FileExistsError):  # an earlier try got this far
                 os.mkdir(path)
-        group = _Group(directory, os.stat(leaf).st_ino)
+        group = _Group(directory, os.stat(leaf).st_ino, metered=metered)
         self._groups[held.id] = group
         self._inodes[group.inode] = held.id
         self._directories[directory] = held.id
@@ -108,6 +120,7 @@ class CgroupLauncher(LocalLauncher):
         if group is None:
             return
         self._unwatch(group)
+        self._controllers.forget(group.directory)
         del self._inodes[group.inode], self._directories[group.directory]
         try:
             # the run's children have left before it, and few agents make cgroups of their own
@@ -130,6 +143,64 @@ class CgroupLauncher(LocalLauncher):
         super().close()
         with suppress(OSError):
             cgroupfs.remove_tree(self._base.directory)
+        with suppress(OSError):
+            self._controllers.close()
+
+    # Bounds.
+
+    def enforcement(self, kind: str) -> Enforcement:
+        """See `Launcher.enforcement`."""
+        return "kernel" if kind in self._controllers.available else super().enforcement(kind)
+
+    def _limit(self, held: Held) -> None:
+        group = self._groups.get(held.id)
+        if group is None:  # it will be when it is made
+            return
+        for kind in controllers.KINDS:
+            value, before = getattr(held.bounds, kind), getattr(group.bounds, kind)
+            if value != before and kind in self._controllers.available:
+                self._limit_to(held, group, kind, value)
+        group.bounds = held.bounds
+
+    def _limit_to(self, held: Held, group: _Group, kind: str, value: float | None) -> None:
+        """Writes one bound, and counts from now on how often the kernel has enforced it."""
+        group.enforced.pop(kind, None)
+        if not self._controllers.enable(kind, os.path.dirname(group.directory)):
+            return
+        try:
+            for name, content in controllers.settings(kind, value):
+                self._set_file(f"{group.directory}/{name}", content, optional=name.endswith(".swap.max"))
+            if value is not None and kind != "cpu":
+                group.enforced[kind] = controllers.enforced(kind, group.directory)
+        except OSError as error:
+            self._unenforced(held, error)
+
+    def _set_file(self, path: str, content: bytes, *, optional: bool) -> None:
+        try:
+            cgroupfs.write(path, content)
+        except FileNotFoundError:  # a kernel without swap accounting
+            if not optional:
+                raise
+
+    def breaches(self, run: RunId) -> frozenset[str]:
+        """See `Launcher.breaches`: some small files."""
+        group = self._groups.get(run)
+        if group is None:
+            return frozenset()
+        try:
+            now = {kind: controllers.enforced(kind, group.directory) for kind in group.enforced}
+        except OSError as error:
+            self._failed(error)
+            return frozenset()
+        return frozenset(kind for kind, count in now.items() if count > group.enforced[kind])
+
+    def _tasks(self, held: Held) -> int | None:
+        group = self._groups.get(held.id)
+        return controllers.current_pids(group.directory) if group and "pids" in group.enforced else None
+
+    def _charged(self, held: Held) -> int | None:
+        group = self._groups.get(held.id)
+        return controllers.charged_memory(group.directory) if group and group.metered else None
 
     # Verbs.
 
@@ -250,11 +321,12 @@ class CgroupLauncher(LocalLauncher):
         group = self._groups.get(held.id)
         return group is not None and b"populated 1" in cgroupfs.read(f"{group.directory}/cgroup.events")
 
-    def _members(self, held: Held) -> Iterator[tuple[int, RunId]]:
-        group = self._groups.get(held.id)
-        for directory in cgroupfs.nested(group.directory) if group else ():
-            for pid in cgroupfs.pids(directory):
-                yield pid, self._nearest(directory) or held.id
+    def _members(self, *tops: Held) -> Iterator[tuple[int, RunId]]:
+        for held in tops:
+            group = self._groups.get(held.id)
+            for directory in cgroupfs.nested(group.directory) if group else ():
+                for pid in cgroupfs.pids(directory):
+                    yield pid, self._nearest(directory) or held.id
 
     def _nearest(self, directory: str) -> RunId | None:
         """The run of a cgroup: the deepest run's at or above it."""

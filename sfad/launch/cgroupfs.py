@@ -13,6 +13,9 @@ from . import procfs
 from .spawn import Job, Spawner
 from .trampoline import ATTACH, REPORT, best
 
+SUPERVISOR = "supervisor"
+"""The leaf for a daemon that distributes controllers; see `controllers`."""
+
 
 class CgroupImpossible(Exception):
     """Runs cannot be contained in cgroups here, and why."""
@@ -72,7 +75,7 @@ def locate(instance: str, parent: str | None = None) -> Base:
     if not found:
         raise CgroupImpossible("no cgroup2 file system is mounted")
     own = procfs.cgroup(os.getpid()) or "/"
-    directories = [os.path.normpath(parent)] if parent else [d for m in found if (d := m.directory(own))]
+    directories = [os.path.normpath(parent)] if parent else [_home(d) for m in found if (d := m.directory(own))]
     for directory in directories:
         for mount in found:
             path = mount.path(directory)
@@ -80,6 +83,13 @@ def locate(instance: str, parent: str | None = None) -> Base:
                 name = f"sfad-{instance}"
                 return Base(f"{directory}/{name}", os.path.normpath(f"{path}/{name}"))
     raise CgroupImpossible(f"{parent or own} is not below a cgroup2 mount")
+
+
+def _home(own: str) -> str:
+    """Where the daemon's runs belong: beside the leaf that it was moved to, if that is where it is."""
+    above, name = os.path.split(own)
+    ours = name == SUPERVISOR and os.access(above, os.W_OK) and os.access(f"{above}/cgroup.procs", os.W_OK)
+    return above if ours else own
 
 
 def probe(base: Base) -> None:
@@ -175,7 +185,9 @@ def nested(directory: str) -> Iterator[str]:
     """A cgroup and all cgroups in it, outermost first. Raises `OSError`, but not for what is gone or not ours to see."""
     yield directory
     try:
-        below = [entry.path for entry in os.scandir(directory) if entry.is_dir(follow_symlinks=False)]
+        # the link count tells how many there are; a directory has dozens of files, so to list it takes twenty times as long
+        leaf = os.stat(directory).st_nlink == 2
+        below = () if leaf else [entry.path for entry in os.scandir(directory) if entry.is_dir(follow_symlinks=False)]
     except OSError as error:
         if error.errno in procfs.GONE | procfs.HIDDEN:
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,7 +13,7 @@ import trio
 
 from ..core.events import Emptied, Frozen, LaunchFailed, LaunchSucceeded, MainExited, Surveyed
 from ..protocol.types import RunId, Survivor
-from .base import Emit, LaunchSpec, Load
+from .base import Bounds, Emit, Enforcement, LaunchSpec, Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,12 @@ class FakeLauncher:
         self.calls: list[tuple[object, ...]] = []
         self.places: dict[int, RunId | None] = {}
         """What `place` answers, by pid."""
+        self.enforced: dict[str, Enforcement] = {"memory": "watching", "pids": "watching", "cpu": "nothing"}
+        """What `enforcement` answers, by kind."""
+        self.used: dict[tuple[RunId, str], int] = {}
+        """What `uses` and `loads` answer, by run and kind, instead of a process and a MiB for each run of the subtree."""
+        self.breached: dict[RunId, set[str]] = {}
+        """What `breaches` answers."""
         self._emit = emit
         self._clock = clock
         self._script = script
@@ -129,10 +135,34 @@ class FakeLauncher:
         self.calls.append(("signal_main", run, signal))
         return any(below.main for below in self._below(run)[:1])
 
+    def bound(self, run: RunId, bounds: Bounds) -> None:
+        """Only recorded."""
+        self.calls.append(("bound", run, bounds))
+
+    def enforcement(self, kind: str) -> Enforcement:
+        """What `enforced` says."""
+        return self.enforced[kind]
+
+    def breaches(self, run: RunId) -> frozenset[str]:
+        """What `breached` says."""
+        return frozenset(self.breached.get(run, ()))
+
     def load(self, run: RunId) -> Load | None:
-        """A process and a MiB for each run of the subtree."""
-        alive = [below for below in self._below(run) if below.main or below.rest]
-        return Load(len(alive), len(alive) << 20) if run in self._runs else None
+        """What `used` says, else a process and a MiB for each run of the subtree."""
+        return self.loads([run]).get(run)
+
+    def loads(self, runs: Iterable[RunId]) -> dict[RunId, Load]:
+        """`load` of each."""
+        return {run: Load(self._use(run, "pids"), self._use(run, "memory")) for run in runs if run in self._runs}
+
+    def uses(self, kind: str, worth: Mapping[RunId, float]) -> dict[RunId, int]:
+        """The same, by kind. Recorded as ("uses", kind, runs)."""
+        self.calls.append(("uses", kind, tuple(worth)))
+        return {run: self._use(run, kind) for run in worth if run in self._runs}
+
+    def _use(self, run: RunId, kind: str) -> int:
+        alive = sum(below.main or below.rest for below in self._below(run))
+        return self.used.get((run, kind), alive << 20 if kind == "memory" else alive)
 
     def place(self, pid: int, pidfd: int | None) -> RunId | None:  # noqa: ARG002 - the protocol's
         """What `places` says; outside of every run otherwise."""

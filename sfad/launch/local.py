@@ -15,10 +15,10 @@ import resource
 import secrets
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from time import monotonic
 from typing import Literal
 
@@ -27,7 +27,8 @@ import trio
 from ..core.events import Emptied, Event, Frozen, LaunchFailed, LaunchSucceeded, MainExited, Surveyed
 from ..protocol.types import RunId, Survivor
 from . import procfs
-from .base import Emit, LaunchSpec, Load
+from .affinity import Affinity, Cpus, bind
+from .base import UNBOUND, Bounds, Emit, Enforcement, LaunchSpec, Load
 from .reaper import Orphans
 from .spawn import Job, LaunchError, Spawner, resolve
 from .trampoline import ATTACH, REPORT, Trampoline, best
@@ -74,6 +75,9 @@ class Held:
     """Counts how often emptying was begun: what an earlier stop left behind must not touch the next attempt."""
     pauses: int = 0
     """Counts `freeze` and `thaw`: the last one that was asked for is what is tried again."""
+    bounds: Bounds = UNBOUND
+    cpus: Cpus | None = None
+    """Those it was bound to for its own sake."""
 
     def chain(self) -> Iterator[Held]:
         """The run and its ancestors, nearest first."""
@@ -134,6 +138,7 @@ class LocalLauncher(ABC):
         self._spawner = Spawner(trampoline or best())
         self._nofile = nofile if nofile is not None else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._orphans = Orphans()
+        self._affinity = Affinity()
         self._nursery: trio.Nursery | None = None
         self._was_subreaper = _subreaper()
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -163,12 +168,29 @@ class LocalLauncher(ABC):
         the containment calls `_consider` when this may have become false."""
 
     @abstractmethod
-    def _members(self, held: Held) -> Iterable[tuple[int, RunId]]:
-        """Every live process in it and the run that the process is in."""
+    def _members(self, *tops: Held) -> Iterable[tuple[int, RunId]]:
+        """Every live process in these, none of which is in another, and the run that the process is in."""
 
     @abstractmethod
     def _leave(self, held: Held) -> None:
         """Removes what `_enter` made."""
+
+    # What it may do better.
+
+    def _limit(self, held: Held) -> None:  # noqa: B027 - nothing, where there are no controllers
+        """Has the kernel hold the run to its bounds, where it can."""
+
+    def _tasks(self, held: Held) -> int | None:  # noqa: ARG002 - for subclasses
+        """Processes and threads of a run as the kernel counts them against its bound; `None` if it does not."""
+        return None
+
+    def _charged(self, held: Held) -> int | None:  # noqa: ARG002 - for subclasses
+        """Memory of a run as the kernel counts it; `None` if it has not done so from the start."""
+        return None
+
+    def breaches(self, run: RunId) -> frozenset[str]:  # noqa: ARG002 - for subclasses
+        """See `Launcher.breaches`: without controllers, none."""
+        return frozenset()
 
     @abstractmethod
     def place(self, pid: int, pidfd: int | None) -> RunId | None:
@@ -179,6 +201,8 @@ class LocalLauncher(ABC):
     def launch(self, run: RunId, parent: RunId | None, spec: LaunchSpec) -> None:
         """Starts the run's command, a first time or again; answered by `LaunchSucceeded` or `LaunchFailed`."""
         held = self._runs.get(run) or self._hold(run, parent)
+        if held.bounds != spec.bounds:
+            self._set(held, spec.bounds)
         try:
             held.main = self._start(held, spec)
         except LaunchError as error:
@@ -239,17 +263,69 @@ class LocalLauncher(ABC):
         held = self._runs.get(run)
         return bool(held and held.main and _signal(held.main, signal))
 
-    def load(self, run: RunId) -> Load | None:
-        """Processes and memory of the run and its descendants; `None` if it is not held, or cannot be told now."""
+    def bound(self, run: RunId, bounds: Bounds) -> None:
+        """Holds a live run to other bounds. One that is less than what it uses now is enforced at once: the kernel ends
+        processes for it (memory) or lets it start no other (pids)."""
         held = self._runs.get(run)
         if held is None:
-            return None
+            return
+        self._set(held, bounds)
         try:
-            pids = [pid for pid, _ in self._members(held)]
-            return Load(len(pids), sum(map(procfs.resident, pids)))
+            self._limit(held)
+            if self.enforcement("cpu") == "watching":
+                self._rebind(held)
+        except OSError as error:
+            self._unenforced(held, error)
+
+    def enforcement(self, kind: str) -> Enforcement:
+        """See `Launcher.enforcement`. With one CPU there is nothing to bind a run to."""
+        return "watching" if kind != "cpu" or len(self._affinity.all) > 1 else "nothing"
+
+    def load(self, run: RunId) -> Load | None:
+        """Processes and memory of the run and its descendants; `None` if it is not held, or cannot be told now."""
+        return self.loads([run]).get(run)
+
+    def loads(self, runs: Iterable[RunId]) -> dict[RunId, Load]:
+        """See `Launcher.loads`."""
+        asked = self._held(runs)
+        try:
+            resident = cache(procfs.resident)
+            return {run: Load(len(pids), self._memory(asked[run], pids, resident)) for run, pids in self._pids(asked).items()}
         except OSError as error:
             self._failed(error)
-            return None
+            return {}
+
+    def uses(self, kind: str, worth: Mapping[RunId, float]) -> dict[RunId, int]:
+        """See `Launcher.uses`. Processes and threads where the kernel enforces the limit, else processes. Memory is what the
+        kernel charges (`Load`); else resident memory where that is not worth more, else each process's share of it."""
+        asked = self._held(worth)
+        try:
+            told = self._told(kind, asked.values())
+            pids = self._pids({run: held for run, held in asked.items() if run not in told})
+            return told | {run: _use(kind, found, worth[run]) for run, found in pids.items()}
+        except OSError as error:
+            self._failed(error)
+            return {}
+
+    def _held(self, runs: Iterable[RunId]) -> dict[RunId, Held]:
+        return {run: held for run in runs if (held := self._runs.get(run))}
+
+    def _told(self, kind: str, asked: Iterable[Held]) -> dict[RunId, int]:
+        tell = self._tasks if kind == "pids" else self._charged
+        return {held.id: figure for held in asked if (figure := tell(held)) is not None}
+
+    def _memory(self, held: Held, pids: Iterable[int], resident: Callable[[int], int]) -> int:
+        charged = self._charged(held)
+        return charged if charged is not None else sum(map(resident, pids))
+
+    def _pids(self, asked: Mapping[RunId, Held]) -> dict[RunId, list[int]]:
+        """The live processes of each and its descendants, from one pass."""
+        found: dict[RunId, list[int]] = {run: [] for run in asked}
+        for pid, run in self._members(*_tops(asked.values())) if asked else ():
+            for above in self._runs[run].chain():
+                if above.id in found:
+                    found[above.id].append(pid)
+        return found
 
     def child_signalled(self) -> None:
         """SIGCHLD came in: orphans may be there to reap."""
@@ -330,6 +406,7 @@ class LocalLauncher(ABC):
             terminal=spec.terminal and os.isatty(stdin),
             nofile=self._nofile,
             msgqueue=door.msgqueue,
+            cpus=self._cpus(held),
         )
 
     def _adopt(self, held: Held, pid: int, path: bytes, report: int) -> Main:
@@ -349,6 +426,34 @@ class LocalLauncher(ABC):
             self._orphans.notice()
             raise LaunchError(error.errno or errno.EIO, "cannot watch", path) from error
         return main
+
+    # Bounds.
+
+    def _set(self, held: Held, bounds: Bounds) -> None:
+        again = bounds.cpu != held.bounds.cpu
+        held.bounds = bounds
+        for below in held.subtree() if again and self.enforcement("cpu") == "watching" else ():  # each after the one above it
+            below.cpus = self._own_cpus(below)
+
+    def _own_cpus(self, held: Held) -> Cpus | None:
+        if held.bounds.cpu is None:
+            return None
+        within = self._cpus(held.parent) if held.parent else None
+        return self._affinity.choose(held.bounds.cpu, within or self._affinity.all)
+
+    def _cpus(self, held: Held) -> Cpus | None:
+        """Those of the nearest run that is bound. The daemon starts every run, so a child run inherits none."""
+        return next((above.cpus for above in held.chain() if above.cpus is not None), None)
+
+    def _rebind(self, held: Held) -> None:
+        for _ in range(2):  # what was forked during the first look inherited the old CPUs
+            for pid, run in tuple(self._members(held)):
+                bind(pid, self._cpus(self._runs[run]) or self._affinity.all)
+
+    def _unenforced(self, held: Held, error: OSError) -> None:
+        with suppress(OSError):  # a log that cannot be written
+            where = f"{error.filename}: " if error.filename else ""
+            self._complain(f"a limit of run {held.id} is only watched, not enforced: {where}{error.strerror}")
 
     # Trying again: a daemon that has no descriptor free for a while must not forget what it was asked for.
 
@@ -490,6 +595,19 @@ class LocalLauncher(ABC):
         if self._nursery is None:
             raise RuntimeError("the launcher is not being served")
         self._nursery.start_soon(self._lasting, call, *arguments)
+
+
+def _tops(asked: Collection[Held]) -> list[Held]:
+    """Those that are not below another."""
+    everyone = set(asked)
+    return [held for held in asked if not any(above in everyone for above in held.chain() if above is not held)]
+
+
+def _use(kind: str, pids: list[int], worth: float) -> int:
+    if kind == "pids":
+        return len(pids)
+    resident = sum(map(procfs.resident, pids))  # never less than what it is a share of
+    return resident if resident < worth else sum(map(procfs.proportional, pids))
 
 
 def _directory(path: bytes, opened: list[int]) -> int:

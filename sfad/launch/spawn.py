@@ -51,6 +51,8 @@ class Job:
     """The soft RLIMIT_NOFILE of the command, where it is not the daemon's."""
     msgqueue: int | None = None
     """The same of RLIMIT_MSGQUEUE: the tag."""
+    cpus: frozenset[int] | None = None
+    """The CPUs that it may use, where they are not the daemon's."""
 
 
 class Spawner:
@@ -76,15 +78,19 @@ class Spawner:
         actions = _buffer()
         moved: list[int] = []
         limits: list[tuple[int, tuple[int, int]]] = []
+        mine: set[int] | None = None
         _libc.posix_spawn_file_actions_init(actions)
         try:
             self._describe(actions, job, moved)
             _limit(resource.RLIMIT_NOFILE, job.nofile, limits)
             _limit(resource.RLIMIT_MSGQUEUE, job.msgqueue, limits)
+            mine = _bind(job.cpus)
             _check(_libc.posix_spawn(ctypes.byref(pid), self._trampoline.path, actions, self._attributes, argv, env))
         finally:
-            for kind, mine in limits:
-                resource.setrlimit(kind, mine)
+            if mine is not None:
+                os.sched_setaffinity(0, mine)
+            for kind, before in limits:
+                resource.setrlimit(kind, before)
             _libc.posix_spawn_file_actions_destroy(actions)
             for fd in moved:
                 os.close(fd)
@@ -127,6 +133,18 @@ def _limit(kind: int, soft: int | None, changed: list[tuple[int, tuple[int, int]
     if soft is not None and soft != (mine := resource.getrlimit(kind))[0]:
         resource.setrlimit(kind, (soft, mine[1]))
         changed.append((kind, mine))
+
+
+def _bind(cpus: frozenset[int] | None) -> set[int] | None:
+    """Binds this thread, for a child to inherit before its first instruction; what it was bound to before."""
+    if cpus is None:
+        return None
+    mine = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, cpus)
+    except OSError:  # they were taken away from us, by a cpuset or by unplugging: better started than bound
+        return None
+    return mine
 
 
 def resolve(name: bytes, env: Sequence[bytes], cwd: int) -> bytes:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from time import monotonic, sleep
 
 from ..protocol.types import RunId
-from . import cgroupfs, procfs
+from . import cgroupfs, controllers, procfs
 from .lineage import cookie, cookie_run
 
 BOUND = 10.0
@@ -89,6 +89,7 @@ def _clear(base: str) -> list[int]:
     except FileNotFoundError:
         return []
     _remove(base)
+    controllers.undo(os.path.dirname(base))
     return _pids(base)
 
 

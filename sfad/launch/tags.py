@@ -307,8 +307,8 @@ class TagsLauncher(LocalLauncher):
             done.add((process.pid, process.started))
         return bool(fresh)
 
-    def _members(self, held: Held) -> Iterator[tuple[int, RunId]]:
-        return ((process.pid, run) for process, run in self._census(_runs([held])))
+    def _members(self, *tops: Held) -> Iterator[tuple[int, RunId]]:
+        return ((process.pid, run) for process, run in self._census(_runs(tops)))
 
     # Identity.
 

@@ -53,3 +53,47 @@ print("ready", flush=True)
 time.sleep(1000)
 """
 """Ignores what can be ignored."""
+
+BOMB = """
+import os, sys, time
+most, until = int(sys.argv[1]), time.monotonic() + float(sys.argv[2])
+made = failed = 0
+print("ready", flush=True)
+while made < most and time.monotonic() < until:
+    try:
+        child = os.fork()
+    except BlockingIOError:
+        failed += 1
+        time.sleep(0.002)
+        continue
+    if child == 0:
+        time.sleep(max(0, until - time.monotonic()))
+        os._exit(0)
+    made += 1
+print("made", made, "failed", failed > 0, flush=True)
+time.sleep(max(0, until - time.monotonic()))
+"""
+"""`MOST SECONDS`: so many processes as fast as it can. It bounds itself: RLIMIT_NPROC does not hold for root."""
+
+HOG = """
+import sys, time
+most, until = int(sys.argv[1]), time.monotonic() + float(sys.argv[2])
+print("ready", flush=True)
+held = []
+while len(held) < most and time.monotonic() < until:
+    held.append(b"x" * (1 << 20))
+print("had", len(held), flush=True)
+time.sleep(max(0, until - time.monotonic()))
+"""
+"""`MOST SECONDS`: so many MiB as fast as it can, and then it keeps them."""
+
+SHARERS = """
+import os, sys, time
+held = b"x" * (int(sys.argv[2]) << 20)
+for _ in range(int(sys.argv[1])):
+    if os.fork() == 0:
+        time.sleep(1000)
+print("ready", flush=True)
+time.sleep(1000)
+"""
+"""`COUNT MIB`: children that share so much memory with it."""
