@@ -29,7 +29,7 @@ from .paths import PathError, bind_socket, lock_state_dir, prepare_state_dir, un
 from .peers import identify
 from .protocol.messages import Setting
 from .runtime.live import wall_clock
-from .runtime.runtime import Runtime, policy_of
+from .runtime.runtime import Runtime
 from .server.server import Server
 
 LAST_WORDS = 2.0
@@ -121,7 +121,7 @@ class Daemon:
             instance=self._place.instance,
             forced=containment.mode,
             cgroup_parent=containment.cgroup_parent,
-            emit=lambda event: self._runtime.feed(event),
+            emit=lambda event: self._runtime.reported(event),
             clock=trio.current_time,
             complain=log.warning,
         )
@@ -130,14 +130,13 @@ class Daemon:
 
     def _make_runtime(self, ledger: Ledger, output: OutputStore, launcher: Launcher, log: Log) -> Runtime:
         self._runtime = Runtime(
-            policy=policy_of(self._loaded),
+            loaded=self._loaded,
             ledger=ledger,
             output=output,
             launcher=launcher,
             log=log,
             socket=str(self._place.socket),
             state_dir=str(self._place.state_dir),
-            settings=self._loaded.settings,
             on_shutdown=self._drained.set,
         )
         ledger.start(
@@ -202,7 +201,7 @@ class Daemon:
             return
         settings, waiting = _in_force(self._loaded.settings, loaded.settings)
         self._loaded = configuration.Loaded(loaded.config, settings, loaded.files)
-        runtime.reconfigure(policy_of(loaded), settings)
+        runtime.reconfigure(self._loaded)
         log.info("config reloaded", files=[str(path) for path in loaded.files])
         if waiting:
             log.warning("these take effect at the next start", keys=waiting)

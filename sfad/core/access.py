@@ -10,12 +10,13 @@ from ..protocol.types import RunId
 READING = frozenset({"info", "list", "logs", "result", "wait", "watch"})
 STEERING = frozenset({"stop", "pause", "resume", "send", "signal"})
 SPENDING = frozenset({"report", "reserve", "settle"})
-GENERAL = frozenset({"spawn", "status", "config", "recommend"})
+GENERAL = frozenset({"spawn", "status", "config"})
 VERBS = READING | STEERING | SPENDING | GENERAL
 """Everything that `--allow` and `--deny` can name."""
 
-DECIDING = frozenset({"approve", "deny"})
-"""What is never a run's to do: it would give itself, or what it started, more than it was given."""
+OUTSIDE = frozenset({"approve", "deny", "recommend"})
+"""What is never a run's to do: it would give itself, or what it started, more than it was given, or learn of runs that are not
+its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def refuse_verb(peer: Peer, verb: str, held: Permissions) -> str | None:
         return f"this daemon serves another user; {peer.user} (uid {peer.uid}) has no part in it"
     if peer.run is None:
         return None
-    if verb in DECIDING:
+    if verb in OUTSIDE:
         return f"run {peer.run} may not {verb}: that takes somebody outside any run"
     if verb not in held.verbs:
         return f"run {peer.run} was started without permission for '{verb}' (--allow / --deny)"

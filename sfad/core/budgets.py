@@ -48,6 +48,9 @@ class Budgets:
     def __init__(self) -> None:
         self._by_user: dict[str, list[Budget]] = {}
 
+    def __iter__(self) -> Iterator[Budget]:
+        return iter({(budget.scope, budget.name): budget for found in self._by_user.values() for budget in found}.values())
+
     def know(self, budgets: Iterable[Budget]) -> None:
         """Replaces what was known."""
         self._by_user = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -184,6 +185,14 @@ class LevelSeen(At):
 
 
 @dataclass(frozen=True, slots=True)
+class AdviceLearned(At):
+    """What the ledger taught about the limits of a type or name (`limits.advice_key`), for `limits.adaptive`."""
+
+    key: str
+    thresholds: Mapping[LimitKind, float]
+
+
+@dataclass(frozen=True, slots=True)
 class BudgetsKnown(At):
     """Money budgets of users and teams as they stand: at the start, after a change of the config, and when one is renewed."""
 
@@ -302,6 +311,7 @@ Event = (
     | ToolsCalled
     | AgentSaid
     | LevelSeen
+    | AdviceLearned
     | BudgetsKnown
     | ClientGone
     | Committed

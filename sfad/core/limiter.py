@@ -128,7 +128,8 @@ class Limiter:
     def _add_report(self, run: Run, more: Use, at: float, *, settled: str | None = None) -> None:
         before = run.account.own_tree_use()
         if settled is not None:
-            del run.account.holds[settled], self._reservations[settled]
+            run.account.release(settled)
+            del self._reservations[settled]
         run.account.sources["report"] = run.account.sources.get("report", NOTHING).plus(more)
         self._changed(run, before, at)
 
@@ -141,11 +142,13 @@ class Limiter:
         self._enforce(run, at)
 
     def _charge(self, run: Run, usd: float) -> None:
-        if not usd:
-            return
         for budget in self.budgets.of(run.user):
-            budget.charged = max(0.0, budget.charged + usd)
-            self._machine.do(c.Charge(budget.scope, budget.name, usd))
+            # what was held in the period before cannot be given back to this one
+            change = max(usd, -budget.charged)
+            if not change:
+                continue
+            budget.charged += change
+            self._machine.do(c.Charge(budget.scope, budget.name, change))
             if not budget.near and budget.charged >= self._machine.policy.nearing * budget.usd:
                 budget.near = True
                 self._say_budget("limit_nearing", run, budget)
@@ -193,7 +196,7 @@ class Limiter:
         self._reserved += 1
         name = f"{run.id}-{self._reserved}"
         before = run.account.own_tree_use()
-        run.account.holds[name] = ev.hold
+        run.account.hold(name, ev.hold)
         self._reservations[name] = run
         machine.reply(ev.token, c.Reserved(run, name))
         self._changed(run, before, ev.at)
@@ -203,7 +206,7 @@ class Limiter:
             for kind, amount in ev.hold.amounts.items():
                 held = owner.limits.get(kind)
                 used = owner.account.used(kind) or 0.0
-                if held is not None and held.action is not Action.WARN and held.above(used + amount):
+                if held is not None and held.binds and held.above(used + amount):
                     self._machine.reply(ev.token, c.Reserved(run, None, _refusal(owner, held, used, amount)))
                     found = list(cross(held, used + amount, self._machine.policy.nearing))
                     self._answer(owner, found, ev.at, refused=amount)
@@ -214,7 +217,7 @@ class Limiter:
             return False
         self._machine.reply(ev.token, c.Reserved(run, None, _over_budget(budget, cost)))
         if not budget.over:
-            budget.over = True
+            budget.near = budget.over = True  # to say afterwards that it comes near would be odd
             self._say_budget("limit_exceeded", run, budget)
         return True
 
@@ -234,10 +237,10 @@ class Limiter:
 
     def close(self, run: Run) -> None:
         """The run ends: what it holds is charged in full. That changes no sum, since it was counted when it was held."""
-        for name, hold in run.account.holds.items():
+        for name, hold in list(run.account.holds.items()):
+            run.account.release(name)
             run.account.sources["report"] = run.account.sources.get("report", NOTHING).plus(hold.use)
             del self._reservations[name]
-        run.account.holds.clear()
 
     # ---- enforcement
 
@@ -247,6 +250,14 @@ class Limiter:
             if owner.status is Status.STOPPING:
                 return  # and everything below it ends with it
             self._answer(owner, list(crossed(owner.limits, owner.account, nearing)), at)
+            if owner.held_by is not None:
+                return  # it stands still with everything below it; `recheck` looks further when it goes on
+
+    def recheck(self, run: Run, at: float) -> None:
+        """The run goes on: what it and its descendants have used is held against all their limits again."""
+        for each in run.subtree():
+            if each.account.metered:
+                self._enforce(each, at)
 
     def _answer(self, run: Run, found: list[Crossing], at: float, *, refused: float | None = None) -> None:
         for crossing in found:
@@ -255,19 +266,27 @@ class Limiter:
         if not breaches:
             return
         worst = min(breaches, key=lambda crossing: _STRENGTH.index(crossing.held.action))
+        words = _words(run, worst, refused)
         if worst.held.action is Action.TERMINATE:
-            self._end(run, _reason(run, worst, at, _words(run, worst, refused)), at)
+            self._end(run, _reason(run, worst, at, words), at)
         elif worst.held.action in _WAITING:
-            self._hold(run, worst, at)
+            self._hold(run, worst, at, words)
 
     def _say(self, run: Run, crossing: Crossing, refused: float | None) -> None:
         limit = crossing.held.limit
         over = max(0.0, crossing.used - limit.threshold)
         self._machine.publish(
-            "limit_exceeded" if crossing.exceeded else "limit_nearing", run, _words(run, crossing, refused),
-            severity="medium" if crossing.exceeded else "low", scope=KINDS[limit.kind].scope, limit_kind=limit.kind.value,
-            threshold=limit.threshold, used=round(crossing.used, 6), exceeded_by=round(over, 6) if crossing.exceeded else None,
-        )  # fmt: skip
+            "limit_exceeded" if crossing.exceeded else "limit_nearing",
+            run,
+            _words(run, crossing, refused),
+            severity="medium" if crossing.exceeded else "low",
+            scope=KINDS[limit.kind].scope,
+            action=crossing.held.action,
+            limit_kind=limit.kind.value,
+            threshold=limit.threshold,
+            used=round(crossing.used, 6),
+            exceeded_by=round(over, 6) if crossing.exceeded else None,
+        )
 
     def _end(self, run: Run, reason: Reason, at: float) -> None:
         status = Status.TIMEOUT if reason.limit_kind in ("time", "pause_max") else Status.FAILED
@@ -275,13 +294,16 @@ class Limiter:
 
     # ---- standing still until somebody decides
 
-    def _hold(self, run: Run, crossing: Crossing, at: float) -> None:
-        held = crossing.held
-        if run.held_by is None or held.action is Action.REQUEST_INCREASE:
+    def _hold(self, run: Run, crossing: Crossing, at: float, words: str) -> None:
+        held, policy = crossing.held, self._machine.policy
+        asks = held.action is Action.REQUEST_INCREASE
+        if run.held_by is None or asks:
             run.held_by = held
-        if held.action is Action.REQUEST_INCREASE:
-            self._machine.do(c.Arm(run.id, "approval", at + self._machine.policy.approval_timeout))
-            self._publish_increase("increase_requested", run, held, _words(run, crossing, None))
+            run.held_reason = _reason(run, crossing, at, words)
+            run.held_until = at + (policy.approval_timeout if asks else policy.pause_max)
+        if asks:
+            self._machine.do(c.Arm(run.id, "approval", at + policy.approval_timeout))
+            self._publish_increase("increase_requested", run, held, words)
         if run.status in {Status.RUNNING, Status.PAUSED} and not run.frozen:
             self._machine.pause(run, at)
         # one that is between attempts is frozen as soon as it has been launched
@@ -289,7 +311,13 @@ class Limiter:
     def _publish_increase(self, what: str, run: Run, held: Held, message: str) -> None:
         limit = held.limit
         self._machine.publish(
-            what, run, message, scope=KINDS[limit.kind].scope, limit_kind=limit.kind.value, threshold=limit.threshold
+            what,
+            run,
+            message,
+            scope=KINDS[limit.kind].scope,
+            action=held.action,
+            limit_kind=limit.kind.value,
+            threshold=limit.threshold,
         )
 
     def release(self, run: Run) -> None:
@@ -297,7 +325,7 @@ class Limiter:
         if run.held_by is not None:
             if run.held_by.action is Action.REQUEST_INCREASE:
                 self._machine.do(c.Disarm(run.id, "approval"))
-            run.held_by = None
+            run.held_by = run.held_reason = run.held_until = None
 
     def make_room(self, token: int, peer: Peer, run: Run, limits: Iterable[Limit]) -> bool:
         """Gives the limits that hold a run, or any other of its limits, new thresholds; what holds it and is not named only
@@ -314,6 +342,7 @@ class Limiter:
         except Invalid as invalid:
             self._machine.reply(token, c.Failed(ErrorCode.BAD_REQUEST, str(invalid)))
             return False
+        self.release(run)  # first: below, what holds it may turn into a warning, which has no timer to disarm
         for limit in limits:
             before = run.limits.get(limit.kind)
             action = limit.action or (before.action if before is not None else Action.TERMINATE)
@@ -323,7 +352,6 @@ class Limiter:
                 held.limit = replaced(held.limit, action=Action.WARN)
         if limits:
             self._machine.do(c.Rebound(run))
-        self.release(run)
         return True
 
     def _check_room(self, run: Run, limit: Limit) -> None:
@@ -335,7 +363,7 @@ class Limiter:
             )
         for above in run.lineage[:-1] if limit.kind is not LimitKind.TIME else ():
             held = above.limits.get(limit.kind)
-            if held is not None and held.action is not Action.WARN and limit.threshold > held.limit.threshold:
+            if held is not None and held.binds and limit.threshold > held.limit.threshold:
                 raise Invalid(
                     f"{limit.kind} = {limit.threshold:g}{unit} is more than its ancestor {above.id} ('{above.name}') has: "
                     f"{held.limit.threshold:g}{unit}; give that one more room first"
@@ -349,6 +377,7 @@ class Limiter:
         self._publish_increase("increase_approved", run, run.limits[held.limit.kind], f"approved by user {ev.peer.user}")
         if run.frozen:
             self._machine.resume(run, ev.at)
+        self.recheck(run, ev.at)
         self._machine.reply(ev.token, c.Changed(run))
 
     def _deny_requested(self, ev: e.DenyRequested) -> None:

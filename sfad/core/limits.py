@@ -98,6 +98,11 @@ class Held:
         """What a breach is answered with."""
         return self.limit.action or Action.TERMINATE
 
+    @property
+    def binds(self) -> bool:
+        """Whether what is below the run may not have more. One that only warns bounds nobody."""
+        return self.action is not Action.WARN or not KINDS[self.limit.kind].acts
+
     def above(self, used: float) -> bool:
         """Whether so much is a breach: more than the threshold; for time, as much."""
         if self.limit.kind is LimitKind.TIME:
@@ -118,8 +123,10 @@ class Crossing:
 
 
 def limits_of(asked: Asked, above: Run | None, policy: Policy) -> Limits:
-    """The limits of a run to be: what was asked for, else its profile's, else the configured ones; below a parent never more
-    than the parent has. Raises `Invalid`."""
+    """The limits of a run to be: what was asked for, else what was learnt, else its profile's, else the configured ones; below
+    a parent never more than the parent has. Raises `Invalid`."""
+    if above is None and not asked.limits and asked.type is None and asked.on_limit is None and not policy.advice:
+        return {kind: Held(limit) for kind, limit in policy.defaults.items()}  # most runs, and a storm of them
     chosen = {kind: limit for kind, limit in policy.defaults.items() if above is None or kind not in _OF_TREES}
     chosen |= _by_profile(asked.type)
     chosen |= _by_advice(asked, chosen, policy)
@@ -172,19 +179,23 @@ def _with_action(limit: Limit, asked: Asked) -> Limit:
 
 
 def _narrow(limits: dict[LimitKind, Limit], above: Run | None) -> None:
-    """A child widens nothing. A limit that only warns bounds nobody, and time is bounded by the parent's deadline."""
+    """A child widens nothing. What it uses of a tree's limit counts against its ancestors', and its clock runs within its
+    parent's, so these are kept by them; the run's own kinds are narrowed here, since their use counts nowhere else. There a
+    warning of the child's own would be a way out of the bound.
+
+    Rejected: to narrow a tree's limits as well. A parent that is only to be paused would see its child terminated by the
+    number it has inherited, at the same moment, and again after the parent was given more room."""
     if above is None:
         return
     for kind, held in above.limits.items():
-        if held.action is Action.WARN or kind is LimitKind.TIME:
+        if not held.binds or kind is LimitKind.TIME or KINDS[kind].scope == "tree":
             continue
         own = limits.get(kind)
-        if own is None and KINDS[kind].scope == "tree":
-            continue  # its use counts against the parent's
-        if own is None or own.threshold > held.limit.threshold:
+        bounds = own is not None and Held(own).binds
+        if own is None or not bounds or own.threshold > held.limit.threshold:
             source = held.limit.source
             source = source if source.startswith("run ") else f"run {above.id} ({source})"
-            action = own.action if own is not None else held.action
+            action = own.action if own is not None and bounds else held.action
             limits[kind] = replaced(held.limit, action=action, source=source)
 
 

@@ -6,7 +6,7 @@ Nothing here reads a clock or does I/O. Commands are to be applied in order; the
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from signal import SIGTERM, Signals
 from typing import Any
 
@@ -30,6 +30,9 @@ HOUR = 3600.0
 
 REFUSALS_WRITTEN = 10
 """Refusals a minute for the same run and rule that get a row of their own; more are counted in the last one (SPEC section 2)."""
+
+MAX_ADVICE = 1000
+"""Types and names that something was learnt about. An agent can invent any number of names; what is forgotten is learnt again."""
 
 ENDINGS = {
     Status.COMPLETED: "run_completed",
@@ -92,6 +95,7 @@ class Machine:
             e.TimerFired: self._timer_fired,
             e.DrainRequested: self._drain_requested,
             e.Reconfigured: self._reconfigured,
+            e.AdviceLearned: self._advice_learned,
         }
 
         self.limiter = Limiter(self)
@@ -259,6 +263,8 @@ class Machine:
         run.move(Status.STARTING)
         run.attempt += 1
         run.exit = None
+        if run.said_finished:
+            self.do(c.Disarm(run.id, "result"))
         run.said_finished, run.said_failed = False, None
         self.do(c.Launch(run))
 
@@ -284,12 +290,13 @@ class Machine:
             run.move(Status.PAUSED)
             # it was not there yet when its ancestor was frozen, and signals reach only what is there
             self.do(c.Freeze(next(r.id for r in run.lineage if r.frozen)))
-        elif run.held_by is not None:
-            self.pause(run, ev.at)
-        else:
+        elif run.held_by is None:
             self.limiter.start_clock(run, ev.at)
         self.do(c.Save(run))
         self.publish("run_started", run)
+        if run.held_by is not None:
+            # in its own name, even where an ancestor is frozen: that one's resume must not let it go on
+            self.pause(run, ev.at)
         self._answer_spawn(run)
 
     def _launch_failed(self, ev: e.LaunchFailed) -> None:
@@ -537,6 +544,10 @@ class Machine:
         self.reconfigure(ev.policy)
         self._admit_waiting()
 
+    def _advice_learned(self, ev: e.AdviceLearned) -> None:
+        known = self.policy.advice if len(self.policy.advice) < MAX_ADVICE else {}
+        self.policy = replace(self.policy, advice={**known, ev.key: ev.thresholds})
+
     def _client_gone(self, ev: e.ClientGone) -> None:
         reason = Reason(kind="client", message="its foreground client went away (start it with --keep to let it go on)")
         for name in sorted(self._tied.pop(ev.client, ())):
@@ -597,6 +608,7 @@ class Machine:
         elif self.limiter.make_room(ev.token, ev.peer, run, ev.limits):
             if run.frozen:
                 self.resume(run, ev.at)
+            self.limiter.recheck(run, ev.at)
             self.reply(ev.token, c.Changed(run))
 
     def resume(self, run: Run, at: float) -> None:
@@ -637,10 +649,13 @@ class Machine:
 
     def _result_due(self, run: Run, at: float) -> None:
         wait = self.policy.result_wait
-        if not run.said_finished or run.status not in {Status.RUNNING, Status.PAUSED}:
+        if not run.said_finished or run.status not in {Status.STARTING, Status.RUNNING, Status.PAUSED}:
             return
-        if run.standing_still:
+        if run.status is not Status.RUNNING:
             self.do(c.Arm(run.id, "result", at + wait))
+            return
+        if run.said_failed is not None and run.attempt < run.asked.attempts:
+            self._retry(run, at)
             return
         status = Status.COMPLETED if run.said_failed is None else Status.FAILED
         said = "its final result" if run.said_failed is None else f"that it failed ({run.said_failed})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..protocol.types import Bound, Limit, LimitKind
+from ..protocol.types import Action, Bound, Limit, LimitKind
 
 MIN_TIME = 1.0
 """Seconds: the shortest `time` limit (SPEC section 3)."""
@@ -20,13 +20,13 @@ MAX_RETRY_DELAY = 3600.0
 DEFAULT_DEPTH = Bound(value=5, source="default")
 DEFAULT_DESCENDANTS = Bound(value=64, source="default")
 DEFAULT_LIMITS = {
-    kind: Limit(kind=kind, threshold=threshold)
-    for kind, threshold in (
-        (LimitKind.TIME, 120.0),
-        (LimitKind.TURNS, 25),
-        (LimitKind.COST, 1.00),
-        (LimitKind.OUTPUT, 64 * 1024 * 1024),
-        (LimitKind.PIDS, 1024),
+    kind: Limit(kind=kind, threshold=threshold, action=action)
+    for kind, threshold, action in (
+        (LimitKind.TIME, 120.0, Action.TERMINATE),
+        (LimitKind.TURNS, 25, Action.TERMINATE),
+        (LimitKind.COST, 1.00, Action.TERMINATE),
+        (LimitKind.OUTPUT, 64 * 1024 * 1024, Action.WARN),
+        (LimitKind.PIDS, 1024, Action.TERMINATE),
     )
 }
 """What bounds a run that nobody says anything about (SPEC section 3)."""
@@ -47,6 +47,7 @@ class Policy:
     descendants_ceiling: int = 1024
     allow_detach: bool = False
     defaults: Mapping[LimitKind, Limit] = field(default_factory=lambda: DEFAULT_LIMITS)
+    """In the order of `LimitKind`."""
     advice: Mapping[str, Mapping[LimitKind, float]] = field(default_factory=dict)
     """Thresholds learnt from the ledger, where `limits.adaptive` asks for them; see `limits.advice_key`."""
     max_time: float = 3600.0

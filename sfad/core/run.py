@@ -126,6 +126,10 @@ class Run:
     account: Account = field(default_factory=Account)
     held_by: Held | None = None
     """The limit that has paused it, until somebody gives more room or the daemon gives up waiting."""
+    held_reason: Reason | None = None
+    """The breach that `held_by` answers."""
+    held_until: float | None = None
+    """When the daemon gives up waiting."""
     tools_said: set[str] = field(default_factory=set)
     """Forbidden tools that something has been said about."""
     said_finished: bool = False

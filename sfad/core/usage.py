@@ -39,8 +39,8 @@ class Use:
         return (self.input_tokens or 0) + (self.output_tokens or 0)
 
     def of(self, kind: LimitKind) -> float | None:
-        """The amount that a limit of this kind counts."""
-        figure: float | None = getattr(self, kind.value)
+        """The amount that a limit of this kind counts; `None` as well for a kind that no source tells of, such as `pids`."""
+        figure: float | None = getattr(self, kind.value, None)
         return figure
 
     def plus(self, more: Use) -> Use:
@@ -115,6 +115,8 @@ class Account:
 
     sources: dict[Source, Use] = field(default_factory=dict)
     holds: dict[str, Hold] = field(default_factory=dict)
+    held: dict[LimitKind, float] = field(default_factory=dict)
+    """The sum of `holds`."""
     below: dict[LimitKind, float] = field(default_factory=dict)
     """What its descendants have used and hold, ended ones included."""
     levels: dict[LimitKind, float] = field(default_factory=dict)
@@ -130,9 +132,22 @@ class Account:
         """Whether anything is known of what the run itself uses."""
         return bool(self.sources or self.holds)
 
+    def hold(self, name: str, hold: Hold) -> None:
+        """Adds a reservation."""
+        self.holds[name] = hold
+        for kind, amount in hold.amounts.items():
+            self.held[kind] = self.held.get(kind, 0.0) + amount
+
+    def release(self, name: str) -> None:
+        """Takes a reservation back."""
+        for kind, amount in self.holds.pop(name).amounts.items():
+            self.held[kind] -= amount
+        if not self.holds:
+            self.held.clear()  # and what sums of binary fractions leave
+
     def own(self, kind: LimitKind) -> float | None:
         """What the run itself has used and holds: the largest figure of any source. What is held adds to what is reported."""
-        held = sum(hold.amounts.get(kind, 0.0) for hold in self.holds.values()) if self.holds else 0.0
+        held = self.held.get(kind, 0.0)
         figures = [figure for use in self.sources.values() if (figure := use.of(kind)) is not None]
         if held:
             reported = self.sources.get("report", NOTHING).of(kind)

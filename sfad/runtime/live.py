@@ -5,11 +5,18 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import Literal
 
+from ..core.limits import KINDS, METERED, Held
 from ..core.run import Run
+from ..core.usage import Use
+from ..launch.base import Launcher
+from ..meters import Program
 from ..protocol.messages import Spawn
-from ..protocol.types import RunId, RunInfo, Usage
+from ..protocol.types import LimitKind, LimitState, RunId, RunInfo, Source, Usage
 from .stdin import StdinPipe
+
+Enforcer = Literal["clock", "meter", "kernel", "watching", "nothing"]
 
 
 @dataclass(slots=True, eq=False)
@@ -18,11 +25,16 @@ class Live:
 
     run: Run
     spawn: Spawn
+    launcher: Launcher
     created_at: datetime
+    program: Program | None = None
+    """What its stdout is metered as."""
     descriptors: list[int] = field(default_factory=list)
     stdin: StdinPipe | None = None
     started_at: datetime | None = None
     ended_at: datetime | None = None
+    unused: list[LimitState] | None = None
+    """The limits but time, as they are shown while nothing of them is known to be used; `None` if they have changed."""
     saved: RunInfo | None = None
     """As the ledger was last given it."""
 
@@ -36,6 +48,11 @@ class Live:
             self.stdin = None
 
     @property
+    def kept(self) -> bool:
+        """Whether its output goes to files."""
+        return self.spawn.log and self.spawn.stdio == "files"
+
+    @property
     def chain(self) -> tuple[RunId, ...]:
         """Ids from the root to this run."""
         return tuple(run.id for run in self.run.lineage)
@@ -45,7 +62,7 @@ class Live:
         run = self.run
         lineage = run.lineage
         exit_ = run.exit
-        elapsed = run.clock.elapsed(now) if run.started_at is not None else None
+        elapsed = round(run.clock.elapsed(now), 3) if run.started_at is not None else None
         return RunInfo(
             id=run.id,
             name=run.name,
@@ -63,10 +80,10 @@ class Live:
             channel=run.channel,
             exit_code=exit_.code if exit_ is not None else None,
             signal=exit_.signal if exit_ is not None else None,
-            reason=run.reason,
+            reason=run.reason or run.held_reason,
             attempts=run.attempt,
-            limits=[run.time_limit],
-            usage=Usage(elapsed_s=round(elapsed, 3) if elapsed is not None else None),
+            limits=self._limits(now),
+            usage=_usage(*best, elapsed) if (best := run.account.best) is not None else Usage(elapsed_s=elapsed),
             processes=processes,
             memory_bytes=memory_bytes,
             descendants=run.admitted,
@@ -76,11 +93,67 @@ class Live:
             started_at=self.started_at,
             ended_at=self.ended_at,
             labels=run.asked.labels,
+            usage_by_source={source: _usage(source, use, elapsed) for source, use in run.account.sources.items()},
+            meter=self.program.name if self.program is not None else None,
         )
 
+    def _limits(self, now: float) -> list[LimitState]:
+        """A short run is shown three times before more than its time is known to be used, and in a burst of them making all
+        states each time would be a tenth of the daemon's work."""
+        run, account = self.run, self.run.account
+        if self.unused is None or account.sources or account.holds or account.below or account.levels:
+            states = [self._limit(held, now) for held in run.limits.values()]
+            self.unused = [state for state in states if state.kind is not LimitKind.TIME]
+            return states
+        time = run.limits.get(LimitKind.TIME)
+        return [self._limit(time, now), *self.unused] if time is not None else list(self.unused)
+
+    def _limit(self, held: Held, now: float) -> LimitState:
+        limit, kind = held.limit, held.limit.kind
+        used = self.run.clock.elapsed(now) if kind is LimitKind.TIME else self.run.account.used(kind)
+        return LimitState(
+            kind=kind,
+            threshold=limit.threshold,
+            action=held.action,
+            source=limit.source,
+            used=None if used is None else round(used, 6),
+            scope=KINDS[kind].scope,
+            enforced_by=self._enforcer(kind),
+        )
+
+    def _enforcer(self, kind: LimitKind) -> Enforcer:
+        if kind is LimitKind.TIME:
+            return "clock"
+        if kind in METERED:
+            known = self.program is not None or self.run.account.metered or kind in self.run.account.below
+            return "meter" if known else "nothing"
+        return "watching" if kind is LimitKind.OUTPUT else self.launcher.enforcement(kind.value)
+
     def _deadline(self, now: float) -> datetime | None:
-        at = self.run.deadline
+        at = self.run.held_until if self.run.held_until is not None else self.run.deadline
         return wall_clock() + timedelta(seconds=at - now) if at is not None else None
+
+
+def _usage(source: Source, use: Use, elapsed: float | None) -> Usage:
+    return Usage(
+        turns=use.turns,
+        messages=use.messages,
+        input_tokens=use.input_tokens,
+        output_tokens=use.output_tokens,
+        cached_tokens=use.cached_tokens,
+        tokens=use.tokens,
+        cost_usd=_money(use.cost),
+        cost_from=use.cost_from,
+        planning_cost_usd=_money(use.planning_cost),
+        execution_cost_usd=_money(use.execution_cost),
+        elapsed_s=elapsed,
+        source=source,
+    )
+
+
+def _money(usd: float | None) -> float | None:
+    # sums of binary fractions end in noise; a millionth of a thousandth of a dollar is nobody's price
+    return None if usd is None else round(usd, 9)
 
 
 def wall_clock() -> datetime:

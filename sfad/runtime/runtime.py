@@ -8,6 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,25 +18,33 @@ from .. import config as configuration
 from ..core import commands as c
 from ..core import events as e
 from ..core.access import Peer
+from ..core.limits import KINDS
 from ..core.machine import Machine
 from ..core.naming import derive_name
 from ..core.policy import Policy
 from ..core.run import Run
 from ..launch.base import Launcher, LaunchSpec
 from ..ledger import Ledger, RunExtra
+from ..meters import Program
 from ..observe.log import Log
 from ..output.files import OutputStore
 from ..protocol import types
 from ..protocol.errors import ErrorCode
-from ..protocol.messages import Setting, Spawn
-from ..protocol.types import Bound, Limit, RunId, RunInfo, Usage
+from ..protocol.messages import Spawn
+from ..protocol.types import Action, Bound, Limit, LimitKind, RunId, RunInfo
+from .advising import Adviser
+from .budgets import BudgetKeeper
 from .environment import run_environment
 from .live import Live, wall_clock
+from .metering import Metering, bounds_of, program_of
 from .stdin import StdinPipe
 from .timers import Timers
 
 RECENT = 1000
 """Ended runs kept in memory. It covers what the ledger's writer has not committed yet, and the pages people ask for most."""
+
+SAVE_USE = 2.0
+"""Seconds until a changed use is in the ledger: what a daemon that is killed forgets, and a row a run in that time."""
 
 Waiter = Callable[[RunInfo], None]
 Watcher = Callable[[types.Event], None]
@@ -58,6 +67,7 @@ class Request:
     spawn: Spawn
     descriptors: list[int]
     admitted: Admitted
+    program: Program | None = None
     stdin: StdinPipe | None = None
 
     def close(self) -> None:
@@ -74,25 +84,36 @@ class Runtime:
     def __init__(
         self,
         *,
-        policy: Policy,
+        loaded: configuration.Loaded,
         ledger: Ledger,
         output: OutputStore,
         launcher: Launcher,
         log: Log,
         socket: str,
         state_dir: str,
-        settings: list[Setting],
         on_shutdown: Callable[[], None],
     ) -> None:
-        self.machine = Machine(policy, next_number=ledger.next_number)
+        self.machine = Machine(policy_of(loaded), next_number=ledger.next_number)
+        self.config = loaded.config
         self.ledger = ledger
         self.output = output
         self.launcher = launcher
         self.log = log
         self.socket = socket
         self.state_dir = state_dir
-        self.settings = settings
+        self.settings = loaded.settings
         self.timers = Timers()
+        self.metering = Metering(
+            feed=self.feed,
+            publish=self._tell,
+            trouble=log.warning,
+            output=output,
+            launcher=launcher,
+            prices=loaded.config.prices,
+            nearing=loaded.config.limits.nearing,
+        )
+        self.adviser = Adviser(Path(state_dir), self.feed, log.warning)
+        self._budgets = BudgetKeeper(self.machine.limiter.budgets, ledger, self.timers, self.feed)
         self.live: dict[RunId, Live] = {}
         self.recent: OrderedDict[RunId, Recent] = OrderedDict()
         self._on_shutdown = on_shutdown
@@ -104,11 +125,16 @@ class Runtime:
         self._waiters: dict[RunId, set[Waiter]] = {}
         self._unrecorded: dict[RunId, tuple[RunInfo, set[Waiter]]] = {}
         self._watchers: dict[RunId, set[Watcher]] = {}
+        self._used: set[RunId] = set()
+        """Runs whose use the ledger does not know yet."""
         self._nursery: trio.Nursery
         self._appliers: dict[type, Callable[[Any], None]] = {
             c.Admit: self._admit,
             c.Save: self._save,
             c.RecordRefusal: self._record_refusal,
+            c.NoteUse: self._note_use,
+            c.Rebound: self._rebound,
+            c.Charge: lambda x: self._budgets.charge(x.scope, x.name, x.usd),
             c.CountRefusal: lambda x: ledger.count_refusal(x.run),
             c.Launch: self._launch,
             c.Terminate: lambda x: launcher.terminate(x.run, x.signal),
@@ -116,7 +142,7 @@ class Runtime:
             c.Survey: lambda x: launcher.survey(x.run),
             c.Freeze: lambda x: launcher.freeze(x.run),
             c.Thaw: lambda x: launcher.thaw(x.run),
-            c.Release: lambda x: launcher.release(x.run),
+            c.Release: self._release,
             c.Arm: self._arm,
             c.Disarm: lambda x: self.timers.disarm((x.run, x.timer)),
             c.Publish: self._publish,
@@ -128,8 +154,11 @@ class Runtime:
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Launcher and timers, until cancelled."""
         async with trio.open_nursery() as self._nursery:
+            await self._nursery.start(self.metering.serve)
             await self._nursery.start(self.launcher.serve)
+            await self._nursery.start(self.adviser.serve)
             self._nursery.start_soon(self.timers.serve)
+            self._configure()
             task_status.started()
 
     def close(self) -> None:
@@ -137,11 +166,19 @@ class Runtime:
         for live in self.live.values():
             live.close()
         self.live.clear()
+        self.metering.close()
 
-    def reconfigure(self, policy: Policy, settings: list[Setting]) -> None:
+    def reconfigure(self, loaded: configuration.Loaded) -> None:
         """Decides by other numbers from now on. What was admitted keeps its own."""
-        self.settings = settings
-        self.feed(e.Reconfigured(trio.current_time(), policy))
+        self.config, self.settings = loaded.config, loaded.settings
+        self.metering.reconfigure(loaded.config.prices, loaded.config.limits.nearing)
+        self.feed(e.Reconfigured(trio.current_time(), policy_of(loaded)))
+        self._configure()
+
+    def _configure(self) -> None:
+        limits = self.config.limits
+        self._budgets.know(self.config.budgets)
+        self.adviser.configure(adaptive=limits.adaptive, max_time=limits.max_time)
 
     # ---- events in
 
@@ -156,6 +193,14 @@ class Runtime:
                 self._handle(self._events.popleft())
         finally:
             self._feeding = False
+
+    def reported(self, event: e.Event) -> None:
+        """What the launcher says. Before an end is decided upon, everything is learnt that was written or used until then."""
+        if isinstance(event, e.MainExited | e.Emptied):
+            run = self.machine.tree.get(event.run)
+            if run is not None:
+                self.metering.catch_up(run, event.signal if isinstance(event, e.MainExited) else None)
+        self.feed(event)
 
     def _handle(self, event: e.Event) -> None:
         try:
@@ -195,7 +240,9 @@ class Runtime:
         """Asks the guard. `descriptors` become the runtime's, whatever the answer. `admitted` is called first if it is yes.
 
         Raises `OSError` where there are no descriptors for a pipe; then nothing was asked."""
-        request = Request(spawn, descriptors, admitted)
+        asked = asked_of(spawn, client)
+        kept = spawn.log and spawn.stdio == "files"
+        request = Request(spawn, descriptors, admitted, program_of(spawn.meter, asked.argv, kept=kept))
         if spawn.stdin == "pipe":
             try:
                 request.stdin = StdinPipe()
@@ -206,7 +253,6 @@ class Runtime:
         token = self._token
         self._answers[token] = answer
         self._spawns[token] = request
-        asked = asked_of(spawn, client)
         self.feed(e.SpawnRequested(trio.current_time(), token, peer, asked))
 
     def committed(self, runs: Iterable[RunId]) -> None:
@@ -225,11 +271,12 @@ class Runtime:
         assert run.admit_token is not None
         request = self._spawns.pop(run.admit_token)
         spawn = request.spawn
-        live = Live(run, spawn, wall_clock(), request.descriptors, request.stdin)
+        live = Live(run, spawn, self.launcher, wall_clock(), request.program, request.descriptors, request.stdin)
         self.live[run.id] = live
         if live.stdin is not None:
             self._nursery.start_soon(live.stdin.serve)
         request.admitted(run.id)
+        self.adviser.noticed(run.asked.type, run.name)
         self.ledger.admit(live.info(run.created_at), _extra(run, spawn))
 
     def _save(self, command: c.Save) -> None:
@@ -240,16 +287,35 @@ class Runtime:
         if run.status.terminal:
             live.ended_at = wall_clock()
         live.saved = live.info(trio.current_time())
-        # what a run has used so far is not known from its row if it is lost later
-        row = live.saved if run.status.terminal else msgspec.structs.replace(live.saved, usage=Usage())
-        self.ledger.save(row, _extra(run, live.spawn))
+        self._used.discard(run.id)
+        self.ledger.save(live.saved, _extra(run, live.spawn))
+
+    def _note_use(self, command: c.NoteUse) -> None:
+        if not self._used:
+            self.timers.arm("save use", trio.current_time() + SAVE_USE, self._save_use)
+        self._used.add(command.run.id)
+
+    def _save_use(self) -> None:
+        for run in list(self._used):
+            live = self.live.get(run)
+            if live is not None:
+                self._save(c.Save(live.run))
+        self._used.clear()
+
+    def _rebound(self, command: c.Rebound) -> None:
+        self.live[command.run.id].unused = None
+        self.metering.rebound(command.run)
+
+    def _release(self, command: c.Release) -> None:
+        self.metering.forget(command.run)
+        self.launcher.release(command.run)
 
     def _record_refusal(self, command: c.RecordRefusal) -> None:
         run = command.run
         assert run.admit_token is not None
         spawn = self._spawns[run.admit_token].spawn
         now = wall_clock()
-        refused = Live(run, spawn, now, ended_at=now)
+        refused = Live(run, spawn, self.launcher, now, ended_at=now)
         info = refused.info(run.created_at)
         self.ledger.refuse(info, _extra(run, spawn))
         self._remember(Recent(info, refused.chain, kept=False))
@@ -259,6 +325,7 @@ class Runtime:
         live = self.live[run.id]
         try:
             spec, opened = self._spec(live)
+            self.metering.begin_attempt(live)
         except OSError as error:
             message = f"run {run.id} was not started: its output could not be opened: {error}"
             self.feed(e.LaunchFailed(trio.current_time(), run.id, error.errno or 0, message, "output"))
@@ -273,7 +340,7 @@ class Runtime:
         run, spawn = live.run, live.spawn
         opened: list[int] = []
         stdin, stdout, stderr = self._stdio(live, opened)
-        left = [r.time_limit.threshold - r.clock.elapsed(trio.current_time()) for r in run.lineage]
+        left = [r.allowed_time - r.clock.elapsed(trio.current_time()) for r in run.lineage]
         deadline = wall_clock().timestamp() + min(left)
         spec = LaunchSpec(
             argv=spawn.argv,
@@ -284,6 +351,7 @@ class Runtime:
             stdout=stdout,
             stderr=stderr,
             terminal=spawn.stdio == "inherit" and stdin is not None and os.isatty(stdin),
+            bounds=bounds_of(run),
         )
         return spec, opened
 
@@ -303,6 +371,14 @@ class Runtime:
         run, timer = command.run, command.timer
         self.timers.arm((run, timer), command.at, lambda: self.feed(e.TimerFired(trio.current_time(), run, timer)))
 
+    def _tell(self, what: str, run: RunId, message: str) -> None:
+        live = self.live.get(run)
+        if live is not None:
+            event = types.Event(
+                type=what, severity="medium", run_id=run, root_id=live.chain[0], agent_name=live.run.name, message=message
+            )
+            self._publish(c.Publish(event, live.chain))
+
     def _publish(self, command: c.Publish) -> None:
         event = self.ledger.event(msgspec.structs.replace(command.event, time=wall_clock()))
         self.log.event(event)
@@ -314,8 +390,9 @@ class Runtime:
         live = self.live.pop(command.run.id)
         saved = live.saved if live.saved is not None and live.saved.status.terminal else None
         info = saved or live.info(trio.current_time())
-        self._remember(Recent(info, live.chain, kept=live.spawn.log and live.spawn.stdio == "files"))
+        self._remember(Recent(info, live.chain, kept=live.kept))
         live.close()
+        self.adviser.noticed(info.type, info.name)
         self._unrecorded[info.id] = (info, self._waiters.pop(info.id, set()))
         if saved is None or self.ledger.trouble is not None:
             self.recorded([info.id])
@@ -409,7 +486,6 @@ class Runtime:
 
 def asked_of(spawn: Spawn, client: int) -> e.Asked:
     """What the core decides about, out of what a client sent."""
-    source = spawn.timeout_source
     argv = tuple(shown(word) for word in spawn.argv)
     return e.Asked(
         argv=abridged(argv),
@@ -418,7 +494,8 @@ def asked_of(spawn: Spawn, client: int) -> e.Asked:
         name=spawn.name if spawn.name is not None else derive_name(argv),
         kind=spawn.kind,
         type=spawn.run_type,
-        timeout=Limit(kind="time", threshold=spawn.timeout, source=source) if spawn.timeout is not None else None,
+        limits=tuple(spawn.limits),
+        on_limit=spawn.on_limit,
         max_depth=spawn.max_depth,
         max_descendants=spawn.max_descendants,
         attempts=spawn.attempts,
@@ -427,12 +504,15 @@ def asked_of(spawn: Spawn, client: int) -> e.Asked:
         tied_to=client if spawn.tied else None,
         detach=spawn.detach,
         leaf=spawn.leaf,
+        interactive=spawn.stdin == "pipe",
         queue=spawn.queue,
         priority=spawn.priority,
         labels=spawn.labels,
         channel=spawn.channel,
         allow=frozenset(spawn.allow),
         deny=frozenset(spawn.deny),
+        allowed_tools=tuple(spawn.allowed_tools),
+        blocked_tools=tuple(spawn.blocked_tools),
         claim=spawn.claim,
     )
 
@@ -464,11 +544,20 @@ def policy_of(loaded: configuration.Loaded) -> Policy:
     config = loaded.config
     source = {setting.key: setting.source for setting in loaded.settings}
 
-    def bound(value: int, key: str) -> Bound:
-        return Bound(value=value, source="default" if source[key] == "built-in" else f"{key} in {source[key]}")
+    def origin(key: str) -> str:
+        return "default" if source[key] == configuration.BUILT_IN else f"{key} in {source[key]}"
 
-    timeout_key = "defaults.timeout"
-    built_in = source[timeout_key] == "built-in"
+    def bound(value: int, key: str) -> Bound:
+        return Bound(value=value, source=origin(key))
+
+    def default(kind: LimitKind) -> Limit | None:
+        key = "timeout" if kind is LimitKind.TIME else kind.value
+        threshold = getattr(config.defaults, key, None)
+        if threshold is None:
+            return None
+        action = Action.TERMINATE if KINDS[kind].acts else Action.WARN
+        return Limit(kind=kind, threshold=threshold, action=action, source=origin(f"defaults.{key}"))
+
     return Policy(
         enabled=config.enabled,
         max_depth=bound(config.guard.max_depth, "guard.max_depth"),
@@ -476,12 +565,12 @@ def policy_of(loaded: configuration.Loaded) -> Policy:
         depth_ceiling=config.guard.depth_ceiling,
         descendants_ceiling=config.guard.descendants_ceiling,
         allow_detach=config.guard.allow_detach,
-        timeout=Limit(
-            kind="time",
-            threshold=config.defaults.timeout,
-            source="default" if built_in else f"{timeout_key} in {source[timeout_key]}",
-        ),
+        defaults={kind: limit for kind in LimitKind if (limit := default(kind)) is not None},
         max_time=config.limits.max_time,
+        nearing=config.limits.nearing,
+        pause_max=config.limits.pause_max,
+        approval_timeout=config.limits.approval_timeout,
+        result_wait=config.stop.result_wait,
         grace=config.stop.grace,
         kill_wait=config.stop.kill_wait,
         trees_per_user=config.quotas.trees_per_user,

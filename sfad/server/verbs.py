@@ -17,11 +17,18 @@ from .. import __version__
 from ..core import commands as c
 from ..core import events as e
 from ..core.access import VERBS, Peer
+from ..core.limits import limits_of
+from ..core.run import Run
+from ..core.usage import NOTHING
+from ..ledger.errors import LedgerError
+from ..meters import PROGRAMS
 from ..output.sanitise import cut_oldest, sanitise, wrap_result
 from ..protocol import messages as m
+from ..protocol.advice import Advice
 from ..protocol.errors import ErrorCode
-from ..protocol.types import Event, RunId, RunInfo, Status
+from ..protocol.types import Event, Limit, LimitRefusal, RunId, RunInfo, Status
 from ..protocol.version import SUPPORTED
+from ..runtime.metering import NO_METER
 from ..runtime.runtime import Runtime
 from .connection import Connection
 
@@ -33,6 +40,12 @@ MAX_ROWS = 20_000
 
 MAX_STOPPED = 1024
 """Runs named in one stop; each is looked up."""
+
+MAX_SOURCE = 128
+"""Characters that say where a limit was set."""
+
+MAX_AMOUNT = 1e12
+"""Tokens, turns or USD in one report."""
 
 MAX_PENDING = 4096
 """Waits and watches of one connection."""
@@ -62,6 +75,11 @@ class Verbs:
             m.Stop: self._stop,
             m.Pause: self._pause,
             m.Resume: self._resume,
+            m.Approve: self._approve,
+            m.Deny: self._deny,
+            m.Report: self._report,
+            m.Reserve: self._reserve,
+            m.Settle: self._settle,
             m.Signal: self._signal,
             m.Info: self._info,
             m.Wait: self._wait,
@@ -72,6 +90,7 @@ class Verbs:
             m.Watch: self._watch,
             m.DaemonInfo: self._status,
             m.Config: self._config,
+            m.Recommend: self._recommend,
         }
 
     def greet(self, connection: Connection, request: m.AnyRequest, peer: Peer) -> bool:
@@ -183,9 +202,60 @@ class Verbs:
         self._runtime.ask(answer, lambda token, now: e.PauseRequested(now, token, peer, run))
 
     def _resume(self, connection: Connection, request: m.Resume) -> None:
+        _check_limits(request.limits)
         run, peer = self._resolve(connection, request.run, "resume")[0].id, _peer(connection)
         answer = self._answerer(connection, request.id)
-        self._runtime.ask(answer, lambda token, now: e.ResumeRequested(now, token, peer, run))
+        self._runtime.ask(answer, lambda token, now: e.ResumeRequested(now, token, peer, run, tuple(request.limits)))
+
+    def _approve(self, connection: Connection, request: m.Approve) -> None:
+        _check_limits(request.limits)
+        run, peer = self._resolve(connection, request.run, "approve")[0].id, _peer(connection)
+        answer = self._answerer(connection, request.id)
+        self._runtime.ask(answer, lambda token, now: e.ApproveRequested(now, token, peer, run, tuple(request.limits)))
+
+    def _deny(self, connection: Connection, request: m.Deny) -> None:
+        run, peer = self._resolve(connection, request.run, "deny")[0].id, _peer(connection)
+        answer = self._answerer(connection, request.id)
+        self._runtime.ask(answer, lambda token, now: e.DenyRequested(now, token, peer, run))
+
+    # ---- use
+
+    def _report(self, connection: Connection, request: m.Report) -> None:
+        _check_amounts(request)
+        run, peer = self._spender(connection, request.run, "report"), _peer(connection)
+        metering, answer = self._runtime.metering, self._answerer(connection, request.id)
+
+        def report() -> None:
+            use = metering.use_of_report(run, request)
+            self._runtime.ask(answer, lambda token, now: e.ReportRequested(now, token, peer, run, use))
+
+        metering.when_priced(request.model if request.cost_usd is None else None, report)
+
+    def _reserve(self, connection: Connection, request: m.Reserve) -> None:
+        _check_amounts(request)
+        run, peer = self._spender(connection, request.run, "reserve"), _peer(connection)
+        metering, answer = self._runtime.metering, self._answerer(connection, request.id)
+
+        def reserve() -> None:
+            hold = metering.hold_of(run, request)
+            self._runtime.ask(answer, lambda token, now: e.ReserveRequested(now, token, peer, run, hold))
+
+        metering.when_priced(request.model, reserve)
+
+    def _settle(self, connection: Connection, request: m.Settle) -> None:
+        _check_amounts(request)
+        self._permit(connection, "settle")
+        held, peer = self._runtime.machine.limiter.reservation(request.reservation), _peer(connection)
+        use = self._runtime.metering.use_of_settlement(held[0].id, held[1], request) if held is not None else NOTHING
+        answer = self._answerer(connection, request.id)
+        self._runtime.ask(answer, lambda token, now: e.SettleRequested(now, token, peer, request.reservation, use))
+
+    def _spender(self, connection: Connection, run: str | None, verb: str) -> RunId:
+        """The run whose use is spoken of: the one that is named, else the one that the peer is in."""
+        name = run if run is not None else _peer(connection).run
+        if name is None:
+            raise RequestFailed(ErrorCode.BAD_REQUEST, f"say whose use to {verb}: this process is in no run")
+        return self._resolve(connection, name, verb)[0].id
 
     def _signal(self, connection: Connection, request: m.Signal) -> None:
         _check_signal(request.signal, MAIN_SIGNALS)
@@ -252,8 +322,10 @@ class Verbs:
 
     def _live_infos(self, *, detailed: bool) -> Iterable[RunInfo]:
         now = trio.current_time()
-        for run, live in self._runtime.live.items():
-            load = self._runtime.launcher.load(run) if detailed and live.run.attempt else None
+        live_runs = self._runtime.live
+        loads = self._runtime.launcher.loads(live_runs) if detailed else {}
+        for run, live in live_runs.items():
+            load = loads.get(run)
             if load is None:
                 yield live.info(now)
             else:
@@ -356,6 +428,20 @@ class Verbs:
             )
         )
 
+    def _recommend(self, connection: Connection, request: m.Recommend) -> None:
+        self._permit(connection, "recommend")
+        asked = e.Asked(argv=(), name=request.name, type=request.run_type)
+
+        def answer(found: list[Advice] | LedgerError) -> None:
+            if isinstance(found, LedgerError):
+                _fail(connection, request.id, ErrorCode.UNAVAILABLE, str(found))
+                return
+            in_force = [held.limit for held in limits_of(asked, None, self._runtime.machine.policy).values()]
+            runs = max((advice.runs for advice in found), default=0)
+            connection.send(m.Recommended(id=request.id, runs=runs, advice=found, in_force=in_force))
+
+        self._runtime.adviser.advise_soon(request.run_type, request.name, answer)
+
     def _config(self, connection: Connection, request: m.Config) -> None:
         self._permit(connection, "config")
         connection.send(m.ConfigReply(id=request.id, settings=self._runtime.settings))
@@ -397,6 +483,8 @@ class Verbs:
                 connection.send(m.RunReply(id=request, run=info))
             case c.Refused(refusal, recorded):
                 connection.send(m.Refused(id=request, refused=refusal, run=recorded))
+            case c.Reserved(run, reservation, refusal):
+                connection.send(_reserved(request, run, reservation, refusal))
             case c.StopDone(stopped, survivors, elapsed):
                 reply = m.Stopped(id=request, stopped=list(stopped), survivors=list(survivors), elapsed_s=round(elapsed, 4))
                 connection.send(reply)
@@ -432,14 +520,49 @@ def _check_spawn(request: m.Spawn) -> None:
     if not request.cwd.startswith(b"/"):
         raise RequestFailed(ErrorCode.BAD_REQUEST, f"cwd must be absolute, got {request.cwd!r}")
     _check_sizes(request)
-    for limit in request.limits:
-        raise RequestFailed(ErrorCode.BAD_REQUEST, f"the limit '{limit.kind}' is not enforced by this release; only time is")
+    _check_limits(request.limits)
+    _check_meter(request)
     unknown = (set(request.allow) | set(request.deny)) - VERBS
     if unknown:
         known = ", ".join(sorted(VERBS))
         raise RequestFailed(
             ErrorCode.BAD_REQUEST, f"no such verb to allow or deny: {', '.join(sorted(unknown))}; there are {known}"
         )
+
+
+def _check_limits(limits: list[Limit]) -> None:
+    kinds = [limit.kind for limit in limits]
+    twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
+    if twice is not None:
+        raise RequestFailed(ErrorCode.BAD_REQUEST, f"the limit '{twice}' is given more than once")
+    if any(len(limit.source) > MAX_SOURCE for limit in limits):
+        raise RequestFailed(ErrorCode.BAD_REQUEST, f"the source of a limit has more than {MAX_SOURCE} characters")
+
+
+def _check_meter(request: m.Spawn) -> None:
+    known = [program.name for program in PROGRAMS]
+    if request.meter is None or request.meter == NO_METER:
+        return
+    if request.meter not in known:
+        names = ", ".join([*known, NO_METER])
+        raise RequestFailed(ErrorCode.BAD_REQUEST, f"there is no meter '{request.meter[:80]}'; there are {names}")
+    if request.stdio != "files" or not request.log:
+        raise RequestFailed(
+            ErrorCode.BAD_REQUEST, f"the meter '{request.meter}' has nothing to read: this run's output is not kept in files"
+        )
+
+
+def _check_amounts(request: m.Report | m.Reserve | m.Settle) -> None:
+    """Amounts are added up for as long as a run lives: no negative one, none that is no number, none beyond belief."""
+    for field in request.__struct_fields__:
+        value = getattr(request, field)
+        if field != "id" and isinstance(value, int | float) and not 0 <= value <= MAX_AMOUNT:
+            raise RequestFailed(ErrorCode.BAD_REQUEST, f"{field} = {value} is outside 0 to {MAX_AMOUNT:g}")
+
+
+def _reserved(request: int, run: Run, reservation: str | None, refusal: LimitRefusal | None) -> m.Reserved:
+    cost = run.account.holds[reservation].cost if reservation is not None else None
+    return m.Reserved(id=request, run=run.id, reservation=reservation, cost_usd=cost, refused=refusal)
 
 
 def _check_sizes(request: m.Spawn) -> None:

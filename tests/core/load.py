@@ -17,9 +17,9 @@ from sfad.core.access import Peer
 from sfad.core.machine import Machine
 from sfad.core.policy import Policy
 from sfad.core.run import Run
-from sfad.protocol.types import Bound, Limit, RunId
+from sfad.protocol.types import Bound, Limit, LimitKind, RunId
 
-LIMIT = Limit(kind="time", threshold=60.0)
+LIMITS = (Limit(kind=LimitKind.TIME, threshold=60.0),)
 BUDGET = Bound(value=12, source="--max-descendants")
 PEERS = [Peer(1000 + number, f"user-{number}") for number in range(8)]
 BUSY = Policy(trees_per_user=16, trees=64, spawns_per_hour=10**9)
@@ -66,7 +66,7 @@ class Load:
         attempts = 3 if dice.random() < 0.1 else 1
         parent = self.any() if dice.random() < 0.5 else None
         peer = Peer(parent.uid, parent.user, run=parent.id) if parent is not None else dice.choice(PEERS)
-        asked = e.Asked(("x",), name=f"n{dice.randrange(30)}", timeout=LIMIT, max_descendants=BUDGET, attempts=attempts)
+        asked = e.Asked(("x",), name=f"n{dice.randrange(30)}", limits=LIMITS, max_descendants=BUDGET, attempts=attempts)
         self.queue.append(e.SpawnRequested(self.now, self.asked, peer, asked))
 
     def any(self) -> Run | None:

@@ -4,8 +4,9 @@
 `sfad.core.commands` promises. What the world may report next (`launching`, `owed_emptied`, ...) follows what
 `sfad.core.events` promises, so whoever drives it can pick among the legal next events without knowing the machine.
 
-The books kept here (who was admitted under whom, which statuses a run had, which token waits) are counted from commands
-alone. They are the second opinion that the machine's own counters are held against.
+The books kept here (who was admitted under whom, which statuses a run had, which token waits, what was used and what each
+budget was charged) are counted from events and commands alone. They are the second opinion that the machine's own counters
+are held against. Amounts of money are to be sums of powers of two: then both come to exactly the same.
 """
 
 from __future__ import annotations
@@ -14,15 +15,19 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import Peer
+from sfad.core.budgets import Budget
 from sfad.core.machine import Machine
 from sfad.core.policy import Policy
 from sfad.core.run import TRANSITIONS, Run
-from sfad.protocol.types import RunId, Status, Survivor
+from sfad.core.usage import Hold, Use
+from sfad.protocol import types
+from sfad.protocol.types import Limit, LimitKind, RunId, Source, Status, Survivor
 
 Timer = tuple[RunId, str]
 
@@ -54,9 +59,50 @@ class Box:
         return sum(box.main + box.strays + box.starting for box in self.subtree())
 
 
+Amounts = dict[str, float]
+"""By kind of limit; what is unknown is not in it."""
+
+OF_TREES = ("tokens", "cost", "planning_cost", "execution_cost")
+OF_RUNS = ("turns", "messages")
+
+
+def amounts_of(use: Use) -> Amounts:
+    """What a source tells, by kind."""
+    told = {kind: getattr(use, kind) for kind in (*OF_RUNS, *OF_TREES) if kind != "tokens"}
+    tokens = [number for number in (use.input_tokens, use.output_tokens) if number is not None]
+    if tokens:
+        told["tokens"] = sum(tokens)
+    return {kind: amount for kind, amount in told.items() if amount is not None}
+
+
+def amounts_held(hold: Hold) -> Amounts:
+    """What a reservation holds, by kind."""
+    held: Amounts = {"tokens": hold.input_tokens + hold.output_tokens}
+    if hold.cost is not None:
+        held["cost"] = hold.cost
+        if hold.role is not None:
+            held[f"{hold.role}_cost"] = hold.cost
+    return held
+
+
+def added(one: Amounts, other: Amounts) -> Amounts:
+    """Both together."""
+    return {kind: one.get(kind, 0) + other.get(kind, 0) for kind in one | other}
+
+
+@dataclass(eq=False)
+class Purse:
+    """What is known of a budget from what it was said to be and from charge commands."""
+
+    members: frozenset[str]
+    usd: float
+    charged: float
+    told: list[str] = field(default_factory=list)
+
+
 @dataclass(eq=False)
 class Book:
-    """What is known of an admitted run from commands alone."""
+    """What is known of an admitted run from events and commands alone."""
 
     run: Run
     ancestors: list[Book]
@@ -67,6 +113,27 @@ class Book:
     ended: bool = False
     released: bool = False
     failed_commit: bool = False
+    sources: dict[str, Amounts] = field(default_factory=dict)
+    holds: dict[str, Amounts] = field(default_factory=dict)
+    told: dict[tuple[str, float], list[str]] = field(default_factory=dict)
+    """Of each limit: what has been said, `near` and `over`. A limit that is given anew begins anew."""
+    known: set[str] = field(default_factory=set)
+    """Kinds of use that anybody ever told a figure of."""
+
+    def learn(self, source: str, amounts: Amounts) -> None:
+        """A source tells its figures."""
+        self.sources[source] = amounts
+        self.known |= set(amounts)
+
+    def own(self, kind: str) -> float | None:
+        """What it has used: the largest figure of any source; what is held counts as reported."""
+        held: Amounts = {}
+        for hold in self.holds.values():
+            held = added(held, hold)
+        told = dict(self.sources)
+        if held.get(kind):
+            told["report"] = added(told.get("report", {}), held)
+        return max((amounts[kind] for amounts in told.values() if kind in amounts), default=None)
 
 
 class World:
@@ -87,6 +154,9 @@ class World:
         self.events: list[str] = []
         self.refusals: list[Run] = []
         self.shutdowns = 0
+        self.purses: dict[tuple[str, str], Purse] = {}
+        self.reservations: dict[str, Book] = {}
+        self.charging = False
         self.batch: list[c.Command] = []
         self._token = 0
         self._appliers: dict[type, Any] = {
@@ -94,6 +164,9 @@ class World:
             c.Save: self._save,
             c.RecordRefusal: self._record_refusal,
             c.CountRefusal: lambda x: self._has_row(x.run),
+            c.NoteUse: lambda x: self._alive(x.run.id),
+            c.Rebound: lambda x: self._alive(x.run.id),
+            c.Charge: self._charge,
             c.Launch: self._launch,
             c.Terminate: self._empty_it,
             c.Kill: self._empty_it,
@@ -131,6 +204,103 @@ class World:
         token = self.token()
         self.feed(e.SpawnRequested(self.now, token, peer, asked))
         return token
+
+    # ---- use
+
+    def used(self, book: Book, source: Source, use: Use) -> None:
+        """A meter has read on."""
+        with self._charging(book):
+            if not book.ended:
+                book.learn(source, amounts_of(use))
+            self.feed(e.UseSeen(self.now, book.run.id, source, use))
+
+    def report(self, book: Book, peer: Peer, more: Use) -> c.Answer:
+        """Somebody reports."""
+        token = self.token()
+        with self._charging(book):
+            self.feed(e.ReportRequested(self.now, token, peer, book.run.id, more))
+            if isinstance(self.answers[token], c.Changed):
+                book.learn("report", added(book.sources.get("report", {}), amounts_of(more)))
+        return self.answers[token]
+
+    def reserve(self, book: Book, peer: Peer, hold: Hold) -> c.Answer:
+        """Somebody asks first."""
+        token = self.token()
+        with self._charging(book):
+            self.feed(e.ReserveRequested(self.now, token, peer, book.run.id, hold))
+            answer = self.answers[token]
+            if isinstance(answer, c.Reserved) and answer.reservation is not None:
+                assert answer.reservation not in self.reservations, "a reservation's name was used twice"
+                self.reservations[answer.reservation] = book
+                book.holds[answer.reservation] = amounts_held(hold)
+                book.known |= set(amounts_held(hold))
+        return answer
+
+    def settle(self, name: str, peer: Peer, used: Use) -> c.Answer:
+        """Somebody tells what became of a reservation, open or not."""
+        token = self.token()
+        book = self.reservations[name]
+        with self._charging(book):
+            self.feed(e.SettleRequested(self.now, token, peer, name, used))
+            if isinstance(self.answers[token], c.Changed):
+                del book.holds[name]
+                book.learn("report", added(book.sources.get("report", {}), amounts_of(used)))
+        return self.answers[token]
+
+    def more_room(self, event: e.ResumeRequested | e.ApproveRequested) -> c.Answer:
+        """Somebody gives a run new limits, or lets it go on as it is."""
+        self.feed(event)
+        answer = self.answers[event.token]
+        if isinstance(answer, c.Changed):
+            for limit in event.limits:
+                self._begin_anew(self.books[event.run], limit)
+        return answer
+
+    def _begin_anew(self, book: Book, limit: Limit) -> None:
+        for key in [key for key in book.told if key[0] == limit.kind]:
+            del book.told[key]
+
+    def know(self, budgets: tuple[Budget, ...]) -> None:
+        """Budgets as they stand now."""
+        self.purses = {(b.scope, b.name): Purse(b.members, b.usd, b.charged) for b in budgets}
+        self.feed(e.BudgetsKnown(self.now, budgets))
+
+    @contextmanager
+    def _charging(self, book: Book) -> Iterator[None]:
+        """Whatever more the run has used afterwards was charged to its user's budgets, no more and no less."""
+        before = book.own("cost") or 0
+        purses = [purse for purse in self.purses.values() if book.run.user in purse.members]
+        wanted = [purse.charged for purse in purses]
+        others = {key: purse.charged for key, purse in self.purses.items() if purse not in purses}
+        self.charging = True
+        yield
+        self.charging = False
+        change = (book.own("cost") or 0) - before
+        # below nothing it cannot go: what was held before a budget was renewed is not given back to it
+        assert [purse.charged for purse in purses] == [max(0, charged + change) for charged in wanted]
+        assert {key: self.purses[key].charged for key in others} == others
+
+    def used_in_all(self, book: Book, kind: str) -> float | None:
+        """What a limit of the run counts, by the books."""
+        below = [other for other in self.books.values() if book in other.ancestors] if kind in OF_TREES else []
+        known = [amount for amount in (each.own(kind) for each in (book, *below)) if amount is not None]
+        return sum(known) if known else None
+
+    def ever_known(self, book: Book, kind: str) -> bool:
+        """Whether anybody ever told a figure of it, of the run or what was below it."""
+        return any(kind in other.known for other in self.books.values() if other is book or book in other.ancestors)
+
+    def next_mark(self, book: Book) -> float:
+        """Up to how many seconds its clock counts before there is something to say or do, by what has been said."""
+        time = book.run.limits.get(LimitKind.TIME)
+        if time is None:
+            return book.run.max_time
+        told = book.told.get(("time", time.limit.threshold), [])
+        if "over" in told:
+            return book.run.max_time
+        return min(time.limit.threshold * (1.0 if told else self.policy.nearing), book.run.max_time)
+
+    # ---- the ledger
 
     def commit(self, count: int) -> None:
         """The ledger's writer finishes the oldest admissions."""
@@ -335,6 +505,7 @@ class World:
 
     def _arm(self, command: c.Arm) -> None:
         self._alive(command.run)
+        assert isfinite(command.at)
         self.timers[command.run, command.timer] = command.at
 
     def _disarm(self, command: c.Disarm) -> None:
@@ -345,12 +516,42 @@ class World:
         run = command.event.run_id
         assert run is None or run not in self.books or not self.books[run].ended
         self.events.append(f"{command.event.type} {run}")
+        if command.event.type in {"limit_nearing", "limit_exceeded"}:
+            self._told(command.event)
+
+    def _told(self, event: types.Event) -> None:
+        """Near at most once and before over, over at most once, for each limit and each budget."""
+        kind, threshold, used = event.limit_kind, event.threshold, event.used
+        assert kind is not None
+        assert threshold is not None
+        assert used is not None
+        if kind == "tool":
+            return
+        over = event.type == "limit_exceeded"
+        if event.scope in {"user", "team"}:
+            told = next(p.told for (scope, name), p in self.purses.items() if event.message.startswith(f"{scope} {name} "))
+        else:
+            assert event.run_id is not None
+            told = self.books[event.run_id].told.setdefault((kind, threshold), [])
+            assert over or used >= threshold * self.policy.nearing - 1e-6
+            assert not over or used > threshold or (kind == "time" and used == threshold)
+        word = "over" if over else "near"
+        assert word not in told, f"{word} was said twice of {kind} {threshold}"
+        assert over or "over" not in told, "near after over"
+        told.append(word)
+
+    def _charge(self, command: c.Charge) -> None:
+        assert self.charging, "charged for nothing that was used"
+        purse = self.purses[command.scope, command.name]
+        purse.charged += command.usd
+        assert purse.charged >= 0
 
     def _ended(self, command: c.Ended) -> None:
         run = command.run
         book = self.books[run.id]
         assert not book.ended, "ended twice"
         assert run.status.terminal
+        assert not run.account.holds, "ended with something held"
         assert book.failed_commit or book.saves[-1] is run.status, "Ended comes after its Save"
         assert run.id not in self.boxes, "ended, but its containment was not released"
         book.ended = True
@@ -376,6 +577,8 @@ def snapshot(machine: Machine, at: float) -> dict[str, Any]:
         "rates": {user: window.used(at) for user, window in machine._rates.items() if window.used(at)},
         "tied": {client: set(runs) for client, runs in machine._tied.items()},
         "tickets": {run: [ticket.token for ticket in tickets] for run, tickets in machine._tickets.items()},
+        "budgets": {(b.scope, b.name): (b.charged, b.near, b.over) for b in machine.limiter.budgets},
+        "reservations": {name: run.id for name, run in machine.limiter._reservations.items()},
         "draining": machine.draining,
         "admitted": machine.admitted,
     }
@@ -387,6 +590,11 @@ def _of_run(run: Run) -> dict[str, Any]:
     fields["children"] = list(run.children)
     fields["pause_tokens"] = list(run.pause_tokens)
     fields["clock"] = (run.clock.spent, run.clock.since)
+    fields["limits"] = {kind: (held.limit, held.near, held.over) for kind, held in run.limits.items()}
+    fields["held_by"] = run.held_by.limit.kind if run.held_by is not None else None
+    account = run.account
+    fields["account"] = [dict(part) for part in (account.sources, account.holds, account.below, account.levels)]
+    fields["tools_said"] = set(run.tools_said)
     fields["stop"] = (run.stop.rung, run.stop.grace_ends_at, run.stop.overdue) if run.stop is not None else None
     return fields
 

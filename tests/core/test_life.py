@@ -20,7 +20,8 @@ def test_nothing_starts_before_the_ledger_has_it() -> None:
     t >> t.spawn("a", timeout=seconds(9)) << "admit a1"
     t >> t.committed("a1") << "publish run_accepted a1" << "launch a1"
     t >> t.committed("a1")
-    t >> t.launched("a1") << "arm a1 deadline +9" << "save a1 running" << "publish run_started a1" << "reply 1 Admitted a1 running"
+    t >> t.launched("a1") << "arm a1 deadline +7.2" << "save a1 running" << "publish run_started a1"
+    t << "reply 1 Admitted a1 running"
     t.later(3)
     t >> t.exited("a1") << "disarm a1 deadline" << "disarm a1 retry" << "save a1 completed" << "publish run_completed a1"
     t << "release a1" << "ended a1 completed"
@@ -129,8 +130,10 @@ def test_the_time_limit_spans_attempts_and_stands_in_between() -> None:
     t.later(100)
     t >> t.fired(a, "retry") << "launch a1"
     t.later(5)
-    t >> t.launched(a) << "arm a1 deadline +10"
-    t.later(10)
+    t >> t.launched(a) << "arm a1 deadline +4"
+    t.later(4)
+    t >> t.fired(a, "deadline") << "arm a1 deadline +6"
+    t.later(6)
     t >> t.fired(a, "deadline") << "terminate a1 SIGTERM" << "arm a1 grace +5"
     t >> t.exited(a, 1) << "release a1" << "ended a1 timeout"
     t.quiet()
@@ -160,7 +163,7 @@ def test_a_retrying_root_holds_its_slot() -> None:
 def test_a_pause_that_meets_the_end_of_an_attempt_is_answered() -> None:
     t = Transcript()
     a = t.start("a", attempts=2)
-    t >> t.pause(a) << "freeze a1"
+    t >> t.pause(a) << "freeze a1" << "arm a1 pause_max +86400"
     t >> t.exited(a, None, signal=9) << "reply 2 Failed wrong_state" << "terminate a1 SIGTERM" << "arm a1 grace +5"
     t >> e.Frozen(t.at, a)
     t.quiet()
@@ -174,20 +177,21 @@ def test_pause_and_resume() -> None:
     t = Transcript(hear=frozenset({"publish", "disarm"}))
     a = t.start("a", timeout=seconds(30))
     t.later(10)
-    t >> t.pause(a) << "disarm a1 deadline" << "freeze a1" << "publish run_paused a1"
+    t >> t.pause(a) << "disarm a1 deadline" << "freeze a1" << "arm a1 pause_max +86400" << "publish run_paused a1"
     t >> t.pause(a)
     t >> e.Frozen(t.at, a) << "reply 2 Changed a1 paused" << "reply 3 Changed a1 paused"
     t >> t.pause(a) << "reply 4 Changed a1 paused"
     t.later(1000)
-    t >> t.resume(a) << "thaw a1" << "arm a1 deadline +20" << "publish run_resumed a1" << "reply 5 Changed a1 running"
+    t >> t.resume(a) << "disarm a1 pause_max" << "thaw a1" << "arm a1 deadline +14" << "publish run_resumed a1"
+    t << "reply 5 Changed a1 running"
     t.quiet()
 
 
 def test_a_resume_before_it_stood_still_answers_the_pause() -> None:
     t = Transcript()
     a = t.start("a")
-    t >> t.pause(a) << "freeze a1"
-    t >> t.resume(a) << "reply 2 Failed wrong_state" << "thaw a1" << "arm a1 deadline +120" << "reply 3 Changed a1 running"
+    t >> t.pause(a) << "freeze a1" << "arm a1 pause_max +86400"
+    t >> t.resume(a) << "reply 2 Failed wrong_state" << "thaw a1" << "arm a1 deadline +96" << "reply 3 Changed a1 running"
     t >> e.Frozen(t.at, a)
     t.quiet()
 
@@ -209,7 +213,7 @@ def test_pausing_a_parent_stops_both_clocks() -> None:
     t = Transcript(hear=frozenset({"disarm"}))
     a, b = t.chain("a", "b", timeout=seconds(30))
     t.later(5)
-    t >> t.pause(a) << "disarm a1 deadline" << "disarm a2 deadline" << "freeze a1"
+    t >> t.pause(a) << "disarm a1 deadline" << "disarm a2 deadline" << "freeze a1" << "arm a1 pause_max +86400"
     t.later(100)
     assert t.run(b).status is Status.PAUSED
     assert [t.run(run).clock.elapsed(t.at) for run in (a, b)] == [5, 5]
@@ -264,7 +268,7 @@ def test_a_retry_that_comes_due_under_a_frozen_ancestor_waits() -> None:
     t.later(60)
     t >> t.fired(b, "retry")
     t.later(60)
-    t >> t.resume(a) << "reply 3 Failed wrong_state" << "thaw a1" << "arm a1 deadline +120" << "arm a2 retry +0"
+    t >> t.resume(a) << "reply 3 Failed wrong_state" << "thaw a1" << "arm a1 deadline +96" << "arm a2 retry +0"
     t << "reply 4 Changed a1 running"
     t >> t.fired(b, "retry") << "launch a2"
     t.quiet()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from hypothesis import HealthCheck, Phase, settings
@@ -12,16 +13,75 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import Peer
+from sfad.core.budgets import Budget
+from sfad.core.limits import KINDS
 from sfad.core.policy import Policy
 from sfad.core.run import Run
-from sfad.protocol.types import Bound, Claim, Limit, RunId, Status
+from sfad.core.usage import Hold, Use
+from sfad.protocol.types import Action, Bound, Claim, Limit, LimitKind, RunId, Source, Status
 
-from .machine_model import Box, World, every_move, snapshot
+from .machine_model import OF_RUNS, OF_TREES, Book, Box, World, every_move, snapshot
 
 USERS = ("ann", "bob")
 NAMES = ("a", "b", "c", "d", "e", "f")
+SWIFT = st.sampled_from([True, True, False])
+SELDOM = st.sampled_from([False] * 5 + [True])
 
-# small numbers everywhere: a limit that is never reached is never tested
+# small numbers everywhere: a limit that is never reached is never tested. Money in powers of two: its sums are exact
+THRESHOLDS: dict[LimitKind, list[float]] = {
+    LimitKind.TIME: [2.0, 20.0, 30.0],
+    LimitKind.TURNS: [2, 10],
+    LimitKind.MESSAGES: [3],
+    LimitKind.TOKENS: [10, 40],
+    LimitKind.COST: [0.5, 2.0],
+    LimitKind.PLANNING_COST: [0.5],
+    LimitKind.EXECUTION_COST: [0.5],
+    LimitKind.OUTPUT: [65536],
+    LimitKind.MEMORY: [2**20, 2**21],
+    LimitKind.PIDS: [3, 9],
+    LimitKind.CPU: [0.5],
+}
+MAX_TIME = 45.0
+
+
+def limits_of(kinds: list[LimitKind], *, acting: bool = True) -> st.SearchStrategy[Limit]:
+    """One limit of one of these kinds."""
+    actions = [None, None, *Action] if acting else [None]
+    pairs = [(kind, threshold) for kind in kinds for threshold in THRESHOLDS[kind]]
+    return st.builds(
+        lambda pair, action: Limit(kind=pair[0], threshold=pair[1], action=action if KINDS[pair[0]].acts else None),
+        st.sampled_from(pairs),
+        st.sampled_from(actions),
+    )
+
+
+OFTEN = [LimitKind.TURNS, LimitKind.TOKENS, LimitKind.COST]
+LIMITS = st.lists(limits_of([*LimitKind, *OFTEN, *OFTEN, *OFTEN]), max_size=4).map(tuple)
+TOO_MUCH = (Limit(kind=LimitKind.TIME, threshold=0.1),)
+SOME = [0, 1, 3, 9, 30]
+USD = [None, 0.0, 0.0625, 0.25, 1.0]
+
+
+def uses() -> st.SearchStrategy[Use]:
+    """What a source tells."""
+    number = st.sampled_from([None, *SOME])
+    return st.builds(
+        Use, turns=number, messages=number, input_tokens=number, output_tokens=number, cost=st.sampled_from(USD),
+        planning_cost=st.sampled_from([None, None, 0.125]), execution_cost=st.sampled_from([None, None, 0.125]),
+    )  # fmt: skip
+
+
+HOLDS = st.builds(
+    Hold,
+    model=st.just("m"),
+    input_tokens=st.sampled_from([0, 2, 8]),
+    output_tokens=st.sampled_from([0, 4]),
+    cost=st.sampled_from(USD),
+    role=st.sampled_from([None, "planning", "execution"]),
+)
+KERNELS = [LimitKind.MEMORY, LimitKind.PIDS]
+METERS: st.SearchStrategy[Source] = st.sampled_from(["stream", "stream", "gateway"])
+
 POLICIES = st.builds(
     Policy,
     max_depth=st.builds(Bound, value=st.integers(2, 4), source=st.just("config")),
@@ -29,7 +89,15 @@ POLICIES = st.builds(
     depth_ceiling=st.just(6),
     descendants_ceiling=st.just(8),
     allow_detach=st.booleans(),
-    timeout=st.builds(Limit, kind=st.just("time"), threshold=st.sampled_from([2.0, 20.0]), source=st.just("config")),
+    defaults=st.lists(limits_of([LimitKind.TURNS, LimitKind.TOKENS, LimitKind.COST, LimitKind.PIDS]), max_size=3).flatmap(
+        lambda some: limits_of([LimitKind.TIME]).map(
+            lambda time: {each.kind: each for each in (*some, time) if each.threshold >= KINDS[each.kind].least}
+        )
+    ),
+    max_time=st.just(MAX_TIME),
+    pause_max=st.sampled_from([5.0, 86400.0]),
+    approval_timeout=st.just(8.0),
+    result_wait=st.just(3.0),
     grace=st.sampled_from([0.0, 3.0]),
     kill_wait=st.sampled_from([0.5, 4.0]),
     trees_per_user=st.integers(1, 3),
@@ -44,7 +112,11 @@ ASKED = st.builds(
     argv=st.just(("x",)),
     name=st.sampled_from(NAMES),
     kind=st.sampled_from(["agent", "agent", "agent", "skill"]),
-    timeout=st.one_of(st.none(), st.builds(Limit, kind=st.just("time"), threshold=st.sampled_from([0.1, 1.5, 30.0]))),
+    limits=st.one_of(*[LIMITS] * 9, st.just(TOO_MUCH)),
+    on_limit=st.sampled_from([None, None, *Action]),
+    type=st.sampled_from([None, None, None, "architect"]),
+    interactive=SELDOM,
+    blocked_tools=st.sampled_from([(), (), ("Bash",)]),
     max_depth=BOUNDS,
     max_descendants=BOUNDS,
     attempts=st.sampled_from([1, 1, 2, 3]),
@@ -59,10 +131,6 @@ ASKED = st.builds(
 )
 
 
-SWIFT = st.sampled_from([True, True, False])
-SELDOM = st.sampled_from([False] * 5 + [True])
-
-
 class MachineAgainstShell(RuleBasedStateMachine):
     """Rules are what the outside world does; `World` checks every command, the invariants check what is left."""
 
@@ -73,11 +141,17 @@ class MachineAgainstShell(RuleBasedStateMachine):
         self.world = World()
         self.drained = False
         self.holders: set[RunId] = set()
+        self.was_held: Action | None = None
 
-    @initialize(policy=POLICIES)
-    def configure(self, policy: Policy) -> None:
-        """The numbers to decide by."""
+    @initialize(policy=POLICIES, tree=st.lists(st.tuples(ASKED, SWIFT), min_size=1, max_size=3), budgets=st.booleans())
+    def configure(self, policy: Policy, tree: list[tuple[e.Asked, bool]], budgets: bool) -> None:
+        """The numbers to decide by, and a chain to begin with: else most steps happen to nobody."""
         self.world = World(policy)
+        if budgets:
+            self.learn(4.0, team=True, renewed=False)
+        for asked, swift in tree:
+            populated = self.world.populated
+            self.ask(asked, self.inside(populated[-1].id) if populated else self.person("ann"), swift=swift)
 
     # ---- requests
 
@@ -135,7 +209,10 @@ class MachineAgainstShell(RuleBasedStateMachine):
     def stop(self, data: st.DataObject, grace: float | None, whole: bool, agent: bool) -> None:
         """Somebody stops runs, ended ones and the same one twice included; or everything."""
         known = sorted(self.world.books)
-        runs = known if whole else data.draw(st.lists(st.sampled_from(known), min_size=1, max_size=3))
+        if whole and len(known) > 3 and data.draw(SELDOM):
+            runs = known
+        else:
+            runs = data.draw(st.lists(st.sampled_from(known), min_size=1, max_size=3))
         peer = self.person("ann")
         if agent and self.world.populated:
             peer = self.inside(data.draw(st.sampled_from(self.world.populated)).id)
@@ -148,12 +225,159 @@ class MachineAgainstShell(RuleBasedStateMachine):
         run = data.draw(st.sampled_from(sorted(self.world.live)))
         self.world.feed(e.PauseRequested(self.world.now, self.world.token(), self.person("ann"), run))
 
-    @precondition(lambda self: any(run.frozen for run in self.world.machine.tree))
-    @rule(data=st.data())
-    def resume(self, data: st.DataObject) -> None:
-        """Somebody resumes a run, paused or not."""
-        run = data.draw(st.sampled_from(sorted(self.world.live)))
-        self.world.feed(e.ResumeRequested(self.world.now, self.world.token(), self.person("ann"), run))
+    @precondition(lambda self: any(run.frozen or run.held_by for run in self.world.machine.tree))
+    @rule(data=st.data(), limits=LIMITS, more=st.booleans(), agent=SELDOM)
+    def resume(self, data: st.DataObject, limits: tuple[Limit, ...], more: bool, agent: bool) -> None:
+        """Somebody resumes a run, paused or not, with more room or without."""
+        run, peer = self.one_that_waits(data), self.somebody(data, agent)
+        event = e.ResumeRequested(self.world.now, self.world.token(), peer, run, limits if more else ())
+        with self.nothing_if_failed(event.token):
+            answer = self.world.more_room(event)
+        if isinstance(answer, c.Changed) and (event.limits or self.was_held):
+            assert peer.run is None, "an agent got more room"
+
+    @precondition(lambda self: any(run.held_by for run in self.world.machine.tree))
+    @rule(data=st.data(), limits=LIMITS, more=st.booleans(), agent=SELDOM)
+    def approve(self, data: st.DataObject, limits: tuple[Limit, ...], more: bool, agent: bool) -> None:
+        """Somebody grants an increase."""
+        run, peer = self.one_that_waits(data), self.somebody(data, agent)
+        event = e.ApproveRequested(self.world.now, self.world.token(), peer, run, limits if more else ())
+        with self.nothing_if_failed(event.token):
+            answer = self.world.more_room(event)
+        assert isinstance(answer, c.Failed) or (peer.run is None and self.was_held is Action.REQUEST_INCREASE)
+
+    @precondition(lambda self: any(run.held_by for run in self.world.machine.tree))
+    @rule(data=st.data(), agent=SELDOM)
+    def deny(self, data: st.DataObject, agent: bool) -> None:
+        """Somebody refuses one."""
+        run, peer = self.one_that_waits(data), self.somebody(data, agent)
+        event = e.DenyRequested(self.world.now, self.world.token(), peer, run)
+        with self.nothing_if_failed(event.token):
+            self.world.feed(event)
+        failed = isinstance(self.world.answers[event.token], c.Failed)
+        assert failed or (peer.run is None and self.was_held is Action.REQUEST_INCREASE)
+        assert failed or self.world.books[run].run.status in {Status.STOPPING, Status.FAILED, Status.TIMEOUT}
+
+    def one_that_waits(self, data: st.DataObject) -> RunId:
+        """A run, rather one that is held; notes by what."""
+        live = self.world.live
+        waiting = [run for run, book in live.items() if book.run.held_by or book.run.frozen]
+        run = data.draw(st.sampled_from(sorted(waiting) * 3 + sorted(live)))
+        held = live[run].run.held_by
+        self.was_held = held.action if held is not None else None
+        return run
+
+    def somebody(self, data: st.DataObject, agent: bool) -> Peer:
+        """A person or an agent."""
+        if agent and self.world.populated:
+            return self.inside(data.draw(st.sampled_from(self.world.populated)).id)
+        return self.person("ann")
+
+    @contextmanager
+    def nothing_if_failed(self, token: int) -> Iterator[None]:
+        """What cannot be done changes nothing."""
+        before = snapshot(self.world.machine, self.world.now)
+        yield
+        if isinstance(self.world.answers.get(token), c.Failed):
+            assert snapshot(self.world.machine, self.world.now) == before, "a request that failed changed something"
+            assert {type(command) for command in self.world.batch} == {c.Reply}
+
+    # ---- use
+
+    def a_book(self, data: st.DataObject) -> Book:
+        """A live run's; of those that have a containment, if any."""
+        live = self.world.live
+        boxed = [run for run in live if run in self.world.boxes]
+        return live[data.draw(st.sampled_from(sorted(boxed) * 3 + sorted(live)))]
+
+    @precondition(lambda self: self.world.boxes)
+    @rule(data=st.data(), source=METERS, use=uses())
+    def use_seen(self, data: st.DataObject, source: Source, use: Use) -> None:
+        """A meter has read on: mostly more, now and then less."""
+        self.world.used(self.world.live[data.draw(st.sampled_from(sorted(self.world.boxes)))], source, use)
+
+    @precondition(lambda self: self.world.boxes)
+    @rule(data=st.data(), kind=st.sampled_from(KERNELS), part=st.sampled_from([0.5, 0.8, 1, 2]), refused=SELDOM)
+    def level_seen(self, data: st.DataObject, kind: LimitKind, part: float, refused: bool) -> None:
+        """The kernel tells."""
+        book = self.world.live[data.draw(st.sampled_from(sorted(self.world.boxes)))]
+        held = book.run.limits.get(kind)
+        level = part * held.limit.threshold if held is not None else 5
+        self.world.feed(e.LevelSeen(self.world.now, book.run.id, kind, level, refused))
+
+    @precondition(lambda self: self.world.live)
+    @rule(data=st.data(), more=uses(), agent=st.booleans())
+    def report(self, data: st.DataObject, more: Use, agent: bool) -> None:
+        """An agent or a person reports, wherever the run is."""
+        book, peer = self.a_book(data), self.somebody(data, agent)
+        answer = self.world.report(book, peer, more)
+        assert isinstance(answer, c.Failed) is not self.within(book.run, peer)
+
+    @precondition(lambda self: self.world.live)
+    @rule(data=st.data(), told=st.lists(uses(), min_size=2, max_size=4))
+    def busy(self, data: st.DataObject, told: list[Use]) -> None:
+        """An agent works for a while."""
+        book = self.a_book(data)
+        for use in told:
+            if not book.ended:
+                self.world.report(book, self.person("ann"), use)
+
+    @precondition(lambda self: self.world.live)
+    @rule(data=st.data(), hold=HOLDS, agent=SELDOM)
+    def reserve(self, data: st.DataObject, hold: Hold, agent: bool) -> None:
+        """An agent asks before it calls; all are charged or none."""
+        book, peer = self.a_book(data), self.somebody(data, agent)
+        kinds = (*OF_TREES, *OF_RUNS)
+        before = [self.world.used_in_all(above, kind) for above in [*book.ancestors, book] for kind in kinds]
+        answer = self.world.reserve(book, peer, hold)
+        after = [self.world.used_in_all(above, kind) for above in [*book.ancestors, book] for kind in kinds]
+        if isinstance(answer, c.Reserved) and answer.reservation is not None:
+            assert self.within(book.run, peer)
+        else:
+            assert before == after, "charged for nothing"
+
+    @precondition(lambda self: self.world.reservations)
+    @rule(data=st.data(), used=uses(), agent=SELDOM)
+    def settle(self, data: st.DataObject, used: Use, agent: bool) -> None:
+        """What became of it; of one that was settled, or charged at its run's end, nothing becomes."""
+        names = sorted(self.world.reservations)
+        still = [name for name in names if name in self.world.reservations[name].holds and not self.world.reservations[name].ended]
+        name = data.draw(st.sampled_from(names + still * 3))
+        answer = self.world.settle(name, self.somebody(data, agent), used)
+        assert name in still or isinstance(answer, c.Failed)
+
+    def within(self, run: Run, peer: Peer) -> bool:
+        return peer.run is None or peer.run in {each.id for each in run.lineage}
+
+    @precondition(lambda self: self.world.boxes)
+    @rule(data=st.data(), finished=st.booleans(), failed=st.sampled_from([None, None, "no credit"]))
+    def agent_said(self, data: st.DataObject, finished: bool, failed: str | None) -> None:
+        """An agent prints its result, or that it failed."""
+        run = data.draw(st.sampled_from(sorted(self.world.boxes)))
+        self.world.feed(e.AgentSaid(self.world.now, run, finished, failed))
+
+    @precondition(lambda self: self.world.boxes)
+    @rule(data=st.data(), tools=st.sampled_from([("Read",), ("Bash", "Read"), ("Bash", "Bash")]))
+    def tools_called(self, data: st.DataObject, tools: tuple[str, ...]) -> None:
+        """An agent calls tools, forbidden ones too."""
+        book = self.world.live[data.draw(st.sampled_from(sorted(self.world.boxes)))]
+        running = book.run.status is not Status.STOPPING
+        self.world.feed(e.ToolsCalled(self.world.now, book.run.id, tools))
+        if running and "Bash" in tools and book.run.asked.blocked_tools and book.run.asked.on_limit is not Action.WARN:
+            assert book.run.status is Status.STOPPING
+
+    @precondition(lambda self: self.world.live)
+    @rule(usd=st.sampled_from([0.5, 4.0, 64.0]), team=st.booleans(), renewed=st.booleans(), really=SELDOM)
+    def budgets_known(self, usd: float, team: bool, renewed: bool, really: bool) -> None:
+        """The shell tells of budgets, or that they are renewed."""
+        if really or not self.world.purses:
+            self.learn(usd, team=team, renewed=renewed)
+
+    def learn(self, usd: float, *, team: bool, renewed: bool) -> None:
+        world = self.world
+        wanted = [("user", "ann", frozenset({"ann"}))] + ([("team", "crew", frozenset(USERS))] if team else [])
+        kept = {key: 0.0 if renewed else purse.charged for key, purse in world.purses.items()}
+        world.know(tuple(Budget(scope, name, usd, who, charged=kept.get((scope, name), 0.0)) for scope, name, who in wanted))  # type: ignore[arg-type]
 
     @precondition(lambda self: self.world.machine._tied)
     @rule(client=st.sampled_from([1, 2]))
@@ -303,8 +527,11 @@ class MachineAgainstShell(RuleBasedStateMachine):
         for run in self.world.machine.tree:
             running = run.status is Status.RUNNING
             assert (run.clock.since is not None) == running
-            assert self.world.timers.get((run.id, "deadline")) == (run.own_deadline if running else None)
+            mark = self.world.next_mark(self.world.books[run.id])
+            due = run.clock.since + mark - run.clock.spent if run.clock.since is not None else None
+            assert self.world.timers.get((run.id, "deadline")) == due
             if running:
+                assert run.clock.elapsed(self.world.now) <= run.allowed_time
                 assert run.own_deadline is not None
                 assert run.deadline is not None
                 assert run.deadline <= run.own_deadline
@@ -350,6 +577,65 @@ class MachineAgainstShell(RuleBasedStateMachine):
             if run.parent is not None and (run.parent.status is Status.STOPPING or run.parent.clearing):
                 assert run.status is Status.STOPPING
 
+    @invariant()
+    def accounts_add_up(self) -> None:
+        """What every limit counts is the sum of the books, and what nobody told is not known."""
+        self.add_up(list(self.world.live.values()))
+        for book in self.world.live.values():
+            assert set(book.run.account.holds) == set(book.holds)
+        open_ = {name for book in self.world.live.values() for name in book.holds}
+        assert set(self.world.machine.limiter._reservations) == open_
+        for budget in self.world.machine.limiter.budgets:
+            assert budget.charged == self.world.purses[budget.scope, budget.name].charged
+
+    def add_up(self, books: list[Book]) -> None:
+        """The same of these runs."""
+        for book in books:
+            for kind in (*OF_TREES, *OF_RUNS):
+                used, expected = book.run.account.used(LimitKind(kind)), self.world.used_in_all(book, kind)
+                assert (used or 0) == (expected or 0), kind
+                assert used is None or expected is not None or self.world.ever_known(book, kind)
+
+    @invariant()
+    def nobody_is_above_a_limit_and_goes_on(self) -> None:
+        """By the books: the event that took it above was answered at once, or an ancestor's breach was, and holds it still."""
+        for book in self.world.live.values():
+            for kind, held in book.run.limits.items():
+                if kind.value not in (*OF_TREES, *OF_RUNS) or held.action is Action.WARN:
+                    continue
+                if (self.world.used_in_all(book, kind.value) or 0) > held.limit.threshold:
+                    terminates = held.action is Action.TERMINATE
+                    held_above = any(above.held_by is not None for above in book.run.lineage[:-1])
+                    waits = not terminates and book.run.held_by is not None
+                    assert book.run.status is Status.STOPPING or waits or held_above
+
+    @invariant()
+    def what_waits_does_not_run_and_not_for_ever(self) -> None:
+        """Whoever waits for a decision stands, or is not launched, and a timer decides if nobody does."""
+        for run in self.world.machine.tree:
+            timers = {timer for name, timer in self.world.timers if name == run.id}
+            waits = run.held_by is not None and run.held_by.action is Action.REQUEST_INCREASE
+            assert ("approval" in timers) == waits
+            assert ("pause_max" in timers) == run.frozen
+            assert run.held_by is None or run.status is not Status.RUNNING
+            if run.held_by is not None and run.status is Status.PAUSED:
+                assert run.frozen, "somebody else's resume would let it go on"
+            if "result" in timers:
+                assert run.said_finished
+                assert not run.asked.interactive
+            if run.said_finished and not run.asked.interactive and run.status in {Status.RUNNING, Status.PAUSED}:
+                assert "result" in timers
+            known = {"deadline", "approval", "pause_max", "result", "grace", "kill", "survey", "retry"}
+            assert timers <= known
+
+    @invariant()
+    def nobody_outlives_an_ancestor(self) -> None:
+        """Whatever more room anybody was given."""
+        for run in self.world.machine.tree:
+            for above in run.lineage[:-1]:
+                if run.deadline is not None and above.own_deadline is not None:
+                    assert run.deadline <= above.own_deadline
+
     # ---- the end
 
     def teardown(self) -> None:
@@ -393,13 +679,15 @@ class MachineAgainstShell(RuleBasedStateMachine):
         assert not world.machine.slots.queued
         assert not world.machine._tied
         assert not world.machine._tickets
+        assert not world.machine.limiter._reservations
+        self.add_up(list(world.books.values()))  # what was held counts as used, what ended still counts
         assert not [key for key in world.machine._refusals if not key[0].startswith("user ")], "kept for runs that are gone"
         assert all(book.run.status.terminal and book.run.ended_at is not None for book in world.books.values())
         assert bool(world.shutdowns) == self.drained
 
 
 MachineAgainstShell.TestCase.settings = settings(
-    max_examples=150,
+    max_examples=110,
     stateful_step_count=60,
     deadline=None,
     database=None,

@@ -261,7 +261,8 @@ def test_timeout_is_timeout_though_the_exit_code_is_0() -> None:
     t = Transcript(hear=frozenset({"publish", "ended"}))
     run = t.run(t.start("a", timeout=seconds(30)))
     t.later(30.5)
-    t >> t.fired("a1", "deadline") << "publish limit_exceeded a1" << "terminate a1 SIGTERM" << "arm a1 grace +5"
+    t >> t.fired("a1", "deadline") << "publish limit_nearing a1" << "publish limit_exceeded a1"
+    t << "terminate a1 SIGTERM" << "arm a1 grace +5"
     t >> t.exited("a1", 0) << "publish run_timeout a1" << "release a1" << "ended a1 timeout"
     t.quiet()
     assert run.reason is not None
@@ -424,7 +425,7 @@ def test_allow_and_deny_narrow_and_are_inherited() -> None:
     d = t.start("d", inside(b))
     assert t.failed(t.stop(d, peer=inside(b))) == f"run {b} was started without permission for 'stop' (--allow / --deny)"
     assert "permission for 'resume'" in t.failed(t.resume(d, peer=inside(b)))
-    t >> t.pause(d, peer=inside(d)) << f"freeze {d}"
+    t >> t.pause(d, peer=inside(d)) << f"freeze {d}" << f"arm {d} pause_max +86400"
     t.quiet()
     assert t.machine.refuse(ANN, "stop", [a]) is None
     assert t.machine.refuse(inside(b), "config") == f"run {b} was started without permission for 'config' (--allow / --deny)"

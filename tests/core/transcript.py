@@ -1,7 +1,7 @@
 """Transcripts: `t >> event` happened, `t << "command"` is what it called for, in order, nothing more and nothing less.
 
-Commands are written as one line each (`show`). What every step does anyway (Save, Publish, Disarm) is left out unless a
-test asks for it; `Ended` too, since it always stands beside the end.
+Commands are written as one line each (`show`). What every step does anyway (Save, NoteUse, Publish, Disarm) is left out
+unless a test asks for it; `Ended` too, since it always stands beside the end.
 """
 
 from __future__ import annotations
@@ -12,14 +12,18 @@ from typing import Any
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import Peer
+from sfad.core.budgets import Budget
+from sfad.core.limits import Held
 from sfad.core.machine import Machine
 from sfad.core.policy import Policy
 from sfad.core.run import Run
-from sfad.protocol.types import Bound, Limit, Refusal, RunId, Survivor
+from sfad.core.usage import Hold, Use
+from sfad.protocol.types import Action, Bound, Limit, LimitKind, LimitRefusal, Reason, Refusal, Role, RunId, Source, Survivor
 
 ANN = Peer(1000, "ann")
 BOB = Peer(1001, "bob")
-NOISE = frozenset({"save", "publish", "disarm", "ended"})
+NOISE = frozenset({"save", "noteuse", "publish", "disarm", "ended"})
+LIMIT_EVENTS = {"limit_nearing": "near", "limit_exceeded": "over"}
 
 
 def inside(run: RunId, user: str = "ann") -> Peer:
@@ -34,7 +38,23 @@ def bound(value: int, source: str = "--flag") -> Bound:
 
 def seconds(value: float, source: str = "--timeout") -> Limit:
     """A time limit."""
-    return Limit(kind="time", threshold=value, source=source)
+    return Limit(kind=LimitKind.TIME, threshold=value, source=source)
+
+
+def limits(words: str, source: str = "--limit") -> tuple[Limit, ...]:
+    """`turns=10:pause cost=2.5` as limits."""
+    return tuple(_limit(word, source) for word in words.split())
+
+
+def _limit(word: str, source: str) -> Limit:
+    kind, _, rest = word.partition("=")
+    threshold, _, action = rest.partition(":")
+    return Limit(kind=LimitKind(kind), threshold=float(threshold), action=Action(action) if action else None, source=source)
+
+
+def purse(usd: float, *members: str, team: str = "", charged: float = 0.0) -> Budget:
+    """A money budget of a user, or of a team."""
+    return Budget("team" if team else "user", team or members[0], usd, frozenset(members), renews="midnight", charged=charged)
 
 
 class Transcript:
@@ -45,6 +65,11 @@ class Transcript:
         self.at = 0.0
         self.answers: dict[int, c.Answer] = {}
         self.events: list[str] = []
+        self.said: list[str] = []
+        """Of limits and budgets: `near a1 turns 8/10`."""
+        self.charged: dict[str, float] = {}
+        """Sums of the charge commands, by budget."""
+        self.reasons: dict[RunId, Reason | None] = {}
         self._quiet = NOISE - hear
         self._left: list[str] = []
         self._token = 0
@@ -54,7 +79,8 @@ class Transcript:
         self.quiet()
         commands = self.machine.handle(event)
         self.answers |= {x.token: x.answer for x in commands if isinstance(x, c.Reply)}
-        self.events += [f"{x.event.type} {x.event.run_id}" for x in commands if isinstance(x, c.Publish)]
+        for command in commands:
+            self._note(command)
         shown = [self._show(command) for command in commands]
         self._left = [line for line in shown if line.split(" ", 1)[0] not in self._quiet]
         return self
@@ -79,6 +105,19 @@ class Transcript:
         self.at += by
         return self
 
+    def _note(self, command: c.Command) -> None:
+        match command:
+            case c.Publish(event):
+                self.events.append(f"{event.type} {event.run_id}")
+                if event.type in LIMIT_EVENTS:
+                    whose = event.run_id if event.scope in {"run", "tree"} else event.scope
+                    told = f"{whose} {event.limit_kind} {event.used:g}/{event.threshold:g}"
+                    self.said.append(f"{LIMIT_EVENTS[event.type]} {told}")
+            case c.Charge(scope, name, usd):
+                self.charged[f"{scope} {name}"] = self.charged.get(f"{scope} {name}", 0.0) + usd
+            case c.Ended(run):
+                self.reasons[run.id] = run.reason
+
     # ---- events by short names
 
     def token(self) -> int:
@@ -87,8 +126,13 @@ class Transcript:
         return self._token
 
     def spawn(self, name: str, peer: Peer = ANN, **asked: Any) -> e.SpawnRequested:
-        """A peer asks for a run."""
-        return e.SpawnRequested(self.at, self.token(), peer, e.Asked(argv=("x",), name=name, **asked))
+        """A peer asks for a run. `timeout=seconds(9)` and `limits="turns=10:pause"` are limits."""
+        bounds = asked.pop("limits", ())
+        bounds = limits(bounds) if isinstance(bounds, str) else tuple(bounds)
+        timeout = asked.pop("timeout", None)
+        if timeout is not None:
+            bounds = (*bounds, timeout)
+        return e.SpawnRequested(self.at, self.token(), peer, e.Asked(argv=("x",), name=name, limits=bounds, **asked))
 
     def stop(self, *runs: RunId, peer: Peer = ANN, grace: float | None = None, signal: int = 15) -> e.StopRequested:
         """A peer stops runs."""
@@ -98,9 +142,47 @@ class Transcript:
         """A peer pauses a run."""
         return e.PauseRequested(self.at, self.token(), peer, run)
 
-    def resume(self, run: RunId, peer: Peer = ANN) -> e.ResumeRequested:
-        """A peer resumes a run."""
-        return e.ResumeRequested(self.at, self.token(), peer, run)
+    def resume(self, run: RunId, peer: Peer = ANN, room: str = "") -> e.ResumeRequested:
+        """A peer resumes a run, with more room."""
+        return e.ResumeRequested(self.at, self.token(), peer, run, limits(room))
+
+    def approve(self, run: RunId, peer: Peer = ANN, room: str = "") -> e.ApproveRequested:
+        """A peer grants an increase."""
+        return e.ApproveRequested(self.at, self.token(), peer, run, limits(room))
+
+    def deny(self, run: RunId, peer: Peer = ANN) -> e.DenyRequested:
+        """A peer refuses an increase."""
+        return e.DenyRequested(self.at, self.token(), peer, run)
+
+    def used(self, run: RunId, source: Source = "stream", **use: Any) -> e.UseSeen:
+        """A source tells what the run has used in all."""
+        return e.UseSeen(self.at, run, source, Use(**use))
+
+    def report(self, run: RunId, peer: Peer = ANN, **more: Any) -> e.ReportRequested:
+        """A peer tells what more the run has used."""
+        return e.ReportRequested(self.at, self.token(), peer, run, Use(**more))
+
+    def reserve(
+        self, run: RunId, cost: float | None = None, tokens: int = 0, *, peer: Peer = ANN, role: Role | None = None
+    ) -> e.ReserveRequested:
+        """A peer asks whether the run may use so much."""
+        return e.ReserveRequested(self.at, self.token(), peer, run, Hold("m", tokens, 0, cost, role))
+
+    def settle(self, reservation: str, peer: Peer = ANN, **used: Any) -> e.SettleRequested:
+        """A peer tells what became of a reservation."""
+        return e.SettleRequested(self.at, self.token(), peer, reservation, Use(**used))
+
+    def level(self, run: RunId, kind: str, level: float, *, refused: bool = False) -> e.LevelSeen:
+        """The kernel tells."""
+        return e.LevelSeen(self.at, run, LimitKind(kind), level, refused)
+
+    def said_by_agent(self, run: RunId, *, finished: bool = False, failed: str | None = None) -> e.AgentSaid:
+        """The agent says how it stands."""
+        return e.AgentSaid(self.at, run, finished, failed)
+
+    def budgets(self, *known: Budget) -> e.BudgetsKnown:
+        """The shell tells what budgets there are."""
+        return e.BudgetsKnown(self.at, known)
 
     def committed(self, *runs: RunId) -> e.Committed:
         """The ledger has them."""
@@ -131,6 +213,27 @@ class Transcript:
         return e.Surveyed(self.at, run, tuple(Survivor(pid=p, run_id=r, why="state D") for r, p in alive.items()))
 
     # ---- whole scenes
+
+    def reserved(self, event: e.ReserveRequested) -> str:
+        """It is reserved; the reservation's name."""
+        (self >> event).skip()
+        answer = self.answers[event.token]
+        assert isinstance(answer, c.Reserved), answer
+        assert answer.reservation is not None, answer.refusal
+        return answer.reservation
+
+    def not_reserved(self, event: e.ReserveRequested) -> LimitRefusal:
+        """It is not reserved; why."""
+        (self >> event).skip()
+        answer = self.answers[event.token]
+        assert isinstance(answer, c.Reserved), answer
+        assert answer.refusal is not None
+        assert answer.reservation is None
+        return answer.refusal
+
+    def held(self, run: RunId, kind: str) -> Held:
+        """A limit of a live run."""
+        return self.run(run).limits[LimitKind(kind)]
 
     def start(self, name: str, peer: Peer = ANN, **asked: Any) -> RunId:
         """Asks, commits and launches; the run's id."""
@@ -186,6 +289,10 @@ class Transcript:
                 return f"publish {event.type} {event.run_id}"
             case c.Reply(token, answer):
                 return f"reply {token} {_answer(answer)}"
+            case c.NoteUse(run) | c.Rebound(run):
+                return f"{type(command).__name__.lower()} {run.id}"
+            case c.Charge(scope, name, usd):
+                return f"charge {scope} {name} {usd:g}"
             case c.Shutdown():
                 return "shutdown"
             case _:
@@ -201,5 +308,7 @@ def _answer(answer: c.Answer) -> str:
         case c.StopDone(stopped, survivors, _):
             alive = [f"{s.run_id}:{s.pid}" for s in survivors]
             return f"StopDone {' '.join((*stopped, *alive))}".rstrip()
+        case c.Reserved(run, reservation, refusal):
+            return f"Reserved {reservation}" if refusal is None else f"NotReserved {refusal.whose} {refusal.limit_kind}"
         case c.Failed(code, _):
             return f"Failed {code}"

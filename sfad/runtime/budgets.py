@@ -1,0 +1,84 @@
+"""Money budgets between the config, the ledger and the core: which period it is, and what was charged in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+import trio
+
+from .. import config as configuration
+from ..core import events as e
+from ..core.budgets import Budget, Budgets
+from ..ledger import Ledger
+from .live import wall_clock
+from .timers import Timers
+
+LOOK_AGAIN = 600.0
+"""Seconds at most between two looks at the calendar: a clock that is set must not keep a budget from being renewed."""
+
+
+class BudgetKeeper:
+    """Tells the core what each budget stands at, now and whenever a period begins. Periods are calendar days, weeks (from
+    Monday) and months of the daemon's time zone."""
+
+    def __init__(self, known: Budgets, ledger: Ledger, timers: Timers, feed: Callable[[e.Event], None]) -> None:
+        self._known = known
+        self._ledger = ledger
+        self._timers = timers
+        self._feed = feed
+        self._config = configuration.Budgets()
+        self._periods: dict[tuple[str, str], datetime] = {}
+
+    def know(self, config: configuration.Budgets) -> None:
+        """Begins with these budgets, or goes on with others."""
+        self._config = config
+        self._look()
+
+    def charge(self, scope: str, name: str, usd: float) -> None:
+        """Writes a charge to the ledger, in the present period."""
+        self._ledger.charge(scope, name, self._periods[scope, name], usd)
+
+    def _look(self) -> None:
+        now = wall_clock().astimezone()
+        wanted = list(self._wanted())
+        if not wanted and not self._periods:
+            return
+        kept = {(budget.scope, budget.name): budget for budget in self._known}
+        periods = {(budget.scope, budget.name): period(now, budget.period) for budget in wanted}
+        budgets = []
+        for budget in wanted:
+            key = (budget.scope, budget.name)
+            begin, end = periods[key]
+            old = kept.get(key) if self._periods.get(key) == begin else None
+            charged = old.charged if old is not None else self._ledger.charged(*key, begin)
+            over = old is not None and old.over and charged >= budget.usd
+            budgets.append(replace(budget, charged=charged, renews=end.isoformat(timespec="minutes"), over=over, near=over))
+        self._periods = {key: begin for key, (begin, _) in periods.items()}
+        self._feed(e.BudgetsKnown(trio.current_time(), tuple(budgets)))
+        if periods:
+            soonest = min((end - now).total_seconds() for _, end in periods.values())
+            self._timers.arm("budgets", trio.current_time() + min(max(soonest, 0.1), LOOK_AGAIN), self._look)
+
+    def _wanted(self) -> list[Budget]:
+        users = [Budget("user", name, budget.daily_usd, frozenset({name})) for name, budget in self._config.users.items()]
+        teams = [
+            Budget("team", name, budget.usd, frozenset(budget.members), period=budget.period)
+            for name, budget in self._config.teams.items()
+        ]
+        return users + teams
+
+
+def period(now: datetime, length: str) -> tuple[datetime, datetime]:
+    """The calendar day, week or month that `now`, with its time zone, is in: its first moment, and the next one's."""
+    day = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    if length == "day":
+        begin, end = day, day + timedelta(days=1)
+    elif length == "week":
+        begin = day - timedelta(days=day.weekday())
+        end = begin + timedelta(days=7)
+    else:
+        begin = day.replace(day=1)
+        end = (begin + timedelta(days=32)).replace(day=1)
+    return begin, end

@@ -1,0 +1,351 @@
+"""Limits of a run to be: kinds, ranges, profiles, precedence, narrowing (SPEC section 3)."""
+
+from __future__ import annotations
+
+from itertools import product
+from math import inf, nan, nextafter
+
+import pytest
+
+from sfad.core import commands as c
+from sfad.core import events as e
+from sfad.core.limits import KINDS, METERED, PROFILES, Held, cross
+from sfad.core.policy import DEFAULT_LIMITS, Policy
+from sfad.protocol.errors import ErrorCode
+from sfad.protocol.types import Action, Limit, LimitKind
+
+from .transcript import Transcript, inside, limits
+
+# least, most (None: no upper end), whole numbers only, whether it takes an action: SPEC section 3, the allowed ranges
+RANGES: dict[str, tuple[float, float | None, bool, bool]] = {
+    "time": (1, 3600, False, True),
+    "turns": (1, 100, True, True),
+    "messages": (1, None, True, True),
+    "tokens": (1, None, True, True),
+    "cost": (0.01, 100, False, True),
+    "planning_cost": (0.01, 100, False, True),
+    "execution_cost": (0.01, 100, False, True),
+    "output": (65536, None, True, False),
+    "memory": (1 << 20, None, True, True),
+    "pids": (1, None, True, True),
+    "cpu": (0.01, None, False, False),
+}
+# SPEC section 3, the table of profiles: turns, seconds, USD, action
+OF_TYPES = {
+    "developer": (25, 10 * 60, 1.00, "terminate"),
+    "qa": (10, 2 * 60, 0.50, "terminate"),
+    "planner": (15, 5 * 60, 2.00, "terminate"),
+    "architect": (50, 30 * 60, 5.00, "warn"),
+    "researcher": (50, 20 * 60, 5.00, "warn"),
+    "security-architect": (30, 15 * 60, 3.00, "terminate"),
+    "code-reviewer": (20, 10 * 60, 1.50, "warn"),
+    "devops": (30, 15 * 60, 2.00, "terminate"),
+}
+
+
+def shown(t: Transcript, run: str, *kinds: str) -> str:
+    """The limits of a run in the form that they are asked for."""
+    found = t.run(run).limits.items()
+    return " ".join(f"{kind}={held.limit.threshold:g}:{held.action}" for kind, held in found if not kinds or kind in kinds)
+
+
+def asking(kind: str, threshold: float, action: Action | None = None) -> tuple[Limit, ...]:
+    return (Limit(kind=LimitKind(kind), threshold=threshold, action=action, source="--limit"),)
+
+
+# ---- ranges
+
+
+def test_there_is_a_range_of_every_kind() -> None:
+    assert list(RANGES) == [kind.value for kind in LimitKind] == [kind.value for kind in KINDS]
+
+
+@pytest.mark.parametrize("kind", RANGES)
+def test_the_ends_of_each_range_are_within_it_and_nothing_beyond(kind: str) -> None:
+    least, most, whole, _ = RANGES[kind]
+    inside_it = [least, most if most is not None else 10.0**12]
+    outside = [0.0, -1.0, nan, inf, -inf, -1e-320, nextafter(least, 0), least - 1]
+    outside += [nextafter(most, inf), most + 1, 1e300] if most is not None else []
+    outside += [least + 0.5] if whole else []
+    inside_it += [] if whole else [least + 0.5]
+    for threshold in inside_it:
+        t = Transcript()
+        assert t.held(t.start("a", limits=asking(kind, threshold)), kind).limit.threshold == threshold
+    for threshold in outside:
+        t = Transcript()
+        event = t.spawn("a", limits=asking(kind, threshold))
+        message = t.failed(event)
+        answer = t.answers[event.token]
+        assert isinstance(answer, c.Failed)
+        assert answer.code is ErrorCode.BAD_REQUEST
+        assert message.startswith(f"{kind} = {threshold:g}"), message
+        assert "is outside its range: " in message
+        assert "(--limit)" in message
+        assert f"{least:g}" in message
+        assert (f" to {most:g}" if most is not None else " or more") in message
+        assert ("whole numbers" in message) is whole
+        assert ("limits.max_time" in message) is (kind == "time")
+        assert not len(t.machine.tree)
+        assert t.machine.refused == 0, "a usage error is no refusal"
+
+
+def test_a_range_is_held_at_every_door() -> None:
+    t = Transcript()
+    a = t.start("a", limits="turns=10:pause")
+    (t >> t.used(a, turns=11)).skip()
+    for room in ("turns=101", "turns=10.5", "turns=nan"):
+        assert "is outside its range: 1 to 100, whole numbers" in t.failed(t.resume(a, room=room))
+    b = t.start("b", limits="turns=10:request_increase")
+    (t >> t.used(b, turns=11)).skip()
+    assert "is outside its range" in t.failed(t.approve(b, room="cost=inf"))
+    assert t.run(b).held_by is not None
+
+
+def test_max_time_raises_the_range_of_time() -> None:
+    t = Transcript(max_time=7200.0)
+    assert shown(t, t.start("a", limits="time=7200"), "time") == "time=7200:terminate"
+    assert t.failed(t.spawn("b", limits="time=7200.5")).endswith("1 s to 7200 s (limits.max_time)")
+
+
+@pytest.mark.parametrize(("kind", "action"), list(product(RANGES, Action)))
+def test_which_kinds_take_an_action(kind: str, action: Action) -> None:
+    least, _, _, acts = RANGES[kind]
+    t = Transcript()
+    event = t.spawn("a", limits=asking(kind, least, action))
+    if acts:
+        (t >> event).skip()
+        assert t.held("a1", kind).action is action
+    else:
+        assert t.failed(event) == f"the limit '{kind}' takes no action, so '{action}' cannot be its action (--limit)"
+
+
+def test_scopes() -> None:
+    of_runs = {kind.value for kind in KINDS if KINDS[kind].scope == "run"}
+    assert of_runs == {"time", "turns", "messages", "output"}
+    assert {"turns", "messages", "tokens", "cost", "planning_cost", "execution_cost"} == {kind.value for kind in METERED}
+
+
+# ---- defaults, profiles, precedence
+
+
+def test_the_defaults() -> None:
+    t = Transcript()
+    a = t.start("a")
+    assert shown(t, a) == "time=120:terminate turns=25:terminate cost=1:terminate output=6.71089e+07:warn pids=1024:terminate"
+    # the tree has its processes, so a child has no number of its own
+    assert shown(t, t.start("b", inside(a))) == "time=120:terminate turns=25:terminate cost=1:terminate output=6.71089e+07:warn"
+    assert {held.limit.source for held in t.run(a).limits.values()} == {"default"}
+
+
+def test_the_profiles_are_the_specifications() -> None:
+    assert {name: (p.turns, p.time, p.cost, p.action.value) for name, p in PROFILES.items()} == OF_TYPES
+
+
+@pytest.mark.parametrize("name", OF_TYPES)
+def test_a_profile_sets_turns_time_and_cost_and_their_action(name: str) -> None:
+    t = Transcript()
+    turns, time, cost, action = OF_TYPES[name]
+    a = t.start("a", type=name)
+    assert shown(t, a, "time", "turns", "cost") == f"time={time:g}:{action} turns={turns}:{action} cost={cost:g}:{action}"
+    assert {t.held(a, kind).limit.source for kind in ("time", "turns", "cost")} == {f"type {name}"}
+    assert t.held(a, "pids").action is Action.TERMINATE
+
+
+def test_an_unknown_type_is_a_label() -> None:
+    t = Transcript()
+    assert shown(t, t.start("a", type="poet")) == shown(t, t.start("b"))
+
+
+def test_asked_before_advice_before_profile_before_config() -> None:
+    """Each of the sixteen combinations of who speaks of turns; the first of the list does."""
+    said = {"asked": (40, "--limit"), "advice": (41, "limits.adaptive"), "type": (50, "type architect"), "config": (43, "config")}
+    for speakers in product((False, True), repeat=4):
+        speak = dict(zip(said, speakers, strict=True))
+        defaults = {LimitKind.TURNS: Limit(kind=LimitKind.TURNS, threshold=43, source="config")} if speak["config"] else {}
+        advice = {"type architect": {LimitKind.TURNS: 41.0}, "name a": {LimitKind.TURNS: 41.0}} if speak["advice"] else {}
+        t = Transcript(defaults=defaults, advice=advice)
+        a = t.start("a", type="architect" if speak["type"] else None, limits="turns=40" if speak["asked"] else "")
+        held = t.run(a).limits.get(LimitKind.TURNS)
+        loudest = next((who for who in said if speak[who]), None)
+        if loudest == "advice" and not speak["type"] and not speak["config"]:
+            loudest = None  # advice changes a number, it does not bound what nothing bounds
+        if loudest is None:
+            assert held is None
+        else:
+            assert held is not None
+            assert (held.limit.threshold, held.limit.source) == said[loudest], speak
+
+
+def test_advice_is_of_the_type_else_of_the_name_and_keeps_the_action() -> None:
+    advice = {"type qa": {LimitKind.TURNS: 12.0}, "name a": {LimitKind.TURNS: 13.0, LimitKind.TOKENS: 9.0}}
+    t = Transcript(advice=advice)
+    assert shown(t, t.start("a"), "turns", "tokens") == "turns=13:terminate"
+    assert shown(t, t.start("a", type="qa"), "turns") == "turns=12:terminate"
+    assert shown(t, t.start("b"), "turns") == "turns=25:terminate"
+    t = Transcript(advice={"type architect": {LimitKind.COST: 7.0, LimitKind.TIME: 3601.0}})
+    # more than limits.max_time is no advice
+    assert shown(t, t.start("a", type="architect"), "time", "cost") == "time=1800:warn cost=7:warn"
+
+
+def test_advice_that_was_learned_holds_for_the_next_run() -> None:
+    t = Transcript()
+    t >> e.AdviceLearned(t.at, "name a", {LimitKind.TURNS: 31.0})
+    assert shown(t, t.start("a"), "turns") == "turns=31:terminate"
+
+
+WORDS = [None, *Action]
+
+
+@pytest.mark.parametrize(("written", "on_limit", "of_type"), list(product(WORDS, WORDS, (None, "developer", "architect"))))
+def test_the_action_of_a_written_limit(written: Action | None, on_limit: Action | None, of_type: str | None) -> None:
+    """Its own, else `--on-limit`, else for turns, time and cost the profile's, else terminate."""
+    t = Transcript()
+    asked = (*asking("turns", 9, written), *asking("tokens", 9, written), *asking("pids", 9, written))
+    a = t.start("a", limits=asked, on_limit=on_limit, type=of_type)
+    profile = PROFILES[of_type].action if of_type is not None else None
+    assert t.held(a, "turns").action is (written or on_limit or profile or Action.TERMINATE)
+    for kind in ("tokens", "pids"):
+        assert t.held(a, kind).action is (written or on_limit or Action.TERMINATE)
+
+
+@pytest.mark.parametrize(("on_limit", "configured", "of_type"), list(product(WORDS, WORDS, (None, "developer", "architect"))))
+def test_the_action_of_a_limit_that_nobody_wrote(on_limit: Action | None, configured: Action | None, of_type: str | None) -> None:
+    """`--on-limit` speaks for time and what meters count; of processes and memory, the config says what happens."""
+    default = {kind: Limit(kind=kind, threshold=9, action=configured) for kind in (LimitKind.TURNS, LimitKind.TIME, LimitKind.PIDS)}
+    t = Transcript(defaults=default)
+    a = t.start("a", on_limit=on_limit, type=of_type)
+    profile = PROFILES[of_type].action if of_type is not None else None
+    for kind in ("turns", "time"):
+        assert t.held(a, kind).action is (on_limit or profile or configured or Action.TERMINATE)
+    assert t.held(a, "pids").action is (configured or Action.TERMINATE)
+
+
+def test_what_is_said_twice_holds_as_said_last() -> None:
+    t = Transcript()
+    assert shown(t, t.start("a", limits="turns=9:warn turns=8"), "turns") == "turns=8:terminate"
+
+
+def test_limits_are_shown_in_one_order() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cpu=1 pids=5 memory=2000000 output=65536 cost=1 tokens=5 messages=5 turns=5 time=5")
+    order = list(LimitKind)
+    assert [order.index(kind) for kind in t.run(a).limits] == sorted(order.index(kind) for kind in t.run(a).limits)
+
+
+# ---- narrowing
+
+
+@pytest.mark.parametrize("kind", ["turns", "messages", "output"])
+@pytest.mark.parametrize("action", [Action.TERMINATE, Action.PAUSE, Action.REQUEST_INCREASE])
+def test_a_child_has_no_more_than_its_parent(kind: str, action: Action) -> None:
+    least, _, _, acts = RANGES[kind]
+    lower, own, higher = least, least * 2, least * 3
+    t = Transcript()
+    a = t.start("a", limits=asking(kind, own, action if acts else None))
+    for name, asked, expected in (("low", lower, lower), ("same", own, own), ("high", higher, own)):
+        b = t.start(name, inside(a), limits=asking(kind, asked))
+        assert t.held(b, kind).limit.threshold == expected
+        assert t.held(b, kind).limit.source == ("--limit" if asked == expected else f"run {a} (--limit)")
+    b = t.start("more", inside(a), limits=asking(kind, higher))
+    d = t.start("deeper", inside(b), limits=asking(kind, higher))
+    assert (t.held(d, kind).limit.threshold, t.held(d, kind).limit.source) == (own, f"run {a} (--limit)"), "who set it is named"
+
+
+def test_a_limit_of_a_tree_is_kept_by_the_parent_and_not_written_into_its_children() -> None:
+    """A root that is to be paused at 0.5 must not see its child terminated by an inherited 0.5 at the same moment."""
+    t = Transcript()
+    a = t.start("a", limits="cost=0.5:pause")
+    b = t.start("b", inside(a), limits="cost=50")
+    assert shown(t, b, "cost") == "cost=50:terminate"
+    (t >> t.report(b, cost=0.75)).skip()
+    assert (t.run(a).status, t.run(b).status) == (Status.PAUSED, Status.PAUSED)
+    assert [line for line in t.events if line.startswith("limit_exceeded")] == [f"limit_exceeded {a}"]
+
+
+def test_what_a_pause_of_an_ancestor_hid_is_answered_when_it_goes_on() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=0.5:pause")
+    b = t.start("b", inside(a), limits="cost=0.25")
+    (t >> t.report(b, cost=0.75)).skip()
+    assert t.run(b).status is Status.PAUSED
+    (t >> t.resume(a, room="cost=5")).skip()
+    assert (t.run(a).status, t.run(b).status) == (Status.RUNNING, Status.STOPPING)
+
+
+@pytest.mark.parametrize("kind", ["messages", "tokens", "planning_cost", "memory", "cpu"])
+def test_a_limit_that_a_child_does_not_speak_of(kind: str) -> None:
+    """Of a tree, its use counts against the parent's. Of a run it would count nowhere, so the child has the same."""
+    t = Transcript()
+    a = t.start("a", limits=asking(kind, 2_000_000 if kind == "memory" else 2))
+    b = t.start("b", inside(a))
+    assert (LimitKind(kind) in t.run(b).limits) is (KINDS[LimitKind(kind)].scope == "run")
+
+
+def test_a_limit_that_only_warns_bounds_no_child() -> None:
+    t = Transcript()
+    a = t.start("a", limits="turns=5:warn cost=0.5:warn")
+    assert shown(t, t.start("b", inside(a), limits="turns=50 cost=5"), "turns", "cost") == "turns=50:terminate cost=5:terminate"
+
+
+@pytest.mark.parametrize("own", ["turns=100:warn", "turns=5:warn"])
+def test_a_childs_warning_is_no_way_out_of_its_parents_bound(own: str) -> None:
+    """Its turns count nowhere but in its own limit. Nor is `--type architect`."""
+    t = Transcript()
+    a = t.start("a", limits="turns=10")
+    assert shown(t, t.start("b", inside(a), limits=own), "turns") == "turns=10:terminate"
+    assert shown(t, t.start("d", inside(a), type="architect"), "turns") == "turns=10:terminate"
+    # what it uses of a tree's limit counts against the parent's too, so there it may be warned
+    assert shown(t, t.start("f", inside(a), limits="cost=0.5:warn"), "cost") == "cost=0.5:warn"
+
+
+def test_a_detached_run_is_bounded_like_a_root() -> None:
+    t = Transcript(allow_detach=True)
+    a = t.start("a", limits="turns=5 tokens=5")
+    assert shown(t, t.start("b", inside(a), detach=True)) == shown(t, t.start("d"))
+
+
+def test_only_time_that_terminates_caps_what_is_below() -> None:
+    for action, capped in ((Action.TERMINATE, True), (Action.PAUSE, False), (Action.WARN, False), (Action.REQUEST_INCREASE, False)):
+        t = Transcript()
+        a = t.start("a", limits=asking("time", 30, action))
+        b = t.start("b", inside(a), limits="time=100")
+        assert t.held(b, "time").limit.threshold == 100, "its own limit is what it asked for; the deadline is the earlier one"
+        assert t.run(b).deadline == (30 if capped else 100)
+        assert t.run(a).deadline == (30 if capped else 3600)
+
+
+# ---- near and over, by themselves
+
+
+@pytest.mark.parametrize("kind", [kind for kind in RANGES if RANGES[kind][3]])
+def test_each_crossing_is_told_once_and_at_its_number(kind: str) -> None:
+    """Near is at 80 %, over is above; for time at it. Rounding errors of sums are no breach."""
+    at_it = kind == "time"
+    for used, expected in (
+        (0, []), (79.9, []), (80, [False]), (99.9, [False]), (100, [False, True] if at_it else [False]),
+        (100 + 1e-12, [False, True] if at_it else [False]), (100.001, [False, True]), (1e18, [False, True]), (nan, []),
+    ):  # fmt: skip
+        held = Held(Limit(kind=LimitKind(kind), threshold=100))
+        assert [crossing.exceeded for crossing in cross(held, used, 0.8)] == expected, used
+        assert not list(cross(held, used, 0.8))
+    held = Held(Limit(kind=LimitKind(kind), threshold=100))
+    assert [crossing.exceeded for used in range(0, 300, 7) for crossing in cross(held, used, 0.8)] == [False, True]
+
+
+def test_the_share_at_which_it_comes_near_is_configured() -> None:
+    t = Transcript(nearing=0.5)
+    a = t.start("a", limits="turns=10")
+    assert not (t >> t.used(a, turns=4)).said
+    assert (t >> t.used(a, turns=5)).said == ["near a1 turns 5/10"]
+
+
+def test_defaults_are_a_value_of_their_own() -> None:
+    """A run's limits must not be another's: what one run is told or given is not what the next one is."""
+    t = Transcript()
+    a = t.start("a")
+    (t >> t.used(a, turns=24)).skip()
+    b = t.start("b")
+    assert t.held(a, "turns").near
+    assert not t.held(b, "turns").near
+    assert Policy().defaults == DEFAULT_LIMITS
+    assert limits("turns=3")[0].threshold == 3

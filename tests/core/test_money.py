@@ -1,0 +1,397 @@
+"""Sources, reservations and budgets (SPEC sections 5 and 8), as transcripts."""
+
+from __future__ import annotations
+
+from itertools import permutations, product
+
+import pytest
+
+from sfad.core import commands as c
+from sfad.core import events as e
+from sfad.core import limiter
+from sfad.core.usage import Account, Use
+from sfad.protocol.errors import ErrorCode
+from sfad.protocol.types import LimitKind, LimitRefusal, Rule, Source, Status
+
+from .transcript import ANN, BOB, Transcript, inside, purse
+
+COST, TOKENS = LimitKind.COST, LimitKind.TOKENS
+
+
+def cost(t: Transcript, *runs: str) -> list[float | None]:
+    """What is used of money, held amounts included."""
+    found = [t.run(run).account.used(COST) for run in runs]
+    return [None if usd is None else round(usd, 9) for usd in found]
+
+
+# ---- sources
+
+
+BEST_FIRST: tuple[Source, ...] = ("gateway", "report", "stream")
+
+
+@pytest.mark.parametrize("order", list(permutations(BEST_FIRST)))
+def test_sources_are_never_added(order: tuple[Source, ...]) -> None:
+    """Whatever speaks first: the largest is enforced, the best is shown, what it counts for the tree is the largest."""
+    figures: dict[Source, float] = {"gateway": 0.25, "report": 0.5, "stream": 0.125}
+    t = Transcript()
+    t >> t.budgets(purse(9, "ann"))
+    a = t.start("a")
+    b = t.start("b", inside(a))
+    heard: list[Source] = []
+    for source in order:
+        (t >> t.used(b, source, cost=figures[source])).skip()
+        heard.append(source)
+        assert cost(t, a, b) == [max(figures[each] for each in heard)] * 2
+        best = t.run(b).account.best
+        assert best is not None
+        assert best[0] == min(heard, key=BEST_FIRST.index)
+        assert best[1].cost == figures[best[0]]
+    assert t.charged == {"user ann": 0.5}
+
+
+def test_the_largest_is_taken_for_each_kind_by_itself() -> None:
+    account = Account(sources={"stream": Use(turns=9, cost=0.1), "report": Use(turns=2, cost=0.4, input_tokens=5)})
+    assert [account.used(LimitKind(kind)) for kind in ("turns", "cost", "tokens", "messages")] == [9, 0.4, 5, None]
+    assert account.best == ("report", Use(turns=2, cost=0.4, input_tokens=5))
+    assert Account().best is None
+    assert not Account().metered
+
+
+def test_reports_add_up_and_unknown_stays_unknown() -> None:
+    t = Transcript()
+    a = t.start("a")
+    for _ in range(2):
+        (t >> t.report(a, turns=1, input_tokens=10, cost=0.125, cost_from="agent")).skip()
+    (t >> t.report(a, output_tokens=5)).skip()
+    use = t.run(a).account.sources["report"]
+    assert use == Use(turns=2, input_tokens=20, output_tokens=5, cost=0.25, cost_from="agent")
+    assert use.messages is None
+    assert use.tokens == 25
+    (t >> t.report(a, cost=0.125, cost_from="prices")).skip()
+    assert t.run(a).account.sources["report"].cost_from == "prices"
+
+
+TOLD = [None, 0, 3]
+
+
+@pytest.mark.parametrize(("one", "other"), list(product(TOLD, TOLD)))
+def test_sums_of_what_is_told(one: int | None, other: int | None) -> None:
+    expected = None if one is None and other is None else (one or 0) + (other or 0)
+    for field in Use.__dataclass_fields__:
+        if field != "cost_from":
+            assert getattr(Use(**{field: one}).plus(Use(**{field: other})), field) == expected, field  # type: ignore[arg-type]
+    assert Use(input_tokens=one, output_tokens=other).tokens == expected
+
+
+def test_roles_have_costs_of_their_own() -> None:
+    t = Transcript()
+    a = t.start("a", limits="planning_cost=0.5:warn execution_cost=0.5 cost=5")
+    b = t.start("b", inside(a), limits="cost=5")
+    (t >> t.report(b, cost=0.4, planning_cost=0.4)).skip()
+    (t >> t.report(b, cost=0.4, execution_cost=0.4)).skip()
+    account = t.run(a).account
+    kinds = (COST, LimitKind.PLANNING_COST, LimitKind.EXECUTION_COST)
+    assert [account.used(kind) for kind in kinds] == [0.8, 0.4, 0.4]
+    t.reserved(t.reserve(b, 0.2, role="planning"))
+    refusal = t.not_reserved(t.reserve(b, 0.2, role="execution"))
+    assert (refusal.limit_kind, refusal.whose) == ("execution_cost", a)
+    assert t.said == [
+        "near a1 planning_cost 0.4/0.5", "near a1 execution_cost 0.4/0.5", "over a1 planning_cost 0.6/0.5",
+        "over a1 execution_cost 0.6/0.5",
+    ]  # fmt: skip
+
+
+# ---- reservations
+
+
+def test_reserve_and_settle() -> None:
+    t = Transcript(hear=frozenset({"noteuse"}))
+    t >> t.budgets(purse(9, "ann"))
+    a, b = t.chain("a", "b")
+    t >> t.reserve(b, 0.5, 100) << "reply 3 Reserved a2-1" << "charge user ann 0.5" << "noteuse a2"
+    assert cost(t, a, b) == [0.5, 0.5]
+    assert t.run(b).account.used(TOKENS) == 100
+    t >> t.settle("a2-1", cost=0.125, input_tokens=10, output_tokens=7, turns=1) << "charge user ann -0.375" << "noteuse a2"
+    t << "reply 4 Changed a2 running"
+    assert cost(t, a, b) == [0.125, 0.125]
+    assert [t.run(run).account.used(TOKENS) for run in (a, b)] == [17, 17]
+    assert t.failed(t.settle("a2-1", cost=1)) == (
+        "no reservation 'a2-1' is open: it was settled, or its run has ended and it was charged in full"
+    )
+    assert t.charged == {"user ann": 0.125}
+    # a settlement that says nothing gives back what was held
+    name = t.reserved(t.reserve(b, 0.25))
+    (t >> t.settle(name)).skip()
+    assert cost(t, a, b) == [0.125, 0.125]
+
+
+def test_what_is_not_settled_is_charged_in_full() -> None:
+    t = Transcript()
+    t >> t.budgets(purse(9, "ann"))
+    a, b = t.chain("a", "b")
+    run = t.run(b)
+    (t >> t.report(b, cost=0.0625)).skip()
+    name = t.reserved(t.reserve(b, 0.5, 100, role="planning"))
+    t.reserved(t.reserve(b, 0.25))
+    (t >> t.exited(b, 0)).skip()
+    assert not run.account.holds
+    assert run.account.used(COST) == 0.8125
+    assert run.account.sources["report"] == Use(
+        input_tokens=100, output_tokens=0, cost=0.8125, cost_from="prices", planning_cost=0.5
+    )
+    assert cost(t, a) == [0.8125]
+    t.reserved(t.reserve(a, 0.03125, role="execution"))
+    root = t.run(a)
+    (t >> t.exited(a, 0)).skip()
+    assert root.account.sources["report"].execution_cost == 0.03125
+    assert t.charged == {"user ann": 0.84375}
+    assert "has ended and it was charged in full" in t.failed(t.settle(name, cost=0.1))
+    assert "has ended" in t.failed(t.reserve(b, 0.1))
+    assert not t.machine.limiter._reservations
+
+
+def test_what_a_stopping_run_holds_can_be_settled_but_no_more_is_reserved() -> None:
+    t = Transcript()
+    a = t.start("a")
+    name = t.reserved(t.reserve(a, 0.5))
+    (t >> t.stop(a)).skip()
+    assert t.failed(t.reserve(a, 0.1)) == "nothing is reserved: run a1 is being stopped"
+    (t >> t.settle(name, cost=0.25)).skip()
+    assert cost(t, a) == [0.25]
+
+
+def test_ten_children_and_their_parents_last_dollar() -> None:
+    """Ten times a tenth is a dollar, whatever the sums of binary fractions say; the eleventh does not fit."""
+    t = Transcript()
+    t >> t.budgets(purse(9, "ann"))
+    a = t.start("a", limits="cost=1:pause")
+    children = [t.start(f"child-{n}", inside(a)) for n in range(10)]
+    names = [t.reserved(t.reserve(child, 0.1)) for child in children]
+    assert len(set(names)) == 10
+    assert cost(t, a) == [1.0]
+    assert t.said == ["near a1 cost 0.8/1"]
+    before = cost(t, a, *children), dict(t.charged)
+    refusal = t.not_reserved(t.reserve(children[3], 0.1))
+    assert (cost(t, a, *children), t.charged) == before, "nothing is charged for a refused one"
+    assert refusal.used == pytest.approx(1.0)
+    assert refusal == LimitRefusal(
+        scope="tree", whose=a, limit_kind=COST, threshold=1, used=refusal.used, asked=0.1,
+        message="not reserved: 0.1 USD more would take run a1 ('a') above its cost limit: 1 of 1 USD are used or held, "
+        "set by --limit. Finish with what you have.",
+    )  # fmt: skip
+    assert t.said[-1] == "over a1 cost 1.1/1"
+    assert [t.run(run).status for run in (a, *children)] == [Status.PAUSED] * 11
+    # settled for nothing, there is room again: all of it, to the last tenth
+    (t >> t.resume(a, room="cost=1")).skip()
+    for name in names:
+        (t >> t.settle(name, cost=0.0)).skip()
+    assert cost(t, a) == [0.0]
+    assert [t.reserved(t.reserve(child, 0.1)) for child in children]
+    assert cost(t, a) == [1.0]
+
+
+@pytest.mark.parametrize("amount", [0.01, 0.03, 0.07, 0.1, 1 / 3, 0.3])
+def test_however_it_is_cut_no_more_is_reserved_than_there_is(amount: float) -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=2:pause")
+    granted = 0
+    for number in range(300):
+        event = t.reserve(a, amount)
+        (t >> event).skip()
+        answer = t.answers[event.token]
+        assert isinstance(answer, c.Reserved)
+        if answer.refusal is not None:
+            break
+        granted += 1
+        if number % 3 == 0:  # settled at what was held
+            assert answer.reservation is not None
+            (t >> t.settle(answer.reservation, cost=amount)).skip()
+    assert granted == int(2 / amount + 1e-9)
+
+
+def test_a_refused_reservation_is_a_breach() -> None:
+    t = Transcript(hear=frozenset({"ended"}))
+    a = t.start("a", limits="tokens=100")
+    b = t.start("b", inside(a))
+    t.reserved(t.reserve(b, tokens=50))
+    t >> t.reserve(b, tokens=60) << "reply 4 NotReserved a1 tokens" << "terminate a1 SIGTERM" << "arm a1 grace +5"
+    (t >> t.emptied(a)).skip()
+    reason = t.reasons[a]
+    assert reason is not None
+    assert (reason.limit_kind, reason.used, reason.exceeded_by, reason.tokens) == ("tokens", 110, 10, 50)
+    assert reason.message == "was refused 60 tokens on top of 50; its tokens limit is 100, set by --limit"
+
+
+def test_a_reservation_is_asked_of_all_from_the_root_down_and_of_budgets_last() -> None:
+    """Whoever has too little says no, the outermost first, and then nobody has been charged anything."""
+    for spare in product((0.05, 0.5), repeat=5):
+        names = ("root", "parent", "run", "user", "team")
+        room = dict(zip(names, spare, strict=True))
+        t = Transcript()
+        t >> t.budgets(purse(room["user"], "ann"), purse(room["team"], "ann", "bob", team="crew"))
+        a = t.start("a", limits=f"cost={room['root']}:pause")
+        b = t.start("b", inside(a), limits=f"cost={room['parent']}:pause")
+        d = t.start("d", inside(b), limits=f"cost={room['run']}:pause")
+        event = t.reserve(d, 0.1)
+        (t >> event).skip()
+        answer = t.answers[event.token]
+        assert isinstance(answer, c.Reserved)
+        short = [name for name in names if room[name] < 0.1]
+        if not short:
+            assert answer.reservation == "a3-1"
+            assert cost(t, a, b, d) == [0.1] * 3
+            assert t.charged == {"user ann": 0.1, "team crew": 0.1}
+            continue
+        assert answer.refusal is not None
+        whose = {"root": a, "parent": b, "run": d, "user": "ann", "team": "crew"}[short[0]]
+        assert (answer.refusal.whose, answer.refusal.asked) == (whose, 0.1)
+        assert answer.refusal.scope == ("tree" if short[0] in names[:3] else short[0])
+        assert "Finish with what you have." in answer.refusal.message
+        assert cost(t, a, b, d) == [None] * 3
+        assert not t.charged
+        assert not t.machine.limiter._reservations
+        assert t.said[-1].startswith("over ")
+
+
+def test_a_limit_that_only_warns_refuses_nothing() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=0.1:warn")
+    t.reserved(t.reserve(a, 0.5))
+    assert t.said == ["near a1 cost 0.5/0.1", "over a1 cost 0.5/0.1"]
+
+
+def test_a_model_without_a_price_is_held_to_its_tokens() -> None:
+    t = Transcript()
+    t >> t.budgets(purse(0.1, "ann"))
+    a = t.start("a", limits="tokens=100:pause")
+    t.reserved(t.reserve(a, None, 100))
+    assert cost(t, a) == [None], "unknown is never 0"
+    assert t.not_reserved(t.reserve(a, None, 1)).limit_kind == "tokens"
+    assert not t.charged
+
+
+def test_what_is_held_adds_to_what_is_reported_and_to_no_other_source() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=1:pause")
+    (t >> t.report(a, cost=0.25)).skip()
+    (t >> t.used(a, "stream", cost=0.5)).skip()
+    t.reserved(t.reserve(a, 0.125))
+    assert cost(t, a) == [0.5]
+    t.reserved(t.reserve(a, 0.5))
+    assert cost(t, a) == [0.875]
+    assert t.not_reserved(t.reserve(a, 0.25)).used == 0.875
+
+
+def test_a_leak_of_reservations_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limiter, "MAX_RESERVATIONS", 20)
+    t = Transcript(defaults={})
+    a = t.start("a")
+    for _ in range(20):
+        t.reserved(t.reserve(a, tokens=1))
+    event = t.reserve(a, tokens=1)
+    assert t.failed(event) == "nothing is reserved: run a1 holds 20 reservations; settle some"
+    answer = t.answers[event.token]
+    assert isinstance(answer, c.Failed)
+    assert answer.code is ErrorCode.WRONG_STATE
+
+
+# ---- budgets
+
+
+def test_what_is_spent_is_charged_to_the_user_and_the_teams() -> None:
+    t = Transcript()
+    t >> t.budgets(purse(5, "ann"), purse(7, "ann", "bob", team="crew"), purse(3, "bob", team="others"))
+    a, b = t.chain("a", "b")
+    d = t.start("d", BOB)
+    told: list[tuple[str, Source, float]] = [
+        (a, "stream", 0.25), (b, "report", 0.5), (d, "stream", 0.125), (a, "gateway", 0.375), (b, "report", 0.25),
+    ]  # fmt: skip
+    for run, source, usd in told:
+        (t >> t.used(run, source, cost=usd)).skip()
+    name = t.reserved(t.reserve(d, 0.5))
+    (t >> t.settle(name, cost=0.0625)).skip()
+    assert t.charged == {"user ann": 0.625, "team crew": 0.625 + 0.125, "team others": 0.125}
+    known = {budget.name: budget.charged for budget in t.machine.limiter.budgets}
+    assert known == {"ann": 0.625, "crew": 0.75, "others": 0.125}
+
+
+def test_a_budget_is_near_and_then_exhausted() -> None:
+    t = Transcript()
+    t >> t.budgets(purse(1, "ann"))
+    a = t.start("a", limits="cost=9")
+    for usd in (0.5, 0.8, 0.9, 1.0, 1.5, 2.0):
+        t >> t.used(a, cost=usd)
+        t.skip()
+    assert t.said == ["near user cost 0.8/1", "over user cost 1/1"]
+    assert t.run(a).status is Status.RUNNING, "what runs goes on; nothing starts any more"
+
+
+def test_who_has_spent_everything_is_refused_with_the_time_it_renews() -> None:
+    t = Transcript()
+    t >> t.budgets(purse(1, "ann"), purse(9, "ann", "bob", team="crew"))
+    a = t.start("a", limits="cost=9")
+    (t >> t.used(a, cost=0.999)).skip()
+    t.start("b")
+    (t >> t.used(a, cost=1.0)).skip()
+    for peer in (ANN, inside(a)):
+        refusal = t.refused("d", peer)
+        assert (refusal.kind, refusal.detail) == (Rule.BUDGET, "user ann has used 1 of 1 USD a day; it renews at midnight")
+        assert "there is no money left in the budget" in refusal.message
+    t.start("d", BOB)
+    t >> t.budgets(purse(1, "ann"), purse(1, "ann", "bob", team="crew", charged=1.0))
+    assert t.refused("e", BOB).detail == "team crew has used 1 of 1 USD a day; it renews at midnight"
+    t >> t.budgets()
+    t.start("e", BOB)
+
+
+def test_a_refusal_by_a_budget_says_so_once() -> None:
+    t = Transcript()
+    t >> t.budgets(purse(1, "ann"))
+    a = t.start("a", limits="cost=9")
+    for _ in range(3):
+        refusal = t.not_reserved(t.reserve(a, 1.5))
+    assert (refusal.scope, refusal.whose, refusal.used, refusal.threshold) == ("user", "ann", 0, 1)
+    (t >> t.used(a, cost=2.0)).skip()
+    assert t.said == ["over user cost 0/1"], "nothing comes near after it was exceeded"
+    assert t.run(a).status is Status.RUNNING, "the budget's breach is no limit of the run's"
+
+
+def test_a_budget_that_is_renewed_while_something_is_held() -> None:
+    """What was held in the old period is not given back to the new one, neither here nor in the ledger."""
+    t = Transcript()
+    t >> t.budgets(purse(5, "ann"))
+    a = t.start("a", limits="cost=9")
+    name = t.reserved(t.reserve(a, 3.0))
+    assert t.charged == {"user ann": 3.0}
+    t >> t.budgets(purse(5, "ann"))
+    t.charged.clear()
+    t >> t.settle(name, cost=1.0) << "reply 3 Changed a1 running"
+    t.quiet()
+    (t >> t.report(a, cost=0.5)).skip()
+    name = t.reserved(t.reserve(a, 2.0))
+    (t >> t.settle(name, cost=0.25)).skip()
+    assert t.charged == {"user ann": 0.75}
+    assert [budget.charged for budget in t.machine.limiter.budgets] == [0.75]
+    assert cost(t, a) == [1.75]
+
+
+def test_a_renewed_budget_is_told_about_anew() -> None:
+    t = Transcript()
+    for _ in range(2):
+        t >> t.budgets(purse(1, "ann"))
+        a = t.start("a", limits="cost=9")
+        (t >> t.used(a, cost=1.0)).skip()
+        (t >> t.exited(a)).skip()
+    assert t.said == ["near user cost 1/1", "over user cost 1/1"] * 2
+
+
+def test_use_that_was_taken_back_is_given_back() -> None:
+    t = Transcript()
+    t >> t.budgets(purse(5, "ann", charged=1.0))
+    a = t.start("a", limits="cost=9")
+    for usd in (2.0, 0.5, 0.75):
+        t >> e.UseSeen(t.at, a, "stream", Use(cost=usd))
+        t.skip()
+    assert t.charged == {"user ann": 0.75}
+    assert [budget.charged for budget in t.machine.limiter.budgets] == [1.75]

@@ -1,0 +1,388 @@
+"""Walks at random through everything at once, with many runs alive: what Hypothesis's short stories seldom come to.
+
+The same world and the same invariants; the steps are drawn by a seeded generator with weights that keep a few trees working
+near their limits. A walk that fails is repeated by its number.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+
+from sfad.core import commands as c
+from sfad.core import events as e
+from sfad.core.access import Peer
+from sfad.core.policy import Policy
+from sfad.core.usage import Hold, Use
+from sfad.protocol.types import Action, Limit, LimitKind
+
+from .machine_model import Book, World
+from .test_machine_stateful import KERNELS, MAX_TIME, OFTEN, THRESHOLDS, MachineAgainstShell
+from .transcript import ANN
+
+STEPS = 120
+WALKS = range(100)
+EVERY_ACTION = [None, *Action, Action.PAUSE, Action.REQUEST_INCREASE]
+
+INVARIANTS = [
+    MachineAgainstShell.the_tree_is_the_live_runs,
+    MachineAgainstShell.slots_add_up,
+    MachineAgainstShell.clocks_match,
+    MachineAgainstShell.somebody_will_act,
+    MachineAgainstShell.ladders_are_the_stopping_ones,
+    MachineAgainstShell.pauses_are_pending,
+    MachineAgainstShell.nothing_survives_a_stopping_ancestor,
+    MachineAgainstShell.accounts_add_up,
+    MachineAgainstShell.nobody_is_above_a_limit_and_goes_on,
+    MachineAgainstShell.what_waits_does_not_run_and_not_for_ever,
+]
+
+
+class Walk:
+    """One walk. What it did is counted in `done`."""
+
+    def __init__(self, number: int) -> None:
+        self.dice = random.Random(number)
+        self.done: Counter[str] = Counter()
+        self.shell = MachineAgainstShell()
+        self.world = self.shell.world = World(
+            Policy(
+                grace=2.0, kill_wait=1.0, max_time=MAX_TIME, pause_max=self.dice.choice([6.0, 86400.0]), approval_timeout=8.0,
+                result_wait=3.0, retry_delay=0.5, defaults=self.dice.choice([{}, {LimitKind.TIME: self.limit([LimitKind.TIME])}]),
+            )
+        )  # fmt: skip
+        self.steps: list[tuple[float, Any]] = [
+            (5, self.spawn), (4, self.commit), (0.3, self.fail_commit), (8, self.launched), (0.3, self.launch_failed),
+            (3, self.exited), (0.4, self.stop), (2, self.pause), (3, self.resume), (3, self.approve), (1, self.deny), (6, self.use),
+            (6, self.report), (5, self.reserve), (4, self.settle), (1, self.level), (1.5, self.said), (0.4, self.tools),
+            (4, self.timer), (3, self.time), (3, self.emptied), (2, self.frozen), (1, self.surveyed), (0.5, self.budgets),
+            (0.01, self.drain),
+        ]  # fmt: skip
+
+    def go(self, steps: int) -> None:
+        """So many steps, everything looked at after each; then the end."""
+        self.budgets()
+        weights = [weight for weight, _ in self.steps]
+        for _, step in self.dice.choices(self.steps, weights, k=steps):
+            step()
+            for command in self.world.batch:
+                name = command.event.type if isinstance(command, c.Publish) else type(command).__name__
+                self.done[f"{name} {command.event.limit_kind}" if isinstance(command, c.Publish) else name] += 1
+            for holds in INVARIANTS:
+                holds(self.shell)
+
+    # ---- choices
+
+    def limit(self, kinds: list[LimitKind]) -> Limit:
+        kind = self.dice.choice(kinds)
+        action = self.dice.choice(EVERY_ACTION) if kind not in {LimitKind.OUTPUT, LimitKind.CPU} else None
+        return Limit(kind=kind, threshold=self.dice.choice(THRESHOLDS[kind]), action=action, source="--limit")
+
+    def limits(self) -> tuple[Limit, ...]:
+        return tuple(self.limit([*LimitKind, *OFTEN, *OFTEN]) for _ in range(self.dice.randrange(4)))
+
+    def book(self) -> Book | None:
+        live = list(self.world.live.values())
+        return self.dice.choice(live) if live else None
+
+    def waiting(self) -> Book | None:
+        """A run, rather one that stands still."""
+        standing = [book for book in self.world.live.values() if book.run.held_by is not None or book.run.frozen]
+        return self.dice.choice(standing) if standing and self.dice.random() < 0.9 else self.book()
+
+    def peer(self) -> Peer:
+        """Mostly a person."""
+        inside = self.world.populated
+        if inside and self.dice.random() < 0.1:
+            return self.shell.inside(self.dice.choice(inside).id)
+        return Peer(1000, "ann")
+
+    def amounts(self) -> Use:
+        def some() -> int | None:
+            return self.dice.choice([None, None, 0, 1, 1, 2, 5])
+
+        return Use(
+            turns=some(), messages=some(), input_tokens=some(), output_tokens=some(),
+            cost=self.dice.choice([None, 0.0, 0.0625, 0.125, 0.25]), planning_cost=self.dice.choice([None, None, 0.0625]),
+        )  # fmt: skip
+
+    # ---- steps
+
+    def spawn(self) -> None:
+        inside = self.world.populated
+        peer = Peer(1000, self.dice.choice(["ann", "bob"]))
+        if inside and self.dice.random() < 0.6:
+            peer = self.shell.inside(self.dice.choice(inside).id)
+        asked = e.Asked(
+            ("x",), name=f"n{self.dice.randrange(50)}", limits=self.limits(), attempts=self.dice.choice([1, 1, 3]),
+            on_limit=self.dice.choice(EVERY_ACTION), grace=self.dice.choice([None, 0.0]),
+            blocked_tools=self.dice.choice([(), ("Bash",)]),
+        )  # fmt: skip
+        if len(self.world.live) < 12:
+            self.world.spawn(asked, peer)
+
+    def commit(self) -> None:
+        if self.world.uncommitted:
+            self.world.commit(3)
+
+    def fail_commit(self) -> None:
+        if self.world.uncommitted:
+            self.world.fail_commit(1)
+
+    def launched(self) -> None:
+        for box in self.world.launching[:2]:
+            self.world.launched(box)
+
+    def launch_failed(self) -> None:
+        for box in self.world.launching[:1]:
+            self.world.launch_failed(box)
+
+    def exited(self) -> None:
+        if self.world.mains:
+            box = self.dice.choice(self.world.mains)
+            box.strays += self.dice.random() < 0.2
+            self.world.exited(box, self.dice.choice([0, 1, 1, None]), late=self.dice.random() < 0.3)
+
+    def stop(self) -> None:
+        if (book := self.book()) is not None:
+            world = self.world
+            world.feed(e.StopRequested(world.now, world.token(), self.peer(), (book.run.id,)))
+
+    def pause(self) -> None:
+        if (book := self.book()) is not None:
+            self.world.feed(e.PauseRequested(self.world.now, self.world.token(), self.peer(), book.run.id))
+
+    def resume(self) -> None:
+        if (book := self.waiting()) is not None:
+            limits = self.limits() if self.dice.random() < 0.5 else ()
+            self.world.more_room(e.ResumeRequested(self.world.now, self.world.token(), self.peer(), book.run.id, limits))
+
+    def approve(self) -> None:
+        if (book := self.waiting()) is not None:
+            limits = self.limits() if self.dice.random() < 0.5 else ()
+            self.world.more_room(e.ApproveRequested(self.world.now, self.world.token(), self.peer(), book.run.id, limits))
+
+    def deny(self) -> None:
+        if (book := self.waiting()) is not None:
+            self.world.feed(e.DenyRequested(self.world.now, self.world.token(), self.peer(), book.run.id))
+
+    def use(self) -> None:
+        if self.world.boxes:
+            book = self.world.books[self.dice.choice(list(self.world.boxes))]
+            self.world.used(book, self.dice.choice(["stream", "stream", "gateway"]), self.amounts())
+
+    def report(self) -> None:
+        if (book := self.book()) is not None:
+            self.world.report(book, self.peer(), self.amounts())
+
+    def reserve(self) -> None:
+        if (book := self.book()) is not None:
+            role = self.dice.choice([None, "planning", "execution"])
+            hold = Hold("m", self.dice.choice([0, 2, 8]), 1, self.dice.choice([None, 0.0625, 0.25, 1.0]), role)  # type: ignore[arg-type]
+            self.world.reserve(book, self.peer(), hold)
+
+    def settle(self) -> None:
+        if self.world.reservations:
+            self.world.settle(self.dice.choice(list(self.world.reservations)[-8:]), self.peer(), self.amounts())
+
+    def level(self) -> None:
+        if self.world.boxes:
+            book = self.world.books[self.dice.choice(list(self.world.boxes))]
+            kind = self.dice.choice(KERNELS)
+            level = self.dice.choice([0.5, 0.9, 1, 2]) * THRESHOLDS[kind][0]
+            self.world.feed(e.LevelSeen(self.world.now, book.run.id, kind, level, self.dice.random() < 0.1))
+
+    def said(self) -> None:
+        if self.world.boxes:
+            run = self.dice.choice(list(self.world.boxes))
+            failed = self.dice.choice([None, "no credit"])
+            self.world.feed(e.AgentSaid(self.world.now, run, self.dice.random() < 0.5, failed))
+
+    def tools(self) -> None:
+        if self.world.boxes:
+            self.world.feed(e.ToolsCalled(self.world.now, self.dice.choice(list(self.world.boxes)), ("Read", "Bash")))
+
+    def timer(self) -> None:
+        if self.world.timers:
+            self.world.advance(min(max(0.0, min(self.world.timers.values()) - self.world.now), 2.0))
+
+    def time(self) -> None:
+        self.world.advance(self.dice.choice([0.0, 0.25, 1.5]))
+
+    def emptied(self) -> None:
+        world = self.world
+        for box in list(world.boxes.values()):
+            if box.emptying and self.dice.random() < 0.7:
+                box.strays = 0
+                if box.main:
+                    world.exited(box, None)
+        for box in world.owed_emptied[::-1]:
+            if box.emptying and box.id in world.boxes:
+                world.emptied(box)
+
+    def frozen(self) -> None:
+        for box in self.world.owed_frozen:
+            self.world.stands(box)
+
+    def surveyed(self) -> None:
+        for box in self.world.owed_survey:
+            self.world.surveyed(box)
+
+    def budgets(self) -> None:
+        self.shell.learn(self.dice.choice([1.0, 4.0, 64.0]), team=self.dice.random() < 0.5, renewed=self.dice.random() < 0.5)
+
+    def drain(self) -> None:
+        self.shell.drained = True
+        self.world.feed(e.DrainRequested(self.world.now))
+
+
+def walked(number: int) -> Counter[str]:
+    """What one walk has met."""
+    walk = Walk(number)
+    walk.go(STEPS)
+    walk.shell.teardown()
+    return walk.done
+
+
+def test_walks() -> None:
+    done: Counter[str] = Counter()
+    for number in WALKS:
+        try:
+            done += walked(number)
+        except BaseException as error:
+            error.add_note(f"in walk {number}")
+            raise
+    # they were worth walking
+    for met in ("increase_requested", "increase_approved", "increase_denied", "run_paused", "run_resumed", "run_timeout"):
+        assert sum(count for name, count in done.items() if name.startswith(met)) > 2, met
+    for met in ("Rebound", "Charge", "NoteUse", "limit_exceeded cost", "limit_exceeded turns", "limit_exceeded time"):
+        assert done[met] > 5, met
+
+
+# ---- every order of what may come to a run that waits
+
+
+def _held_running(world: World) -> Book:
+    return _one(world, attempts=2)
+
+
+def _held_retrying(world: World) -> Book:
+    book = _one(world, attempts=3, breach=False)
+    world.exited(world.boxes[book.run.id], 1)
+    _breach(world, book)
+    return book
+
+
+def _held_starting(world: World) -> Book:
+    world.spawn(_ASKED, Peer(1000, "ann"))
+    world.commit(1)
+    (book,) = world.live.values()
+    _breach(world, book)
+    return book
+
+
+def _held_before_its_commit(world: World) -> Book:
+    world.spawn(_ASKED, Peer(1000, "ann"))
+    (book,) = world.live.values()
+    _breach(world, book)
+    return book
+
+
+def _held_under_a_frozen_parent(world: World) -> Book:
+    parent = _one(world, breach=False, name="parent", limits=())
+    child = _one(world, peer=Peer(1000, "ann", run=parent.run.id), breach=False)
+    world.feed(e.PauseRequested(world.now, world.token(), Peer(1000, "ann"), parent.run.id))
+    _breach(world, child)
+    return child
+
+
+_LIMITS = (
+    Limit(kind=LimitKind.TURNS, threshold=10, action=Action.REQUEST_INCREASE),
+    Limit(kind=LimitKind.COST, threshold=1, action=Action.PAUSE),
+    Limit(kind=LimitKind.TOKENS, threshold=10, action=Action.TERMINATE),
+)
+_ASKED = e.Asked(("x",), name="a", limits=_LIMITS)
+_MORE = (Limit(kind=LimitKind.TURNS, threshold=100),)
+
+
+def _one(world: World, peer: Peer = ANN, *, breach: bool = True, **asked: Any) -> Book:
+    world.spawn(replace(_ASKED, **asked), peer)
+    world.commit(1)
+    book = list(world.live.values())[-1]
+    world.launched(world.boxes[book.run.id])
+    if breach:
+        _breach(world, book)
+    return book
+
+
+def _breach(world: World, book: Book) -> None:
+    world.report(book, ANN, Use(turns=11))
+    assert book.run.held_by is not None
+
+
+def _may_happen(world: World, book: Book) -> dict[str, Callable[[], object]]:
+    """What anybody, or the kernel, or a clock can do next."""
+    run, box = book.run.id, world.boxes.get(book.run.id)
+
+    def exited() -> None:
+        if box is not None and box.main:
+            box.strays = 0
+            world.exited(box, 1)
+
+    def launcher() -> None:
+        if world.uncommitted:
+            world.commit(1)
+        for each in world.launching:
+            world.launched(each)
+        for each in world.owed_emptied[::-1]:
+            if each.emptying and each.id in world.boxes:
+                world.emptied(each)
+
+    def top() -> str:
+        return world.live[run].run.root.id if run in world.live else run
+
+    commits: dict[str, Callable[[], object]] = {"commit fails": lambda: world.fail_commit(1)} if world.uncommitted else {}
+    return commits | {
+        "approve": lambda: world.more_room(e.ApproveRequested(world.now, world.token(), ANN, run)),
+        "approve with room": lambda: world.more_room(e.ApproveRequested(world.now, world.token(), ANN, run, _MORE)),
+        "deny": lambda: world.feed(e.DenyRequested(world.now, world.token(), ANN, run)),
+        "resume": lambda: world.more_room(e.ResumeRequested(world.now, world.token(), ANN, run)),
+        "resume the tree": lambda: world.more_room(e.ResumeRequested(world.now, world.token(), ANN, top())),
+        "pause the tree": lambda: world.feed(e.PauseRequested(world.now, world.token(), ANN, top())),
+        "stop": lambda: world.feed(e.StopRequested(world.now, world.token(), ANN, (run,))),
+        "exit": exited,
+        "launcher": launcher,
+        "use that pauses": lambda: world.used(book, "stream", Use(turns=12, cost=2.0)),
+        "use that terminates": lambda: world.used(book, "stream", Use(turns=12, cost=2.0, input_tokens=11)),
+        "timer": lambda: world.advance(max(0.0, min(world.timers.values(), default=world.now) - world.now)),
+        "drain": lambda: world.feed(e.DrainRequested(world.now)),
+    }
+
+
+_SCENES = [_held_running, _held_retrying, _held_starting, _held_before_its_commit, _held_under_a_frozen_parent]
+
+
+@pytest.mark.parametrize("scene", _SCENES, ids=lambda scene: scene.__name__.strip("_"))
+def test_every_order_of_three(scene: Callable[[World], Book]) -> None:
+    sample = World()
+    names = list(_may_happen(sample, scene(sample)))
+    for order in product(names, repeat=3):
+        shell = MachineAgainstShell()
+        world = shell.world = World(Policy(approval_timeout=8.0, pause_max=8.0))
+        book = scene(world)
+        try:
+            for name in order:
+                _may_happen(world, book).get(name, bool)()
+                for holds in INVARIANTS[2:]:
+                    holds(shell)
+            shell.drained = world.machine.draining
+            shell.teardown()
+        except BaseException as error:
+            error.add_note(f"in {order}")
+            raise
