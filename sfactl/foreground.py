@@ -196,6 +196,8 @@ class Foreground:
             self._progress("starting")
         elif own and event.limit_kind is not None:
             self._limit(event)
+        elif own and event.type in ("meter_unpriced", "meter_gap"):
+            self._progress(f"not all of its use is known: {output.plain(event.message)}")
 
     def _limit(self, event: Event) -> None:
         if self._notices is None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import ParamSpec, TypeVar
 
 from sfad.protocol import limits as written
-from sfad.protocol.limits import METERED, format_amount, format_usd
+from sfad.protocol.limits import INSTEAD, METERED, format_amount, format_usd
 from sfad.protocol.types import Action, Event, Limit, LimitKind, LimitState, RunInfo, Usage
 
 from .exits import UsageError
@@ -46,8 +46,12 @@ def once(found: Iterable[Limit]) -> list[Limit]:
     for limit in found:
         other = by_kind.setdefault(limit.kind, limit)
         if other is not limit:
-            raise UsageError(f"the limit '{limit.kind}' is given twice, by {other.source} and by {limit.source}: leave one out")
+            raise UsageError(f"the limit '{limit.kind}' is given twice, by {_either(other, limit)}: leave one out")
     return list(by_kind.values())
+
+
+def _either(one: Limit, other: Limit) -> str:
+    return one.source if one.source == other.source else f"{one.source} and by {other.source}"
 
 
 def _understood(read: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
@@ -96,12 +100,9 @@ _WATCHERS = {
     "nothing": "NOT ENFORCEABLE: nothing tells what is used",
 }
 
-_INSTEAD = {LimitKind.OUTPUT: "the oldest is freed", LimitKind.CPU: "throttled"}
-"""What happens at limits that take no action."""
-
 
 def _of(state: LimitState) -> str:
-    follows = _INSTEAD.get(state.kind, state.action.value)
+    follows = INSTEAD.get(state.kind, state.action.value)
     whole = format_amount(state.kind, state.threshold)
     if state.used is None:
         return f"{whole} → {follows}"

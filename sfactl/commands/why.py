@@ -15,7 +15,7 @@ from sfad.protocol.types import Action, LimitKind, LimitState, Reason, RunInfo, 
 from .. import output
 from ..connection import connect
 from ..exits import Exit
-from ..limits import REFUSED, share
+from ..limits import REFUSED
 from ..options import COMMON, RUN, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUN)
@@ -62,6 +62,8 @@ def _numbers(run: RunInfo) -> str:
     kind = LimitKind(reason.limit_kind)
     scope = next((state.scope for state in run.limits if state.kind is kind), "run")
     counted = "; what its descendants used counts too" if scope == "tree" else ""
+    if kind is LimitKind.TIME and reason.exceeded_by < 0.1:
+        return ""  # a clock is read a moment after it has struck
     over = "that would have been " if reason.message.startswith(REFUSED) else ""
     return f" ({over}{format_amount(kind, reason.exceeded_by)} over{counted})"
 
@@ -72,38 +74,17 @@ def _stopping(run: RunInfo) -> str:
 
 def _waiting(run: RunInfo, now: datetime) -> str:
     """What a paused run waits for."""
-    held = [state for state in run.limits if state.action in _ACTIONS and _exceeded(state)]
-    if run.reason is None and not held:
-        return (
-            "none of its limits is exceeded, so it was paused by hand, with a run above it, or for a reservation that was refused; "
-            f"sfactl resume {run.id} lets it go on"
-        )
-    told = _message(run.reason) + _numbers(run) if run.reason else ", ".join(_breach(state) for state in held)
-    kinds = [run.reason.limit_kind] if run.reason and run.reason.limit_kind else [state.kind for state in held]
-    room = " ".join(f"--limit {kind}=N" for kind in kinds)
-    if any(state.action is Action.REQUEST_INCREASE for state in held if state.kind in kinds):
+    if run.reason is None or run.reason.limit_kind is None:
+        return f"by hand, or with a run above it; none of its limits has paused it. sfactl resume {run.id} lets it go on"
+    told, kind = _message(run.reason) + _numbers(run), run.reason.limit_kind
+    room = f"[--limit {kind}=N]"
+    if any(state.kind == kind and state.action is Action.REQUEST_INCREASE for state in run.limits):
         until = f" until {run.deadline.isoformat()}, in {_left(run.deadline, now)}" if run.deadline else ""
         return (
-            f"{told}; it waits for approval{until}: sfactl approve {run.id} [{room}], or sfactl deny {run.id}. "
+            f"{told}; it waits for approval{until}: sfactl approve {run.id} {room}, or sfactl deny {run.id}. "
             "Unanswered for limits.approval_timeout, it is terminated"
         )
-    return f"{told}; it goes on with: sfactl resume {run.id} [{room}]"
-
-
-_ACTIONS = (Action.PAUSE, Action.REQUEST_INCREASE)
-
-
-def _exceeded(state: LimitState) -> bool:
-    return state.used is not None and (
-        state.used >= state.threshold if state.kind is LimitKind.TIME else state.used > state.threshold
-    )
-
-
-def _breach(state: LimitState) -> str:
-    used = share(state.kind, state.used, state.threshold)
-    over = format_amount(state.kind, (state.used or 0) - state.threshold)
-    counted = ", its descendants' use included" if state.scope == "tree" else ""
-    return f"its {state.kind} limit, set by {output.plain(state.source)}, is exceeded: used {used}, {over} over{counted}"
+    return f"{told}; it goes on with: sfactl resume {run.id} {room}"
 
 
 def _left(moment: datetime, now: datetime) -> str:

@@ -15,7 +15,7 @@ from ..protocol.types import Action, Limit, LimitKind, LimitRefusal, Reason, Sta
 from . import commands as c
 from . import events as e
 from .budgets import Budget, Budgets
-from .limits import KINDS, Crossing, Held, check, cross, crossed, replaced
+from .limits import KINDS, Crossing, Held, amount, check, cross, crossed, replaced
 from .policy import Invalid
 from .usage import NOTHING, TREE_USE, Hold, Use, add_below
 
@@ -203,13 +203,13 @@ class Limiter:
 
     def _refused(self, run: Run, ev: e.ReserveRequested) -> bool:
         for owner in run.lineage:
-            for kind, amount in ev.hold.amounts.items():
+            for kind, more in ev.hold.amounts.items():
                 held = owner.limits.get(kind)
                 used = owner.account.used(kind) or 0.0
-                if held is not None and held.binds and held.above(used + amount):
-                    self._machine.reply(ev.token, c.Reserved(run, None, _refusal(owner, held, used, amount)))
-                    found = list(cross(held, used + amount, self._machine.policy.nearing))
-                    self._answer(owner, found, ev.at, refused=amount)
+                if held is not None and held.binds and held.above(used + more):
+                    self._machine.reply(ev.token, c.Reserved(run, None, _refusal(owner, held, used, more)))
+                    found = list(cross(held, used + more, self._machine.policy.nearing))
+                    self._answer(owner, found, ev.at, refused=more)
                     return True
         cost = ev.hold.cost or 0.0
         budget = next((b for b in self.budgets.of(run.user) if not b.admits(cost)), None)
@@ -342,6 +342,7 @@ class Limiter:
         except Invalid as invalid:
             self._machine.reply(token, c.Failed(ErrorCode.BAD_REQUEST, str(invalid)))
             return False
+        approved = run.held_by if run.held_by is not None and run.held_by.action is Action.REQUEST_INCREASE else None
         self.release(run)  # first: below, what holds it may turn into a warning, which has no timer to disarm
         for limit in limits:
             before = run.limits.get(limit.kind)
@@ -352,6 +353,8 @@ class Limiter:
                 held.limit = replaced(held.limit, action=Action.WARN)
         if limits:
             self._machine.do(c.Rebound(run))
+        if approved is not None:
+            self._publish_increase("increase_approved", run, run.limits[approved.limit.kind], f"approved by user {peer.user}")
         return True
 
     def _check_room(self, run: Run, limit: Limit) -> None:
@@ -359,7 +362,7 @@ class Limiter:
         unit = KINDS[limit.kind].unit
         if used is not None and limit.kind not in run.account.levels and Held(limit).above(used):
             raise Invalid(
-                f"run {run.id} has used {used:.6g}{unit} of {limit.kind} already; {limit.threshold:g}{unit} is no more room"
+                f"run {run.id} has used {amount(limit.kind, used)} already; {amount(limit.kind, limit.threshold)} is no more room"
             )
         for above in run.lineage[:-1] if limit.kind is not LimitKind.TIME else ():
             held = above.limits.get(limit.kind)
@@ -374,7 +377,6 @@ class Limiter:
         held = run.held_by if run is not None else None
         if run is None or held is None or not self.make_room(ev.token, ev.peer, run, ev.limits):
             return
-        self._publish_increase("increase_approved", run, run.limits[held.limit.kind], f"approved by user {ev.peer.user}")
         if run.frozen:
             self._machine.resume(run, ev.at)
         self.recheck(run, ev.at)
@@ -419,14 +421,19 @@ class Limiter:
 
 def _words(run: Run, crossing: Crossing, refused: float | None) -> str:
     limit, used = crossing.held.limit, crossing.used
-    unit = KINDS[limit.kind].unit
-    bound = f"its {limit.kind} limit is {limit.threshold:g}{unit}, set by {limit.source}"
-    if refused is not None and crossing.exceeded:
-        return f"was refused {refused:.6g}{unit or f' {limit.kind}'} on top of {used - refused:.6g}; {bound}"
-    if limit.kind is LimitKind.TIME:
+    kind = limit.kind
+    if kind is LimitKind.TIME:
         return f"ran {used:.1f} s; its time limit is {limit.threshold:g} s, set by {limit.source}"
-    whose = "with its descendants" if KINDS[limit.kind].scope == "tree" and run.account.below.get(limit.kind) else ""
-    return f"used {used:.6g}{unit or f' {limit.kind}'}{' ' + whose if whose else ''}; {bound}"
+    bound = f"its {kind} limit is {_bare(kind, limit.threshold)}, set by {limit.source}"
+    if refused is not None and crossing.exceeded:
+        return f"was refused {amount(kind, refused)} on top of {_bare(kind, used - refused)}; {bound}"
+    whose = " with its descendants" if KINDS[kind].scope == "tree" and run.account.below.get(kind) else ""
+    return f"used {amount(kind, used)}{whose}; {bound}"
+
+
+def _bare(kind: LimitKind, value: float) -> str:
+    """An amount where the kind has been named already."""
+    return amount(kind, value).removesuffix(f" {kind}")
 
 
 def _reason(run: Run, crossing: Crossing, at: float, message: str) -> Reason:
@@ -448,7 +455,9 @@ def _reason(run: Run, crossing: Crossing, at: float, message: str) -> Reason:
 
 def _refusal(owner: Run, held: Held, used: float, asked: float) -> LimitRefusal:
     limit = held.limit
-    unit = KINDS[limit.kind].unit or f" {limit.kind}"
+    whose = f"run {owner.id} ('{owner.name}') above its {limit.kind} limit"
+    # bytes, which have a unit of their own size, are never reserved
+    numbers = f"{used:.6g} of {_bare(limit.kind, limit.threshold)} are used or held, set by {limit.source}"
     return LimitRefusal(
         scope=KINDS[limit.kind].scope,
         whose=owner.id,
@@ -456,8 +465,7 @@ def _refusal(owner: Run, held: Held, used: float, asked: float) -> LimitRefusal:
         threshold=limit.threshold,
         used=used,
         asked=asked,
-        message=f"not reserved: {asked:.6g}{unit} more would take run {owner.id} ('{owner.name}') above its {limit.kind} limit: "
-        f"{used:.6g} of {limit.threshold:g}{unit} are used or held, set by {limit.source}. Finish with what you have.",
+        message=f"not reserved: {amount(limit.kind, asked)} more would take {whose}: {numbers}. Finish with what you have.",
     )
 
 

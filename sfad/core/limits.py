@@ -50,6 +50,8 @@ KINDS: dict[LimitKind, Kind] = {
 }
 """SPEC section 3. `time` reaches up to `limits.max_time`. Below a mebibyte of memory no command can be executed."""
 
+COSTS = frozenset({LimitKind.COST, LimitKind.PLANNING_COST, LimitKind.EXECUTION_COST})
+
 METERED = frozenset({
     LimitKind.TURNS, LimitKind.MESSAGES, LimitKind.TOKENS, LimitKind.COST, LimitKind.PLANNING_COST, LimitKind.EXECUTION_COST,
 })  # fmt: skip
@@ -59,6 +61,13 @@ _OF_TREES = frozenset({LimitKind.MEMORY, LimitKind.PIDS, LimitKind.CPU})
 """Their defaults bound a whole tree, so a run below a root has none of its own."""
 
 _PROFILED = frozenset({LimitKind.TIME, LimitKind.TURNS, LimitKind.COST})
+
+
+def amount(kind: LimitKind, value: float) -> str:
+    """So much of a kind, for people: `11 turns`, `0.45 USD`, `200.0 MiB`."""
+    if kind in (LimitKind.MEMORY, LimitKind.OUTPUT):
+        return f"{value / 1048576:.1f} MiB"
+    return f"{value:.6g}{KINDS[kind].unit or f' {kind}'}"
 
 
 @dataclass(frozen=True, slots=True)

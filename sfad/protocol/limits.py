@@ -228,9 +228,14 @@ def schema() -> bytes:
     return msgspec.json.format(msgspec.json.encode(whole), indent=2) + b"\n"
 
 
+INSTEAD = {LimitKind.OUTPUT: "the oldest is freed", LimitKind.CPU: "throttled"}
+"""What happens at limits that take no action."""
+
+
 def format_limit(limit: Limit | LimitState) -> str:
     """For people: `cost 2.50 USD → warn`, `time 2m`, `memory 2.0 GiB`."""
-    action = f" → {limit.action.value}" if limit.action else ""
+    follows = INSTEAD.get(limit.kind, limit.action.value if limit.action else "")
+    action = f" → {follows}" if follows else ""
     return f"{limit.kind.value} {format_amount(limit.kind, limit.threshold)}{action}"
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
-from ..core.limits import KINDS, METERED, Held
+from ..core.limits import COSTS, KINDS, METERED, Held
 from ..core.run import Run
 from ..core.usage import Use
 from ..launch.base import Launcher
 from ..meters import Program
 from ..protocol.messages import Spawn
-from ..protocol.types import LimitKind, LimitState, RunId, RunInfo, Source, Usage
+from ..protocol.types import Action, LimitKind, LimitState, RunId, RunInfo, Source, Usage
 from .stdin import StdinPipe
 
 Enforcer = Literal["clock", "meter", "kernel", "watching", "nothing"]
@@ -118,16 +118,24 @@ class Live:
             source=limit.source,
             used=None if used is None else round(used, 6),
             scope=KINDS[kind].scope,
-            enforced_by=self._enforcer(kind),
+            enforced_by=self._enforcer(held),
         )
 
-    def _enforcer(self, kind: LimitKind) -> Enforcer:
+    def _enforcer(self, held: Held) -> Enforcer:
+        kind = held.limit.kind
         if kind is LimitKind.TIME:
             return "clock"
         if kind in METERED:
-            known = self.program is not None or self.run.account.metered or kind in self.run.account.below
-            return "meter" if known else "nothing"
-        return "watching" if kind is LimitKind.OUTPUT else self.launcher.enforcement(kind.value)
+            return "meter" if self.run.account.used(kind) is not None or self._may_be_known(kind) else "nothing"
+        if kind is LimitKind.OUTPUT or (kind is not LimitKind.CPU and held.action is not Action.TERMINATE):
+            return "watching"  # the kernel is not given what it may not enforce
+        return self.launcher.enforcement(kind.value)
+
+    def _may_be_known(self, kind: LimitKind) -> bool:
+        """Whether the sources that there are may still tell. Of a model without a price they never will."""
+        account = self.run.account
+        unpriced = kind in COSTS and bool(account.used(LimitKind.TOKENS))
+        return not unpriced and (self.program is not None or account.metered)
 
     def _deadline(self, now: float) -> datetime | None:
         at = self.run.held_until if self.run.held_until is not None else self.run.deadline

@@ -95,19 +95,22 @@ def over(kind: str, used: float, threshold: float) -> Any:
         (Status.STOPPING, {"reason": over("turns", 26, 25)}, "is stopping: used 26; its turns limit is 25, set by --limit turns ("),
         (
             Status.PAUSED,
-            {"limits": [state(LimitKind.TURNS, 25, Action.PAUSE, used=26)]},
-            "is paused: its turns limit, set by default, is exceeded: used 26 of 25, 1 over; it goes on with: "
+            {"limits": [state(LimitKind.TURNS, 25, Action.PAUSE, used=26)], "reason": over("turns", 26, 25)},
+            "is paused: used 26; its turns limit is 25, set by --limit turns (1 over); it goes on with: "
             "sfactl resume a1 [--limit turns=N]",
         ),
         (
             Status.PAUSED,
-            {"limits": [state(COST, 0.3, Action.REQUEST_INCREASE, used=0.45, scope="tree", source="type qa")], "deadline": None},
-            "its cost limit, set by type qa, is exceeded: used 0.45 of 0.30 USD, 0.15 USD over, its descendants' use included; "
+            {
+                "limits": [state(COST, 0.3, Action.REQUEST_INCREASE, used=0.45, scope="tree", source="type qa")],
+                "deadline": None, "reason": over("cost", 0.45, 0.3),
+            },
+            "(0.15 USD over; what its descendants used counts too); "
             "it waits for approval: sfactl approve a1 [--limit cost=N], or sfactl deny a1",
         ),
         (
             Status.PAUSED,
-            {"limits": [state(COST, 0.3, Action.REQUEST_INCREASE, used=0.45)]},
+            {"limits": [state(COST, 0.3, Action.REQUEST_INCREASE, used=0.45)], "reason": over("cost", 0.45, 0.3)},
             "it waits for approval until 2026-01-02T12:02:00+00:00, in 1m30s: sfactl approve a1",
         ),
         (

@@ -80,7 +80,7 @@ def test_a_tree_draws_children_below_parents_and_keeps_orphans() -> None:
         (
             Status.PAUSED,
             {},
-            "a1 (worker) is paused: none of its limits is exceeded, so it was paused by hand",
+            "a1 (worker) is paused: by hand, or with a run above it",
         ),
     ],
 )

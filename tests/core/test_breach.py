@@ -70,7 +70,7 @@ def test_turns_that_pause_and_go_on_with_more_room() -> None:
     t >> t.used(a, turns=12) << "noteuse a1"  # what was under way when it froze
     t >> e.Frozen(t.at, a)
     t.later(1000)
-    assert t.failed(t.resume(a, room="turns=11")) == "run a1 has used 12 of turns already; 11 is no more room"
+    assert t.failed(t.resume(a, room="turns=11")) == "run a1 has used 12 turns already; 11 turns is no more room"
     t >> t.resume(a, room="turns=20") << "rebound a1" << "disarm a1 pause_max" << "thaw a1" << "arm a1 deadline +86"
     t << "publish run_resumed a1" << "reply 3 Changed a1 running"
     t >> t.used(a, turns=15) << "noteuse a1"
@@ -284,7 +284,7 @@ def test_time_that_pauses_and_goes_on_with_more() -> None:
     t.later(2)
     t >> t.fired(a, "deadline") << "publish limit_exceeded a1" << "freeze a1" << f"arm a1 pause_max +{DAY}"
     t << "publish run_paused a1"
-    assert t.failed(t.resume(a, room="time=10")) == "run a1 has used 10 s of time already; 10 s is no more room"
+    assert t.failed(t.resume(a, room="time=10")) == "run a1 has used 10 s already; 10 s is no more room"
     t >> t.resume(a, room="time=40") << "rebound a1" << "thaw a1" << "arm a1 deadline +22" << "publish run_resumed a1"
     t << "reply 3 Changed a1 running"
     t.later(22)

@@ -12,7 +12,7 @@ from sfad.core import events as e
 from sfad.core.limits import KINDS, METERED, PROFILES, Held, cross
 from sfad.core.policy import DEFAULT_LIMITS, Policy
 from sfad.protocol.errors import ErrorCode
-from sfad.protocol.types import Action, Limit, LimitKind
+from sfad.protocol.types import Action, Limit, LimitKind, Status
 
 from .transcript import Transcript, inside, limits
 
