@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from sfactl.client import Client
+from sfactl.connection import Client
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo
 from tests.leaks import cgroups
@@ -156,7 +156,7 @@ def spawn(client: Client, argv: Sequence[str | Path], **options: Any) -> m.AnyRe
     client.send(request)
     while True:
         for answer in client.arrived():
-            if answer.reply.id == request.id:
+            if answer.reply.id == request.id and not isinstance(answer.reply, m.EventPush):
                 return answer.reply
 
 

@@ -106,7 +106,7 @@ def test_inside_a_run_no_second_daemon_is_started(tmp_path: Path, start: Start, 
 
 HUNDRED = """
 import json, threading
-from sfactl.client import Client
+from sfactl.connection import Client
 from sfad.protocol import messages as m
 import pathlib
 go = threading.Barrier(100)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sfactl.client import Client
+from sfactl.connection import Client
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start

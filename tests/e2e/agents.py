@@ -1,0 +1,83 @@
+"""Agents that say what they use, one JSON line at a time, in the generic form that `--meter jsonl` reads."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from sfactl.connection import Client
+from sfad.protocol import messages as m
+from sfad.protocol.types import Action, Event, Limit, LimitKind, RunInfo
+from tests.harness import PATIENCE, spawn
+
+RECORDINGS = Path(__file__).parents[1] / "meters" / "streams"
+
+BETWEEN = 0.05
+"""Seconds between two turns."""
+
+
+def turns(count: int, *, then: str = "") -> list[str]:
+    """So many tool calls, 50 ms apart; then some Python."""
+    program = f"""
+import sys, time
+for number in range({count}):
+    print('{{"type": "turn", "tool": "Bash"}}', flush=True)
+    time.sleep({BETWEEN})
+{then}
+"""
+    return [sys.executable, "-c", program]
+
+
+def recorded(directory: Path, name: str, recording: str, *, code: int = 0) -> str:
+    """A program called `name` that prints a real agent's recording and exits."""
+    path = directory / name
+    path.write_text(f"#!/bin/sh\ncat '{RECORDINGS / recording}.jsonl'\nexit {code}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def limit(kind: str, threshold: float, action: str | None = None) -> Limit:
+    """As `--limit` would write it."""
+    return Limit(
+        kind=LimitKind(kind), threshold=threshold, action=Action(action) if action is not None else None, source=f"--limit {kind}"
+    )
+
+
+def watched(client: Client, argv: list[str], *limits: Limit, meter: str | None = "jsonl", **options: Any) -> tuple[RunInfo, int]:
+    """A run, and the id under which its events are pushed."""
+    reply = spawn(client, argv, limits=list(limits), meter=meter, watch=True, **options)
+    assert isinstance(reply, m.RunReply), reply
+    return reply.run, reply.id
+
+
+def until_over(client: Client, run: str) -> tuple[RunInfo, list[Event]]:
+    """The run at its end, and the events that were pushed until then."""
+    wait = client.send(m.Wait(id=client.next_id(), run=run, timeout=PATIENCE))
+    events: list[Event] = []
+    while True:
+        for answer in client.arrived():
+            if isinstance(answer.reply, m.EventPush):
+                events.append(answer.reply.event)
+            elif answer.reply.id == wait:
+                assert isinstance(answer.reply, m.RunReply), answer.reply
+                return answer.reply.run, events
+
+
+def until_event(client: Client, what: str) -> Event:
+    """The next event of this type."""
+    while True:
+        for answer in client.arrived():
+            if isinstance(answer.reply, m.EventPush) and answer.reply.event.type == what:
+                return answer.reply.event
+
+
+def info(client: Client, run: str) -> RunInfo:
+    """The run as it is now."""
+    return client.call(m.Info(id=client.next_id(), run=run), m.RunReply).run
+
+
+def state(run: RunInfo, kind: str) -> tuple[float | None, str, str]:
+    """What is used of a limit, its action, and who enforces it."""
+    found = next(each for each in run.limits if each.kind == kind)
+    return found.used, found.action.value, found.enforced_by

@@ -1,0 +1,145 @@
+"""What agents say they use: recordings of real ones, whatever else a run may print, and several sources at once."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sfad.protocol import messages as m
+from sfad.protocol.types import Status
+from tests.harness import Daemon, agent, ended, started, stopped, wait_until
+
+from .agents import info, limit, recorded, state, until_over, watched
+
+ASKED = {
+    "claude": ["-p", "x", "--output-format", "stream-json", "--verbose"],
+    "codex": ["exec", "--json", "x"],
+    "gemini": ["-p", "x", "--output-format", "stream-json"],
+}
+
+
+@pytest.mark.parametrize(
+    ("recording", "turns", "tokens", "cost"),
+    [
+        ("claude-success", 2, (4650, 180), 0.0238875),
+        ("claude-shared-message-ids", 3, (6600, 240), 0.03385),
+        ("codex-success", 2, (4500, 240), None),
+        ("gemini-success", 2, (3600, 120), "prices"),
+    ],
+)
+def test_a_recording_is_metered_by_the_command_alone(
+    tmp_path: Path, daemon: Daemon, recording: str, turns: int, tokens: tuple[int, int], cost: object
+) -> None:
+    program = recording.partition("-")[0]
+    with daemon.client() as client:
+        run = ended(client, started(client, [recorded(tmp_path, program, recording), *ASKED[program]]).id)
+    assert (run.status, run.meter, run.usage.source) == (Status.COMPLETED, program, "stream")
+    assert (run.usage.turns, run.usage.input_tokens, run.usage.output_tokens) == (turns, *tokens)
+    if cost == "prices":
+        # Gemini tells no cost: the price list does, once it is loaded, which may be after so short a run
+        assert run.usage.cost_usd is None or run.usage.cost_from == "prices"
+    else:
+        assert run.usage.cost_usd == cost
+        assert run.usage.cost_from == ("agent" if cost is not None else None)
+    row = json.loads(daemon.sfactl("info", run.id, "--json").stdout)
+    assert row["usage"] == row["usage_by_source"]["stream"]
+
+
+@pytest.mark.parametrize("recording", ["claude-api-failure", "codex-turn-failed"])
+def test_an_agent_that_says_it_failed_has_failed_though_it_exits_0(tmp_path: Path, daemon: Daemon, recording: str) -> None:
+    program = recording.partition("-")[0]
+    with daemon.client() as client:
+        run = ended(client, started(client, [recorded(tmp_path, program, recording), *ASKED[program]]).id)
+    assert (run.status, run.exit_code) == (Status.FAILED, 0)
+    assert run.reason is not None
+    assert run.reason.kind == "agent"
+
+
+def test_a_run_that_prints_anything_at_all_is_metered_and_the_daemon_stays_small(daemon: Daemon) -> None:
+    ugly = """
+import os, sys
+out = sys.stdout.buffer
+turn = b'{"type": "turn"}\\n'
+out.write(turn + b'\\xff\\xfe\\0 binary \\n' + b'{"type": "turn", \\n' + b'[' * 200000 + b'\\n')
+for _ in range(3):
+    out.write(b'{"type": "usage", "note": "' + b'x' * (20 << 20) + b'"}\\n')
+out.write(b'{"type": "usage", "deep": ' + b'[' * 100000 + b']' * 100000 + b'}\\n')
+out.write(turn + os.urandom(1 << 20) + b'\\n' + turn + turn[:-1])
+"""
+    process = psutil.Process(daemon.pid)
+    with daemon.client() as client:
+        ended(client, started(client, ["true"], meter="jsonl").id)  # whatever the first one takes
+        before = process.memory_info().rss
+        run, _ = watched(client, [sys.executable, "-c", ugly])
+        over, events = until_over(client, run.id)
+        assert (over.status, over.usage.turns) == (Status.COMPLETED, 4)
+        assert process.memory_info().rss - before < 16 << 20  # of 60 MB and more
+        assert "meter_gap" in {event.type for event in events}
+
+
+def test_a_run_that_writes_without_pause_does_not_keep_the_daemon_from_answering(daemon: Daemon) -> None:
+    spew = "import os\nblock = (b'x' * 99 + b'\\n') * 10000\nwhile True:\n    os.write(1, block)"
+    with daemon.client() as client:
+        run = started(client, [sys.executable, "-c", spew], limits=[limit("output", 4 << 20)], meter="claude")
+        path = daemon.state_dir / "output" / f"{run.id}.out"
+        for _ in range(100):
+            assert info(client, run.id).status is Status.RUNNING
+        wait_until(lambda: path.stat().st_size > 200 << 20, "it writes on")
+        assert stopped(client, run.id).survivors == []
+        wait_until(lambda: path.stat().st_blocks * 512 <= 8 << 20, "and is bounded")
+
+
+def test_reports_add_up_and_sources_are_kept_apart(tmp_path: Path, daemon: Daemon) -> None:
+    script = """
+print('{"type": "usage", "input_tokens": 500, "output_tokens": 50, "turns": 3, "cost_usd": 0.25}', flush=True)
+for _ in range(2):
+    done = sfactl("report", *"--turns 1 --input-tokens 400 --output-tokens 40 --cost 0.0625 --role planning".split())
+    assert done.returncode == 0, done.stderr
+"""
+    with daemon.client() as client:
+        run = ended(client, started(client, agent(tmp_path, "twice", script), meter="jsonl").id)
+    assert run.status is Status.COMPLETED
+    assert (run.usage.source, run.usage.turns, run.usage.tokens, run.usage.cost_usd) == ("report", 2, 880, 0.125)
+    assert run.usage.planning_cost_usd == 0.125
+    stream = run.usage_by_source["stream"]
+    assert (stream.turns, stream.tokens, stream.cost_usd) == (3, 550, 0.25)
+    assert state(run, "turns")[0] == 3  # the largest is enforced
+    assert state(run, "cost")[0] == 0.25
+
+
+def test_what_a_child_uses_counts_for_every_ancestor_and_the_outermost_breach_is_told(tmp_path: Path, daemon: Daemon) -> None:
+    grandchild = 'print(\'{"type": "usage", "input_tokens": 900, "output_tokens": 200}\', flush=True); import time; time.sleep(60)'
+    child = ["run", "--name", "low", "--meter", "jsonl", "--limit", "tokens=800", "--", sys.executable, "-c", grandchild]
+    middle = agent(tmp_path, "middle", f"sfactl(*{child!r})\ntime.sleep(60)")
+    top = agent(tmp_path, "top", f"sfactl('run', '--name', 'mid', '--limit', 'tokens=900', '--', *{middle!r})\ntime.sleep(60)")
+    with daemon.client() as client:
+        run, _ = watched(client, top, limit("tokens", 1000), meter=None)
+        over, events = until_over(client, run.id)
+        rows = client.call(m.List(id=client.next_id(), root=run.id), m.RunList).runs
+    assert over.reason is not None
+    assert (over.status, over.reason.limit_kind, over.reason.used) == (Status.FAILED, "tokens", 1100)
+    assert over.usage.tokens is None  # its own use; what is below it counts against its limit
+    exceeded = [event for event in events if event.type == "limit_exceeded"]
+    assert [(event.run_id, event.scope) for event in exceeded] == [(run.id, "tree")]
+    assert {row.reason.kind for row in rows if row.reason is not None and row.id != run.id} == {"ancestor"}
+
+
+def test_use_is_in_the_ledger_while_the_run_goes_on(daemon: Daemon) -> None:
+    import sqlite3
+    from contextlib import closing
+
+    talk = 'print(\'{"type": "usage", "input_tokens": 7, "output_tokens": 1}\', flush=True); import time; time.sleep(60)'
+    with daemon.client() as client:
+        run = started(client, [sys.executable, "-c", talk], meter="jsonl")
+
+        def tokens() -> object:
+            with closing(sqlite3.connect(f"file:{daemon.state_dir / 'ledger.db'}?mode=ro", uri=True)) as other:
+                (usage,) = other.execute("SELECT usage FROM runs WHERE id = ?", (run.id,)).fetchone()
+            return json.loads(usage).get("stream", {}).get("tokens") == 8
+
+        wait_until(tokens, "the row tells what it has used so far")
+        stopped(client, run.id)

@@ -1,0 +1,155 @@
+"""Money: prices, reservations, budgets of users and teams, and what the ledger advises."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import sys
+from pathlib import Path
+
+from sfactl.connection import Client
+from sfad.protocol import messages as m
+from sfad.protocol.types import RunInfo, Status
+from tests.conftest import Start
+from tests.harness import Daemon, agent, ended, running, started, stopped, wait_until
+
+from .agents import info, limit, state, until_over, watched
+
+MODEL = "claude-sonnet-4-5"
+
+
+def reserve(client: Client, run: str, input_tokens: int, output_tokens: int) -> m.Reserved:
+    """Asks for so much."""
+    request = m.Reserve(id=client.next_id(), run=run, model=MODEL, input_tokens=input_tokens, max_output_tokens=output_tokens)
+    return client.call(request, m.Reserved)
+
+
+def sleeper(client: Client, *limits: tuple[str, float], **options: object) -> RunInfo:
+    """A run that does nothing of its own."""
+    run, _ = watched(client, ["sleep", "60"], *(limit(kind, value) for kind, value in limits), meter=None, **options)
+    return run
+
+
+def test_a_report_is_priced_and_ends_the_run_that_it_takes_too_far(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        run = sleeper(client, ("cost", 0.30))
+        words = ["report", run.id, "--model", MODEL, "--input-tokens", "100000", "--output-tokens", "10000", "--json"]
+        assert daemon.sfactl(*words).returncode == 0
+        over, _ = until_over(client, run.id)
+    assert over.reason is not None
+    assert (over.status, over.reason.limit_kind, over.reason.used) == (Status.FAILED, "cost", 0.45)
+    assert (over.usage.cost_usd, over.usage.cost_from, over.usage.source) == (0.45, "prices", "report")
+    assert daemon.sfactl("wait", run.id).returncode == 4
+
+
+def test_a_model_without_a_price_costs_null_and_is_said_once(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        run = sleeper(client)
+        for _ in range(3):
+            report = m.Report(id=client.next_id(), run=run.id, model="nobody/knows-it", input_tokens=10, output_tokens=1)
+            client.call(report, m.RunReply)
+        assert info(client, run.id).usage.cost_usd is None
+        assert info(client, run.id).usage.tokens == 33
+        stopped(client, run.id)
+        _, events = until_over(client, run.id)
+    assert len([event for event in events if event.type == "meter_unpriced"]) == 1
+
+
+def test_prices_of_the_config_come_first(start: Start) -> None:
+    daemon = start(config=f'[prices."{MODEL}"]\ninput_mtok = 1\noutput_mtok = 2')
+    with daemon.client() as client:
+        run = sleeper(client)
+        report = m.Report(id=client.next_id(), run=run.id, model=MODEL, input_tokens=100_000, output_tokens=10_000)
+        assert client.call(report, m.RunReply).run.usage.cost_usd == 0.12
+        stopped(client, run.id)
+
+
+def test_children_that_reserve_at_once_never_take_more_than_their_parent_has(tmp_path: Path, daemon: Daemon) -> None:
+    child = """
+from sfactl.client import LimitReached, Sfad
+with Sfad() as sfad:
+    try:
+        held = sfad.reserve("claude-sonnet-4-5", input_tokens=10_000, max_output_tokens=10_000)  # 0.18 USD
+        print("held", flush=True)
+    except LimitReached:
+        print("refused", flush=True)
+time.sleep(60)
+"""
+    worker = agent(tmp_path, "worker", child)
+    script = f"""
+for i in range(10):
+    subprocess.Popen([sys.executable, "-m", "sfactl", "run", "--name", f"w{{i}}", "--", *{worker!r}])
+time.sleep(60)
+"""
+    with daemon.client() as client:
+        run = started(client, agent(tmp_path, "parent", script), limits=[limit("cost", 1)])
+        over = ended(client, run.id)
+        rows = client.call(m.List(id=client.next_id(), root=run.id), m.RunList).runs
+    assert over.reason is not None
+    assert (over.status, over.reason.limit_kind) == (Status.FAILED, "cost")
+    assert "refused" in over.reason.message
+    held = sum(row.usage.cost_usd or 0 for row in rows)
+    assert 0.9 - 1e-9 <= held <= 1  # five of 0.18; a sixth would have been too much
+    assert state(over, "cost")[0] is not None
+    assert (state(over, "cost")[0] or 0) <= 1
+
+
+def test_a_reservation_is_settled_or_charged_in_full(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        run = sleeper(client, ("cost", 1))
+        first, second = reserve(client, run.id, 10_000, 10_000), reserve(client, run.id, 10_000, 10_000)
+        assert (first.cost_usd, second.cost_usd) == (0.18, 0.18)
+        assert state(info(client, run.id), "cost")[0] == 0.36
+        assert first.reservation is not None
+        settle = m.Settle(id=client.next_id(), reservation=first.reservation, input_tokens=10_000, output_tokens=0)
+        assert client.call(settle, m.RunReply).run.usage.cost_usd == 0.03
+        assert daemon.sfactl("settle", first.reservation, "--input-tokens", "1", "--output-tokens", "1").returncode == 1
+        stopped(client, run.id)
+        over, _ = until_over(client, run.id)
+    assert over.usage.cost_usd == 0.21
+    assert over.usage.input_tokens == 20_000
+
+
+def test_a_user_with_an_exhausted_budget_is_told_when_it_renews(tmp_path: Path) -> None:
+    user = getpass.getuser()
+    config = f'[budgets.users.{user}]\ndaily_usd = 0.5\n[budgets.teams.blue]\nusd = 9\nperiod = "month"\nmembers = ["{user}"]'
+    with running(tmp_path, config=config) as daemon, daemon.client() as client:
+        run = sleeper(client)
+        refused = reserve(client, run.id, 100_000, 20_000)  # 0.60 USD, of 0.50
+        assert refused.refused is not None
+        assert (refused.refused.scope, refused.refused.whose, refused.reservation) == ("user", user, None)
+        assert info(client, run.id).status is Status.RUNNING
+        client.call(m.Report(id=client.next_id(), run=run.id, cost_usd=0.5), m.RunReply)
+        stopped(client, run.id)
+        done = daemon.sfactl("spawn", "--", "true")
+        assert done.returncode == 1
+        assert "renews at" in done.stderr
+    # charged as use arrives, and kept: the next daemon knows
+    with running(tmp_path, config=config) as daemon:
+        done = daemon.sfactl("spawn", "--json", "--", "true")
+        assert done.returncode == 1
+        refusal = json.loads(done.stdout)["refused"]
+        assert refusal["kind"] == "budget"
+        assert f"user {user} has used 0.5 of 0.5 USD" in refusal["detail"]
+
+
+def test_the_ledger_advises_and_adaptive_limits_follow(start: Start) -> None:
+    daemon = start(config="[limits]\nadaptive = true\n[quotas]\nspawns_per_hour = 10000")
+    quick = [sys.executable, "-c", 'print(\'{"type": "usage", "turns": 4, "messages": 1, "input_tokens": 9, "output_tokens": 1}\')']
+    with daemon.client() as client:
+        for run in [started(client, quick, meter="jsonl", run_type="qa").id for _ in range(25)]:
+            assert ended(client, run).status is Status.COMPLETED
+        found = daemon.sfactl("recommend", "--type", "qa", "--json")
+        assert found.returncode == 0, found.stderr
+        advised = {each["kind"]: each for each in json.loads(found.stdout)["advice"]}
+        assert (advised["turns"]["p95"], advised["turns"]["suggested"], advised["turns"]["runs"]) == (4, 5, 25)
+
+        def adapted() -> bool:
+            run = started(client, quick, meter="jsonl", run_type="qa")
+            shown = {each.kind.value: (each.threshold, each.source) for each in ended(client, run.id).limits}
+            return shown["turns"] == (5, "limits.adaptive")
+
+        wait_until(adapted, "a run with the limit that was learnt")
+        asked = started(client, quick, meter="jsonl", run_type="qa", limits=[limit("turns", 30)])
+        assert {each.source for each in asked.limits if each.kind.value == "turns"} == {"--limit turns"}
+        ended(client, asked.id)
