@@ -12,7 +12,7 @@ import pytest
 from sfad.protocol import messages as m
 from sfad.protocol.errors import ErrorCode
 from sfad.protocol.framing import MAX_REPLY, FrameDecoder
-from sfad.protocol.types import Status
+from sfad.protocol.types import LimitKind, LimitState, Status
 from tests.docs.examples import EXAMPLES, REFUSAL
 from tests.docs.test_protocol import example
 from tests.harness import Daemon
@@ -75,10 +75,60 @@ def _start_and_watch(stranger: Stranger) -> None:
     assert isinstance(reply, m.RunReply)
     shown = EXAMPLES["run"]
     assert isinstance(shown, m.RunReply)
-    own = {name: getattr(reply.run, name) for name in ("pid", "user", "deadline", "created_at", "started_at", "usage")}
+    own = {name: getattr(reply.run, name) for name in ("pid", "user", "deadline", "created_at", "started_at", "usage", "limits")}
     assert reply.run == msgspec.structs.replace(shown.run, **own)
+    assert [comparable(limit) for limit in reply.run.limits] == [comparable(limit) for limit in shown.run.limits]
     stranger.say("watch")
     assert stranger.hear() == EXAMPLES["done"]
+
+
+def comparable(limit: LimitState) -> LimitState:
+    """Without what depends on the moment and on the machine."""
+    enforced_by = "kernel" if limit.enforced_by == "watching" and limit.kind is LimitKind.PIDS else limit.enforced_by
+    return msgspec.structs.replace(limit, used=None, enforced_by=enforced_by)
+
+
+def test_limits_and_money(stranger: Stranger) -> None:
+    for name in ("hello", "spawn"):
+        stranger.say(name)
+        stranger.hear()
+    stranger.say("report")
+    reported = stranger.hear()
+    assert isinstance(reported, m.RunReply)
+    assert (reported.id, reported.run.usage.turns, reported.run.usage.cost_usd) == (10, 1, 0.02)
+    stranger.say("reserve")
+    held = stranger.hear()
+    shown = EXAMPLES["reserved"]
+    assert isinstance(held, m.Reserved)
+    assert isinstance(shown, m.Reserved)
+    assert held == msgspec.structs.replace(shown, cost_usd=held.cost_usd)
+    assert held.cost_usd  # how much, is the library's to say
+    stranger.say("settle")
+    settled = stranger.hear()
+    assert isinstance(settled, m.RunReply)
+    assert (settled.id, settled.run.usage.cost_usd, settled.run.usage.output_tokens) == (12, 0.07, 900)
+    stranger.say("recommend")
+    advised = stranger.hear()
+    assert isinstance(advised, m.Recommended)
+    assert [one.source for one in advised.in_force[:2]] == ["type developer"] * 2
+    _too_much(stranger)
+
+
+def _too_much(stranger: Stranger) -> None:
+    stranger.say("reserve too much")
+    refused = stranger.hear()
+    shown = EXAMPLES["not reserved"]
+    assert isinstance(refused, m.Reserved)
+    assert isinstance(shown, m.Reserved)
+    assert refused.refused is not None
+    assert shown.refused is not None
+    its_own = {name: getattr(refused.refused, name) for name in ("used", "asked", "message")}
+    assert refused == msgspec.structs.replace(shown, refused=msgspec.structs.replace(shown.refused, **its_own))
+    assert its_own["message"] == shown.refused.message.replace("1.05", f"{refused.refused.asked:.6g}")
+    stranger.say("wait")
+    over = stranger.hear()
+    assert isinstance(over, m.RunReply)
+    assert (over.run.status, over.run.reason and over.run.reason.limit_kind) == (Status.FAILED, "cost")
 
 
 def _descriptors(stranger: Stranger) -> None:

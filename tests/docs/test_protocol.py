@@ -15,6 +15,7 @@ from sfad.core.policy import MAX_ATTEMPTS, MAX_RETRY_DELAY
 from sfad.core.stop import MAX_GRACE
 from sfad.protocol import messages as m
 from sfad.protocol import types as t
+from sfad.protocol.advice import Advice
 from sfad.protocol.errors import ErrorCode
 from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, FrameDecoder
 from sfad.protocol.version import VERSION
@@ -28,7 +29,10 @@ from tests.docs.pages import blocks, generated, rows, sections, spans, text_of
 PAGE = text_of("protocol.md")
 REQUESTS: tuple[type[m.Request], ...] = get_args(m.AnyRequest)
 REPLIES: tuple[type[m.Reply], ...] = get_args(m.AnyReply)
-NESTED = (t.Bound, t.Claim, t.Limit, t.RunInfo, t.Reason, t.Usage, t.Refusal, t.Survivor, t.Event, m.Setting)
+NESTED = (
+    t.Bound, t.Claim, t.Limit, t.LimitState, t.RunInfo, t.Reason, t.Usage, t.Refusal, t.LimitRefusal, t.Survivor, Advice, t.Event,
+    m.Setting,
+)  # fmt: skip
 
 Struct = type[msgspec.Struct]
 
@@ -111,7 +115,7 @@ def test_nested(struct: Struct) -> None:
 def test_no_section_is_about_something_that_does_not_exist() -> None:
     assert part("Requests").keys() == {tag(struct) for struct in REQUESTS}
     assert part("Replies").keys() == {tag(struct) for struct in REPLIES}
-    assert part("Nested types").keys() == {tag(struct) for struct in NESTED} | {"Status", "Rule"}
+    assert part("Nested types").keys() == {tag(struct) for struct in NESTED} | {"Status", "Rule", "LimitKind", "Action"}
 
 
 def test_what_is_left_out_where_it_is_the_default() -> None:
@@ -123,6 +127,8 @@ def test_what_is_left_out_where_it_is_the_default() -> None:
 def test_enumerations() -> None:
     assert [s for s in spans(part("Nested types")["Status"]) if s in set(t.Status)] == list(t.Status)
     assert spans(part("Nested types")["Rule"]) == list(t.Rule)
+    assert spans(part("Nested types")["LimitKind"]) == list(t.LimitKind)
+    assert spans(part("Nested types")["Action"])[:4] == list(t.Action)
     assert [row[0].strip("`") for row in rows(chapter("Errors"))][1:] == list(ErrorCode)
     assert set(spans(part("Requests")["spawn"])) >= VERBS
     assert all(signal.name in part("Requests")["signal"] for signal in MAIN_SIGNALS)

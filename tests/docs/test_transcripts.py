@@ -1,4 +1,4 @@
-"""The README and the tutorial, typed in: every command that is shown is run, in order, and prints what is shown.
+"""README, tutorial and the page on limits, typed in: every command that is shown is run, in order, and prints what is shown.
 
 Ids are real. What no two runs have in common (times, sizes, pids, paths, who ran it) is not compared, and neither is the
 order of lines, since stdout and stderr reach the reader by two roads.
@@ -28,6 +28,9 @@ _VARIES = [
     (r"\b\d+\.\d [KM]iB", "SIZE"),
     (r"\b(\d+h)?(\d+m)?\d+(\.\d+)?s\b", "TIME"),
     (r"ran \d\.\d s", "ran TIME"),
+    (r"\b[\d.]+(e\+\d+)? bytes", "SIZE"),
+    (r"used \d+ (pids.*)\(\d+ over", r"used N \1(N over"),
+    (r"\b\d{4}-\d\d-\d\dT[\d:.]+(\+00:00|Z)", "MOMENT"),
     (r"SFA_DEADLINE=\d+", "SFA_DEADLINE"),
     (r" {2,}", "  "),
 ]
@@ -108,14 +111,14 @@ def follow(reader: Reader, command: str, shown: str) -> None:
         assert [line.split()[0] for line in reader.type(command).splitlines()] == [line.split()[0] for line in shown.splitlines()]
     elif command == "sfactl config":
         wait_until(lambda: set(lines(shown)) <= set(lines(reader.type(command))), command)
-    elif command.startswith("sfactl tree"):
+    elif command.startswith(("sfactl tree", "sfactl why")):
         # agents in the background take their time
         wait_until(lambda: lines(reader.type(command)) == lines(shown), f"{command}\n{shown}")
     else:
         assert lines(reader.type(command)) == lines(shown), command
 
 
-@pytest.mark.parametrize("page", [README, DOCS / "tutorial.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [README, DOCS / "tutorial.md", DOCS / "limits.md"], ids=lambda page: page.name)
 def test_it_is_as_shown(reader: Reader, page: Path) -> None:
     for block in blocks(page.read_text()):
         if block.language == "sh":
