@@ -19,12 +19,16 @@ class Budget:
     members: frozenset[str]
     """Users whose use is charged."""
     period: str = "day"
+    begins: str = ""
+    """Tells this period from another."""
     renews: str = ""
     """When the period ends, for people."""
     charged: float = 0.0
     """USD in this period, reservations included."""
     near: bool = False
     over: bool = False
+    refused: bool = False
+    """It has been said that something was refused for it."""
 
     @property
     def exhausted(self) -> bool:

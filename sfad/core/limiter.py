@@ -31,6 +31,9 @@ _STRENGTH = (Action.TERMINATE, Action.REQUEST_INCREASE, Action.PAUSE, Action.WAR
 
 _WAITING = (Action.PAUSE, Action.REQUEST_INCREASE)
 
+_Periods = dict[tuple[str, str], str]
+"""When the periods of budgets began, by scope and name."""
+
 MAX_RESERVATIONS = 1000
 """Reservations one run may hold unsettled. An agent has as many calls under way at a time; a thousand are a leak."""
 
@@ -46,6 +49,8 @@ class Limiter:
         self.budgets = Budgets()
         self._reservations: dict[str, Run] = {}
         self._reserved = 0
+        self._held_in: dict[str, _Periods] = {}
+        """By reservation: the periods of the budgets that it was charged to."""
         self.handlers: dict[type, Callable[[Any], None]] = {
             e.UseSeen: self._use_seen,
             e.LevelSeen: self._level_seen,
@@ -127,24 +132,28 @@ class Limiter:
 
     def _add_report(self, run: Run, more: Use, at: float, *, settled: str | None = None) -> None:
         before = run.account.own_tree_use()
+        periods = None
         if settled is not None:
             run.account.release(settled)
             del self._reservations[settled]
+            periods = self._held_in.pop(settled, {})
         run.account.sources["report"] = run.account.sources.get("report", NOTHING).plus(more)
-        self._changed(run, before, at)
+        self._changed(run, before, at, periods)
 
-    def _changed(self, run: Run, before: tuple[float, ...], at: float) -> None:
+    def _changed(self, run: Run, before: tuple[float, ...], at: float, periods: _Periods | None = None) -> None:
         after = run.account.own_tree_use()
         if after != before:
             add_below((above.account for above in run.lineage[:-1]), before, after)
-            self._charge(run, after[_COST] - before[_COST])
+            self._charge(run, after[_COST] - before[_COST], periods)
         self._machine.do(c.NoteUse(run))
         self._enforce(run, at)
 
-    def _charge(self, run: Run, usd: float) -> None:
+    def _charge(self, run: Run, usd: float, periods: _Periods | None) -> None:
+        """`periods`: when what is given back was charged."""
         for budget in self.budgets.of(run.user):
-            # what was held in the period before cannot be given back to this one
             change = max(usd, -budget.charged)
+            if change < 0 and periods is not None and periods.get((budget.scope, budget.name)) != budget.begins:
+                continue  # what an earlier period was charged is not this one's to have back
             if not change:
                 continue
             budget.charged += change
@@ -156,11 +165,12 @@ class Limiter:
                 budget.over = True
                 self._say_budget("limit_exceeded", run, budget)
 
-    def _say_budget(self, what: str, run: Run, budget: Budget) -> None:
-        over = max(0.0, budget.charged - budget.usd) if what == "limit_exceeded" else None
+    def _say_budget(self, what: str, run: Run, budget: Budget, refused: float = 0.0) -> None:
+        used = budget.charged + refused
+        words = f"was refused {refused:.6g} USD more: {budget.told}" if refused else budget.told
         self._machine.publish(
-            what, run, budget.told, severity="medium", scope=budget.scope, limit_kind="cost", threshold=budget.usd,
-            used=round(budget.charged, 6), exceeded_by=None if over is None else round(over, 6),
+            what, run, words, severity="medium", scope=budget.scope, limit_kind="cost", threshold=budget.usd, used=round(used, 6),
+            exceeded_by=round(max(0.0, used - budget.usd), 6) if what == "limit_exceeded" else None,
         )  # fmt: skip
 
     def _tools_called(self, ev: e.ToolsCalled) -> None:
@@ -198,6 +208,7 @@ class Limiter:
         before = run.account.own_tree_use()
         run.account.hold(name, ev.hold)
         self._reservations[name] = run
+        self._held_in[name] = {(budget.scope, budget.name): budget.begins for budget in self.budgets.of(run.user)}
         machine.reply(ev.token, c.Reserved(run, name))
         self._changed(run, before, ev.at)
 
@@ -216,9 +227,9 @@ class Limiter:
         if budget is None:
             return False
         self._machine.reply(ev.token, c.Reserved(run, None, _over_budget(budget, cost)))
-        if not budget.over:
-            budget.near = budget.over = True  # to say afterwards that it comes near would be odd
-            self._say_budget("limit_exceeded", run, budget)
+        if not (budget.refused or budget.over):
+            budget.refused = True
+            self._say_budget("limit_exceeded", run, budget, cost)
         return True
 
     def reservation(self, name: str) -> tuple[Run, Hold] | None:
@@ -240,7 +251,7 @@ class Limiter:
         for name, hold in list(run.account.holds.items()):
             run.account.release(name)
             run.account.sources["report"] = run.account.sources.get("report", NOTHING).plus(hold.use)
-            del self._reservations[name]
+            del self._reservations[name], self._held_in[name]
 
     # ---- enforcement
 
@@ -269,7 +280,11 @@ class Limiter:
         words = _words(run, worst, refused)
         if worst.held.action is Action.TERMINATE:
             self._end(run, _reason(run, worst, at, words), at)
-        elif worst.held.action in _WAITING:
+            return
+        for crossing in breaches:
+            if crossing.held.action is Action.REQUEST_INCREASE:
+                self._publish_increase("increase_requested", run, crossing.held, _words(run, crossing, refused))
+        if worst.held.action in _WAITING:
             self._hold(run, worst, at, words)
 
     def _say(self, run: Run, crossing: Crossing, refused: float | None) -> None:
@@ -303,7 +318,6 @@ class Limiter:
             run.held_until = at + (policy.approval_timeout if asks else policy.pause_max)
         if asks:
             self._machine.do(c.Arm(run.id, "approval", at + policy.approval_timeout))
-            self._publish_increase("increase_requested", run, held, words)
         if run.status in {Status.RUNNING, Status.PAUSED} and not run.frozen:
             self._machine.pause(run, at)
         # one that is between attempts is frozen as soon as it has been launched
@@ -328,17 +342,19 @@ class Limiter:
             run.held_by = run.held_reason = run.held_until = None
 
     def make_room(self, token: int, peer: Peer, run: Run, limits: Iterable[Limit]) -> bool:
-        """Gives the limits that hold a run, or any other of its limits, new thresholds; what holds it and is not named only
-        warns from now on. False, with a reply, if that cannot be."""
+        """Gives limits new thresholds: all that hold the run, or any if none does. If none is named, what holds it only warns
+        from now on. False, with a reply, if that cannot be."""
         limits = tuple(limits)
         if (limits or run.held_by is not None) and peer.run is not None:
             message = f"run {peer.run} may not give run {run.id} more room: only from outside any run"
             self._machine.reply(token, c.Failed(ErrorCode.NOT_PERMITTED, message))
             return False
         try:
+            holding = _holding(run)
             for limit in limits:
                 check(limit, self._machine.policy)
                 self._check_room(run, limit)
+            _check_named(run, holding, limits)
         except Invalid as invalid:
             self._machine.reply(token, c.Failed(ErrorCode.BAD_REQUEST, str(invalid)))
             return False
@@ -348,11 +364,10 @@ class Limiter:
             before = run.limits.get(limit.kind)
             action = limit.action or (before.action if before is not None else Action.TERMINATE)
             run.limits[limit.kind] = Held(replaced(limit, action=action if KINDS[limit.kind].acts else Action.WARN))
-        for held in run.limits.values():
-            if held.over and held.action in _WAITING:
-                held.limit = replaced(held.limit, action=Action.WARN)
         if limits:
             self._machine.do(c.Rebound(run))
+        for held in holding if not limits else ():
+            held.limit = replaced(held.limit, action=Action.WARN)
         if approved is not None:
             self._publish_increase("increase_approved", run, run.limits[approved.limit.kind], f"approved by user {peer.user}")
         return True
@@ -417,6 +432,22 @@ class Limiter:
         used = run.clock.elapsed(at) if held.limit.kind is LimitKind.TIME else run.account.used(held.limit.kind) or 0.0
         crossing = Crossing(held, used, exceeded=True)
         self._end(run, _reason(run, crossing, at, f"{_words(run, crossing, None)}; {why}"), at)
+
+
+def _holding(run: Run) -> list[Held]:
+    """The limits that somebody has to decide about."""
+    return [held for held in run.limits.values() if held.over and held.action in _WAITING]
+
+
+def _check_named(run: Run, holding: list[Held], limits: tuple[Limit, ...]) -> None:
+    """More room for one limit says nothing of another that holds the run as well."""
+    named = {limit.kind for limit in limits}
+    forgotten = ", ".join(held.limit.kind for held in holding if held.limit.kind not in named)
+    if named and forgotten:
+        raise Invalid(
+            f"run {run.id} is held by its limit of {forgotten}: name that as well, with more room, or name none, and what holds it "
+            "only warns from now on"
+        )
 
 
 def _words(run: Run, crossing: Crossing, refused: float | None) -> str:

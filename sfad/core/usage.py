@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ..protocol.types import LimitKind, Role, Source
 
@@ -30,6 +30,8 @@ class Use:
     cost_from: CostFrom | None = None
     planning_cost: float | None = None
     execution_cost: float | None = None
+    unpriced_tokens: int | None = None
+    """Tokens that are not in `cost`, since their model has no price."""
 
     @property
     def tokens(self) -> int | None:
@@ -55,6 +57,7 @@ class Use:
             cost_from="prices" if "prices" in (self.cost_from, more.cost_from) else self.cost_from or more.cost_from,
             planning_cost=_sum(self.planning_cost, more.planning_cost),
             execution_cost=_sum(self.execution_cost, more.execution_cost),
+            unpriced_tokens=_sum(self.unpriced_tokens, more.unpriced_tokens),
         )
 
 
@@ -64,8 +67,16 @@ NOTHING = Use()
 N = TypeVar("N", int, float)
 
 
+MOST = 10**15
+"""Where sums of reports end: whatever an agent reports, what is shown of it can be encoded in 64 bits."""
+
+
 def _sum(one: N | None, other: N | None) -> N | None:
-    return other if one is None else one if other is None else one + other
+    return other if one is None else one if other is None else min(one + other, MOST)
+
+
+def _first(figures: Iterable[Any]) -> Any:
+    return next((figure for figure in figures if figure is not None), None)
 
 
 def spent(tokens: int, cost: float | None, role: Role | None) -> dict[LimitKind, float]:
@@ -124,8 +135,11 @@ class Account:
 
     @property
     def best(self) -> tuple[Source, Use] | None:
-        """The source that is shown."""
-        return next(((source, self.sources[source]) for source in SOURCES if source in self.sources), None)
+        """What is shown: each number as the best source that knows it tells it, and the best source."""
+        known = [(source, self.sources[source]) for source in SOURCES if source in self.sources]
+        if len(known) < 2:
+            return known[0] if known else None
+        return known[0][0], Use(*(_first(getattr(use, name) for _, use in known) for name in Use.__slots__))
 
     @property
     def metered(self) -> bool:

@@ -156,6 +156,8 @@ class World:
         self.shutdowns = 0
         self.purses: dict[tuple[str, str], Purse] = {}
         self.reservations: dict[str, Book] = {}
+        self.held_in: dict[str, set[tuple[str, str]]] = {}
+        """By reservation: the budgets that there were."""
         self.charging = False
         self.batch: list[c.Command] = []
         self._token = 0
@@ -232,6 +234,7 @@ class World:
             if isinstance(answer, c.Reserved) and answer.reservation is not None:
                 assert answer.reservation not in self.reservations, "a reservation's name was used twice"
                 self.reservations[answer.reservation] = book
+                self.held_in[answer.reservation] = set(self.purses)
                 book.holds[answer.reservation] = amounts_held(hold)
                 book.known |= set(amounts_held(hold))
         return answer
@@ -240,7 +243,7 @@ class World:
         """Somebody tells what became of a reservation, open or not."""
         token = self.token()
         book = self.reservations[name]
-        with self._charging(book):
+        with self._charging(book, self.held_in.get(name, set())):
             self.feed(e.SettleRequested(self.now, token, peer, name, used))
             if isinstance(self.answers[token], c.Changed):
                 del book.holds[name]
@@ -266,18 +269,22 @@ class World:
         self.feed(e.BudgetsKnown(self.now, budgets))
 
     @contextmanager
-    def _charging(self, book: Book) -> Iterator[None]:
-        """Whatever more the run has used afterwards was charged to its user's budgets, no more and no less."""
+    def _charging(self, book: Book, held_in: set[tuple[str, str]] | None = None) -> Iterator[None]:
+        """Whatever more the run has used afterwards was charged to its user's budgets, no more and no less. `held_in`: those
+        that what is given back was charged to; it is not given to others."""
         before = book.own("cost") or 0
-        purses = [purse for purse in self.purses.values() if book.run.user in purse.members]
-        wanted = [purse.charged for purse in purses]
+        mine = {key: purse for key, purse in self.purses.items() if book.run.user in purse.members}
+        purses = list(mine.values())
+        wanted = [(purse.charged, held_in is None or key in held_in) for key, purse in mine.items()]
         others = {key: purse.charged for key, purse in self.purses.items() if purse not in purses}
         self.charging = True
         yield
         self.charging = False
         change = (book.own("cost") or 0) - before
         # below nothing it cannot go: what was held before a budget was renewed is not given back to it
-        assert [purse.charged for purse in purses] == [max(0, charged + change) for charged in wanted]
+        assert [purse.charged for purse in purses] == [
+            max(0, charged + change) if change > 0 or gets_back else charged for charged, gets_back in wanted
+        ]
         assert {key: self.purses[key].charged for key in others} == others
 
     def used_in_all(self, book: Book, kind: str) -> float | None:
@@ -528,6 +535,8 @@ class World:
         if kind == "tool":
             return
         over = event.type == "limit_exceeded"
+        if event.message.startswith("was refused") and event.scope in {"user", "team"}:
+            return  # that says nothing of what was used
         if event.scope in {"user", "team"}:
             told = next(p.told for (scope, name), p in self.purses.items() if event.message.startswith(f"{scope} {name} "))
         else:

@@ -96,8 +96,8 @@ def test_turns_that_pause_and_go_on_without_more_room_only_warn_from_then_on() -
 def test_an_increase_that_is_approved() -> None:
     t = Transcript(hear=frozenset({"publish", "disarm"}))
     a = t.start("a", limits="turns=10:request_increase")
-    t >> t.used(a, turns=11) << "publish limit_nearing a1" << "publish limit_exceeded a1" << "arm a1 approval +600"
-    t << "publish increase_requested a1" << "disarm a1 deadline" << "freeze a1" << f"arm a1 pause_max +{DAY}"
+    t >> t.used(a, turns=11) << "publish limit_nearing a1" << "publish limit_exceeded a1" << "publish increase_requested a1"
+    t << "arm a1 approval +600" << "disarm a1 deadline" << "freeze a1" << f"arm a1 pause_max +{DAY}"
     t << "publish run_paused a1"
     t.later(599)
     t >> t.approve(a, room="turns=50") << "disarm a1 approval" << "rebound a1" << "publish increase_approved a1"
@@ -209,11 +209,13 @@ def test_a_second_breach_while_it_stands_still() -> None:
     (t >> t.used(a, turns=11)).skip()
     assert "resume it" in t.failed(t.approve(a))
     t >> t.used(a, turns=11, input_tokens=11) << "arm a1 approval +600"
-    t >> t.approve(a, room="tokens=99") << "disarm a1 approval" << "rebound a1" << "disarm a1 pause_max" << "thaw a1"
-    t << "arm a1 deadline +96" << "reply 3 Changed a1 running"
-    assert t.held(a, "turns").action is Action.WARN, "the same word covers whatever else held it"
-    (t >> t.used(a, turns=11, input_tokens=100)).skip()
-    t >> t.used(a, turns=11, input_tokens=100, cost=2.0) << "disarm a1 pause_max" << "disarm a1 approval" << "disarm a1 deadline"
+    # approved is what was asked about, and nothing else that holds it
+    assert "limit of turns: name that as well" in t.failed(t.approve(a, room="tokens=99"))
+    t >> t.approve(a, room="tokens=99 turns=50") << "disarm a1 approval" << "rebound a1" << "disarm a1 pause_max" << "thaw a1"
+    t << "arm a1 deadline +96" << "reply 4 Changed a1 running"
+    assert (t.held(a, "turns").action, t.held(a, "tokens").action) == (Action.PAUSE, Action.REQUEST_INCREASE)
+    (t >> t.used(a, turns=11, input_tokens=12)).skip()
+    t >> t.used(a, turns=11, input_tokens=12, cost=2.0) << "disarm a1 deadline"
     t << "disarm a1 retry" << "terminate a1 SIGTERM" << "arm a1 grace +5"
     t.quiet()
 

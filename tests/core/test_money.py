@@ -352,9 +352,24 @@ def test_a_refusal_by_a_budget_says_so_once() -> None:
     for _ in range(3):
         refusal = t.not_reserved(t.reserve(a, 1.5))
     assert (refusal.scope, refusal.whose, refusal.used, refusal.threshold) == ("user", "ann", 0, 1)
+    assert t.said == ["over user cost 1.5/1"]
     (t >> t.used(a, cost=2.0)).skip()
-    assert t.said == ["over user cost 0/1"], "nothing comes near after it was exceeded"
+    assert t.said[1:] == ["near user cost 2/1", "over user cost 2/1"], "what is really used is told all the same"
     assert t.run(a).status is Status.RUNNING, "the budget's breach is no limit of the run's"
+
+
+def test_what_yesterday_was_charged_is_not_given_back_to_today() -> None:
+    t = Transcript()
+    t >> t.budgets(purse(10, "ann"))
+    yesterday, today = t.start("a"), t.start("b")
+    for_less, for_more = (t.reserved(t.reserve(yesterday, 0.25)) for _ in range(2))
+    t >> t.budgets(purse(10, "ann", begins="tomorrow"))
+    t.charged.clear()
+    (t >> t.report(today, cost=0.5)).skip()
+    (t >> t.settle(for_less, cost=0.0)).skip()
+    assert t.charged == {"user ann": 0.5}
+    (t >> t.settle(for_more, cost=0.375)).skip()
+    assert t.charged == {"user ann": 0.625}, "what it cost beyond the estimate is spent today"
 
 
 def test_a_budget_that_is_renewed_while_something_is_held() -> None:

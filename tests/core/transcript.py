@@ -7,7 +7,7 @@ unless a test asks for it; `Ended` too, since it always stands beside the end.
 from __future__ import annotations
 
 from signal import Signals
-from typing import Any
+from typing import Any, Literal
 
 from sfad.core import commands as c
 from sfad.core import events as e
@@ -52,9 +52,10 @@ def _limit(word: str, source: str) -> Limit:
     return Limit(kind=LimitKind(kind), threshold=float(threshold), action=Action(action) if action else None, source=source)
 
 
-def purse(usd: float, *members: str, team: str = "", charged: float = 0.0) -> Budget:
+def purse(usd: float, *members: str, team: str = "", charged: float = 0.0, begins: str = "today") -> Budget:
     """A money budget of a user, or of a team."""
-    return Budget("team" if team else "user", team or members[0], usd, frozenset(members), renews="midnight", charged=charged)
+    scope: Literal["user", "team"] = "team" if team else "user"
+    return Budget(scope, team or members[0], usd, frozenset(members), begins=begins, renews="midnight", charged=charged)
 
 
 class Transcript:
