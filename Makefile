@@ -21,7 +21,7 @@ demo: $(READY) ## see a tree of agents refused, limited and stopped, in under 15
 	$(BIN)/sfactl demo
 
 test: lint ## lint, types, and the whole test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile
 
 lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check .

@@ -29,15 +29,22 @@ _SESSION = "TESTS_OF_SFAD"
 """In the environment of everything that is started from here on: another session may be running on this machine."""
 
 
+_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+"""One of several processes of a session: what is left behind is looked for by the one that started them, when they are gone."""
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart() -> None:
     """Marks what this session starts."""
-    os.environ[_SESSION] = f"{os.getpid()}-{time.time_ns()}"
+    if not _WORKER:
+        os.environ[_SESSION] = f"{os.getpid()}-{time.time_ns()}"
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup every client here would ignore it, as it should
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fails for what the suite as a whole has left on this machine."""
-    left = _remains(session.config)
+    left = [] if _WORKER else _remains(session.config)
     if left and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
