@@ -62,6 +62,10 @@ _OF_TREES = frozenset({LimitKind.MEMORY, LimitKind.PIDS, LimitKind.CPU})
 
 _PROFILED = frozenset({LimitKind.TIME, LimitKind.TURNS, LimitKind.COST})
 
+_ANSWERED = METERED | {LimitKind.TIME}
+"""Kinds whose defaults `--on-limit` speaks of. Those of memory and processes protect the machine, and are only answered
+otherwise where they are asked for."""
+
 
 def amount(kind: LimitKind, value: float) -> str:
     """So much of a kind, for people: `11 turns`, `0.45 USD`, `200.0 MiB`."""
@@ -134,21 +138,22 @@ class Crossing:
 def limits_of(asked: Asked, above: Run | None, policy: Policy) -> Limits:
     """The limits of a run to be: what was asked for, else what was learnt, else its profile's, else the configured ones; below
     a parent never more than the parent has. Raises `Invalid`."""
-    if above is None and not asked.limits and asked.type is None and asked.on_limit is None and not policy.advice:
-        return {kind: Held(limit) for kind, limit in policy.defaults.items()}  # most runs, and a storm of them
-    chosen = {kind: limit for kind, limit in policy.defaults.items() if above is None or kind not in _OF_TREES}
-    chosen |= _by_profile(asked.type)
-    chosen |= _by_advice(asked, chosen, policy)
+    chosen = dict(policy.defaults)
+    if above is not None:
+        for kind in _OF_TREES:
+            chosen.pop(kind, None)
+    if asked.type is not None:
+        chosen |= _PROFILE_LIMITS.get(asked.type, {})
+    if policy.advice:
+        chosen |= _by_advice(asked, chosen, policy)
+    if asked.on_limit is not None:
+        chosen |= {kind: replaced(chosen[kind], action=asked.on_limit) for kind in _ANSWERED if kind in chosen}
     for limit in asked.limits:
         check(limit, policy)
-        chosen[limit.kind] = limit
-    settled = {kind: _with_action(limit, asked) for kind, limit in chosen.items()}
-    _narrow(settled, above)
-    return {kind: Held(settled[kind]) for kind in KINDS if kind in settled}
-
-
-def _by_profile(name: str | None) -> Mapping[LimitKind, Limit]:
-    return _PROFILE_LIMITS.get(name, {}) if name is not None else {}
+        chosen[limit.kind] = _settled(limit, asked)
+    if above is not None:
+        _narrow(chosen, above)
+    return {kind: Held(chosen[kind]) for kind in KINDS if kind in chosen}
 
 
 _PROFILE_LIMITS: dict[str, dict[LimitKind, Limit]] = {
@@ -174,28 +179,23 @@ def advice_key(run_type: str | None, name: str | None) -> str:
     return f"type {run_type}" if run_type is not None else f"name {name}"
 
 
-def _with_action(limit: Limit, asked: Asked) -> Limit:
+def _settled(limit: Limit, asked: Asked) -> Limit:
+    """What was asked for, with its action: its own, else `--on-limit`, else the profile's."""
     if not KINDS[limit.kind].acts:
-        return limit if limit.action is Action.WARN else replaced(limit, action=Action.WARN)
-    written = limit in asked.limits
-    if written and limit.action is not None:
+        return replaced(limit, action=Action.WARN)
+    if limit.action is not None:
         return limit
-    action = asked.on_limit if written or limit.kind in METERED or limit.kind is LimitKind.TIME else None
-    if action is None and written and asked.type in PROFILES and limit.kind in _PROFILED:
-        action = PROFILES[asked.type].action
-    action = action or limit.action or Action.TERMINATE
-    return limit if limit.action is action else replaced(limit, action=action)
+    profile = PROFILES.get(asked.type) if asked.type is not None and limit.kind in _PROFILED else None
+    return replaced(limit, action=asked.on_limit or (profile.action if profile is not None else Action.TERMINATE))
 
 
-def _narrow(limits: dict[LimitKind, Limit], above: Run | None) -> None:
+def _narrow(limits: dict[LimitKind, Limit], above: Run) -> None:
     """A child widens nothing. What it uses of a tree's limit counts against its ancestors', and its clock runs within its
     parent's, so these are kept by them; the run's own kinds are narrowed here, since their use counts nowhere else. There a
     warning of the child's own would be a way out of the bound.
 
     Rejected: to narrow a tree's limits as well. A parent that is only to be paused would see its child terminated by the
     number it has inherited, at the same moment, and again after the parent was given more room."""
-    if above is None:
-        return
     for kind, held in above.limits.items():
         if not held.binds or kind is LimitKind.TIME or KINDS[kind].scope == "tree":
             continue

@@ -20,7 +20,14 @@ RunId = str
 Kind = Literal["agent", "skill"]
 
 
-class Status(StrEnum):
+class Word(StrEnum):
+    """A word of the protocol. Hashed as the text that it is equal to; and not by a method written in Python, as an enum is,
+    which the core would call some forty times a run."""
+
+    __hash__ = str.__hash__
+
+
+class Status(Word):
     """Where a run is in its life (SPEC section 6). Refused runs are `rejected_<rule>`, one member a rule."""
 
     ACCEPTED = "accepted"
@@ -60,7 +67,7 @@ ENDED = frozenset({Status.COMPLETED, Status.FAILED, Status.TIMEOUT, Status.CANCE
 _TERMINAL = ENDED | {s for s in Status if s.value.startswith("rejected_")}
 
 
-class Rule(StrEnum):
+class Rule(Word):
     """The guard's rules in the order they are asked (SPEC section 2)."""
 
     ENABLED = "enabled"
@@ -94,7 +101,7 @@ class Claim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Runs above the peer, the one it is in included."""
 
 
-class Action(StrEnum):
+class Action(Word):
     """What a breach is answered with (SPEC section 3)."""
 
     TERMINATE = "terminate"
@@ -103,7 +110,7 @@ class Action(StrEnum):
     REQUEST_INCREASE = "request_increase"
 
 
-class LimitKind(StrEnum):
+class LimitKind(Word):
     """What a limit counts, in the order in which limits are shown (SPEC section 3)."""
 
     TIME = "time"
@@ -144,6 +151,10 @@ class LimitState(Struct, frozen=True, kw_only=True):
     """Whose use counts: the run's own, or its and its descendants'."""
     enforced_by: Literal["clock", "meter", "kernel", "watching", "nothing"] = "clock"
     """`nothing`: what the run uses is not known, so that the limit is not enforceable."""
+    bound_by: RunId | None = None
+    """The ancestor that has less of it, where one has."""
+    bound: float | None = None
+    """How much less: that ancestor's threshold."""
 
 
 class Tokens(Struct, frozen=True, kw_only=True):
@@ -200,6 +211,8 @@ class Usage(Struct, frozen=True, kw_only=True):
     cost_usd: float | None = None
     cost_from: Literal["agent", "prices"] | None = None
     """Whether the agent reported the cost itself, or it was computed from its tokens."""
+    unpriced_tokens: int | None = None
+    """Tokens that are not in `cost_usd`, since their model has no known price: it is that much at least."""
     planning_cost_usd: float | None = None
     execution_cost_usd: float | None = None
     elapsed_s: float | None = None
