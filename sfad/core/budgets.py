@@ -18,7 +18,7 @@ class Budget:
     usd: float
     members: frozenset[str]
     """Users whose use is charged."""
-    period: str = "day"
+    period: Literal["day", "week", "month"] = "day"
     begins: str = ""
     """Tells this period from another."""
     renews: str = ""

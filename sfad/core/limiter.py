@@ -15,7 +15,7 @@ from ..protocol.types import Action, Limit, LimitKind, LimitRefusal, Reason, Sta
 from . import commands as c
 from . import events as e
 from .budgets import Budget, Budgets
-from .limits import KINDS, Crossing, Held, amount, check, cross, crossed, replaced
+from .limits import KINDS, Crossing, Held, amount, bare, check, cross, crossed, replaced
 from .policy import Invalid
 from .usage import NOTHING, TREE_USE, Hold, Use, add_below
 
@@ -219,7 +219,8 @@ class Limiter:
                 used = owner.account.used(kind) or 0.0
                 if held is not None and held.binds and held.above(used + more):
                     self._machine.reply(ev.token, c.Reserved(run, None, _refusal(owner, held, used, more)))
-                    found = list(cross(held, used + more, self._machine.policy.nearing))
+                    # that it comes near is said of what is used, not of what is not
+                    found = [crossing for crossing in cross(held, used + more, 1.0) if crossing.exceeded]
                     self._answer(owner, found, ev.at, refused=more)
                     return True
         cost = ev.hold.cost or 0.0
@@ -363,7 +364,8 @@ class Limiter:
         for limit in limits:
             before = run.limits.get(limit.kind)
             action = limit.action or (before.action if before is not None else Action.TERMINATE)
-            run.limits[limit.kind] = Held(replaced(limit, action=action if KINDS[limit.kind].acts else Action.WARN))
+            action = action if KINDS[limit.kind].acts else Action.WARN
+            run.limits[limit.kind] = Held(replaced(limit, action=action, source=f"{limit.source} by user {peer.user}"))
         if limits:
             self._machine.do(c.Rebound(run))
         for held in holding if not limits else ():
@@ -375,7 +377,9 @@ class Limiter:
     def _check_room(self, run: Run, limit: Limit) -> None:
         used = run.clock.spent if limit.kind is LimitKind.TIME else run.account.used(limit.kind)
         unit = KINDS[limit.kind].unit
-        if used is not None and limit.kind not in run.account.levels and Held(limit).above(used):
+        stands = run.held_by is not None and run.held_by.limit.kind == limit.kind
+        # memory and processes may have become fewer, but not of what stands still for them
+        if used is not None and (stands or limit.kind not in run.account.levels) and Held(limit).above(used):
             raise Invalid(
                 f"run {run.id} has used {amount(limit.kind, used)} already; {amount(limit.kind, limit.threshold)} is no more room"
             )
@@ -455,16 +459,11 @@ def _words(run: Run, crossing: Crossing, refused: float | None) -> str:
     kind = limit.kind
     if kind is LimitKind.TIME:
         return f"ran {used:.1f} s; its time limit is {limit.threshold:g} s, set by {limit.source}"
-    bound = f"its {kind} limit is {_bare(kind, limit.threshold)}, set by {limit.source}"
+    bound = f"its {kind} limit is {bare(kind, limit.threshold)}, set by {limit.source}"
     if refused is not None and crossing.exceeded:
-        return f"was refused {amount(kind, refused)} on top of {_bare(kind, used - refused)}; {bound}"
+        return f"was refused {amount(kind, refused)} on top of {bare(kind, used - refused)}; {bound}"
     whose = " with its descendants" if KINDS[kind].scope == "tree" and run.account.below.get(kind) else ""
     return f"used {amount(kind, used)}{whose}; {bound}"
-
-
-def _bare(kind: LimitKind, value: float) -> str:
-    """An amount where the kind has been named already."""
-    return amount(kind, value).removesuffix(f" {kind}")
 
 
 def _reason(run: Run, crossing: Crossing, at: float, message: str) -> Reason:
@@ -487,8 +486,8 @@ def _reason(run: Run, crossing: Crossing, at: float, message: str) -> Reason:
 def _refusal(owner: Run, held: Held, used: float, asked: float) -> LimitRefusal:
     limit = held.limit
     whose = f"run {owner.id} ('{owner.name}') above its {limit.kind} limit"
-    # bytes, which have a unit of their own size, are never reserved
-    numbers = f"{used:.6g} of {_bare(limit.kind, limit.threshold)} are used or held, set by {limit.source}"
+    spent = bare(limit.kind, used).removesuffix(" USD")
+    numbers = f"{spent} of {bare(limit.kind, limit.threshold)} are used or held, set by {limit.source}"
     return LimitRefusal(
         scope=KINDS[limit.kind].scope,
         whose=owner.id,

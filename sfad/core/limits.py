@@ -70,8 +70,17 @@ otherwise where they are asked for."""
 def amount(kind: LimitKind, value: float) -> str:
     """So much of a kind, for people: `11 turns`, `0.45 USD`, `200.0 MiB`."""
     if kind in (LimitKind.MEMORY, LimitKind.OUTPUT):
-        return f"{value / 1048576:.1f} MiB"
-    return f"{value:.6g}{KINDS[kind].unit or f' {kind}'}"
+        return f"{value / 1048576:.1f} MiB" if value >= 1048576 else f"{value / 1024:g} KiB"
+    if kind in COSTS:
+        exact = f"{value:.6g}"
+        return f"{value:.2f} USD" if len(exact.partition(".")[2]) < 3 else f"{exact} USD"
+    number = f"{value:.0f}" if KINDS[kind].whole else f"{value:.6g}"
+    return f"{number}{KINDS[kind].unit or f' {kind}'}"
+
+
+def bare(kind: LimitKind, value: float) -> str:
+    """`amount` where the kind has been named already: `11`, `0.45 USD`."""
+    return amount(kind, value).removesuffix(f" {kind}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,11 +236,11 @@ def check(limit: Limit, policy: Policy) -> None:
     finite = kind.least <= limit.threshold < inf and (most is None or limit.threshold <= most)  # false for a NaN, too
     if finite and (not kind.whole or limit.threshold == int(limit.threshold)):
         return
-    upper = f"to {most:g}{kind.unit}" if most is not None else "or more"
+    upper = f"to {bare(limit.kind, most)}" if most is not None else "or more"
     key = " (limits.max_time)" if limit.kind is LimitKind.TIME else ""
     whole = ", whole numbers" if kind.whole else ""
     asked = f"{limit.kind} = {limit.threshold:g}{kind.unit} ({limit.source})"
-    raise Invalid(f"{asked} is outside its range: {kind.least:g}{kind.unit} {upper}{key}{whole}")
+    raise Invalid(f"{asked} is outside its range: {bare(limit.kind, kind.least)} {upper}{key}{whole}")
 
 
 def crossed(limits: Limits, account: Account, nearing: float) -> Iterator[Crossing]:

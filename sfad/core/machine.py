@@ -361,6 +361,9 @@ class Machine:
         first = run.asked.retry_delay if run.asked.retry_delay is not None else policy.retry_delay
         run.retry_at = at + backoff(run.id, run.attempt, first=first, cap=max(policy.retry_delay_max, first))
         self.do(c.Arm(run.id, "retry", run.retry_at))
+        how = _exit_reason(run.exit, run.said_failed).message if run.exit is not None else "failed"
+        wait = run.retry_at - at
+        self.publish("run_progress", run, f"attempt {run.attempt} of {run.asked.attempts} {how}; the next begins in {wait:.1f} s")
 
     def _halt_clock(self, run: Run, at: float) -> None:
         run.clock.halt(at)

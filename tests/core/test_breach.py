@@ -657,14 +657,15 @@ def test_what_the_kernel_refused_is_above_the_limit() -> None:
     assert t.said == ["near a1 pids 10/10", "over a1 pids 11/10"]
 
 
-def test_levels_go_down_again_and_more_room_is_not_measured_by_them() -> None:
+def test_what_stands_still_for_its_memory_has_it_still_and_what_runs_may_have_less() -> None:
     t = Transcript()
     a = t.start("a", limits="memory=10000000:pause")
     (t >> t.level(a, "memory", 11_000_000)).skip()
     assert t.run(a).status is Status.PAUSED
-    t >> t.resume(a, room="memory=10500000") << "rebound a1" << "thaw a1" << "arm a1 deadline +96" << "reply 2 Changed a1 running"
+    assert "is no more room" in t.failed(t.resume(a, room="memory=10500000"))
+    t >> t.resume(a, room="memory=12000000") << "rebound a1" << "thaw a1" << "arm a1 deadline +96" << "reply 3 Changed a1 running"
     t >> t.level(a, "memory", 5_000_000)
-    t >> t.level(a, "memory", 10_600_000) << "freeze a1" << f"arm a1 pause_max +{DAY}"
+    t >> t.level(a, "memory", 12_600_000) << "freeze a1" << f"arm a1 pause_max +{DAY}"
     t.quiet()
 
 

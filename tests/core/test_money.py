@@ -177,7 +177,7 @@ def test_ten_children_and_their_parents_last_dollar() -> None:
     assert refusal.used == pytest.approx(1.0)
     assert refusal == LimitRefusal(
         scope="tree", whose=a, limit_kind=COST, threshold=1, used=refusal.used, asked=0.1,
-        message="not reserved: 0.1 USD more would take run a1 ('a') above its cost limit: 1 of 1 USD are used or held, "
+        message="not reserved: 0.10 USD more would take run a1 ('a') above its cost limit: 1.00 of 1.00 USD are used or held, "
         "set by --limit. Finish with what you have.",
     )  # fmt: skip
     assert t.said[-1] == "over a1 cost 1.1/1"
