@@ -33,7 +33,7 @@ from . import connection
 from .connection import DaemonError
 from .exits import Quit
 
-__all__ = ["DaemonUnreachable", "LimitReached", "RequestFailed", "Reservation", "Sfad", "SfadError", "Unanswered"]
+__all__ = ["DaemonUnreachable", "LimitReached", "NotInARun", "RequestFailed", "Reservation", "Sfad", "SfadError", "Unanswered"]
 
 PATIENCE = 60.0
 """Seconds that an answer may take. The daemon decides in memory and commits to its ledger: milliseconds, if it is well."""
@@ -52,6 +52,10 @@ class DaemonUnreachable(SfadError):
     def __init__(self, message: str, kind: str) -> None:
         super().__init__(message)
         self.kind = kind
+
+
+class NotInARun(SfadError):
+    """There is a daemon, but this process is in none of its runs, and no run was named."""
 
 
 class Unanswered(SfadError):
@@ -168,7 +172,7 @@ class Sfad:
         """The run as it is now: its limits, with what is used of each. Raises `SfadError`."""
         run = self._run or self.run_id
         if run is None:
-            raise SfadError("this process is in no run: name one, as in Sfad(run='a1')")
+            raise NotInARun("this process is in no run of the daemon's: name one, as in Sfad(run='a1')")
         return self._ask(m.Info(id=0, run=run), m.RunReply, again=True).run
 
     def report(
@@ -252,6 +256,8 @@ class Sfad:
 
     def _send(self, request: m.Request) -> connection.Client:
         client = self._connected()
+        if isinstance(request, m.Report | m.Reserve) and request.run is None and client.welcome.run is None:
+            raise NotInARun("this process is in no run of the daemon's: name one, as in Sfad(run='a1')")
         request.id = client.next_id()
         try:
             client.send(request)

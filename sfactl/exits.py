@@ -88,10 +88,16 @@ def _of_failed(run: RunInfo) -> int:
         return Exit.UNAVAILABLE
     if why == "launch":
         return _of_launch(run)
+    if why in ("agent", "result"):
+        return _SAID_FAILED
     if run.signal is not None:
         return 128 + run.signal
     # An exit status of 0 with the status `failed` must not read as success to a script.
     return run.exit_code or Exit.LOST
+
+
+_SAID_FAILED = 1
+"""What a program exits with that knows that it failed: the agent said so, and exited with 0 or not at all."""
 
 
 def _of_launch(run: RunInfo) -> int:

@@ -56,6 +56,8 @@ class Foreground:
         self._status_file = status_file
         self._terminal: Terminal | None = None
         self._notices: Notices | None = None
+        self._early: list[Event] = []
+        """Events of the run that came before the answer that says which one it is."""
         self._activities: list[loop.Activity] = []
         self._replies: dict[int, Callable[[m.AnyReply, Sequence[int]], None]] = {}
         self._run: RunInfo | None = None
@@ -145,10 +147,12 @@ class Foreground:
 
     def _spawn_said(self, reply: m.AnyReply, descriptors: Sequence[int]) -> None:
         """The events of the run carry the id of the request, and the first come before its answer."""
-        if isinstance(reply, m.EventPush):
-            self._event(reply.event)
-        else:
+        if not isinstance(reply, m.EventPush):
             self._started(reply, descriptors)
+        elif self._run is None and not self._verbose:
+            self._early.append(reply.event)
+        else:
+            self._event(reply.event)
 
     def _started(self, reply: m.AnyReply, _descriptors: Sequence[int]) -> None:
         check(reply)
@@ -161,6 +165,8 @@ class Foreground:
             self._progress("queued" if self._queued else "starting")
         if words := request.unenforceable(run, self._message):
             self._note(words)
+        for event in self._early:
+            self._event(event)
         self._copy_output(run)
         self._ask(m.Wait(id=self._client.next_id(), run=run.id), self._ended)
         for number in self._signalled:
@@ -196,6 +202,8 @@ class Foreground:
             self._progress("starting")
         elif own and event.limit_kind is not None:
             self._limit(event)
+        elif own and event.type == "run_progress":
+            self._progress(output.plain(event.message))
         elif own and event.type in ("meter_unpriced", "meter_gap"):
             self._progress(f"not all of its use is known: {output.plain(event.message)}")
 
@@ -265,7 +273,7 @@ class Foreground:
 
     def _conclude(self, final: RunInfo | None) -> int:
         assert final is not None  # `carry_out` has waited for it
-        self._progress(final.status.value if final.status is Status.COMPLETED else _ending(final))
+        self._progress(_ending(final))
         if self._status_file:
             write_status(self._status_file, final)
         if self._json:

@@ -4,6 +4,7 @@ loops often has none."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import ceil
 from typing import ParamSpec, TypeVar
 
 from sfad.protocol import limits as written
@@ -86,8 +87,17 @@ def unenforceable(run: RunInfo, asked: Sequence[Limit]) -> str | None:
 
 def describe(state: LimitState) -> str:
     """A limit on one line: what is used of it, what follows, who set it, whose use counts, who watches over it."""
-    parts = [_of(state), f"from {plain(state.source)}", _SCOPES[state.scope], _WATCHERS[state.enforced_by]]
+    parts = [_of(state), f"from {plain(state.source)}", _SCOPES[state.scope], _kept(state)]
+    if state.bound_by is not None and state.bound is not None:
+        parts.append(f"run {state.bound_by} above it has {format_amount(state.kind, state.bound)} for all")
     return f"{state.kind} " + "; ".join(parts)
+
+
+def _kept(state: LimitState) -> str:
+    if state.kind is LimitKind.CPU and state.enforced_by == "watching":
+        cores = ceil(state.threshold)
+        return f"bound to {cores} {'CPU' if cores == 1 else 'CPUs'}, for want of a cpu controller"
+    return _WATCHERS[state.enforced_by]
 
 
 _SCOPES = {"run": "the run's own", "tree": "with its descendants'"}
@@ -126,6 +136,8 @@ def _amounts(usage: Usage) -> Iterator[str]:
         yield f"{usage.output_tokens} tokens out"
     if usage.cost_usd is not None:
         yield f"cost {format_usd(usage.cost_usd)} USD{_COST_FROM[usage.cost_from]}"
+    if usage.unpriced_tokens:
+        yield f"and what {usage.unpriced_tokens} tokens of models without a price cost"
     for role, cost in (("planning", usage.planning_cost_usd), ("execution", usage.execution_cost_usd)):
         if cost is not None:
             yield f"{role} {format_usd(cost)} USD"
@@ -153,7 +165,10 @@ class Notices:
         """The words for an event of `run`; `None` if it is not about a limit, or was told before."""
         if event.type not in ("limit_nearing", "limit_exceeded") or event.limit_kind is None:
             return None
-        words = f"limit {event.limit_kind}: {_what(event)}{_follows(event, run)}"
+        if event.type == "limit_nearing" and (event.used or 0) > (event.threshold or 0):
+            return None  # what exceeds it says more
+        subject = "budget" if event.scope in ("user", "team") else f"limit {event.limit_kind}"
+        words = f"{subject}: {_what(event)}{_follows(event, run)}"
         if words in self._told:
             return None
         self._told.add(words)
@@ -195,12 +210,4 @@ def _follows(event: Event, run: RunInfo) -> str:
         Action.WARN: ", going on",
         Action.PAUSE: f", paused; more room: sfactl resume {run.id} {more}",
         Action.REQUEST_INCREASE: f", waiting for approval: sfactl approve {run.id} [{more}], or sfactl deny {run.id}",
-    }[_action(event, run)]
-
-
-def _action(event: Event, run: RunInfo) -> Action | None:
-    """What follows from a breach, as far as the run's limits tell."""
-    own = next((state for state in run.limits if state.kind == event.limit_kind), None)
-    if event.limit_kind == LimitKind.TIME and (own is None or own.threshold != event.threshold):
-        return Action.TERMINATE  # `limits.max_time`, which nothing else overrules
-    return own.action if own is not None else None
+    }[event.action]

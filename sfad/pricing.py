@@ -24,7 +24,7 @@ from .protocol.types import Tokens
 if TYPE_CHECKING:
     from genai_prices.types import ModelInfo, Provider, TieredPrices
 
-__all__ = ["Price", "Prices", "PricesUnavailable"]
+__all__ = ["Catalogue", "Price", "Prices", "PricesUnavailable"]
 
 MATCHES_KEPT = 256
 """Names whose price is remembered, unknown ones included. A daemon sees a dozen; an agent can invent any number."""
@@ -37,41 +37,55 @@ _BEDROCK = re.compile(r"(?:[a-z-]+\.)?[a-z0-9]+\.[a-z]")
 
 
 class PricesUnavailable(Exception):
-    """The library cannot be imported. The message names the cause."""
+    """The library cannot be imported, now or at all. The message names the cause."""
 
 
-class Prices:
-    """Prices of models. `own`, by model name, come before the library's and are there without it."""
+class Catalogue:
+    """The library's prices. There is one, whatever prices the config adds to it, now and after a reload."""
 
-    def __init__(self, own: Mapping[str, Price] | None = None) -> None:
-        self.loaded = False
-        """Whether the library's prices are there."""
+    def __init__(self) -> None:
+        self.library: _Library | None = None
         self.failure: str | None = None
-        """Why they are not, once `load` has tried; or, after a lookup that the library failed on, how."""
-        self._own = dict(own or {})
-        self._library: _Library | None = None
+        """Why there is no library, and never will be; or, after a lookup that it failed on, how."""
         self._lock = trio.Lock()
-        self._match = lru_cache(MATCHES_KEPT)(self._search)
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is known what the library knows, if it is there at all."""
+        return self.library is not None or self.failure is not None
 
     async def load(self) -> None:
         """Imports the library, once, in a worker thread; who calls meanwhile waits for the same import.
 
-        Raises `PricesUnavailable` if it cannot be imported, now or when it was tried before.
+        Raises `PricesUnavailable`. What the machine is short of for a moment (descriptors, threads, memory) is no reason not to
+        try again at the next call; a library that is not installed is.
         """
         async with self._lock:
-            if not self.loaded and self.failure is None:
+            if not self.settled:
                 await self._import()
-        if not self.loaded:
+        if self.library is None:
             raise PricesUnavailable(self.failure)
 
     async def _import(self) -> None:
         try:
-            self._library = await trio.to_thread.run_sync(_import_library)
-        except Exception as error:  # noqa: BLE001 — what its import raises is not ours to know, and is reported by `load`
+            self.library = await trio.to_thread.run_sync(_import_library)
+        except ImportError as error:
+            if isinstance(error.__cause__ or error.__context__, OSError):
+                raise PricesUnavailable(f"the library genai-prices cannot be imported now: {error}") from error
+            self.failure = f"the library genai-prices cannot be imported: {error}"
+        except (OSError, MemoryError, RuntimeError) as error:  # RuntimeError: can't start new thread
+            raise PricesUnavailable(f"the library genai-prices cannot be imported now: {error}") from error
+        except Exception as error:  # noqa: BLE001 — what its import raises is not ours to know, and is reported
             self.failure = f"the library genai-prices cannot be imported: {type(error).__name__}: {error}"
-            return
-        self.loaded = True
-        self._match.cache_clear()
+
+
+class Prices:
+    """Prices of models: `own`, by model name, before the library's. Immutable, so that a run keeps those it began with."""
+
+    def __init__(self, own: Mapping[str, Price] | None = None, catalogue: Catalogue | None = None) -> None:
+        self.catalogue = catalogue or Catalogue()
+        self._own = dict(own or {})
+        self._match = lru_cache(MATCHES_KEPT)(self._search)
 
     def cost(self, model: str, tokens: Tokens, *, request_input: int | None = None) -> float | None:
         """USD for `tokens` of a model. `None` if its price is not known: an unknown name, or the library is not loaded.
@@ -82,7 +96,7 @@ class Prices:
         """
         if len(model) > NAME_MAX or not model.isprintable():
             return None
-        found = self._match(model)
+        found = self._match(model, self.catalogue.library)
         if found is None:
             return None
         try:
@@ -90,15 +104,15 @@ class Prices:
         except OverflowError:  # a number of tokens that no float holds
             return None
 
-    def _search(self, model: str) -> _Priced | None:
+    def _search(self, model: str, library: _Library | None) -> _Priced | None:
         names = list(dict.fromkeys(_spellings(model)))
         for name in names:
             if name in self._own:
                 return _fixed(self._own[name])
         try:
-            return None if self._library is None else self._library.find([name.lower() for name in names])
+            return None if library is None else library.find([name.lower() for name in names])
         except Exception as error:  # noqa: BLE001 — a fault of the library must not reach the event loop
-            self.failure = f"the library genai-prices failed on {model!r}: {type(error).__name__}: {error}"
+            self.catalogue.failure = f"the library genai-prices failed on {model!r}: {type(error).__name__}: {error}"
             return None
 
 

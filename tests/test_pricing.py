@@ -26,7 +26,7 @@ OWN = Price(input_mtok=1, output_mtok=2, cached_mtok=0.1, cache_write_mtok=1.5)
 @pytest.fixture(scope="module")
 def prices() -> Prices:
     found = Prices()
-    trio.run(found.load)
+    trio.run(found.catalogue.load)
     return found
 
 
@@ -76,7 +76,7 @@ def test_names_as_agents_write_them(prices: Prices, model: str, usd: float) -> N
 def test_what_nobody_knows_has_no_price(prices: Prices, model: str) -> None:
     assert prices.cost(model, USED) is None
     assert prices.cost(model, Tokens()) is None
-    assert prices.failure is None
+    assert prices.catalogue.failure is None
 
 
 @given(
@@ -86,7 +86,7 @@ def test_what_nobody_knows_has_no_price(prices: Prices, model: str) -> None:
 def test_it_never_raises(prices: Prices, model: str, tokens: Tokens) -> None:
     found = prices.cost(model, tokens)
     assert found is None or found >= 0
-    assert prices.failure is None
+    assert prices.catalogue.failure is None
 
 
 def test_what_no_float_holds(prices: Prices) -> None:
@@ -127,7 +127,7 @@ def by_the_library(provider: str, model: str, tokens: Tokens) -> float:
 def test_it_comes_to_what_the_library_says(prices: Prices, tokens: Tokens) -> None:
     compared = 0
     for provider, model in list(every_model())[::3]:
-        ours = prices._library.find([f"{provider}/{model}".lower()])  # type: ignore[union-attr]
+        ours = prices.catalogue.library.find([f"{provider}/{model}".lower()])  # type: ignore[union-attr]
         rates = None if ours is None else ours(tokens.input)
         if rates is not None and rates.input is not None and rates.output is not None and not model.startswith("sonar"):
             assert Prices({"x": as_own(rates)}).cost("x", tokens) == pytest.approx(by_the_library(provider, model, tokens)), model
@@ -172,8 +172,8 @@ def test_own_prices_need_no_library_and_add_to_it() -> None:
     own = Prices({"house-model": OWN, "claude-sonnet-4-5": OWN})
     assert own.cost("house-model", USED) == pytest.approx(0.12)
     assert own.cost("claude-opus-4-8", USED) is None
-    assert not own.loaded
-    trio.run(own.load)
+    assert not own.catalogue.library
+    trio.run(own.catalogue.load)
     assert own.cost("claude-opus-4-8", USED) == pytest.approx(0.75)
     assert own.cost("claude-sonnet-4-5", USED) == pytest.approx(0.12)
 
@@ -250,9 +250,10 @@ async def main():
     sys.addaudithook(hook)
     async with trio.open_nursery() as nursery:
         for _ in range(5):
-            nursery.start_soon(prices.load)
-    await prices.load()
-    print(prices.loaded, prices.cost("gpt-5", Tokens(input=1_000_000)), prices.cost("no such model", Tokens(input=1)))
+            nursery.start_soon(prices.catalogue.load)
+    await prices.catalogue.load()
+    there = prices.catalogue.library is not None
+    print(there, prices.cost("gpt-5", Tokens(input=1_000_000)), prices.cost("no such model", Tokens(input=1)))
 
 trio.run(main)
 print(*seen)
@@ -276,10 +277,10 @@ async def main():
     prices = Prices({"m": Price(input_mtok=1, output_mtok=1)})
     for _ in range(2):
         try:
-            await prices.load()
+            await prices.catalogue.load()
         except PricesUnavailable as error:
             print(error)
-    print(prices.loaded, prices.cost("gpt-5", Tokens(input=1)), prices.cost("m", Tokens(input=1_000_000)))
+    print((prices.catalogue.library is not None), prices.cost("gpt-5", Tokens(input=1)), prices.cost("m", Tokens(input=1_000_000)))
 
 trio.run(main)
 """
@@ -299,7 +300,7 @@ async def test_a_caller_who_gave_up_leaves_it_to_the_next() -> None:
     prices = Prices()
     with trio.CancelScope() as scope:
         scope.cancel()
-        await prices.load()
-    states = [prices.loaded]
-    await prices.load()
-    assert [*states, prices.loaded] == [False, True]
+        await prices.catalogue.load()
+    states = [(prices.catalogue.library is not None)]
+    await prices.catalogue.load()
+    assert [*states, (prices.catalogue.library is not None)] == [False, True]

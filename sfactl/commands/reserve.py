@@ -67,4 +67,6 @@ def _show(found: Reserved, json: bool) -> int:
         output.print_json({"reserved": held})
     else:
         print(found.reservation)
+    if found.cost_usd is None:
+        output.note('sfactl: this model has no known price: its tokens are held, but no money; set [prices."MODEL"] in the config')
     return Exit.DONE

@@ -36,5 +36,12 @@ def _facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
     yield "runs", f"{status.live} live, {status.queued} queued, {status.admitted} admitted, {status.refused} refused"
     yield "connections", str(status.connections)
     yield "memory", f"{output.size(status.memory_bytes)}; ledger {output.size(status.ledger_bytes)}"
+    if status.enforcement:
+        who = (f"{kind} by {'nobody' if by == 'nothing' else by}" for kind, by in status.enforcement.items())
+        yield "enforcement", ", ".join(who)
+    for budget in status.budgets:
+        left = max(0.0, budget.usd - budget.used_usd)
+        spent = f"{budget.used_usd:.2f} of {budget.usd:.2f} USD a {budget.period} used, {left:.2f} left"
+        yield "budget", output.plain(f"{budget.scope} {budget.name}: {spent}; renews at {budget.renews}")
     if status.draining:
         yield "draining", "nothing is started any more"

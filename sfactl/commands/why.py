@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from sfad.protocol.limits import format_amount, format_limit
+from sfad.protocol.limits import INSTEAD, format_amount, format_limit
 from sfad.protocol.messages import Info, RunReply
 from sfad.protocol.types import Action, LimitKind, LimitState, Reason, RunInfo, Status
 
 from .. import output
 from ..connection import connect
 from ..exits import Exit
-from ..limits import REFUSED
+from ..limits import REFUSED, share
 from ..options import COMMON, RUN, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUN)
@@ -38,7 +38,8 @@ def sentence(run: RunInfo, now: datetime | None = None) -> str:
     if run.status.rejected:
         return f"{who} was refused by the {run.status.value.removeprefix('rejected_')} rule: {_message(run.reason)}"
     if run.status is Status.COMPLETED:
-        return f"{who} completed: its main process exited with 0 after {output.seconds(run.usage.elapsed_s)}{_aside(run)}"
+        how = _message(run.reason) if run.reason else f"its main process exited with 0 after {output.seconds(run.usage.elapsed_s)}"
+        return f"{who} completed: {how}{_warned(run)}"
     if run.status.terminal:
         return f"{who} ended as {run.status.value}: {_message(run.reason)}{_numbers(run)}"
     if run.status is Status.PAUSED:
@@ -50,8 +51,14 @@ def _message(reason: Reason | None) -> str:
     return output.plain(reason.message) if reason else "no reason was recorded"
 
 
-def _aside(run: RunInfo) -> str:
-    return f" ({_message(run.reason)})" if run.reason and run.reason.kind != "exit" else ""
+def _warned(run: RunInfo) -> str:
+    """Limits that were exceeded and only warned."""
+    passed = [
+        f"{state.kind} {share(state.kind, state.used, state.threshold)}"
+        for state in run.limits
+        if state.used is not None and state.used > state.threshold and state.kind not in INSTEAD
+    ]
+    return f"; above what only warns: {', '.join(passed)}" if passed else ""
 
 
 def _numbers(run: RunInfo) -> str:

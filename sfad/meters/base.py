@@ -28,7 +28,10 @@ class Reading:
     models: dict[str, Tokens] = field(default_factory=dict)
     """Tokens by model; under `""` where the agent does not name it."""
     cost_usd: float | None = None
-    """As the agent itself reports it. It wins over a computed one."""
+    """As the agent itself reports it, of all tokens but the `uncovered` ones. It wins over a computed cost of the same tokens."""
+    uncovered: dict[str, Tokens] = field(default_factory=dict)
+    """Of `models`, what `cost_usd` does not cover: another program's cost covers all it has used, a line of `jsonl` only itself.
+    Of no meaning while there is no cost."""
     tools: list[str] = field(default_factory=list)
     """Names of the tools called since somebody last emptied this list, the last `MAX_TOOLS` of them."""
     finished: bool = False
@@ -37,6 +40,12 @@ class Reading:
     """The agent's own word that it failed, whatever its exit code; one line of at most `MAX_WORDS` characters."""
     skipped_lines: int = 0
     """Lines longer than `MAX_LINE` that looked as if they could hold usage, and were not read."""
+
+    @property
+    def to_price(self) -> dict[str, Tokens]:
+        """The tokens whose cost the agent has not told. What the attempt has cost is `cost_usd`, if it is known, and their price,
+        if there are any and it is known; neither: unknown."""
+        return self.models if self.cost_usd is None else self.uncovered
 
 
 class Meter(Protocol):

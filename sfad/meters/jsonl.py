@@ -49,12 +49,14 @@ class JsonlMeter(LineMeter[_Event]):
 
     def _charge(self, event: _Event) -> None:
         """Each number is an increment; one that was never given stays unknown, as nobody says that the agent counts it."""
-        reading = self.reading
+        reading, cost = self.reading, tally.dollars(event.cost_usd)
         if event.input_tokens is not None or event.output_tokens is not None:
             read, written = event.cached_tokens, event.cache_write_tokens
             used = tally.tokens_in_all(total=event.input_tokens, read=read, written=written, output=event.output_tokens)
-            tally.add(reading.models, event.model if isinstance(event.model, str) else "", used)
-        tally.spend(reading, tally.dollars(event.cost_usd))
+            model = tally.add(reading.models, event.model if isinstance(event.model, str) else "", used)
+            if cost is None:
+                tally.add(reading.uncovered, model, used)
+        tally.spend(reading, cost)
         if event.turns is not None:
             reading.turns = tally.total(reading.turns, event.turns)
         if event.messages is not None:

@@ -20,6 +20,10 @@ _EVENT_LEVEL = {"low": "debug", "medium": "warning", "high": "error"}
 _STDERR = 2
 
 
+_NOTABLE = ("limit_", "increase_", "run_paused", "run_resumed")
+"""Events of low severity that somebody who reads in the morning what happened at night has to find."""
+
+
 class Log:
     """Writes lines of `level` and above to `file` (created 0600, appended to), else to `descriptor`.
 
@@ -62,6 +66,8 @@ class Log:
     def event(self, event: Event) -> None:
         """An event, with its own time and its fields as they are named elsewhere."""
         level = _EVENT_LEVEL[event.severity]
+        if level == "debug" and event.type.startswith(_NOTABLE):
+            level = "info"
         if LEVELS.index(level) >= self._threshold:
             fields: dict[str, Any] = msgspec.to_builtins(event)
             self._line(level, {"severity": event.severity, **fields})

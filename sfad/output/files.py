@@ -71,25 +71,37 @@ class OutputStore:
             with suppress(FileNotFoundError):
                 os.unlink(self._path(run_id, suffix))
 
-    def excess(self, run_id: RunId, suffix: Suffix, keep: int) -> int:
-        """The offset up to which `free` would free a file that is to keep its newest `keep` bytes; 0 for nothing, and for what
-        is no regular file. Costs one system call. Raises `OSError`."""
+    def status(self, run_id: RunId, suffix: Suffix) -> os.stat_result | None:
+        """Of what bears the file's name now; `None` for nothing, and for what is no regular file. Costs one system call.
+        Raises `OSError`."""
         try:
             status = os.stat(self._path(run_id, suffix), follow_symlinks=False)
         except FileNotFoundError:
-            return 0
-        return holes.excess(status, keep) if stat.S_ISREG(status.st_mode) else 0
+            return None
+        return status if stat.S_ISREG(status.st_mode) else None
 
-    def free(self, run_id: RunId, suffix: Suffix, keep: int, until: int, between: Callable[[], object] = lambda: None) -> int:
+    def free(
+        self,
+        run_id: RunId,
+        suffix: Suffix,
+        keep: int,
+        until: int,
+        between: Callable[[], object] = lambda: None,
+        *,
+        inode: int | None = None,
+    ) -> int:
         """Frees the bytes of a file that lie before offset `until` and before its newest `keep`; returns how many.
 
-        It may wait for the disk: call it in a thread. `between` is called every few MiB, and may raise to give up.
-        Raises `OSError`; `EOPNOTSUPP` where the file system cannot."""
+        It may wait for the disk: call it in a thread. `between` is called every few MiB, and may raise to give up. `inode`: of
+        no other file, as of one that the run has linked in its place. Raises `OSError`; `EOPNOTSUPP` where the file system
+        cannot."""
         try:
             descriptor = _open(self._path(run_id, suffix), os.O_WRONLY)
         except FileNotFoundError:
             return 0
         try:
+            if inode is not None and os.fstat(descriptor).st_ino != inode:
+                return 0
             return holes.free(descriptor, keep, until, between)
         finally:
             os.close(descriptor)

@@ -1,4 +1,5 @@
-"""Who has written: one inotify watch on the directory of all output files, whose events name the file."""
+"""Who has written, or has had its file taken away: one inotify watch on the directory of all output files, whose events name
+the file."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from types import TracebackType
 
 from ..protocol.types import RunId
 
-_IN_MODIFY = 0x2
+_MASK = 0x2 | 0x40 | 0x80 | 0x200  # IN_MODIFY, IN_MOVED_FROM, IN_MOVED_TO, IN_DELETE
 # of the event that says that there were more than fs.inotify.max_queued_events: wd -1, mask IN_Q_OVERFLOW
 _OVERFLOW = b"\xff\xff\xff\xff\x00\x40\x00\x00"
 # Events are a header of 16 bytes and a name padded with NULs. Two runs that write in turns make up to 16 384 of them before
@@ -25,7 +26,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Growth:
-    """Readable (`fileno`) when a file of `directory` has been written to; creating one does not count. Costs nothing a run.
+    """Readable (`fileno`) when a file of `directory` has been written to, deleted, renamed, or another was renamed to its name;
+    creating one does not count. Costs nothing a run.
 
     Raises `OSError`: `EMFILE` when the user has no instance left (fs.inotify.max_user_instances, 128)."""
 
@@ -33,7 +35,7 @@ class Growth:
         self._descriptor: int = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._descriptor < 0:
             raise _error(directory)
-        if _libc.inotify_add_watch(self._descriptor, os.fsencode(directory), _IN_MODIFY) < 0:
+        if _libc.inotify_add_watch(self._descriptor, os.fsencode(directory), _MASK) < 0:
             error = _error(directory)
             self.close()
             raise error
@@ -49,7 +51,7 @@ class Growth:
         return self._descriptor
 
     def take(self) -> set[RunId] | None:
-        """The runs whose files have been written to since the last call; `None`: it may be any, the kernel lost count."""
+        """The runs whose files were so since the last call; `None`: it may be any, the kernel lost count."""
         names: set[bytes] = set()
         for _ in range(_BATCHES):
             try:

@@ -21,6 +21,7 @@ from .framing import frame
 from .types import (
     Action,
     Bound,
+    BudgetState,
     Claim,
     Event,
     Kind,
@@ -402,6 +403,9 @@ class DaemonStatus(Reply, tag="daemon_status"):
     connections: int
     memory_bytes: int
     ledger_bytes: int
+    enforcement: dict[str, str] = {}
+    """Who holds runs to limits of `memory`, `pids` and `cpu` here: `kernel`, `watching`, `nothing`."""
+    budgets: list[BudgetState] = []
 
 
 class Setting(Struct, frozen=True, kw_only=True):

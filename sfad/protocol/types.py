@@ -291,6 +291,20 @@ class LimitRefusal(Struct, frozen=True, kw_only=True):
     """For the model that will read it."""
 
 
+class BudgetState(Struct, frozen=True, kw_only=True):
+    """A money budget as it stands (SPEC section 5)."""
+
+    scope: Literal["user", "team"]
+    name: str
+    period: Literal["day", "week", "month"]
+    usd: float
+    """What may be spent in a period."""
+    used_usd: float
+    """In this one, reservations included."""
+    renews: str
+    """When the next one begins, RFC 3339."""
+
+
 class Survivor(Struct, frozen=True, kw_only=True):
     """A process that is still there `stop.kill_wait` after SIGKILL."""
 

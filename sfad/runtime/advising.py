@@ -14,6 +14,7 @@ from ..ledger.advice import learn
 from ..ledger.errors import LedgerError
 from ..protocol.advice import Advice
 from ..protocol.types import LimitKind
+from .threads import in_thread
 
 LEARN_AGAIN = 20
 """Ended runs of a type or name after which it is learnt anew."""
@@ -39,6 +40,8 @@ class Adviser:
         self._feed = feed
         self._trouble = trouble
         self._ended: dict[str, int] = {}
+        self._one_at_a_time = trio.CapacityLimiter(1)
+        """A hundred who ask at once are answered one after the other; each walk keeps a CPU busy."""
         self._nursery: trio.Nursery
 
     def configure(self, *, adaptive: bool, max_time: float) -> None:
@@ -53,16 +56,18 @@ class Adviser:
             await trio.sleep_forever()
 
     async def advise(self, run_type: str | None, name: str | None) -> list[Advice]:
-        """Advice of each kind. Raises `LedgerError`."""
-        return await trio.to_thread.run_sync(partial(learn, self._directory, type=run_type, name=name, max_time=self.max_time))
+        """Advice of each kind. Raises `LedgerError`, `OSError`."""
+        look = partial(learn, self._directory, type=run_type, name=name, max_time=self.max_time)
+        async with self._one_at_a_time:
+            return await in_thread(look)
 
-    def advise_soon(self, run_type: str | None, name: str | None, answer: Callable[[list[Advice] | LedgerError], None]) -> None:
+    def advise_soon(self, run_type: str | None, name: str | None, answer: Callable[[list[Advice] | Exception], None]) -> None:
         """Calls `answer` with the advice, or with why there is none."""
 
         async def ask() -> None:
             try:
                 answer(await self.advise(run_type, name))
-            except LedgerError as error:
+            except (LedgerError, OSError) as error:
                 answer(error)
 
         self._nursery.start_soon(ask)
@@ -83,8 +88,10 @@ class Adviser:
     async def _learn(self, key: str, run_type: str | None, name: str | None) -> None:
         try:
             advice = await self.advise(run_type, name)
-        except LedgerError as error:
+        except (LedgerError, OSError) as error:
             self._trouble(f"nothing was learnt for limits.adaptive: {error}")
+            return
+        if not self.adaptive:
             return
         thresholds = {LimitKind(one.kind): one.suggested for one in advice if one.kind in ADAPTED and one.suggested is not None}
         self._feed(e.AdviceLearned(trio.current_time(), key, thresholds))

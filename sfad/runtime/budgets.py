@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 
 import trio
 
@@ -15,6 +16,8 @@ from ..ledger import Ledger
 from .live import wall_clock
 from .timers import Timers
 
+LOOK_AGAIN_SOON = 10.0
+"""Seconds until the next look where the ledger could not be read."""
 LOOK_AGAIN = 600.0
 """Seconds at most between two looks at the calendar: a clock that is set must not keep a budget from being renewed."""
 
@@ -23,11 +26,19 @@ class BudgetKeeper:
     """Tells the core what each budget stands at, now and whenever a period begins. Periods are calendar days, weeks (from
     Monday) and months of the daemon's time zone."""
 
-    def __init__(self, known: Budgets, ledger: Ledger, timers: Timers, feed: Callable[[e.Event], None]) -> None:
+    def __init__(
+        self,
+        known: Budgets,
+        ledger: Ledger,
+        timers: Timers,
+        feed: Callable[[e.Event], None],
+        trouble: Callable[[str], None],
+    ) -> None:
         self._known = known
         self._ledger = ledger
         self._timers = timers
         self._feed = feed
+        self._trouble = trouble
         self._config = configuration.Budgets()
         self._periods: dict[tuple[str, str], datetime] = {}
 
@@ -42,6 +53,13 @@ class BudgetKeeper:
 
     def _look(self) -> None:
         now = wall_clock().astimezone()
+        try:
+            self._renew(now)
+        except sqlite3.Error as error:
+            self._trouble(f"the ledger does not tell what budgets were charged: {error}; they stay as they are")
+            self._timers.arm("budgets", trio.current_time() + LOOK_AGAIN_SOON, self._look)
+
+    def _renew(self, now: datetime) -> None:
         wanted = list(self._wanted())
         if not wanted and not self._periods:
             return
@@ -54,7 +72,16 @@ class BudgetKeeper:
             old = kept.get(key) if self._periods.get(key) == begin else None
             charged = old.charged if old is not None else self._ledger.charged(*key, begin)
             over = old is not None and old.over and charged >= budget.usd
-            budgets.append(replace(budget, charged=charged, renews=end.isoformat(timespec="minutes"), over=over, near=over))
+            budgets.append(
+                replace(
+                    budget,
+                    charged=charged,
+                    over=over,
+                    near=over,
+                    begins=begin.isoformat(),
+                    renews=end.isoformat(timespec="minutes"),
+                )
+            )
         self._periods = {key: begin for key, (begin, _) in periods.items()}
         self._feed(e.BudgetsKnown(trio.current_time(), tuple(budgets)))
         if periods:
@@ -71,14 +98,19 @@ class BudgetKeeper:
 
 
 def period(now: datetime, length: str) -> tuple[datetime, datetime]:
-    """The calendar day, week or month that `now`, with its time zone, is in: its first moment, and the next one's."""
-    day = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    """The calendar day, week or month that `now`, in local time, is in: its first moment, and the next one's."""
+    # as dates, each made a moment by itself: within a period the clock may be put forward or back
+    today = now.date()
     if length == "day":
-        begin, end = day, day + timedelta(days=1)
+        begin, end = today, today + timedelta(days=1)
     elif length == "week":
-        begin = day - timedelta(days=day.weekday())
+        begin = today - timedelta(days=today.weekday())
         end = begin + timedelta(days=7)
     else:
-        begin = day.replace(day=1)
+        begin = today.replace(day=1)
         end = (begin + timedelta(days=32)).replace(day=1)
-    return begin, end
+    return _midnight(begin), _midnight(end)
+
+
+def _midnight(day: date) -> datetime:
+    return datetime(day.year, day.month, day.day).astimezone()

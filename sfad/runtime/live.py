@@ -110,6 +110,7 @@ class Live:
 
     def _limit(self, held: Held, now: float) -> LimitState:
         limit, kind = held.limit, held.limit.kind
+        above = self._tighter(held)
         used = self.run.clock.elapsed(now) if kind is LimitKind.TIME else self.run.account.used(kind)
         return LimitState(
             kind=kind,
@@ -119,7 +120,20 @@ class Live:
             used=None if used is None else round(used, 6),
             scope=KINDS[kind].scope,
             enforced_by=self._enforcer(held),
+            bound_by=above.id if above is not None else None,
+            bound=above.limits[kind].limit.threshold if above is not None else None,
         )
+
+    def _tighter(self, held: Held) -> Run | None:
+        """The ancestor with the least of a tree's limit, if that is less than the run's own."""
+        kind, found = held.limit.kind, self.run
+        if found.parent is None or KINDS[kind].scope == "run":
+            return None
+        for above in self.run.lineage[:-1]:
+            other = above.limits.get(kind)
+            if other is not None and other.binds and other.limit.threshold < found.limits[kind].limit.threshold:
+                found = above
+        return found if found is not self.run else None
 
     def _enforcer(self, held: Held) -> Enforcer:
         kind = held.limit.kind
@@ -152,6 +166,7 @@ def _usage(source: Source, use: Use, elapsed: float | None) -> Usage:
         tokens=use.tokens,
         cost_usd=_money(use.cost),
         cost_from=use.cost_from,
+        unpriced_tokens=use.unpriced_tokens,
         planning_cost_usd=_money(use.planning_cost),
         execution_cost_usd=_money(use.execution_cost),
         elapsed_s=elapsed,

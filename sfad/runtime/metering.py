@@ -8,7 +8,7 @@ launcher ─▶ Sampler ──────────────────�
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from signal import SIGKILL
 
 import trio
@@ -17,12 +17,12 @@ from ..config import Price
 from ..core import events as e
 from ..core.guard import counted
 from ..core.run import Run
-from ..core.usage import Hold, Use
+from ..core.usage import NOTHING, Hold, Use
 from ..launch.base import Bounds, Launcher
 from ..meters import Program, Reading, chosen, named
 from ..meters.base import MAX_LINE
 from ..output.files import OutputStore
-from ..pricing import Prices, PricesUnavailable
+from ..pricing import Catalogue, Prices, PricesUnavailable
 from ..protocol import messages as m
 from ..protocol.types import Action, LimitKind, RunId, Tokens
 from .following import Following
@@ -36,18 +36,23 @@ Publish = Callable[[str, RunId, str], None]
 NO_METER = "none"
 """What `--meter` says for none."""
 
+LOAD_AGAIN, LOAD_AGAIN_MAX = 1.0, 60.0
+"""Seconds between two tries to import the price list, where the machine was short of something: doubled each time."""
+
 _WATCHED = (LimitKind.MEMORY, LimitKind.PIDS)
 
 
 @dataclass(slots=True)
 class _Metered:
     live: Live
-    reading: Reading | None = None
+    prices: Prices
+    """Those that were in force when it began."""
+    readings: tuple[Reading, ...] = ()
     said: tuple[bool, str | None] = (False, None)
     skipped: int = 0
     """Lines of which it has been said that they were not read."""
-    unpriced: bool = False
-    """It has been said that a model of this run has no price."""
+    unpriced: set[str] = field(default_factory=set)
+    """Models of which it has been said that they have no price."""
 
 
 class Metering:
@@ -69,7 +74,8 @@ class Metering:
         self._trouble = trouble
         self._launcher = launcher
         self._runs: dict[RunId, _Metered] = {}
-        self._prices = Prices(prices)
+        self._catalogue = Catalogue()
+        self._prices = Prices(prices, self._catalogue)
         self._following = Following(output, seen=self._seen, lost=self._lost, trouble=trouble)
         self._sampler = Sampler(launcher, self._level_seen, nearing=nearing)
         self._nursery: trio.Nursery
@@ -87,12 +93,9 @@ class Metering:
         self._following.close()
 
     def reconfigure(self, prices: Mapping[str, Price], nearing: float) -> None:
-        """Other prices and another share, for what is used from now on."""
-        loaded = self._prices.loaded
-        self._prices = Prices(prices)
+        """Other prices for the runs that begin from now on, and another share for all."""
+        self._prices = Prices(prices, self._catalogue)
         self._sampler.nearing = nearing
-        if loaded:
-            self._load_soon()
 
     # ---- the life of a run
 
@@ -105,7 +108,7 @@ class Metering:
 
     def _begin(self, live: Live) -> None:
         run, program = live.run, live.program
-        self._runs[run.id] = _Metered(live)
+        self._runs[run.id] = _Metered(live, self._prices)
         if live.kept:
             limit = run.limits.get(LimitKind.OUTPUT)
             argv = run.asked.argv
@@ -127,9 +130,7 @@ class Metering:
     def catch_up(self, run: Run, signal: int | None = None) -> None:
         """Learns what is left to be learnt before the core decides about the end of a run, or of an attempt, and of what is
         below it. `signal` ended the main process: it may have been the kernel's answer to a limit of the run or of an ancestor."""
-        for each in run.subtree():
-            if each.id in self._runs:
-                self._following.drain(each.id)
+        self._following.drain([each.id for each in run.subtree() if each.id in self._runs])
         if signal == SIGKILL:
             for above in run.lineage:
                 for kind in self._launcher.breaches(above.id):
@@ -146,9 +147,10 @@ class Metering:
 
     def forget(self, run: RunId) -> None:
         """Nothing of the run is alive any more."""
-        if self._runs.pop(run, None) is not None:
-            self._following.forget(run)
+        if run in self._runs:
+            self._following.forget(run)  # which may have a last word
             self._sampler.forget(run)
+            del self._runs[run]
 
     # ---- from the kernel
 
@@ -157,30 +159,38 @@ class Metering:
 
     # ---- from the stream
 
-    def _seen(self, run: RunId, reading: Reading) -> None:
+    def _seen(self, run: RunId, readings: tuple[Reading, ...]) -> None:
         metered = self._runs.get(run)
         if metered is None:
             return
-        metered.reading = reading
-        self._feed(e.UseSeen(trio.current_time(), run, "stream", self._use_of(metered, reading)))
-        if reading.tools:
-            self._feed(e.ToolsCalled(trio.current_time(), run, tuple(reading.tools)))
-        if reading.skipped_lines > metered.skipped:
-            lines, metered.skipped = reading.skipped_lines - metered.skipped, reading.skipped_lines
-            self._publish("meter_gap", run, f"{counted(lines, 'line')} of more than {MAX_LINE} bytes could not be metered")
-        said = (reading.finished, reading.failed)
+        metered.readings = readings
+        self._feed(e.UseSeen(trio.current_time(), run, "stream", self._use_of(metered)))
+        latest = readings[-1]
+        if latest.tools:
+            self._feed(e.ToolsCalled(trio.current_time(), run, tuple(latest.tools)))
+        skipped = sum(reading.skipped_lines for reading in readings)
+        if skipped and skipped >= 2 * metered.skipped:
+            # an agent could write such lines all night, and each word about them is a row of the ledger
+            metered.skipped = skipped
+            self._publish("meter_gap", run, f"{counted(skipped, 'line')} of more than {MAX_LINE} bytes could not be metered so far")
+        said = (latest.finished, latest.failed)
         if said != metered.said:
             metered.said = said
             self._feed(e.AgentSaid(trio.current_time(), run, *said))
 
-    def _lost(self, run: RunId, count: int) -> None:
-        self._publish("meter_gap", run, f"{count} bytes of its stdout were freed before its meter read them")
+    def _lost(self, run: RunId, message: str) -> None:
+        self._publish("meter_gap", run, message)
 
-    def _use_of(self, metered: _Metered, reading: Reading) -> Use:
+    def _use_of(self, metered: _Metered) -> Use:
+        total = NOTHING
+        for reading in metered.readings:
+            total = total.plus(self._use_of_attempt(metered, reading))
+        return total
+
+    def _use_of_attempt(self, metered: _Metered, reading: Reading) -> Use:
         told = reading.models.values()
-        cost, origin = reading.cost_usd, "agent"
-        if cost is None:
-            cost, origin = self._cost_of(metered, reading), "prices"
+        price, unpriced = self._price_of(metered, reading)
+        cost = reading.cost_usd if price is None else price + (reading.cost_usd or 0.0)
         return Use(
             turns=reading.turns,
             messages=reading.messages,
@@ -188,28 +198,39 @@ class Metering:
             output_tokens=sum(tokens.output for tokens in told) if told else None,
             cached_tokens=sum(tokens.cached for tokens in told) if told else None,
             cost=cost,
-            cost_from=None if cost is None else "agent" if origin == "agent" else "prices",
+            cost_from=None if cost is None else "agent" if price is None else "prices",
+            unpriced_tokens=unpriced or None,
         )
 
-    def _cost_of(self, metered: _Metered, reading: Reading) -> float | None:
-        """The sum of what has a price: what has none is said, once, and never counted as 0."""
-        if not reading.models:
-            return None
-        # tokens are sums over messages; the price of one depends on how long that was
+    def _price_of(self, metered: _Metered, reading: Reading) -> tuple[float | None, int]:
+        """What the tokens whose cost the agent has not told come to, and how many of them have no price: those are said, and
+        never counted as 0 USD."""
+        # these are sums over messages; what one of them cost depends on how long it was
         each = max(1, reading.messages or 1)
-        costs = {
-            model: self._prices.cost(model, tokens, request_input=tokens.input // each) for model, tokens in reading.models.items()
-        }
-        known = [cost for cost in costs.values() if cost is not None]
-        if len(known) < len(costs):
-            self._say_unpriced(metered, [model for model, cost in costs.items() if cost is None])
-        return sum(known) if known else None
+        known: list[float] = []
+        unpriced: dict[str, int] = {}
+        for model, tokens in reading.to_price.items():
+            if not tokens.input and not tokens.output:
+                continue
+            cost = metered.prices.cost(model, tokens, request_input=tokens.input // each)
+            if cost is None:
+                unpriced[model] = tokens.input + tokens.output
+            else:
+                known.append(cost)
+        self._say_unpriced(metered, unpriced)
+        return (sum(known) if known else None), sum(unpriced.values())
 
-    def _say_unpriced(self, metered: _Metered, models: Sequence[str]) -> None:
-        if metered.unpriced or not self._settled:
+    def _say_unpriced(self, metered: _Metered, models: Mapping[str, int]) -> None:
+        fresh = [model for model in models if model not in metered.unpriced]
+        if not fresh:
             return
-        metered.unpriced = True
-        names = ", ".join(model[:80] or "a model that its output does not name" for model in models[:4])
+        if not self._catalogue.settled:
+            self._load_soon()
+            return
+        if metered.unpriced and len(metered.unpriced) >= MAX_UNPRICED:
+            return
+        metered.unpriced.update(fresh)
+        names = ", ".join(model[:80] or "a model that is not named" for model in fresh[:4])
         self._publish(
             "meter_unpriced", metered.live.run.id,
             f"no price is known of {names}: its cost is not counted (set [prices.\"MODEL\"] in the config)",
@@ -217,40 +238,52 @@ class Metering:
 
     # ---- prices
 
-    @property
-    def _settled(self) -> bool:
-        """Whether it is known what the library knows."""
-        return self._prices.loaded or self._prices.failure is not None
-
     def _load_soon(self) -> None:
-        if not self._settled and not self._loading:
+        if not self._catalogue.settled and not self._loading:
             self._loading = True
             self._nursery.start_soon(self._load)
 
     async def _load(self) -> None:
+        pause = LOAD_AGAIN
         try:
-            await self._prices.load()
+            while await self._not_loaded() is not None and not self._catalogue.settled:
+                await trio.sleep(pause)
+                pause = min(2 * pause, LOAD_AGAIN_MAX)
+        finally:
+            self._loading = False
+        for run, metered in list(self._runs.items()):
+            if metered.readings:
+                self._feed(e.UseSeen(trio.current_time(), run, "stream", self._use_of(metered)))
+
+    async def _not_loaded(self) -> str | None:
+        """Loads the price list; why that cannot be."""
+        try:
+            await self._catalogue.load()
         except PricesUnavailable as error:
             self._trouble(f"{error}; costs are computed from the config's [prices] alone")
-        self._loading = False
-        for run, metered in list(self._runs.items()):
-            if metered.reading is not None and metered.reading.models:
-                use = self._use_of(metered, metered.reading)
-                self._feed(e.UseSeen(trio.current_time(), run, "stream", use))
+            return str(error)
+        return None
 
-    def when_priced(self, model: str | None, then: Callable[[], None]) -> None:
-        """Calls `then` when the price of a model can be told, which is now unless prices have still to be loaded."""
-        if model is None or self._settled or self._prices.cost(model, Tokens()) is not None:
+    def when_priced(self, run: RunId, model: str | None, then: Callable[[], None], unsure: Callable[[str], None]) -> None:
+        """Calls `then` once the price of a model can be told or is known not to be there, which is now unless the price list
+        has still to be loaded; `unsure`, with the reason, if that cannot be known now."""
+        if model is None or self._catalogue.settled or self._prices_of(run).cost(model, Tokens()) is not None:
             then()
         else:
-            self._nursery.start_soon(self._wait_for_prices, then)
+            self._nursery.start_soon(self._wait_for_prices, then, unsure)
 
-    async def _wait_for_prices(self, then: Callable[[], None]) -> None:
-        try:
-            await self._prices.load()
-        except PricesUnavailable as error:
-            self._trouble(f"{error}; costs are computed from the config's [prices] alone")
-        then()
+    async def _wait_for_prices(self, then: Callable[[], None], unsure: Callable[[str], None]) -> None:
+        why = await self._not_loaded()
+        if why is None or self._catalogue.settled:
+            then()
+        else:
+            unsure(why)
+
+    def _prices_of(self, run: RunId) -> Prices:
+        metered = self._runs.get(run)
+        return metered.prices if metered is not None else self._prices
+
+    # ---- reports and reservations
 
     def use_of_report(self, run: RunId, request: m.Report) -> Use:
         """What a report adds."""
@@ -260,8 +293,11 @@ class Metering:
             cached=request.cached_tokens or 0,
             cache_write=request.cache_write_tokens or 0,
         )
-        told = any(n is not None for n in (request.input_tokens, request.output_tokens))
-        cost = request.cost_usd if request.cost_usd is not None else self._priced(run, request.model, tokens) if told else None
+        cost = request.cost_usd
+        unpriced = False
+        if cost is None and tokens.input + tokens.output:
+            cost = self._priced(run, request.model, tokens)
+            unpriced = cost is None
         return Use(
             turns=request.turns,
             messages=request.messages,
@@ -269,9 +305,10 @@ class Metering:
             output_tokens=request.output_tokens,
             cached_tokens=request.cached_tokens,
             cost=cost,
-            cost_from=None if cost is None else "agent" if request.cost_usd is not None else "prices",
+            cost_from=None if cost is None else "prices" if request.cost_usd is None else "agent",
             planning_cost=cost if request.role == "planning" else None,
             execution_cost=cost if request.role == "execution" else None,
+            unpriced_tokens=tokens.input + tokens.output if unpriced else None,
         )
 
     def hold_of(self, run: RunId, request: m.Reserve) -> Hold:
@@ -299,11 +336,15 @@ class Metering:
         )
 
     def _priced(self, run: RunId, model: str | None, tokens: Tokens) -> float | None:
-        cost = self._prices.cost(model, tokens) if model is not None else None
+        cost = self._prices_of(run).cost(model, tokens) if model is not None else None
         metered = self._runs.get(run)
         if cost is None and metered is not None:
-            self._say_unpriced(metered, [model or ""])
+            self._say_unpriced(metered, {model or "": 1})
         return cost
+
+
+MAX_UNPRICED = 16
+"""Models without a price that are named for one run."""
 
 
 def program_of(meter: str | None, argv: Sequence[str], *, kept: bool) -> Program | None:

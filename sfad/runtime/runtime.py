@@ -43,7 +43,7 @@ from .timers import Timers
 RECENT = 1000
 """Ended runs kept in memory. It covers what the ledger's writer has not committed yet, and the pages people ask for most."""
 
-SAVE_USE = 2.0
+SAVE_USE = 1.0
 """Seconds until a changed use is in the ledger: what a daemon that is killed forgets, and a row a run in that time."""
 
 Waiter = Callable[[RunInfo], None]
@@ -113,7 +113,7 @@ class Runtime:
             nearing=loaded.config.limits.nearing,
         )
         self.adviser = Adviser(Path(state_dir), self.feed, log.warning)
-        self._budgets = BudgetKeeper(self.machine.limiter.budgets, ledger, self.timers, self.feed)
+        self._budgets = BudgetKeeper(self.machine.limiter.budgets, ledger, self.timers, self.feed, log.warning)
         self.live: dict[RunId, Live] = {}
         self.recent: OrderedDict[RunId, Recent] = OrderedDict()
         self._on_shutdown = on_shutdown

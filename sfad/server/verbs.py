@@ -14,19 +14,20 @@ import psutil
 import trio
 
 from .. import __version__
+from ..config import NAME_MAX
 from ..core import commands as c
 from ..core import events as e
 from ..core.access import VERBS, Peer
+from ..core.budgets import Budget
 from ..core.limits import limits_of
 from ..core.run import Run
 from ..core.usage import NOTHING
-from ..ledger.errors import LedgerError
 from ..meters import PROGRAMS
 from ..output.sanitise import cut_oldest, sanitise, wrap_result
 from ..protocol import messages as m
 from ..protocol.advice import Advice
 from ..protocol.errors import ErrorCode
-from ..protocol.types import Event, Limit, LimitRefusal, RunId, RunInfo, Status
+from ..protocol.types import BudgetState, Event, Limit, LimitRefusal, RunId, RunInfo, Status
 from ..protocol.version import SUPPORTED
 from ..runtime.metering import NO_METER
 from ..runtime.runtime import Runtime
@@ -197,26 +198,28 @@ class Verbs:
         return own is None or own in chain[:-1]
 
     def _pause(self, connection: Connection, request: m.Pause) -> None:
-        run, peer = self._resolve(connection, request.run, "pause")[0].id, _peer(connection)
-        answer = self._answerer(connection, request.id)
-        self._runtime.ask(answer, lambda token, now: e.PauseRequested(now, token, peer, run))
+        self._steer(connection, request, "pause", lambda token, now, peer, run: e.PauseRequested(now, token, peer, run))
 
     def _resume(self, connection: Connection, request: m.Resume) -> None:
-        _check_limits(request.limits)
-        run, peer = self._resolve(connection, request.run, "resume")[0].id, _peer(connection)
-        answer = self._answerer(connection, request.id)
-        self._runtime.ask(answer, lambda token, now: e.ResumeRequested(now, token, peer, run, tuple(request.limits)))
+        limits = _checked(request.limits)
+        self._steer(connection, request, "resume", lambda token, now, peer, run: e.ResumeRequested(now, token, peer, run, limits))
 
     def _approve(self, connection: Connection, request: m.Approve) -> None:
-        _check_limits(request.limits)
-        run, peer = self._resolve(connection, request.run, "approve")[0].id, _peer(connection)
-        answer = self._answerer(connection, request.id)
-        self._runtime.ask(answer, lambda token, now: e.ApproveRequested(now, token, peer, run, tuple(request.limits)))
+        limits = _checked(request.limits)
+        self._steer(connection, request, "approve", lambda token, now, peer, run: e.ApproveRequested(now, token, peer, run, limits))
 
     def _deny(self, connection: Connection, request: m.Deny) -> None:
-        run, peer = self._resolve(connection, request.run, "deny")[0].id, _peer(connection)
-        answer = self._answerer(connection, request.id)
-        self._runtime.ask(answer, lambda token, now: e.DenyRequested(now, token, peer, run))
+        self._steer(connection, request, "deny", lambda token, now, peer, run: e.DenyRequested(now, token, peer, run))
+
+    def _steer(
+        self,
+        connection: Connection,
+        request: m.Pause | m.Resume | m.Approve | m.Deny,
+        verb: str,
+        make: Callable[[int, float, Peer, RunId], e.Event],
+    ) -> None:
+        run, peer = self._resolve(connection, request.run, verb)[0].id, _peer(connection)
+        self._runtime.ask(self._answerer(connection, request.id), lambda token, now: make(token, now, peer, run))
 
     # ---- use
 
@@ -229,7 +232,8 @@ class Verbs:
             use = metering.use_of_report(run, request)
             self._runtime.ask(answer, lambda token, now: e.ReportRequested(now, token, peer, run, use))
 
-        metering.when_priced(request.model if request.cost_usd is None else None, report)
+        # what was used was used, whether its price can be told just now or not
+        metering.when_priced(run, request.model if request.cost_usd is None else None, report, lambda _why: report())
 
     def _reserve(self, connection: Connection, request: m.Reserve) -> None:
         _check_amounts(request)
@@ -240,13 +244,21 @@ class Verbs:
             hold = metering.hold_of(run, request)
             self._runtime.ask(answer, lambda token, now: e.ReserveRequested(now, token, peer, run, hold))
 
-        metering.when_priced(request.model, reserve)
+        def unsure(why: str) -> None:
+            _fail(
+                connection, request.id, ErrorCode.UNAVAILABLE, f"nothing is reserved: what it would cost cannot be told now: {why}"
+            )
+
+        metering.when_priced(run, request.model, reserve, unsure)
 
     def _settle(self, connection: Connection, request: m.Settle) -> None:
         _check_amounts(request)
         self._permit(connection, "settle")
         held, peer = self._runtime.machine.limiter.reservation(request.reservation), _peer(connection)
-        use = self._runtime.metering.use_of_settlement(held[0].id, held[1], request) if held is not None else NOTHING
+        use = NOTHING
+        if held is not None:
+            self._resolve(connection, held[0].id, "settle")
+            use = self._runtime.metering.use_of_settlement(held[0].id, held[1], request)
         answer = self._answerer(connection, request.id)
         self._runtime.ask(answer, lambda token, now: e.SettleRequested(now, token, peer, request.reservation, use))
 
@@ -425,6 +437,8 @@ class Verbs:
                 connections=self._connections(),
                 memory_bytes=psutil.Process().memory_info().rss,
                 ledger_bytes=runtime.ledger.size_bytes,
+                enforcement={kind: runtime.launcher.enforcement(kind) for kind in ("memory", "pids", "cpu")},
+                budgets=[_budget_state(budget) for budget in machine.limiter.budgets] if _peer(connection).run is None else [],
             )
         )
 
@@ -432,8 +446,8 @@ class Verbs:
         self._permit(connection, "recommend")
         asked = e.Asked(argv=(), name=request.name, type=request.run_type)
 
-        def answer(found: list[Advice] | LedgerError) -> None:
-            if isinstance(found, LedgerError):
+        def answer(found: list[Advice] | Exception) -> None:
+            if isinstance(found, Exception):
                 _fail(connection, request.id, ErrorCode.UNAVAILABLE, str(found))
                 return
             in_force = [held.limit for held in limits_of(asked, None, self._runtime.machine.policy).values()]
@@ -520,7 +534,7 @@ def _check_spawn(request: m.Spawn) -> None:
     if not request.cwd.startswith(b"/"):
         raise RequestFailed(ErrorCode.BAD_REQUEST, f"cwd must be absolute, got {request.cwd!r}")
     _check_sizes(request)
-    _check_limits(request.limits)
+    _checked(request.limits)
     _check_meter(request)
     unknown = (set(request.allow) | set(request.deny)) - VERBS
     if unknown:
@@ -530,13 +544,14 @@ def _check_spawn(request: m.Spawn) -> None:
         )
 
 
-def _check_limits(limits: list[Limit]) -> None:
+def _checked(limits: list[Limit]) -> tuple[Limit, ...]:
     kinds = [limit.kind for limit in limits]
     twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
     if twice is not None:
         raise RequestFailed(ErrorCode.BAD_REQUEST, f"the limit '{twice}' is given more than once")
     if any(len(limit.source) > MAX_SOURCE for limit in limits):
         raise RequestFailed(ErrorCode.BAD_REQUEST, f"the source of a limit has more than {MAX_SOURCE} characters")
+    return tuple(limits)
 
 
 def _check_meter(request: m.Spawn) -> None:
@@ -553,11 +568,25 @@ def _check_meter(request: m.Spawn) -> None:
 
 
 def _check_amounts(request: m.Report | m.Reserve | m.Settle) -> None:
-    """Amounts are added up for as long as a run lives: no negative one, none that is no number, none beyond belief."""
+    """Amounts are added up, and names are kept, for as long as a run lives: no negative amount, none that is no number, none
+    beyond belief, and no name that is a book."""
     for field in request.__struct_fields__:
         value = getattr(request, field)
+        if isinstance(value, str) and len(value) > NAME_MAX:
+            raise RequestFailed(ErrorCode.BAD_REQUEST, f"{field} has {len(value)} characters; at most {NAME_MAX}")
         if field != "id" and isinstance(value, int | float) and not 0 <= value <= MAX_AMOUNT:
             raise RequestFailed(ErrorCode.BAD_REQUEST, f"{field} = {value} is outside 0 to {MAX_AMOUNT:g}")
+
+
+def _budget_state(budget: Budget) -> BudgetState:
+    return BudgetState(
+        scope=budget.scope,
+        name=budget.name,
+        period=budget.period,
+        usd=budget.usd,
+        used_usd=round(budget.charged, 9),
+        renews=budget.renews,
+    )
 
 
 def _reserved(request: int, run: Run, reservation: str | None, refusal: LimitRefusal | None) -> m.Reserved:

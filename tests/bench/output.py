@@ -106,8 +106,10 @@ class Daemon:
     def _on_seen(self, *_: object) -> None:
         self._seen += 1
 
-    def _on_lost(self, _run: str, count: int) -> None:
-        self._lost += count
+    def _on_lost(self, _run: str, message: str) -> None:
+        # `12345 bytes of its stdout were …`: all that were lost so far
+        first = message.partition(" ")[0]
+        self._lost = max(self._lost, int(first) if first.isdecimal() else 0)
 
     async def main(self) -> dict[str, Any]:
         """Follows until the run has ended, and tells what that took."""
@@ -123,7 +125,7 @@ class Daemon:
             print("ready", flush=True)
             began = time.process_time()
             await trio.lowlevel.wait_readable(0)
-            self._following.drain(RUN)
+            self._following.drain((RUN,))
             self._following.forget(RUN)
             nursery.cancel_scope.cancel()
         spent = time.process_time() - began

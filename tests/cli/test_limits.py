@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from sfactl import limits, request
 from sfactl.commands import info, recommend, tree, why
@@ -206,7 +207,9 @@ def event(type_: str = "limit_exceeded", kind: str = "cost", used: float = 0.45,
 
 
 def of(found: Event, *states: LimitState) -> str | None:
-    return limits.Notices().of(found, run(limits=list(states)))
+    actions = [state.action for state in states if state.kind == found.limit_kind]
+    told = structs.replace(found, action=actions[0]) if actions else found
+    return limits.Notices().of(told, run(limits=list(states)))
 
 
 @pytest.mark.parametrize(
@@ -237,14 +240,15 @@ def test_what_has_no_numbers_has_the_daemons_words() -> None:
     tool = event(kind="tool", used=1, threshold=0, message="its agent called the tool 'Bash', which --block-tool forbids")
     assert of(tool) == "limit tool: its agent called the tool 'Bash', which --block-tool forbids"
     budget = event(scope="user", message="user ann has used 5.1 of 5 USD a day")
-    assert of(budget, state(COST, 1)) == "limit cost: user ann has used 5.1 of 5 USD a day"
+    assert of(budget, state(COST, 1)) == "budget: user ann has used 5.1 of 5 USD a day"
     refused = event(message="was refused 0.2 USD on top of 0.25; its cost limit is 0.3 USD, set by default")
     assert of(refused, state(COST, 0.3)) == f"limit cost: {refused.message}, terminating"
 
 
 def test_the_clock_that_nothing_overrules_terminates() -> None:
-    longest = event(kind="time", used=3600, threshold=3600)
-    assert of(longest, state(LimitKind.TIME, 120, Action.WARN)) == "limit time: used 1h00m of 1h, terminating"
+    longest = event(kind="time", used=3600, threshold=3600, action=Action.TERMINATE)
+    worker = run(limits=[state(LimitKind.TIME, 120, Action.WARN)])
+    assert limits.Notices().of(longest, worker) == "limit time: used 1h00m of 1h, terminating"
 
 
 def test_other_events_say_nothing() -> None:

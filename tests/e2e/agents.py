@@ -81,3 +81,19 @@ def state(run: RunInfo, kind: str) -> tuple[float | None, str, str]:
     """What is used of a limit, its action, and who enforces it."""
     found = next(each for each in run.limits if each.kind == kind)
     return found.used, found.action.value, found.enforced_by
+
+
+MODEL = "claude-sonnet-4-5"
+"""3 USD a million tokens in, 15 out."""
+
+
+def reserve(client: Client, run: str, input_tokens: int, output_tokens: int) -> m.Reserved:
+    """Asks for so much."""
+    request = m.Reserve(id=client.next_id(), run=run, model=MODEL, input_tokens=input_tokens, max_output_tokens=output_tokens)
+    return client.call(request, m.Reserved)
+
+
+def sleeper(client: Client, *limits: tuple[str, float], **options: object) -> RunInfo:
+    """A run that does nothing of its own."""
+    run, _ = watched(client, ["sleep", "60"], *(limit(kind, value) for kind, value in limits), meter=None, **options)
+    return run

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -18,6 +20,8 @@ from sfad.protocol.types import Status
 from tests.conftest import Start
 from tests.harness import Daemon, ended, spawn, started, stopped, strays, wait_until
 from tests.leaks import cgroups
+
+from .agents import limit
 
 
 def sfad(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
@@ -164,3 +168,46 @@ def _idle(usage: object) -> bool:
         os.sched_yield()
         time.sleep(0.05)
     return bool(sum(usage()[:2]) - before <= 0.02)  # type: ignore[operator]
+
+
+PIDS = Path("/sys/fs/cgroup/pids")
+
+
+@contextmanager
+def no_more_threads(daemon: Daemon) -> Iterator[None]:
+    """As under TasksMax or `ulimit -u`, when somebody's fork bomb has taken the rest."""
+    group = PIDS / f"sfad-test-{daemon.pid}"
+    group.mkdir()
+    try:
+        (group / "cgroup.procs").write_text(str(daemon.pid))
+        (group / "pids.max").write_text("1")
+        yield
+    finally:
+        (group / "pids.max").write_text("max")
+        if daemon.process.poll() is None:
+            (PIDS / "cgroup.procs").write_text(str(daemon.pid))
+        wait_until(lambda: not (group / "cgroup.procs").read_text().strip(), "empty")
+        group.rmdir()
+
+
+@pytest.mark.skipif(not os.access(PIDS / "cgroup.procs", os.W_OK), reason="needs the pids controller of cgroup v1")
+@pytest.mark.parametrize("what", ["recommend", "output"])
+def test_no_thread_to_be_had_does_not_end_the_daemon(tmp_path: Path, what: str) -> None:
+    """What needs one is put off."""
+    daemon = Daemon(tmp_path)
+    talk = "import os, time\ntime.sleep(0.5)\nos.write(1, b'x' * (8 << 20))\ntime.sleep(60)"
+    try:
+        with daemon.client() as client:
+            run = started(client, [sys.executable, "-c", talk], limits=[limit("output", 1 << 20)])
+            with no_more_threads(daemon):
+                if what == "recommend":
+                    client.send(m.Recommend(id=client.next_id()))
+                time.sleep(1.5)
+                assert daemon.process.poll() is None, daemon.log.read_text()[-1000:]
+            path = daemon.state_dir / "output" / f"{run.id}.out"
+            wait_until(lambda: path.stat().st_blocks * 512 <= 2 << 20, "it is bounded")
+            stopped(client, run.id)
+    finally:
+        daemon.stop()
+        for stray in strays(daemon.instance):
+            stray.kill()

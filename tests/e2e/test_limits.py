@@ -144,7 +144,7 @@ def test_a_profile_and_its_precedence(daemon: Daemon) -> None:
     [
         (["--limit", "turns=101"], "1 to 100"),
         (["--limit", "cost=0.001"], "0.01"),
-        (["--limit", "output=1K"], "65536"),
+        (["--limit", "output=1K"], "64 KiB"),
         (["--timeout", "2h"], "limits.max_time"),
         (["--limit", "output=1M:pause"], "takes no action"),
         (["--limit", "turns=3", "--limit", "turn=4"], "twice"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -143,3 +145,56 @@ def test_use_is_in_the_ledger_while_the_run_goes_on(daemon: Daemon) -> None:
 
         wait_until(tokens, "the row tells what it has used so far")
         stopped(client, run.id)
+
+
+def test_the_end_of_a_tree_does_not_stop_the_daemon_for_seconds(tmp_path: Path, daemon: Daemon) -> None:
+    """What all of them have not had read yet is not read at once, however densely they write."""
+    flood = (
+        'import os, time\nline = b\'{"type": "turn"}\\n\' * 4096\nend = time.time() + 4\n'
+        "while time.time() < end: os.write(1, line)\ntime.sleep(60)"
+    )
+    script = f"""
+for i in range(4):
+    sfactl("spawn", "--name", f"w{{i}}", "--meter", "jsonl", "--limit", "turns=100:warn", "--", sys.executable, "-c", {flood!r})
+time.sleep(2)
+"""
+    waits, over = [], threading.Event()
+
+    def ping() -> None:
+        with daemon.client() as client:
+            while not over.is_set():
+                began = time.monotonic()
+                client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus)
+                waits.append(time.monotonic() - began)
+                time.sleep(0.02)
+
+    thread = threading.Thread(target=ping)
+    with daemon.client() as client:
+        run = started(client, agent(tmp_path, "parent", script), limits=[limit("turns", 100, "warn")])
+        thread.start()
+        ended(client, run.id)
+    over.set()
+    thread.join()
+    assert max(waits) < 0.5
+
+
+@pytest.mark.parametrize("how", ["os.unlink(path)", "os.rename(path, path + '.old')"])
+def test_who_takes_its_output_away_is_found_out(daemon: Daemon, how: str) -> None:
+    """It is metered all the same, and said not to be bounded any more."""
+    script = f"""
+import os, time
+path = os.readlink('/proc/self/fd/1')
+time.sleep(0.3)  # the client drops what is pushed before its spawn is answered
+{how}
+for _ in range(40):
+    print('{{"type": "turn"}}', flush=True)
+    time.sleep(0.01)
+time.sleep(1)
+"""
+    with daemon.client() as client:
+        run, _ = watched(client, [sys.executable, "-c", script], limit("turns", 10))
+        over, events = until_over(client, run.id)
+    assert (over.status, over.reason.kind if over.reason is not None else None) == (Status.FAILED, "limit")
+    assert [event.message for event in events if event.type == "meter_gap"] == [
+        "the file of its stdout was taken away: it is not bounded any more"
+    ]

@@ -7,27 +7,12 @@ import json
 import sys
 from pathlib import Path
 
-from sfactl.connection import Client
 from sfad.protocol import messages as m
-from sfad.protocol.types import RunInfo, Status
+from sfad.protocol.types import Status
 from tests.conftest import Start
 from tests.harness import Daemon, agent, ended, running, started, stopped, wait_until
 
-from .agents import info, limit, state, until_over, watched
-
-MODEL = "claude-sonnet-4-5"
-
-
-def reserve(client: Client, run: str, input_tokens: int, output_tokens: int) -> m.Reserved:
-    """Asks for so much."""
-    request = m.Reserve(id=client.next_id(), run=run, model=MODEL, input_tokens=input_tokens, max_output_tokens=output_tokens)
-    return client.call(request, m.Reserved)
-
-
-def sleeper(client: Client, *limits: tuple[str, float], **options: object) -> RunInfo:
-    """A run that does nothing of its own."""
-    run, _ = watched(client, ["sleep", "60"], *(limit(kind, value) for kind, value in limits), meter=None, **options)
-    return run
+from .agents import MODEL, info, limit, reserve, sleeper, state, until_over
 
 
 def test_a_report_is_priced_and_ends_the_run_that_it_takes_too_far(daemon: Daemon) -> None:

@@ -150,6 +150,26 @@ def test_generic_lines_add_up_and_what_is_not_told_stays_unknown() -> None:
     assert read("jsonl", lines({"type": "usage", "turns": 0})).turns == 0
 
 
+def test_a_cost_covers_the_tokens_of_its_line_alone() -> None:
+    dear = {"type": "usage", "model": "m", "input_tokens": 1_000_000}
+    cheap = {"type": "usage", "model": "m", "input_tokens": 5, "cost_usd": 0.01}
+    reading = read("jsonl", lines(dear))
+    assert reading.to_price == {"m": Tokens(input=1_000_000)}
+    reading = read("jsonl", lines(dear, cheap, {"type": "usage", "model": "n", "output_tokens": 2}, cheap))
+    assert reading.models == {"m": Tokens(input=1_000_010), "n": Tokens(output=2)}
+    assert (reading.cost_usd, reading.to_price) == (0.02, {"m": Tokens(input=1_000_000), "n": Tokens(output=2)})
+    wrong = {"type": "usage", "input_tokens": 1, "cost_usd": -1}
+    assert read("jsonl", lines(cheap, wrong)).to_price == {"": Tokens(input=1)}
+
+
+def test_a_cost_of_the_others_covers_everything() -> None:
+    recorded = (Path(__file__).parent / "streams" / "claude-success.jsonl").read_bytes()
+    for name, stream in (("claude", recorded), ("opencode", lines(*OPENCODE))):
+        reading = read(name, stream)
+        assert reading.cost_usd is not None
+        assert reading.to_price == {}
+
+
 def test_generic_lines_may_be_spaced_and_ordered_as_one_likes() -> None:
     assert read("jsonl", b'{ "input_tokens" : 3 , "type" : "usage" }\n').models == {"": Tokens(input=3)}
 

@@ -41,8 +41,22 @@ def test_a_file_that_nobody_writes_tells_nothing(store: OutputStore) -> None:
             for descriptor in store.open_for_run(f"a{'0123456789abcdefghijklmnopqrstuv'[number]}"):
                 os.close(descriptor)
         store.tail("a1", 10)
-        store.remove("a1")
         assert not told(growth)
+
+
+@pytest.mark.parametrize("how", ["unlink", "rename", "replace"])
+def test_whose_file_is_taken_away_is_named(store: OutputStore, how: str) -> None:
+    put(store, "a1", b"out")
+    path, other = store.directory / "a1.out", store.directory / "other"
+    other.touch()
+    with Growth(store.directory) as growth:
+        if how == "unlink":
+            path.unlink()
+        elif how == "rename":
+            path.rename(store.directory / "elsewhere")
+        else:
+            other.replace(path)
+        assert growth.take() == {"a1"}
 
 
 def test_names_that_are_no_run_s_are_no_runs(store: OutputStore) -> None:

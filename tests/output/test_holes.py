@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sfad.output import OutputStore, holes
+from sfad.output.files import SUFFIXES, Suffix
 from tests.output.test_files import put
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -33,6 +34,11 @@ def held(store: OutputStore, name: str = "a1.out") -> int:
     return os.stat(store.directory / name).st_blocks * 512
 
 
+def excess(store: OutputStore, run: str, suffix: Suffix) -> int:
+    status = store.status(run, suffix)
+    return holes.excess(status, MIB) if status is not None else 0
+
+
 def numbered(count: int) -> bytes:
     """`count` lines of 64 bytes, no two alike."""
     return b"".join(b"%063d\n" % n for n in range(count))
@@ -41,28 +47,36 @@ def numbered(count: int) -> bytes:
 def test_the_newest_bytes_stay_where_they_are(store: OutputStore) -> None:
     data = numbered(3 * MIB // 64)
     put(store, "a1", data)
-    until = store.excess("a1", ".out", MIB)
+    until = excess(store, "a1", ".out")
     assert until == 2 * MIB
     assert store.free("a1", ".out", MIB, until) == until
     assert held(store) <= MIB + 64 * KIB
     path = store.directory / "a1.out"
     assert path.stat().st_size == len(data)
     assert path.read_bytes()[until:] == data[until:]
-    assert store.excess("a1", ".out", MIB) == 0
+    assert excess(store, "a1", ".out") == 0
     assert store.free("a1", ".out", MIB, until) == 0
 
 
 def test_a_file_within_its_bound_is_left_alone(store: OutputStore) -> None:
     put(store, "a1", numbered(MIB // 64))
-    assert store.excess("a1", ".out", MIB) == 0
-    assert store.excess("a1", ".err", MIB) == 0
-    assert store.excess("a2", ".out", MIB) == 0
+    assert excess(store, "a1", ".out") == 0
+    assert excess(store, "a1", ".err") == 0
+    assert excess(store, "a2", ".out") == 0
     assert store.free("a2", ".out", MIB, MIB) == 0
+
+
+def test_another_file_in_its_place_is_left_alone(store: OutputStore) -> None:
+    put(store, "a1", bytes(2 * MIB))
+    status = store.status("a1", ".out")
+    assert status is not None
+    assert store.free("a1", ".out", 0, MIB, inode=status.st_ino + 1) == 0
+    assert store.free("a1", ".out", 0, MIB, inode=status.st_ino) == MIB
 
 
 def test_what_was_written_after_a_truncation_is_not_freed_by_an_older_wish(store: OutputStore) -> None:
     put(store, "a1", numbered(3 * MIB // 64))
-    until = store.excess("a1", ".out", MIB)
+    until = excess(store, "a1", ".out")
     os.truncate(store.directory / "a1.out", 0)
     put(store, "a1", b"new")
     assert store.free("a1", ".out", MIB, until) == 0
@@ -189,8 +203,8 @@ def test_a_link_or_a_fifo_is_not_bounded(store: OutputStore, tmp_path: Path) -> 
     precious.write_bytes(bytes(MIB))
     (store.directory / "a1.out").symlink_to(precious)
     os.mkfifo(store.directory / "a1.err")
-    for suffix in (".out", ".err"):
-        assert store.excess("a1", suffix, 0) == 0
+    for suffix in SUFFIXES:
+        assert store.status("a1", suffix) is None
         with pytest.raises(OSError, match="a1"):
             store.free("a1", suffix, 0, MIB)
     assert precious.stat().st_blocks * 512 >= MIB

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -20,8 +22,9 @@ from sfad.meters.base import Meter, Reading
 from sfad.output import OutputStore, growth, holes
 from sfad.protocol.types import RunId, Tokens
 from sfad.runtime import following as module
-from sfad.runtime.following import Following
-from sfad.runtime.metered import MAX_DRAIN, added
+from sfad.runtime.following import NEWEST, NEWEST_AT_LEAST, NEWEST_OF_ALL, Following
+from sfad.runtime.metered import PIECE
+from sfad.runtime.threads import in_thread
 from tests.output.test_holes import KIB, MIB, Refusing, held, numbered
 
 
@@ -48,22 +51,31 @@ class Rig:
 
     def __init__(self, directory: Path) -> None:
         self.store = OutputStore(directory)
-        self.seen: dict[RunId, Reading] = {}
+        self.seen: dict[RunId, tuple[Reading, ...]] = {}
         self.calls = 0
-        self.lost: dict[RunId, int] = {}
+        self.lost: dict[RunId, list[str]] = {}
         self.troubles: list[str] = []
         self.following = Following(self.store, seen=self._see, lost=self._lose, trouble=self.troubles.append)
 
-    def _see(self, run: RunId, total: Reading) -> None:
+    def _see(self, run: RunId, readings: tuple[Reading, ...]) -> None:
         self.calls += 1
-        self.seen[run] = total
+        self.seen[run] = readings
 
-    def _lose(self, run: RunId, count: int) -> None:
-        self.lost[run] = self.lost.get(run, 0) + count
+    def _lose(self, run: RunId, message: str) -> None:
+        self.lost.setdefault(run, []).append(message)
+
+    def last(self, run: RunId = "a1") -> Reading:
+        """The current attempt's reading."""
+        return self.seen[run][-1]
 
     def turns(self, run: RunId = "a1") -> int:
-        """Lines that were counted."""
-        return self.seen[run].turns or 0 if run in self.seen else 0
+        """Lines that were counted, in all attempts."""
+        return sum(reading.turns or 0 for reading in self.seen.get(run, ()))
+
+    def missed(self, run: RunId = "a1") -> int:
+        """Bytes that were not read, as it was told at last."""
+        told = [re.fullmatch(r"(\d+) bytes of its stdout (.*)", message) for message in self.lost.get(run, ())]
+        return sum({each[2]: int(each[1]) for each in told if each is not None}.values())
 
     def write(self, data: bytes, run: RunId = "a1", stream: int = 0) -> None:
         """As the run does: at the end of its file."""
@@ -119,7 +131,7 @@ async def test_what_is_written_is_seen_soon(served: Rig) -> None:
         await until(lambda n=number: served.turns() == n)  # type: ignore[misc]
         latencies.append(time.perf_counter() - began)
     assert sorted(latencies)[5] < 0.1  # 50 ms on a machine that is not busy with other tests
-    total = served.seen["a1"]
+    total = served.last()
     assert (total.messages, total.models, total.tools) == (10, {"m": Tokens(input=10)}, ["10"])
 
 
@@ -143,72 +155,173 @@ def test_a_real_meter(rig: Rig) -> None:
     for _ in range(2):
         rig.write(b'{"type":"turn.completed","usage":{"input_tokens":7,"cached_input_tokens":2,"output_tokens":3}}')
         rig.following.begin_attempt("a1")
-    assert sum(tokens.input + tokens.output for tokens in rig.seen["a1"].models.values()) == 20
+    told = [tokens for reading in rig.seen["a1"] for tokens in reading.models.values()]
+    assert [(tokens.input, tokens.output, tokens.cached) for tokens in told] == [(7, 3, 2)] * 2
 
 
 def test_a_drain_reads_what_nobody_has_told_of(rig: Rig) -> None:
     """The run was so short that the news of its output is still on its way, and its last line has no end."""
     rig.begin()
     rig.write(b"one\n!last")
-    rig.following.drain("a1")
-    assert (rig.turns(), rig.seen["a1"].finished, rig.lost) == (2, True, {})
+    rig.following.drain(["a1"])
+    assert (rig.turns(), rig.last().finished, rig.lost) == (2, True, {})
 
 
-def test_a_drain_of_much_reads_the_newest(rig: Rig) -> None:
+def test_a_drain_without_time_reads_the_newest(rig: Rig) -> None:
     rig.begin()
-    data = numbered(MAX_DRAIN // 64 + 1000)
+    data = numbered(NEWEST // 64 + 1000)
     rig.write(data)
-    rig.following.drain("a1")
-    assert rig.lost == {"a1": 64_000}
-    assert rig.turns() == MAX_DRAIN // 64
-    assert rig.seen["a1"].tools[-1] == data[-64:-1].decode()
+    rig.following.drain(["a1"], seconds=0)
+    assert rig.lost == {"a1": ["64000 bytes of its stdout were not read by its meter in time"]}
+    assert rig.turns() == NEWEST // 64
+    assert rig.last().tools[-1] == data[-64:-1].decode()
+    rig.following.drain(["a1"])
+    assert rig.turns() == NEWEST // 64
 
 
-def test_attempts_are_added_up(rig: Rig) -> None:
+def test_a_drain_without_time_reads_the_whole_of_a_long_result(rig: Rig) -> None:
+    rig.begin()
+    rig.write(numbered(MIB // 64) + b"!" + b"x" * 5 * NEWEST + b"\nand so on\n")
+    rig.following.drain(["a1"], seconds=0)
+    assert (rig.turns(), rig.last().finished) == (2, True)
+    assert rig.missed() == MIB
+
+
+def test_a_drain_with_time_reads_everything(rig: Rig) -> None:
+    rig.begin()
+    rig.write(numbered(8 * MIB // 64))
+    rig.following.drain(["a1"], seconds=60)
+    assert (rig.turns(), rig.lost) == (8 * MIB // 64, {})
+
+
+class Slow(Lines):
+    """100 µs a KiB: 10 MB/s."""
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Takes its time."""
+        time.sleep(len(data) / KIB * 1e-4)
+        super().feed(data)
+
+
+@pytest.mark.parametrize("count", [4, 64])
+def test_an_end_of_many_stops_the_others_for_a_moment(rig: Rig, count: int) -> None:
+    """Whoever they are, what each printed last is found, and so is what the quiet ones have printed."""
+    quiet, *loud = runs = [run_id(number) for number in range(1, count + 1)]
+    for run in runs:
+        rig.begin(run, meter=Slow)
+    rig.write(b"few\n", quiet)
+    for run in loud:
+        rig.write(numbered(2 * MIB // 64) + b"!the end\n", run)
+    began = time.perf_counter()
+    rig.following.drain(reversed(runs))
+    # in theory 0.06 s of 4, 0.11 of 64: this machine is shared
+    assert time.perf_counter() - began < 0.5
+    assert rig.turns(quiet) == 1
+    assert all(rig.last(run).finished for run in loud)
+    assert all(rig.missed(run) + 64 * rig.turns(run) >= 2 * MIB for run in loud)
+    rest = min(NEWEST, max(NEWEST_AT_LEAST, NEWEST_OF_ALL // count))
+    assert all(rig.turns(run) >= rest // 64 for run in loud)
+
+
+def test_ends_without_a_pause_share_their_time(rig: Rig) -> None:
+    for number in range(1, 9):
+        rig.begin(run_id(number), meter=Slow)
+        rig.write(numbered(2 * MIB // 64), run_id(number))
+    read = []
+    for number in range(1, 9):
+        rig.following.drain([run_id(number)])
+        read.append(64 * rig.turns(run_id(number)))
+    assert read[0] > 2 * NEWEST
+    assert sum(read[1:]) <= 7 * NEWEST + read[0]  # they took a moment, of which they may have as much again
+
+
+def test_a_line_that_a_child_is_writing_is_not_cut_by_its_parent_s_end(rig: Rig) -> None:
+    rig.begin("a1")
+    rig.begin("a2")
+    rig.write(b"the last", "a1")
+    rig.write(b"a line in ", "a2")
+    rig.following.drain(["a1", "a2"])
+    assert rig.last("a1").tools == ["the last"]
+    rig.write(b"two parts\n", "a2")
+    rig.following.drain(["a2"])
+    assert rig.last("a2").tools == ["a line in two parts"]
+
+
+def test_each_attempt_has_a_reading(rig: Rig) -> None:
+    rig.write(b"")
     rig.begin()
     rig.write(b"one\n!two\nhalf")
     rig.following.begin_attempt("a1")
-    assert (rig.turns(), rig.seen["a1"].finished) == (3, False)
+    first, second = rig.seen["a1"]
+    assert first == Reading(turns=3, messages=3, models={"m": Tokens(input=3)}, finished=True)
+    assert second == Reading()
     rig.write(b"three\n")
-    rig.following.drain("a1")
-    total = rig.seen["a1"]
-    assert (total.turns, total.messages, total.models, total.finished) == (4, 4, {"m": Tokens(input=4)}, False)
+    rig.following.drain(["a1"])
+    assert rig.seen["a1"][0] is first
+    assert rig.last() == Reading(turns=1, messages=1, models={"m": Tokens(input=1)}, tools=["three"])
+    rig.following.begin_attempt("a1")
+    rig.following.begin_attempt("a1")
+    rig.write(b"!four\n")
+    rig.following.drain(["a1"])
+    assert [reading.turns for reading in rig.seen["a1"]] == [3, 1, None, 1]
+
+
+def test_what_was_told_is_the_callee_s(rig: Rig) -> None:
+    rig.begin()
+    rig.write(b"one\n")
+    rig.following.drain(["a1"])
+    told = rig.last()
+    rig.write(b"two\n")
+    rig.following.drain(["a1"])
+    assert told == Reading(turns=1, messages=1, models={"m": Tokens(input=1)}, tools=["one"])
 
 
 def test_an_attempt_may_find_another_file(rig: Rig) -> None:
     rig.begin()
     rig.write(b"one\ntwo\n")
-    rig.following.begin_attempt("a1")
     # kept alive, or its inode may be used again for the next
     os.rename(rig.store.directory / "a1.out", rig.store.directory / "elsewhere")
+    rig.write(b"")
+    rig.following.begin_attempt("a1")
     rig.write(b"three\nand four\n")
-    rig.following.drain("a1")
-    assert rig.turns() == 4
-
-
-def test_the_sum_of_two_attempts() -> None:
-    one = Reading(
-        turns=2, models={"m": Tokens(input=1, output=2), "": Tokens(output=1)}, cost_usd=0.5, finished=True, skipped_lines=1
-    )
-    two = Reading(models={"m": Tokens(input=10, cached=5)}, cost_usd=0.25, failed="no", skipped_lines=2, tools=["x"])
-    assert added(one, two) == Reading(
-        turns=2,
-        models={"m": Tokens(input=11, output=2, cached=5), "": Tokens(output=1)},
-        cost_usd=0.75,
-        failed="no",
-        skipped_lines=3,
-    )
+    rig.following.drain(["a1"])
+    assert rig.turns() == 2
 
 
 async def test_a_run_that_truncates_its_output_is_read_from_the_start(served: Rig) -> None:
     served.begin()
     served.write(b"one\ntwo\nthe beginning of a line")
     await until(lambda: served.turns() == 2)
-    os.truncate(served.store.directory / "a1.out", 0)
-    served.write(b"three\n")
-    await until(lambda: served.turns() == 4)
-    assert served.seen["a1"].tools == ["the beginning of a line", "three"]
-    assert served.lost == {}
+    for word in ("three", "four"):
+        os.truncate(served.store.directory / "a1.out", 0)
+        served.write(f"{word}\n".encode())
+        await until(lambda: served.last().tools[-1:] == [word])  # noqa: B023
+    assert served.turns() == 5
+    assert len(served.lost["a1"]) == 1
+    assert "truncated" in served.lost["a1"][0]
+
+
+def test_what_was_not_read_before_a_truncation_is_lost(rig: Rig) -> None:
+    rig.begin()
+    rig.write(numbered(MIB // 64))
+    followed = rig.following._runs["a1"]
+    assert rig.following._read(followed, 0) is False
+    rig.write(numbered(10), "a2")
+    os.truncate(rig.store.directory / "a1.out", 0)
+    rig.write(b"new\n")
+    rig.following.drain(["a1"])
+    assert rig.last().tools == ["new"]
+    assert rig.lost == {"a1": [f"{MIB - PIECE} bytes of its stdout were truncated away before its meter read them"]}
+
+
+async def test_a_hole_of_a_terabyte_is_not_read(served: Rig) -> None:
+    """A run may make its file as long as it likes, at no cost."""
+    served.begin(limit=MIB)
+    served.write(b"one\n")
+    await until(lambda: served.turns() == 1)
+    os.truncate(served.store.directory / "a1.out", 1 << 40)
+    served.write(b"two\n")
+    await until(lambda: served.last().tools[-1:] == ["two"])
 
 
 async def test_a_run_that_never_pauses_starves_nobody(served: Rig) -> None:
@@ -236,50 +349,100 @@ def test_a_meter_that_raises_is_given_up(rig: Rig) -> None:
 
     rig.begin(meter=Broken)
     rig.write(b"one\n")
-    rig.following.drain("a1")
-    rig.following.drain("a1")
+    rig.following.drain(["a1"])
+    rig.following.drain(["a1"])
     rig.following.begin_attempt("a1")
     assert len(rig.troubles) == 1
     assert "ZeroDivisionError" in rig.troubles[0]
 
 
-@pytest.mark.parametrize("what", ["link", "fifo", "directory"])
-async def test_something_else_in_place_of_the_file(served: Rig, tmp_path: Path, what: str) -> None:
-    path = served.store.directory / "a1.out"
-    precious = tmp_path / "precious"
-    precious.write_bytes(bytes(MIB))
+def put_in_place(path: Path, what: str, precious: Path) -> None:
+    path.unlink()
     if what == "link":
         path.symlink_to(precious)
+    elif what == "hard link":
+        path.hardlink_to(precious)
     elif what == "fifo":
         os.mkfifo(path)
-    else:
+    elif what == "directory":
         path.mkdir()
-    served.begin(limit=64 * KIB)
-    for _ in range(3):
-        served.following.drain("a1")
-        served.following.look("a1")
-    await until(lambda: not served.following._behind)
-    assert len(served.troubles) == 1
-    assert "a1" in served.troubles[0]
+
+
+@pytest.mark.parametrize("what", ["nothing", "link", "hard link", "fifo", "directory"])
+@pytest.mark.parametrize("metered", [True, False])
+async def test_who_takes_its_output_away_is_found_out(served: Rig, tmp_path: Path, what: str, metered: bool) -> None:
+    """Its meter goes on with what the run was given; what is in its place is left alone."""
+    precious = tmp_path / "precious"
+    precious.write_bytes(bytes(MIB))
+    out, err = served.store.open_for_run("a1")
+    served.begin(limit=64 * KIB, meter=Lines if metered else None)
+    put_in_place(served.store.directory / "a1.out", what, precious)
+    await until(lambda: "a1" in served.lost)
+    assert served.lost == {"a1": ["the file of its stdout was taken away: it is not bounded any more"]}
+    for number in range(3):
+        os.write(out, b"line\n" * 20_000)
+        await until(lambda: not metered or served.turns() == 20_000 * (number + 1))  # noqa: B023
+    served.following.drain(["a1"])
     served.following.forget("a1")
+    await trio.sleep(module.SETTLE + 0.1)
+    assert (len(served.lost["a1"]), served.troubles) == (1, [])
     assert precious.stat().st_blocks * 512 >= MIB
+    os.close(out)
+    os.close(err)
 
 
-def test_no_descriptor_for_a_run_that_says_nothing(rig: Rig) -> None:
+async def test_what_was_moved_elsewhere_is_metered(served: Rig, tmp_path: Path) -> None:
+    """The kernel tells nothing of what is written there."""
+    out, err = served.store.open_for_run("a1")
+    served.begin()
+    os.rename(served.store.directory / "a1.out", tmp_path / "elsewhere")
+    await trio.sleep(0.1)
+    os.write(out, b"one\n")
+    await until(lambda: served.turns() == 1)
+    assert served.lost == {}  # it was not bounded before
+    os.close(out)
+    os.close(err)
+
+
+def test_another_file_is_not_metered(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There was no descriptor left to hold the run's own."""
+    rig.write(b"")
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.store, "open_for_meter", failing(errno.EMFILE))
+        rig.begin(limit=MIB)
+    assert "Too many open files" in rig.troubles[0]
+    os.rename(rig.store.directory / "a1.out", rig.store.directory / "elsewhere")
+    rig.write(b"somebody's\n")
+    rig.following.drain(["a1"])
+    assert rig.turns() == 0
+    assert rig.lost == {"a1": ["the file of its stdout was taken away: it is not metered and not bounded any more"]}
+
+
+def failing(code: int) -> Callable[..., int]:
+    def fail(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+def test_a_metered_run_holds_one_descriptor(rig: Rig) -> None:
+    rig.write(b"")
+    rig.write(b"", "a2")
     before = len(os.listdir("/proc/self/fd"))
-    rig.begin()
     rig.begin("a2", limit=MIB, meter=None)
     assert len(os.listdir("/proc/self/fd")) == before
-    rig.write(b"x\n")
-    rig.write(b"x\n", "a2")
-    rig.following.drain("a1")
-    assert len(os.listdir("/proc/self/fd")) == before + 1
-    rig.following.forget("a1")
+    for _ in range(2):
+        rig.following.begin_attempt("a1")
+        rig.begin()
+        rig.write(b"x\n")
+        rig.following.drain(["a1"])
+        assert len(os.listdir("/proc/self/fd")) == before + 1
+        rig.following.forget("a1")
     rig.following.forget("a2")
     rig.following.forget("a2")
     assert len(os.listdir("/proc/self/fd")) == before
     assert len(rig.following) == 0
-    rig.following.drain("a1")
+    rig.following.drain(["a1"])
     rig.following.begin_attempt("a1")
     rig.following.look("a1")
     rig.following.set_limit("a1", 1)
@@ -319,27 +482,40 @@ async def test_stderr_is_bounded_too(served: Rig) -> None:
 async def test_a_metered_run_is_read_before_it_is_freed(anywhere: Rig) -> None:
     rig, lines = anywhere, 48 * MIB // 64
     async with serving(rig):
-        rig.begin(limit=MIB)
+        rig.begin(limit=32 * MIB)
         await trio.to_thread.run_sync(rig.write, b"%063d\n" % 7 * lines)
-        await until(lambda: rig.turns() == lines and held(rig.store) <= MIB + 64 * KIB)
+        await until(lambda: rig.turns() == lines and held(rig.store) <= 32 * MIB + 64 * KIB)
     assert rig.lost == {}
 
 
 async def test_a_meter_that_is_too_slow_loses_what_is_told(served: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PATIENCE", MIB)
     monkeypatch.setattr(module, "SLICE", 0)
 
-    class Slow(Lines):
+    class Slower(Lines):
         def feed(self, data: bytes | memoryview) -> None:
-            time.sleep(0.005)
+            time.sleep(0.05)
             super().feed(data)
 
-    served.begin(limit=MIB, meter=Slow)
+    served.begin(limit=MIB, meter=Slower)
     lines = 8 * MIB // 64
     served.write(b"%063d\n" % 7 * lines)
-    await until(lambda: served.turns() + served.lost.get("a1", 0) // 64 >= lines)
-    assert served.lost["a1"] >= 4 * MIB
+    await until(lambda: held(served.store) <= 2 * MIB + 64 * KIB, 1)  # as much again as the limit, for the meter's sake
+    await until(lambda: served.turns() + served.missed() // 64 >= lines)
+    assert 2 * MIB <= served.missed() <= 6 * MIB
+    assert "freed before its meter" in served.lost["a1"][0]
     await until(lambda: held(served.store) <= MIB + 64 * KIB)
+
+
+def test_a_meter_that_never_catches_up_is_told_of_seldom(rig: Rig) -> None:
+    rig.write(b"")
+    rig.begin()
+    metered = rig.following._runs["a1"].metered
+    assert metered is not None
+    for number in range(1, 1000):
+        metered.skip_to(number * MIB)
+    assert len(rig.lost["a1"]) == 10
+    assert rig.missed() == 512 * MIB
+    rig.following.drain(["a1"])
 
 
 async def test_what_a_daemon_before_has_freed_is_told(served: Rig) -> None:
@@ -348,7 +524,7 @@ async def test_what_a_daemon_before_has_freed_is_told(served: Rig) -> None:
     served.following.follow("a1", limit=MIB, meter=Lines)
     served.following.look("a1")
     await until(lambda: served.turns() == MIB // 64)
-    assert served.lost == {"a1": 3 * MIB}
+    assert served.lost == {"a1": [f"{3 * MIB} bytes of its stdout were freed before its meter read them"]}
 
 
 async def test_a_limit_may_change_while_nothing_is_written(served: Rig) -> None:
@@ -364,7 +540,7 @@ async def test_a_run_that_is_over_at_once_is_bounded(served: Rig) -> None:
     """Nobody has told of what it wrote, and it is forgotten already."""
     served.begin(limit=MIB)
     served.write(bytes(3 * MIB))
-    served.following.drain("a1")
+    served.following.drain(["a1"])
     served.following.forget("a1")
     await until(lambda: held(served.store) <= MIB + 64 * KIB)
 
@@ -402,6 +578,36 @@ async def test_other_errors_are_said_once_a_run(served: Rig, monkeypatch: pytest
     monkeypatch.undo()
     served.write(b"more")
     await until(lambda: held(served.store) <= MIB + 64 * KIB)
+
+
+async def test_no_thread_to_be_had_is_said_once_and_tried_again(served: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = 0
+
+    def refuse(*_: object) -> None:
+        nonlocal tries
+        tries += 1
+        raise RuntimeError("can't start new thread")
+
+    idle = trio.to_thread.current_default_thread_limiter
+    assert idle().borrowed_tokens == 0
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(trio._core._thread_cache.THREAD_CACHE, "_idle_workers", {})
+    for run in ("a1", "a2"):
+        served.begin(run, limit=MIB, meter=None)
+        served.write(bytes(3 * MIB), run)
+    await until(lambda: tries >= 3)
+    assert len(served.troubles) == 1
+    assert "can't start new thread" in served.troubles[0]
+    monkeypatch.undo()
+    await until(lambda: held(served.store, "a1.out") <= MIB + 64 * KIB and held(served.store, "a2.out") <= MIB + 64 * KIB)
+
+
+async def test_another_error_of_a_thread_is_no_shortage() -> None:
+    def broken() -> None:
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        await in_thread(broken)
 
 
 # ---- who tells

@@ -18,7 +18,7 @@ from sfad.ledger import Ledger
 from sfad.observe.log import Log
 from sfad.output.files import OutputStore
 from sfad.protocol.messages import Spawn
-from sfad.runtime.runtime import MAX_SHOWN, Runtime, asked_of, policy_of
+from sfad.runtime.runtime import MAX_SHOWN, Runtime, asked_of
 from tests.harness import PATIENCE
 
 ANN = Peer(0, "ann")
@@ -38,10 +38,12 @@ async def shell(directory: Path, kind: type[FakeLauncher]) -> AsyncIterator[Runt
     ledger = Ledger(directory / "state")
     loaded = configuration.load()
     runtime: Runtime
-    launcher = kind(emit=lambda event: runtime.feed(event), clock=trio.current_time, script=lambda _run, _spec: Script(after=None))
+    launcher = kind(
+        emit=lambda event: runtime.reported(event), clock=trio.current_time, script=lambda _run, _spec: Script(after=None)
+    )
     runtime = Runtime(
-        policy=policy_of(loaded), ledger=ledger, output=OutputStore(directory / "output"), launcher=launcher,
-        log=Log("error", file=directory / "log"), socket="/s", state_dir=str(directory), settings=[], on_shutdown=lambda: None,
+        loaded=loaded, ledger=ledger, output=OutputStore(directory / "output"), launcher=launcher,
+        log=Log("error", file=directory / "log"), socket="/s", state_dir=str(directory), on_shutdown=lambda: None,
     )  # fmt: skip
     ledger.start(on_committed=runtime.committed, on_failed=runtime.commit_failed, on_ended=runtime.recorded)
     with trio.fail_after(PATIENCE):

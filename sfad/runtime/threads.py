@@ -1,0 +1,26 @@
+"""Calls in threads, where there may be none to be had."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import TypeVar, TypeVarTuple
+
+import trio
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+_NO_THREAD = "can't start new thread"
+"""CPython's words, in a `RuntimeError` like many others."""
+
+
+async def in_thread(call: Callable[[*Ts], T], *args: *Ts) -> T:
+    """`trio.to_thread.run_sync`, but where no thread can be started (`TasksMax`, `ulimit -u`, memory) it raises
+    `OSError(EAGAIN)`, as for anything else that the machine has run out of, and nothing was called."""
+    try:
+        return await trio.to_thread.run_sync(call, *args)
+    except RuntimeError as error:
+        if str(error) != _NO_THREAD:
+            raise
+        raise OSError(errno.EAGAIN, _NO_THREAD) from error

@@ -1,0 +1,215 @@
+"""Money where it has been lost before: reloads, retries, shortages, calendars, and agents that make a noise."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import resource
+import signal
+import sqlite3
+import sys
+import time
+from contextlib import closing
+from datetime import UTC, datetime
+
+import pytest
+
+from sfactl.connection import DaemonError
+from sfad.protocol import messages as m
+from sfad.protocol.errors import ErrorCode
+from sfad.protocol.types import Status
+from sfad.runtime.budgets import period
+from tests.conftest import Start
+from tests.harness import Daemon, ended, started, stopped, wait_until
+
+from .agents import info, limit, reserve, sleeper, state, until_event, until_over, watched
+
+MODEL = "claude-opus-4-1"
+USER = getpass.getuser()
+
+
+def charged(daemon: Daemon) -> float:
+    """What the ledger says of the user's budget."""
+    with closing(sqlite3.connect(daemon.state_dir / "ledger.db")) as ledger:
+        return float(sum(row[0] for row in ledger.execute("SELECT charged_usd FROM budgets")))
+
+
+def claude(**event: object) -> str:
+    """A line of Python that prints one event."""
+    return f"print({json.dumps(json.dumps(event))}, flush=True)"
+
+
+def test_a_retry_does_not_forget_what_the_attempt_before_has_cost(start: Start) -> None:
+    """An attempt that died before it could tell its cost is priced; that the next one tells its own changes nothing about it."""
+    daemon = start(config=f"[budgets.users.{USER}]\ndaily_usd = 50")
+    usage = {"input_tokens": 200_000, "output_tokens": 100}
+    message = claude(type="assistant", session_id="s", message={"id": "m", "model": MODEL, "content": [], "usage": usage})
+    result = claude(
+        type="result", subtype="success", is_error=False, session_id="t", total_cost_usd=0.01, usage={"input_tokens": 1}
+    )
+    program = f"import os, sys\nif os.environ['SFA_ATTEMPT'] == '1':\n    {message}\n    sys.exit(1)\n{result}"
+    with daemon.client() as client:
+        known = sleeper(client)
+        reserve(client, known.id, 1, 1)  # the price list is there from now on: so short a run would be over before
+        stopped(client, known.id)
+        run = started(
+            client, [sys.executable, "-c", program], meter="claude", attempts=2, retry_delay=0.01, limits=[limit("cost", 50)]
+        )
+        over = ended(client, run.id)
+    assert (over.status, over.attempts) == (Status.COMPLETED, 2)
+    assert (state(over, "cost")[0] or 0) >= 3
+    wait_until(lambda: charged(daemon) >= 3, "the budget is charged")
+
+
+USES = """
+import time
+for _ in range(2000):
+    print('{"type": "usage", "model": "%s", "input_tokens": 1000}', flush=True)
+    time.sleep(0.005)
+"""
+
+
+def test_what_was_used_is_not_given_back_by_a_reload(start: Start) -> None:
+    """A stream's sum is priced as a whole: at other prices all that was ever used would cost something else."""
+    daemon = start(config=f"[budgets.users.{USER}]\ndaily_usd = 5000")
+    with daemon.client() as client:
+        run = started(client, [sys.executable, "-c", USES % MODEL], meter="jsonl", limits=[limit("cost", 100, "warn")])
+        wait_until(lambda: (info(client, run.id).usage.cost_usd or 0) > 1, "some use")
+        cheaper = f'[prices."{MODEL}"]\ninput_mtok = 0.001\noutput_mtok = 0.001\n'
+        daemon.config.write_text(cheaper + daemon.config.read_text())
+        os.kill(daemon.pid, signal.SIGHUP)
+        wait_until(lambda: "config reloaded" in daemon.log.read_text(), "the reload")
+        used = info(client, run.id).usage.input_tokens or 0
+        wait_until(lambda: (info(client, run.id).usage.input_tokens or 0) > used + 5000, "more use, at whatever price")
+        stopped(client, run.id)
+        assert (info(client, run.id).usage.cost_usd or 0) > 1
+    assert charged(daemon) > 1
+
+
+def test_a_reload_while_prices_are_loaded_lets_nothing_through(start: Start) -> None:
+    """Whoever waits for the price list is answered with prices, although the config is another one meanwhile."""
+    through = []
+    for delay in (0.02, 0.04, 0.06):
+        daemon = start()
+        with daemon.client() as client:
+            run = started(client, ["sleep", "60"], limits=[limit("cost", 1)])
+            asked = client.send(
+                m.Reserve(id=client.next_id(), run=run.id, model=MODEL, input_tokens=10_000_000, max_output_tokens=1)
+            )
+            time.sleep(delay)  # into the import, which takes some 200 ms; nothing tells of its middle
+            os.kill(daemon.pid, signal.SIGHUP)
+            answer = None
+            while answer is None:
+                answer = next((each.reply for each in client.arrived() if each.reply.id == asked), None)
+            assert isinstance(answer, m.Reserved)
+            if answer.reservation is not None:
+                through.append((delay, answer.cost_usd))
+    assert through == []
+
+
+def test_a_shortage_while_prices_are_loaded_is_not_for_ever(daemon: Daemon) -> None:
+    """No descriptor to import the price list with is not the same as no price list."""
+    with daemon.client() as client:
+        run = started(client, ["sleep", "60"], limits=[limit("cost", 1)])
+        wait_until(lambda: info(client, run.id).status is Status.RUNNING, "it runs")
+        before = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (3, before[1]))
+        with pytest.raises(DaemonError, match="cannot be told now") as refused:
+            client.call(m.Reserve(id=client.next_id(), run=run.id, model=MODEL, input_tokens=1, max_output_tokens=1), m.Reserved)
+        assert refused.value.error is ErrorCode.UNAVAILABLE
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, before)
+        much = m.Reserve(id=client.next_id(), run=run.id, model=MODEL, input_tokens=10_000_000, max_output_tokens=1)
+        assert client.call(much, m.Reserved).refused is not None
+
+
+@pytest.mark.parametrize("length", ["day", "week", "month"])
+def test_a_budget_is_not_renewed_by_daylight_saving_time(length: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`datetime.now().astimezone()` has a fixed offset, so after the change the same period "began" an hour earlier: another key
+    in the ledger, with nothing charged. Of a month's budget up to a month is forgiven, twice a year."""
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        before = datetime(2026, 3, 29, 0, 30, tzinfo=UTC).astimezone()  # the change is at 1:00 UTC
+        after = datetime(2026, 3, 29, 2, 30, tzinfo=UTC).astimezone()
+        assert period(before, length)[0] == period(after, length)[0]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_a_budget_that_refused_too_much_still_says_when_it_is_exceeded(start: Start) -> None:
+    """One absurd reservation marks the budget `over` with 0 of 5 used ("limit_exceeded … used 0 of 5"), and when it is really
+    exceeded nobody is told, for the rest of the period."""
+    daemon = start(config=f"[budgets.users.{USER}]\ndaily_usd = 5")
+    with daemon.client() as client:
+        run, _ = watched(client, ["sleep", "60"], limit("cost", 100, "warn"), meter=None)
+        absurd = m.Reserve(id=client.next_id(), run=run.id, model=MODEL, input_tokens=10_000_000, max_output_tokens=1)
+        assert client.call(absurd, m.Reserved).refused is not None
+        for _ in range(6):
+            client.call(m.Report(id=client.next_id(), run=run.id, cost_usd=1), m.RunReply)
+        stopped(client, run.id)
+        _, events = until_over(client, run.id)
+    exceeded = [event.used for event in events if (event.type, event.scope) == ("limit_exceeded", "user")]
+    assert any((used or 0) >= 5 for used in exceeded), exceeded
+
+
+def test_a_model_has_a_name_of_bounded_length(daemon: Daemon) -> None:
+    """`Reserve.model` is kept in the hold, up to 4 MiB, a thousand times a run: 4 GiB of the daemon for any agent."""
+    with daemon.client() as client:
+        run = started(client, ["sleep", "60"])
+        before = client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).memory_bytes
+        for _ in range(30):
+            name = "m" * 3_000_000
+            client.send(m.Reserve(id=client.next_id(), run=run.id, model=name, input_tokens=1, max_output_tokens=1))
+        after = client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).memory_bytes
+        stopped(client, run.id)
+    assert after - before < 40 << 20
+
+
+def test_an_agent_that_only_talks_does_not_fill_the_ledger(start: Start) -> None:
+    """One `meter_gap` each look: 140 events a second of one run that prints long lines, in the ledger and in the log."""
+    daemon = start()
+    lines = """
+import os, time
+line = b'{"type": "usage", "x": "' + b'y' * 1100000 + b'"}\\n'
+end = time.time() + 2
+while time.time() < end: os.write(1, line)
+"""
+    with daemon.client() as client:
+        run, _ = watched(client, [sys.executable, "-c", lines], limit("output", 1 << 20))
+        _, events = until_over(client, run.id)
+    assert len([event for event in events if event.type == "meter_gap"]) <= 30  # each time that it has doubled
+
+
+def test_a_cost_that_cannot_be_known_is_not_said_to_be_kept_by_a_meter(daemon: Daemon) -> None:
+    """`Live._enforcer` asks whether anything is metered, not whether this kind is: no price, no word of tokens, and `cost` is
+    "kept by meter and reports"."""
+    with daemon.client() as client:
+        run = started(client, ["sleep", "60"], limits=[limit("cost", 1)])
+        report = m.Report(id=client.next_id(), run=run.id, model="nobody/knows-it", input_tokens=10**9, output_tokens=1)
+        client.call(report, m.RunReply)
+        assert state(info(client, run.id), "cost") == (None, "terminate", "nothing")
+        stopped(client, run.id)
+
+
+def test_approving_one_limit_does_not_lift_another_that_nobody_was_asked_about(daemon: Daemon) -> None:
+    """Two limits are exceeded in one moment. Who gives more of the one has said nothing of the other."""
+    uses = """
+import time
+for _ in range(8):
+    print('{"type": "usage", "turns": 2, "cost_usd": 0.3}', flush=True)
+    time.sleep(0.1)
+"""
+    with daemon.client() as client:
+        run, _ = watched(
+            client, [sys.executable, "-c", uses], limit("turns", 3, "request_increase"), limit("cost", 0.5, "request_increase")
+        )
+        asked = until_event(client, "increase_requested")
+        assert asked.limit_kind == "turns"
+        wait_until(lambda: info(client, run.id).status is Status.PAUSED, "it stands still")
+        refused = daemon.sfactl("approve", run.id, "--limit", "turns=100")
+        assert (refused.returncode, "limit of cost: name that as well" in refused.stderr) == (2, True)
+        cost = state(info(client, run.id), "cost")
+        stopped(client, run.id)
+    assert cost[1] == "request_increase"
