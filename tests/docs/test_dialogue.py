@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
+from sfad.core.limits import amount
 from sfad.protocol import messages as m
 from sfad.protocol.errors import ErrorCode
 from sfad.protocol.framing import MAX_REPLY, FrameDecoder
@@ -124,7 +125,7 @@ def _too_much(stranger: Stranger) -> None:
     assert shown.refused is not None
     its_own = {name: getattr(refused.refused, name) for name in ("used", "asked", "message")}
     assert refused == msgspec.structs.replace(shown, refused=msgspec.structs.replace(shown.refused, **its_own))
-    assert its_own["message"] == shown.refused.message.replace("1.05", f"{refused.refused.asked:.6g}")
+    assert its_own["message"] == shown.refused.message.replace("1.05 USD", amount(LimitKind.COST, refused.refused.asked))
     stranger.say("wait")
     over = stranger.hear()
     assert isinstance(over, m.RunReply)
