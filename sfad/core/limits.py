@@ -75,12 +75,13 @@ def amount(kind: LimitKind, value: float) -> str:
         exact = f"{value:.6g}"
         return f"{value:.2f} USD" if len(exact.partition(".")[2]) < 3 else f"{exact} USD"
     number = f"{value:.0f}" if KINDS[kind].whole else f"{value:.6g}"
-    return f"{number}{KINDS[kind].unit or f' {kind}'}"
+    named = f" {kind}".removesuffix("s" if value == 1 else "")
+    return f"{number}{KINDS[kind].unit or named}"
 
 
 def bare(kind: LimitKind, value: float) -> str:
     """`amount` where the kind has been named already: `11`, `0.45 USD`."""
-    return amount(kind, value).removesuffix(f" {kind}")
+    return amount(kind, value).removesuffix(f" {kind}").removesuffix(f" {kind}".removesuffix("s"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,14 +189,17 @@ class Run:
     @property
     def deadline(self) -> float | None:
         """When its clock, or an ancestor's, ends it; `None` while its own does not run."""
-        times = [r.own_deadline for r in self.lineage]
-        known = [t for t in times if t is not None]
-        return min(known) if self.own_deadline is not None else None
+        found = self.own_deadline
+        above = self.parent
+        while found is not None and above is not None:
+            found = min(found, above.own_deadline or found)
+            above = above.parent
+        return found
 
     @property
     def own_deadline(self) -> float | None:
         """When its own clock ends it; `None` while that stands."""
-        return self.clock.reaches(self.allowed_time)
+        return self.clock.reaches(self.allowed_time) if self.clock.since is not None else None
 
     def subtree(self) -> list[Run]:
         """This run and all live descendants, parents before children."""

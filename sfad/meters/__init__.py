@@ -38,4 +38,6 @@ def named(name: str) -> Program | None:
 
 def chosen(argv: Sequence[str]) -> Program | None:
     """The program whose events this command will print, as far as the command itself tells."""
+    if not any("json" in word for word in argv):  # each of their formats is called so, and few commands say it
+        return None
     return next((program for program in PROGRAMS if program.prints_events(argv)), None)

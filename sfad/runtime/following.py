@@ -125,9 +125,10 @@ class Following:
         followed = self._runs.get(run)
         if followed is None:
             return
-        self.drain((run,))
         followed.inodes.clear()
         self._away.pop(run, None)
+        if followed.metered is not None:
+            self.drain((run,))
         for suffix in SUFFIXES:
             self._status(followed, suffix)
         if followed.metered is not None:

@@ -130,7 +130,9 @@ class Metering:
     def catch_up(self, run: Run, signal: int | None = None) -> None:
         """Learns what is left to be learnt before the core decides about the end of a run, or of an attempt, and of what is
         below it. `signal` ended the main process: it may have been the kernel's answer to a limit of the run or of an ancestor."""
-        self._following.drain([each.id for each in run.subtree() if each.id in self._runs])
+        metered = [each.id for each in run.subtree() if each.id in self._runs and self._runs[each.id].live.program is not None]
+        if metered:
+            self._following.drain(metered)
         if signal == SIGKILL:
             for above in run.lineage:
                 for kind in self._launcher.breaches(above.id):
