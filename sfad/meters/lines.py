@@ -8,6 +8,7 @@ spaced. Inside a string its quotes would be escaped, so that text that quotes ev
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
@@ -87,7 +88,7 @@ class Lines:
             yield line
 
 
-class LineMeter(Generic[E]):
+class LineMeter(ABC, Generic[E]):
     """A meter of a program that prints one JSON object a line."""
 
     def __init__(self, wanted: re.Pattern[bytes], decoder: msgspec.json.Decoder[E]) -> None:
@@ -103,8 +104,9 @@ class LineMeter(Generic[E]):
                 self._take(event)
         self.reading.skipped_lines = self._lines.skipped
 
+    @abstractmethod
     def _take(self, event: E) -> None:
-        raise NotImplementedError
+        """Counts what a line says."""
 
     def _decoded(self, line: bytes) -> E | None:
         """What the line says; nothing if it is not what the program prints."""

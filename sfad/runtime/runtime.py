@@ -128,20 +128,24 @@ class Runtime:
         self._used: set[RunId] = set()
         """Runs whose use the ledger does not know yet."""
         self._nursery: trio.Nursery
-        self._appliers: dict[type, Callable[[Any], None]] = {
+        self._appliers = self._table()
+
+    def _table(self) -> dict[type, Callable[[Any], None]]:
+        """What is done for each command."""
+        return {
             c.Admit: self._admit,
             c.Save: self._save,
             c.RecordRefusal: self._record_refusal,
             c.NoteUse: self._note_use,
             c.Rebound: self._rebound,
             c.Charge: lambda x: self._budgets.charge(x.scope, x.name, x.usd),
-            c.CountRefusal: lambda x: ledger.count_refusal(x.run),
+            c.CountRefusal: lambda x: self.ledger.count_refusal(x.run),
             c.Launch: self._launch,
-            c.Terminate: lambda x: launcher.terminate(x.run, x.signal),
-            c.Kill: lambda x: launcher.kill(x.run),
-            c.Survey: lambda x: launcher.survey(x.run),
-            c.Freeze: lambda x: launcher.freeze(x.run),
-            c.Thaw: lambda x: launcher.thaw(x.run),
+            c.Terminate: lambda x: self.launcher.terminate(x.run, x.signal),
+            c.Kill: lambda x: self.launcher.kill(x.run),
+            c.Survey: lambda x: self.launcher.survey(x.run),
+            c.Freeze: lambda x: self.launcher.freeze(x.run),
+            c.Thaw: lambda x: self.launcher.thaw(x.run),
             c.Release: self._release,
             c.Arm: self._arm,
             c.Disarm: lambda x: self.timers.disarm((x.run, x.timer)),
