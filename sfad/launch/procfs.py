@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import signal
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -18,6 +19,9 @@ _PAGE = resource.getpagesize()
 _CHUNK = 4096
 GONE = frozenset({errno.ENOENT, errno.ESRCH, errno.ENODEV, errno.ENOTDIR})
 HIDDEN = frozenset({errno.EACCES, errno.EPERM})
+
+
+_STOP = 1 << (signal.SIGSTOP - 1)
 
 
 class Stat(NamedTuple):
@@ -39,6 +43,12 @@ class Stat(NamedTuple):
     def stopped(self) -> bool:
         """Whether SIGSTOP (or a tracer) holds it."""
         return self.state in "Tt"
+
+
+def will_stop(pid: int) -> bool:
+    """Whether a SIGSTOP waits for the process: the kernel delivers it before the process executes another instruction."""
+    masks = (line.split() for line in (read(f"/proc/{pid}/status") or b"").splitlines())
+    return any(words[0] in (b"SigPnd:", b"ShdPnd:") and int(words[1], 16) & _STOP for words in masks if len(words) > 1)
 
 
 def read(path: str) -> bytes | None:

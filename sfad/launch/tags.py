@@ -147,7 +147,7 @@ class TagsLauncher(LocalLauncher):
 
     async def _hold_still(self, held: Held) -> None:
         pause = _SETTLE
-        while held.freezing and (awake := [one for one, _ in self._census(_runs([held])) if not one.stopped]):
+        while held.freezing and (awake := [one for one, _ in self._census(_runs([held])) if not _stands(one)]):
             for process in awake:  # also one that was stopped before: somebody may have continued it
                 _send(process, (signal.SIGSTOP,))
             await trio.sleep(pause)
@@ -328,6 +328,12 @@ class TagsLauncher(LocalLauncher):
             for ancestor in reversed(chain[:-1]):
                 found = self._run_below(ancestor.pid, found)
         return found
+
+
+def _stands(process: Stat) -> bool:
+    """Whether it runs no more. Who waits in vfork(2) for a child cannot be stopped, and would wait for ever for one that is; but
+    it does nothing else, and is stopped before it does."""
+    return process.stopped or (process.state == "D" and procfs.will_stop(process.pid))
 
 
 def _runs(tops: Iterable[Held]) -> set[RunId]:

@@ -87,6 +87,14 @@ time.sleep(max(0, until - time.monotonic()))
 """
 """`MOST SECONDS`: so many MiB as fast as it can, and then it keeps them."""
 
+IN_VFORK = """
+import os, sys
+# between vfork and exec the child opens a FIFO that nobody writes to: until then this process waits, and cannot be stopped
+action = (os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)
+os.posix_spawn("/bin/sleep", ["sleep", "1000"], {}, file_actions=[action])
+"""
+"""`FIFO`: it is in the middle of a vfork(2), and stays there."""
+
 SHARERS = """
 import os, sys, time
 held = b"x" * (int(sys.argv[2]) << 20)

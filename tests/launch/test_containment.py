@@ -129,6 +129,19 @@ async def test_frozen_stands_still_until_thawed(rig: Rig, tmp_path: Path) -> Non
     await rig.stop("a1")
 
 
+async def test_what_is_in_the_middle_of_a_vfork_stands_still_too(rig: Rig, tmp_path: Path) -> None:
+    """Its parent waits for it in a state in which nothing can be stopped. dash forks so, for every command."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    rig.python("a1", programs.IN_VFORK, str(fifo))
+    await rig.running("a1")
+    await until(lambda: processes(rig, "a1") == 2, "the child before its exec")
+    rig.launcher.freeze("a1")
+    await rig.wait(Frozen, "a1")
+    rig.launcher.thaw("a1")
+    await rig.stop("a1")
+
+
 async def test_signal_reaches_what_is_frozen_below(rig: Rig) -> None:
     rig.launch("a1", "sleep", "1000")
     rig.launch("a2", "sleep", "1000", parent="a1")
