@@ -237,7 +237,7 @@ def statements(batch: Sequence[Op]) -> Iterator[tuple[str, Sequence[Any]]]:
     inserts = [op for op in batch if op.kind in ("admit", "refuse")]
     yield from _many(_insert_runs, [op.row for op in inserts])
     yield from _many(_insert_labels, [label for op in inserts for label in op.labels])
-    yield from _many(_update_runs, list({op.run_id: op.row for op in batch if op.kind == "save"}.values()))
+    yield from _updates(list({op.run_id: op.row for op in batch if op.kind == "save"}.values()))
     yield from _many(_insert_events, [op.row for op in batch if op.kind == "event"])
     for op in batch:
         if op.kind == "count":
@@ -284,11 +284,19 @@ def _insert_events(rows: int) -> str:
     return f"INSERT INTO events ({', '.join(EVENT_COLUMNS)}) {_values(rows, len(EVENT_COLUMNS))}"
 
 
+_UPDATE_ONE = f"UPDATE runs SET {', '.join(f'{name} = ?' for name in SAVE_COLUMNS[1:])} WHERE number = ?"  # noqa: S608
+
+
+def _updates(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[str, Sequence[Any]]]:
+    if len(rows) == 1:  # by far the most frequent, and without the table of new values it is a tenth of a transaction cheaper
+        ((number, *values),) = rows
+        yield _UPDATE_ONE, (*values, number)
+    else:
+        yield from _many(_update_runs, rows)
+
+
 @cache
 def _update_runs(rows: int) -> str:
-    if rows == 1:  # by far the most frequent, and without the table of new values it is a tenth of a transaction cheaper
-        settings = ", ".join(f"{name} = ?{place}" for place, name in enumerate(SAVE_COLUMNS[1:], 2))
-        return f"UPDATE runs SET {settings} WHERE number = ?1"  # noqa: S608
     names = ", ".join(SAVE_COLUMNS)
     assignments = ", ".join(f"{name} = new.{name}" for name in SAVE_COLUMNS[1:])
     return (
