@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from ..protocol.types import LimitKind, Role, Source
 
@@ -75,7 +75,7 @@ def _sum(one: N | None, other: N | None) -> N | None:
     return other if one is None else one if other is None else min(one + other, MOST)
 
 
-def _first(figures: Iterable[Any]) -> Any:
+def _first(figures: Iterable[N | None]) -> N | None:
     return next((figure for figure in figures if figure is not None), None)
 
 
@@ -131,15 +131,30 @@ class Account:
     below: dict[LimitKind, float] = field(default_factory=dict)
     """What its descendants have used and hold, ended ones included."""
     levels: dict[LimitKind, float] = field(default_factory=dict)
-    """What the kernel tells of the whole subtree as it is now: memory, pids."""
+    """What the kernel told last of the whole subtree: memory, pids. It is asked where that may be near a limit."""
 
     @property
     def best(self) -> tuple[Source, Use] | None:
-        """What is shown: each number as the best source that knows it tells it, and the best source."""
+        """What is shown: each number as the best source that knows it tells it, and the best source. What belongs together, input
+        and output, a cost and where it is from, is one source's: the sum of two sources' numbers is nobody's."""
         known = [(source, self.sources[source]) for source in SOURCES if source in self.sources]
         if len(known) < 2:
             return known[0] if known else None
-        return known[0][0], Use(*(_first(getattr(use, name) for _, use in known) for name in Use.__slots__))
+        (source, first), uses = known[0], [use for _, use in known]
+        tokens = next((use for use in uses if use.tokens is not None), first)
+        cost = next((use for use in uses if use.cost is not None), first)
+        return source, Use(
+            turns=_first(use.turns for use in uses),
+            messages=_first(use.messages for use in uses),
+            input_tokens=tokens.input_tokens,
+            output_tokens=tokens.output_tokens,
+            cached_tokens=tokens.cached_tokens,
+            cost=cost.cost,
+            cost_from=cost.cost_from,
+            planning_cost=_first(use.planning_cost for use in uses),
+            execution_cost=_first(use.execution_cost for use in uses),
+            unpriced_tokens=cost.unpriced_tokens,
+        )
 
     @property
     def metered(self) -> bool:

@@ -148,7 +148,7 @@ class Ledger:
         self._put(charge_op(scope, name, period_start, usd))
 
     def charged(self, scope: str, name: str, period_start: datetime) -> float:
-        """USD charged in that period, as far as it is committed: for opening, when nothing is queued."""
+        """USD charged in that period, as far as it is committed: for a budget that is not known yet, of which nothing is queued."""
         return self._reader.charged(scope, name, period_start.timestamp())
 
     def event(self, event: Event) -> Event:

@@ -39,6 +39,9 @@ NO_METER = "none"
 LOAD_AGAIN, LOAD_AGAIN_MAX = 1.0, 60.0
 """Seconds between two tries to import the price list, where the machine was short of something: doubled each time."""
 
+MAX_UNPRICED = 16
+"""Models without a price that are named for one run."""
+
 _WATCHED = (LimitKind.MEMORY, LimitKind.PIDS)
 
 
@@ -229,7 +232,7 @@ class Metering:
         if not self._catalogue.settled:
             self._load_soon()
             return
-        if metered.unpriced and len(metered.unpriced) >= MAX_UNPRICED:
+        if len(metered.unpriced) >= MAX_UNPRICED:
             return
         metered.unpriced.update(fresh)
         names = ", ".join(model[:80] or "a model that is not named" for model in fresh[:4])
@@ -343,10 +346,6 @@ class Metering:
         if cost is None and metered is not None:
             self._say_unpriced(metered, {model or "": 1})
         return cost
-
-
-MAX_UNPRICED = 16
-"""Models without a price that are named for one run."""
 
 
 def program_of(meter: str | None, argv: Sequence[str], *, kept: bool) -> Program | None:

@@ -358,6 +358,19 @@ def test_a_refusal_by_a_budget_says_so_once() -> None:
     assert t.run(a).status is Status.RUNNING, "the budget's breach is no limit of the run's"
 
 
+def test_what_belongs_together_is_shown_as_one_source_tells_it() -> None:
+    t = Transcript()
+    a = t.start("a")
+    (t >> t.used(a, turns=3, input_tokens=500, output_tokens=50, cost=0.25, cost_from="agent")).skip()
+    (t >> t.report(a, input_tokens=7, unpriced_tokens=7)).skip()
+    best = t.run(a).account.best
+    assert best is not None
+    source, use = best
+    assert (source, use.turns) == ("report", 3)
+    assert (use.input_tokens, use.output_tokens, use.tokens) == (7, None, 7), "not 7 in here and 50 out there"
+    assert (use.cost, use.cost_from, use.unpriced_tokens) == (0.25, "agent", None)
+
+
 def test_what_yesterday_was_charged_is_not_given_back_to_today() -> None:
     t = Transcript()
     t >> t.budgets(purse(10, "ann"))
