@@ -249,6 +249,7 @@ class MainExited(At):
     code: int | None
     """The exit code, or `None` if a signal ended it."""
     signal: int | None = None
+    """Neither: how it ended cannot be known, since it was not this process's child."""
     empty: bool = False
     """Nothing else is alive in the run's containment, child runs included."""
 

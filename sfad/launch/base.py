@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import trio
@@ -54,6 +55,36 @@ class LaunchSpec:
     terminal: bool = False
     """Make the terminal behind `stdin` the controlling terminal of the run's session."""
     bounds: Bounds = UNBOUND
+    nonce: str = field(default_factory=lambda: secrets.token_hex(8))
+    """The random part of the run's cookie, hexadecimal: the same for all attempts, so that who remembers it finds the run again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """What is remembered of a launched run, to find it again: after the death of the daemon that launched it, or after that
+    daemon executed itself anew."""
+
+    nonce: str
+    bounds: Bounds = UNBOUND
+    pid: int | None = None
+    """Of the main process; `None` if it had not been told: the daemon may have died between its start and the news of it."""
+    started: int | None = None
+    """When that process started, in clock ticks since boot (field 22 of /proc/PID/stat); what has another start is another
+    process. `None` if it had not been told."""
+    report: int | None = None
+    """Of a launch in flight whose daemon executed itself anew: the descriptor on which the trampoline reports."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What there is of a run that was adopted."""
+
+    pid: int | None
+    """Of its main process, if that lives. If it lives its end will be reported by `MainExited`, as of any other."""
+    empty: bool
+    """Nothing is alive in its containment, child runs included."""
+    starting: bool = False
+    """Its launch is in flight: `LaunchSucceeded` or `LaunchFailed` will be reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +133,22 @@ class Launcher(Protocol):
 
     def place(self, pid: int, pidfd: int | None) -> RunId | None:
         """The run that a process is in, from the kernel; `None` if in none. Raises `Unplaceable`."""
+
+    def adopt(self, run: RunId, parent: RunId | None, remains: Remains) -> Found:
+        """Takes over a run that an earlier daemon launched, after its parent: what is alive of it is held as if it had been
+        launched here. Its freezer is left as it is. Where its main process is not our child its exit code is what the kernel
+        tells of it afterwards (PIDFD_GET_INFO, Linux 6.15 and later), else unknown: `MainExited` with neither. Of a run of which
+        nothing is alive nothing is held but its name. Raises `OSError` where that cannot be told."""
+
+    def remains(self, run: RunId) -> Remains | None:
+        """What to remember of a live run, `report` aside; `None` if it is not held."""
+
+    def hand_over(self) -> dict[RunId, Remains]:
+        """Before this process executes itself anew: what `adopt` needs of every run that is held. Descriptors in it stay open
+        across execve(2) from now on. The launcher is of no use afterwards unless `take_back` is called."""
+
+    def take_back(self) -> None:
+        """The execve(2) has failed: descriptors are closed by it again, and everything goes on."""
 
     def child_signalled(self) -> None:
         """SIGCHLD arrived: orphans that were handed to this process may be waiting to be reaped."""

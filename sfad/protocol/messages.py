@@ -10,6 +10,7 @@ older client can read a newer daemon.
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -102,6 +103,9 @@ class Spawn(Request, tag="spawn"):
     claim: Claim = Claim()
     watch: bool = False
     """Push the events of the run and its descendants from its admission on, as `Watch` does; they carry this request's id."""
+    key: str | None = None
+    """Chosen at random by the client, at most 64 characters: asked again with the same key, by the same user and from the same
+    run, as after a lost connection, the daemon answers with the run that it has admitted for it, and starts nothing."""
     descriptors: int = 0
 
 
@@ -215,6 +219,9 @@ class Wait(Request, tag="wait"):
 
     run: str
     timeout: float | None = None
+    tie: bool = False
+    """Stop the run when this connection goes away, as `Spawn.tied` does: for the client of a foreground run that has lost its
+    connection. A tied run whose client does not come back within 10 s of a restart of the daemon is stopped."""
 
 
 class List(Request, tag="list"):
@@ -403,6 +410,11 @@ class DaemonStatus(Reply, tag="daemon_status"):
     connections: int
     memory_bytes: int
     ledger_bytes: int
+    backup_bytes: int | None = None
+    """Of the newest backup of the ledger; `None` if there is none."""
+    backup_at: datetime | None = None
+    adopted: int = 0
+    """Live runs that this daemon took over from one before it."""
     enforcement: dict[str, str] = {}
     """Who holds runs to limits of `memory`, `pids` and `cpu` here: `kernel`, `watching`, `nothing`."""
     budgets: list[BudgetState] = []
