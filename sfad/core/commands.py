@@ -15,14 +15,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Write the run to the ledger and answer `Committed` or `CommitFailed`. Nothing is started before."""
+    """Remember the run (`Keep`), write it to the ledger, and answer `Committed` or `CommitFailed`. Nothing is started before."""
+
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Remember the run as it is now (`memory.state_of`), before any command of the same event is carried out: what is remembered is
+    what was decided, so that a daemon that takes over does it, whether the one before had come to it or not."""
 
     run: Run
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Write the run as it is now to the ledger: it started, or it reached a terminal status."""
+    """Write the run as it is now to the ledger: it started, or it reached a terminal status. It is a `Keep` as well."""
 
     run: Run
 
@@ -172,6 +180,13 @@ class Admitted:
 
 
 @dataclass(frozen=True, slots=True)
+class Known:
+    """The run has been admitted before, for the same request."""
+
+    run: RunId
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """The guard's no. `run` is `None` where it was only counted."""
 
@@ -212,10 +227,11 @@ class Failed:
     message: str
 
 
-Answer = Admitted | Refused | StopDone | Changed | Reserved | Failed
+Answer = Admitted | Known | Refused | StopDone | Changed | Reserved | Failed
 
 Command = (
     Admit
+    | Keep
     | Save
     | NoteUse
     | Rebound

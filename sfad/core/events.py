@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ..protocol.types import Action, Bound, Claim, Kind, Limit, LimitKind, RunId, Source, Survivor
 from .access import Peer
 from .budgets import Budget
 from .policy import Policy
 from .usage import Hold, Use
+
+if TYPE_CHECKING:
+    from .memory import Remembered, Ticket
 
 Token = int
 """Names a request that waits for a `Reply`. The shell chooses it; the core only hands it back."""
@@ -207,6 +210,26 @@ class ClientGone(At):
 
 
 @dataclass(frozen=True, slots=True)
+class ClientBack(At):
+    """A client that had lost its connection ties a run to the one it has now. Nothing happens if the run has ended."""
+
+    client: int
+    run: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered(At):
+    """What an earlier daemon held, parents before children. The first event of all: of these runs alone is anything alive."""
+
+    runs: tuple[Remembered, ...]
+    why: str
+    """What became of that daemon, as the beginning of a sentence about a run: `the daemon was killed`."""
+    continued: bool = False
+    """It was this very process: requests and connections are still there."""
+    tickets: tuple[Ticket, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Committed(At):
     """The ledger holds the admission of these runs: they may start."""
 
@@ -315,6 +338,8 @@ Event = (
     | AdviceLearned
     | BudgetsKnown
     | ClientGone
+    | ClientBack
+    | Recovered
     | Committed
     | CommitFailed
     | LaunchSucceeded

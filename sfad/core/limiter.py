@@ -7,6 +7,7 @@ its teams'; then limits are looked at from the root down, since the outermost br
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from signal import SIGTERM
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from . import events as e
 from .budgets import Budget, Budgets
 from .limits import KINDS, Crossing, Held, amount, bare, check, cross, crossed, replaced
 from .policy import Invalid
-from .usage import NOTHING, TREE_USE, Hold, Use, add_below
+from .usage import NO_TREE_USE, NOTHING, TREE_USE, Hold, Periods, Use, add_below, add_ended
 
 if TYPE_CHECKING:
     from .access import Peer
@@ -31,9 +32,6 @@ _STRENGTH = (Action.TERMINATE, Action.REQUEST_INCREASE, Action.PAUSE, Action.WAR
 
 _WAITING = (Action.PAUSE, Action.REQUEST_INCREASE)
 
-_Periods = dict[tuple[str, str], str]
-"""When the periods of budgets began, by scope and name."""
-
 MAX_RESERVATIONS = 1000
 """Reservations one run may hold unsettled. An agent has as many calls under way at a time; a thousand are a leak."""
 
@@ -44,13 +42,11 @@ MAX_TOOLS_SAID = 16
 class Limiter:
     """Use, limits, reservations, approvals."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, reserved: int = 0) -> None:
         self._machine = machine
         self.budgets = Budgets()
         self._reservations: dict[str, Run] = {}
-        self._reserved = 0
-        self._held_in: dict[str, _Periods] = {}
-        """By reservation: the periods of the budgets that it was charged to."""
+        self._reserved = reserved
         self.handlers: dict[type, Callable[[Any], None]] = {
             e.UseSeen: self._use_seen,
             e.LevelSeen: self._level_seen,
@@ -67,6 +63,17 @@ class Limiter:
             "approval": self._approval_due,
             "pause_max": self._pause_max_due,
         }
+
+    def restore(self, runs: Iterable[Run]) -> None:
+        """Goes on with what an earlier daemon has counted and reserved for all its runs. Each was remembered at another moment:
+        what they add up to is counted anew, so that whatever is given back later was part of it."""
+        for run in runs:
+            run.account.below = dict(run.account.ended)
+            for name in run.account.holds:
+                self._reservations[name] = run
+                self._reserved = max(self._reserved, int(name.rpartition("-")[2]))
+        for run in runs:
+            add_below((above.account for above in run.lineage[:-1]), NO_TREE_USE, run.account.own_tree_use())
 
     # ---- the clock
 
@@ -134,13 +141,14 @@ class Limiter:
         before = run.account.own_tree_use()
         periods = None
         if settled is not None:
+            periods = run.account.holds[settled].periods
             run.account.release(settled)
             del self._reservations[settled]
-            periods = self._held_in.pop(settled, {})
         run.account.sources["report"] = run.account.sources.get("report", NOTHING).plus(more)
+        self._machine.do(c.Keep(run))  # before it may end of it
         self._changed(run, before, at, periods)
 
-    def _changed(self, run: Run, before: tuple[float, ...], at: float, periods: _Periods | None = None) -> None:
+    def _changed(self, run: Run, before: tuple[float, ...], at: float, periods: Periods | None = None) -> None:
         after = run.account.own_tree_use()
         if after != before:
             add_below((above.account for above in run.lineage[:-1]), before, after)
@@ -148,11 +156,11 @@ class Limiter:
         self._machine.do(c.NoteUse(run))
         self._enforce(run, at)
 
-    def _charge(self, run: Run, usd: float, periods: _Periods | None) -> None:
+    def _charge(self, run: Run, usd: float, periods: Periods | None) -> None:
         """`periods`: when what is given back was charged."""
         for budget in self.budgets.of(run.user):
             change = max(usd, -budget.charged)
-            if change < 0 and periods is not None and periods.get((budget.scope, budget.name)) != budget.begins:
+            if change < 0 and periods is not None and (budget.scope, budget.name, budget.begins) not in periods:
                 continue  # what an earlier period was charged is not this one's to have back
             if not change:
                 continue
@@ -165,9 +173,9 @@ class Limiter:
                 budget.over = True
                 self._say_budget("limit_exceeded", run, budget)
 
-    def _say_budget(self, what: str, run: Run, budget: Budget, refused: float = 0.0) -> None:
-        used = budget.charged + refused
-        words = f"was refused {refused:.6g} USD more: {budget.told}" if refused else budget.told
+    def _say_budget(self, what: str, run: Run, budget: Budget, refused: float | None = None) -> None:
+        used = budget.charged + (refused or 0.0)
+        words = f"was refused {refused:.6g} USD more: {budget.told}" if refused is not None else budget.told
         self._machine.publish(
             what, run, words, severity="medium", scope=budget.scope, limit_kind="cost", threshold=budget.usd, used=round(used, 6),
             exceeded_by=round(max(0.0, used - budget.usd), 6) if what == "limit_exceeded" else None,
@@ -181,6 +189,7 @@ class Limiter:
             forbidden = _forbidden(run, tool)
             if forbidden is not None and tool not in run.tools_said and len(run.tools_said) < MAX_TOOLS_SAID:
                 run.tools_said.add(tool)
+                self._machine.do(c.Keep(run))
                 self._forbid(run, f"its agent called the tool '{tool}', {forbidden}", ev.at)
 
     def _forbid(self, run: Run, message: str, at: float) -> None:
@@ -206,9 +215,10 @@ class Limiter:
         self._reserved += 1
         name = f"{run.id}-{self._reserved}"
         before = run.account.own_tree_use()
-        run.account.hold(name, ev.hold)
+        periods = tuple((budget.scope, budget.name, budget.begins) for budget in self.budgets.of(run.user))
+        run.account.hold(name, replace(ev.hold, periods=periods))
         self._reservations[name] = run
-        self._held_in[name] = {(budget.scope, budget.name): budget.begins for budget in self.budgets.of(run.user)}
+        machine.do(c.Keep(run))
         machine.reply(ev.token, c.Reserved(run, name))
         self._changed(run, before, ev.at)
 
@@ -252,7 +262,12 @@ class Limiter:
         for name, hold in list(run.account.holds.items()):
             run.account.release(name)
             run.account.sources["report"] = run.account.sources.get("report", NOTHING).plus(hold.use)
-            del self._reservations[name], self._held_in[name]
+            del self._reservations[name]
+        used, above = run.account.own_tree_use(), run.lineage[:-1]
+        if any(used):
+            add_ended((each.account for each in above), used)
+            for each in above:
+                self._machine.do(c.Keep(each))
 
     # ---- enforcement
 
@@ -274,6 +289,8 @@ class Limiter:
     def _answer(self, run: Run, found: list[Crossing], at: float, *, refused: float | None = None) -> None:
         for crossing in found:
             self._say(run, crossing, refused)
+        if found:
+            self._machine.do(c.Keep(run))  # that it has been said
         breaches = [crossing for crossing in found if crossing.exceeded]
         if not breaches:
             return
@@ -366,6 +383,7 @@ class Limiter:
             action = limit.action or (before.action if before is not None else Action.TERMINATE)
             action = action if KINDS[limit.kind].acts else Action.WARN
             run.limits[limit.kind] = Held(replaced(limit, action=action, source=f"{limit.source} by user {peer.user}"))
+        self._machine.do(c.Keep(run))
         if limits:
             self._machine.do(c.Rebound(run))
         for held in holding if not limits else ():

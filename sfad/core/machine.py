@@ -19,11 +19,13 @@ from .access import FULL, Peer, Permissions, refuse_target, refuse_verb
 from .candidate import candidate, check_grace
 from .guard import Question, decide
 from .limiter import Limiter
+from .memory import Ticket
 from .policy import Invalid, Policy
 from .quotas import SlidingWindow, Slots
+from .recovery import Recovery
 from .retry import backoff
 from .run import Exit, Run
-from .stop import KILL_AGAIN, Stop
+from .stop import KILL_AGAIN, Rung, Stop
 from .tree import Tree
 
 HOUR = 3600.0
@@ -64,7 +66,8 @@ class _Refusals:
 class Machine:
     """All live runs and every decision about them."""
 
-    def __init__(self, policy: Policy, *, next_number: int = 1) -> None:
+    def __init__(self, policy: Policy, *, next_number: int = 1, reservations: int = 0) -> None:
+        """`reservations`: as many may have been made before; their names are not used again."""
         self.policy = policy
         self.tree = Tree()
         self.slots = Slots(per_user=policy.trees_per_user, total=policy.trees)
@@ -98,10 +101,12 @@ class Machine:
             e.AdviceLearned: self._advice_learned,
         }
 
-        self.limiter = Limiter(self)
-        self._handlers |= self.limiter.handlers
+        self.limiter = Limiter(self, reservations)
+        recovery = Recovery(self)
+        self._handlers |= self.limiter.handlers | recovery.handlers
         self._timers: dict[str, Callable[[Run, float], None]] = {
             **self.limiter.timers,
+            **recovery.timers,
             "result": self._result_due,
             "grace": self._grace_due,
             "kill": self._kill_due,
@@ -185,6 +190,10 @@ class Machine:
     def _rate(self, user: str) -> SlidingWindow:
         return self._rates.setdefault(user, SlidingWindow(self.policy.spawns_per_hour, HOUR))
 
+    def spawned_before(self, user: str, at: float) -> None:
+        """A root that an earlier daemon admitted: it counts against the rate. To be told oldest first."""
+        self._rate(user).take(at)
+
     def _refuse(self, ev: e.SpawnRequested, run: Run, refusal: Refusal) -> None:
         self.refused += 1
         # a run that has ended is not counted by itself: nothing would ever forget it
@@ -210,9 +219,11 @@ class Machine:
         self._number += 1
         self.admitted += 1
         self.tree.add(run)
+        self._keep_above(run)
         run.admit_token = ev.token
-        if run.asked.tied_to is not None:
-            self._tied.setdefault(run.asked.tied_to, set()).add(run.id)
+        run.tied_to = run.asked.tied_to
+        if run.tied_to is not None:
+            self.tie(run, run.tied_to)
         if run.parent is None:
             self._rate(run.user).take(ev.at)
             self._take_slot(run)
@@ -231,6 +242,7 @@ class Machine:
             if run is None or run.committed:
                 continue
             run.committed = True
+            self.do(c.Keep(run))
             self.publish("run_accepted", run)
             if run.status is Status.QUEUED and self.slots.waits(run.id):
                 self.publish("run_queued", run, f"{self.slots.queued} trees wait")
@@ -256,8 +268,13 @@ class Machine:
         """What never was costs nothing."""
         self.admitted -= 1
         self.tree.refund(run)
+        self._keep_above(run)
         if run.parent is None:
             self._rate(run.user).give_back(run.created_at)
+
+    def _keep_above(self, run: Run) -> None:
+        for above in run.lineage[:-1]:
+            self.do(c.Keep(above))
 
     def _start(self, run: Run) -> None:
         run.move(Status.STARTING)
@@ -266,9 +283,11 @@ class Machine:
         if run.said_finished:
             self.do(c.Disarm(run.id, "result"))
         run.said_finished, run.said_failed = False, None
+        self.do(c.Keep(run))
         self.do(c.Launch(run))
 
-    def _admit_waiting(self) -> None:
+    def admit_waiting(self) -> None:
+        """Starts who waits for a place, as far as there are any."""
         while not self.draining and (name := self.slots.next_waiting()) is not None:
             run = self.tree.get(name)
             if run is not None and run.committed:
@@ -283,20 +302,28 @@ class Machine:
         run.pid = ev.pid
         if run.started_at is None:
             run.started_at = ev.at
-        if run.status is not Status.STARTING:
-            return
+        if run.status is Status.STARTING:
+            self.launched(run, ev.pid, ev.at)
+        else:
+            self.do(c.Keep(run))
+
+    def launched(self, run: Run, pid: int, at: float) -> None:
+        """The command of a run that was starting has been executed."""
+        run.pid = pid
+        if run.started_at is None:
+            run.started_at = at
         run.move(Status.RUNNING)
         if run.standing_still:
             run.move(Status.PAUSED)
             # it was not there yet when its ancestor was frozen, and signals reach only what is there
             self.do(c.Freeze(next(r.id for r in run.lineage if r.frozen)))
         elif run.held_by is None:
-            self.limiter.start_clock(run, ev.at)
+            self.limiter.start_clock(run, at)
         self.do(c.Save(run))
         self.publish("run_started", run)
         if run.held_by is not None:
             # in its own name, even where an ancestor is frozen: that one's resume must not let it go on
-            self.pause(run, ev.at)
+            self.pause(run, at)
         self._answer_spawn(run)
 
     def _launch_failed(self, ev: e.LaunchFailed) -> None:
@@ -319,12 +346,17 @@ class Machine:
             return
         run.exit = Exit(ev.code, ev.signal)
         run.pid = None
+        self.do(c.Keep(run))
         alone = ev.empty and not run.children
         if run.status is Status.STOPPING:
             if alone:
                 self._finish(run, ev.at)
         elif run.status is Status.RETRYING:
             pass  # the ladder of the attempt's leftovers reports `Emptied`
+        elif run.exit.unknown:
+            # not started again: it may have done what it was started for
+            message = "it outlived the daemon that started it, and the kernel does not tell how it ended"
+            self.conclude(run, ev.at, Status.LOST, Reason(kind="daemon", message=message), empty=ev.empty)
         elif not _succeeded(run) and run.attempt < run.asked.attempts:
             self._retry(run, ev.at)
         else:
@@ -334,7 +366,11 @@ class Machine:
         assert run.exit is not None
         status = Status.COMPLETED if _succeeded(run) else Status.FAILED
         reason = None if _succeeded(run) else _exit_reason(run.exit, run.said_failed)
-        if alone:
+        self.conclude(run, at, status, reason, empty=alone)
+
+    def conclude(self, run: Run, at: float, status: Status, reason: Reason | None, *, empty: bool) -> None:
+        """Ends a run whose main process is no more, and stops what it has left. `empty`: nothing is alive in its containment."""
+        if empty and not run.children:
             self._decide_end(run, at, status, reason)
             self._finish(run, at)
         else:
@@ -350,7 +386,7 @@ class Machine:
         for child in run.subtree()[1:]:
             self._cancel_with_ancestor(child, run, at)
         run.clearing = True
-        self._climb_on(run, at, signal=SIGTERM, grace=self.grace(run))
+        self.climb_on(run, at, grace=self.grace(run))
         self.do(c.Save(run))
 
     def _cleared(self, run: Run, at: float) -> None:
@@ -360,6 +396,7 @@ class Machine:
         policy = self.policy
         first = run.asked.retry_delay if run.asked.retry_delay is not None else policy.retry_delay
         run.retry_at = at + backoff(run.id, run.attempt, first=first, cap=max(policy.retry_delay_max, first))
+        self.do(c.Keep(run))
         self.do(c.Arm(run.id, "retry", run.retry_at))
         how = _exit_reason(run.exit, run.said_failed).message if run.exit is not None else "failed"
         wait = run.retry_at - at
@@ -411,7 +448,7 @@ class Machine:
             self._finish(run, at)
         elif run.stop is None:
             # under a frozen ancestor nothing can use a grace
-            self._climb_on(run, at, signal=signal, grace=0.0 if still else grace)
+            self.climb_on(run, at, signal=signal, grace=0.0 if still else grace)
         else:
             self._hasten(run, at, signal=signal, grace=grace)
 
@@ -432,9 +469,12 @@ class Machine:
             self.do(c.Disarm(run.id, "result"))
         self._halt_clock(run, at)
         self.do(c.Disarm(run.id, "retry"))
+        self.do(c.Keep(run))
 
-    def _climb_on(self, run: Run, at: float, *, signal: int, grace: float) -> None:
+    def climb_on(self, run: Run, at: float, *, grace: float, signal: int = SIGTERM) -> None:
+        """Begins to empty the run's containment."""
         run.stop = Stop(signal=signal, began_at=at, grace_ends_at=at + grace, kill_wait=self.policy.kill_wait)
+        self.do(c.Keep(run))
         self.do(c.Terminate(run.id, signal))
         self.do(c.Arm(run.id, "grace", run.stop.grace_ends_at))
 
@@ -444,9 +484,10 @@ class Machine:
         if run.attempt == 0:
             self._finish(run, at)  # cancelled with an ancestor before it was ever launched
         elif run.stop is not None and run.stop.shorten(at + grace):
+            self.do(c.Keep(run))
             self.do(c.Arm(run.id, "grace", at + grace))
         elif run.stop is None and all(at + grace < stop.grace_ends_at for _, stop in ladders):
-            self._climb_on(run, at, signal=signal, grace=grace)
+            self.climb_on(run, at, signal=signal, grace=grace)
         else:
             # its own ladder answers; without one, any that it stands on
             overdue = [name for name, stop in ladders if stop.overdue and run.stop in (None, stop)]
@@ -460,15 +501,18 @@ class Machine:
 
     def _emptied(self, ev: e.Emptied) -> None:
         run = self.tree.get(ev.run)
-        if run is None or run.stop is None:
-            return
+        if run is not None and run.stop is not None:
+            self.emptied(run, ev.at)
+
+    def emptied(self, run: Run, at: float) -> None:
+        """Nothing is alive in the containment of a run that is being emptied."""
         if run.clearing:
             for child in reversed(run.subtree()[1:]):
-                self._finish(child, ev.at)
-            self._cleared(run, ev.at)
+                self._finish(child, at)
+            self._cleared(run, at)
             return
         for each in reversed(run.subtree()):
-            self._finish(each, ev.at)
+            self._finish(each, at)
 
     def _finish(self, run: Run, at: float, *, recorded: bool = True) -> None:
         assert run.outcome is not None
@@ -477,9 +521,11 @@ class Machine:
         run.ended_at = at
         run.pid = None
         self._disarm_ladder(run)
+        if run.tied_to is not None:
+            self.do(c.Disarm(run.id, "reconnect"))
         self.tree.remove(run)
+        self.do(c.Save(run) if recorded else c.Keep(run))
         if recorded:
-            self.do(c.Save(run))
             self.publish(ENDINGS[run.status], run, run.reason.message if run.reason is not None else "")
         if run.attempt:
             self.do(c.Release(run.id))
@@ -490,18 +536,50 @@ class Machine:
         self._settle(run, at)
         if run.parent is None:
             self.slots.leave(run.id)
-            self._admit_waiting()
+            self.admit_waiting()
         if self.draining and not len(self.tree):
             self.do(c.Shutdown())
 
     def _forget(self, run: Run) -> None:
-        client = run.asked.tied_to
+        if run.tied_to is not None:
+            self.untie(run)
+        for rule in types.Rule:
+            self._refusals.pop((run.id, rule), None)
+
+    def take_over(self, run: Run) -> None:
+        """Goes on with a run that an earlier daemon has admitted. A root has its place still, unless it waits for one."""
+        self.tree.put(run)
+        self._number = max(self._number, run.number + 1)
+        if run.parent is None and run.status is not Status.QUEUED:
+            self.slots.take(run.id, run.user)
+
+    def tie(self, run: Run, client: int) -> None:
+        """The run ends with that connection."""
+        self._tied.setdefault(client, set()).add(run.id)
+
+    def untie(self, run: Run) -> None:
+        """It does not any more."""
+        client = run.tied_to
         if client is not None and client in self._tied:
             self._tied[client].discard(run.id)
             if not self._tied[client]:
                 del self._tied[client]
-        for rule in types.Rule:
-            self._refusals.pop((run.id, rule), None)
+
+    def tickets(self) -> tuple[Ticket, ...]:
+        """Stop requests that wait, for who goes on with them."""
+        found = {id(ticket): ticket for tickets in self._tickets.values() for ticket in tickets}
+        return tuple(
+            Ticket(one.token, one.began_at, frozenset(one.pending), tuple(one.stopped), tuple(one.survivors.values()))
+            for one in found.values()
+        )
+
+    def take_tickets(self, tickets: tuple[Ticket, ...]) -> None:
+        """Goes on with stop requests."""
+        for one in tickets:
+            survivors = {survivor.pid: survivor for survivor in one.survivors}
+            ticket = _Ticket(one.token, one.began_at, set(one.pending), list(one.stopped), survivors)
+            for run in one.pending:
+                self._tickets.setdefault(run, []).append(ticket)
 
     def _settle(self, run: Run, at: float, survivors: tuple[Survivor, ...] = ()) -> None:
         for ticket in self._tickets.pop(run.id, ()):
@@ -519,6 +597,7 @@ class Machine:
             return
         if not run.stop.overdue:
             run.stop.overdue = True
+            self.do(c.Keep(run))
             listed = ", ".join(f"{s.pid} ({s.why})" for s in ev.survivors[:8])
             self.publish(
                 "alert_survivors",
@@ -545,7 +624,7 @@ class Machine:
 
     def _reconfigured(self, ev: e.Reconfigured) -> None:
         self.reconfigure(ev.policy)
-        self._admit_waiting()
+        self.admit_waiting()
 
     def _advice_learned(self, ev: e.AdviceLearned) -> None:
         known = self.policy.advice if len(self.policy.advice) < MAX_ADVICE else {}
@@ -556,7 +635,11 @@ class Machine:
         for name in sorted(self._tied.pop(ev.client, ())):
             run = self.tree.get(name)
             if run is not None:
-                self._stop(run, ev.at, reason=reason, signal=SIGTERM, grace=None)
+                self.stop_for_client(run, ev.at, reason)
+
+    def stop_for_client(self, run: Run, at: float, reason: Reason) -> None:
+        """The client that it was tied to is not there."""
+        self._stop(run, at, reason=reason, signal=SIGTERM, grace=None)
 
     # ---- pause and resume
 
@@ -574,6 +657,7 @@ class Machine:
             self.reply(ev.token, c.Changed(run))
             return
         run.pause_tokens.append(ev.token)
+        self.do(c.Keep(run))
         if not run.frozen:
             self.pause(run, ev.at)
 
@@ -585,14 +669,17 @@ class Machine:
                 each.move(Status.PAUSED)
                 self._halt_clock(each, at)
                 self.do(c.Save(each))
+        run.frozen_until = at + self.policy.pause_max
+        self.do(c.Keep(run))
         self.do(c.Freeze(run.id))
-        self.do(c.Arm(run.id, "pause_max", at + self.policy.pause_max))
+        self.do(c.Arm(run.id, "pause_max", run.frozen_until))
         self.publish("run_paused", run)
 
     def _unfreeze(self, run: Run) -> None:
         if run.frozen:
-            run.frozen = False
+            run.frozen, run.frozen_until = False, None
             self.do(c.Disarm(run.id, "pause_max"))
+            self.do(c.Keep(run))
 
     def _frozen(self, ev: e.Frozen) -> None:
         run = self.tree.get(ev.run)
@@ -601,6 +688,7 @@ class Machine:
         for token in run.pause_tokens:
             self.reply(token, c.Changed(run))
         run.pause_tokens.clear()
+        self.do(c.Keep(run))
 
     def _resume_requested(self, ev: e.ResumeRequested) -> None:
         run = self.steered(ev.token, ev.peer, "resume", ev.run)
@@ -641,10 +729,12 @@ class Machine:
         run = self.tree.get(ev.run)
         if run is None or run.status is Status.STOPPING:
             return
-        run.said_failed = ev.failed
-        if ev.finished == run.said_finished:
+        before, run.said_finished = run.said_finished, ev.finished
+        if ev.failed != run.said_failed or ev.finished != before:
+            run.said_failed = ev.failed
+            self.do(c.Keep(run))
+        if ev.finished == before:
             return
-        run.said_finished = ev.finished
         if ev.finished and not run.asked.interactive:
             self.do(c.Arm(run.id, "result", ev.at + self.policy.result_wait))
         elif not ev.finished:
@@ -668,12 +758,18 @@ class Machine:
         )
 
     def _grace_due(self, run: Run, at: float) -> None:
-        if run.stop is None:
-            return
-        run.stop.climb(at)
+        if run.stop is not None:
+            self.climb_to_kill(run, at)
+
+    def climb_to_kill(self, run: Run, at: float) -> None:
+        """Kills what is still there, from now on."""
+        assert run.stop is not None
+        if run.stop.rung is not Rung.KILLED:
+            run.stop.climb(at)
+        self.do(c.Keep(run))
         self.do(c.Kill(run.id))
         self.do(c.Arm(run.id, "kill", at + KILL_AGAIN))
-        self.do(c.Arm(run.id, "survey", run.stop.overdue_at))
+        self.do(c.Arm(run.id, "survey", max(at, run.stop.overdue_at)))
 
     def _kill_due(self, run: Run, at: float) -> None:
         if run.stop is not None:

@@ -65,10 +65,16 @@ class Clock:
 
 @dataclass(slots=True)
 class Exit:
-    """How the main process of an attempt ended: one of the two is set."""
+    """How the main process of an attempt ended: by the one or the other; neither where that cannot be known, since it was no child
+    of this daemon."""
 
     code: int | None
     signal: int | None
+
+    @property
+    def unknown(self) -> bool:
+        """Nobody can tell."""
+        return self.code is None and self.signal is None
 
     @property
     def success(self) -> bool:
@@ -119,6 +125,8 @@ class Run:
     ended_at: float | None = None
     frozen: bool = False
     """Frozen itself, not only by an ancestor."""
+    frozen_until: float | None = None
+    """When the daemon gives up waiting for a resume."""
     stop: Stop | None = None
     """The ladder that is emptying this run's containment, if it has one of its own."""
     clearing: bool = False
@@ -138,6 +146,8 @@ class Run:
     """This attempt's own word that it failed, whatever its exit code."""
     outcome: Status | None = None
     reason: Reason | None = None
+    tied_to: int | None = None
+    """The connection that it ends with."""
     admit_token: Token | None = None
     """The spawn request that still waits for its answer."""
     pause_tokens: list[Token] = field(default_factory=list)

@@ -30,13 +30,17 @@ class Tree:
 
     def add(self, run: Run) -> None:
         """Attaches an admitted run and charges one descendant to every ancestor."""
-        self._runs[run.id] = run
-        if run.parent is not None:
-            run.parent.children[run.id] = run
+        self.put(run)
         ancestor = run.parent
         while ancestor is not None:
             ancestor.admitted += 1
             ancestor = ancestor.parent
+
+    def put(self, run: Run) -> None:
+        """Attaches a run that was charged for before: by the daemon that admitted it."""
+        self._runs[run.id] = run
+        if run.parent is not None:
+            run.parent.children[run.id] = run
 
     def refund(self, run: Run) -> None:
         """Takes the charge of `add` back: the run could not be recorded, and what never was costs nothing."""

@@ -92,6 +92,10 @@ def spent(tokens: int, cost: float | None, role: Role | None) -> dict[LimitKind,
 ROLE_COST: dict[Role, LimitKind] = {"planning": LimitKind.PLANNING_COST, "execution": LimitKind.EXECUTION_COST}
 
 
+Periods = tuple[tuple[str, str, str], ...]
+"""Budgets, by scope and name, and when the period of each had begun."""
+
+
 @dataclass(frozen=True, slots=True)
 class Hold:
     """A reservation that is not settled yet."""
@@ -101,6 +105,8 @@ class Hold:
     output_tokens: int
     cost: float | None
     role: Role | None
+    periods: Periods = ()
+    """Those that it was charged to."""
 
     @property
     def amounts(self) -> dict[LimitKind, float]:
@@ -130,6 +136,8 @@ class Account:
     """The sum of `holds`."""
     below: dict[LimitKind, float] = field(default_factory=dict)
     """What its descendants have used and hold, ended ones included."""
+    ended: dict[LimitKind, float] = field(default_factory=dict)
+    """Of that, what those have used that have ended."""
     levels: dict[LimitKind, float] = field(default_factory=dict)
     """What the kernel told last of the whole subtree: memory, pids. It is asked where that may be near a limit."""
 
@@ -195,6 +203,17 @@ class Account:
     def own_tree_use(self) -> tuple[float, ...]:
         """What the run itself adds to its ancestors, by kind of `TREE_USE`."""
         return tuple(self.own(kind) or 0.0 for kind in TREE_USE)
+
+
+NO_TREE_USE = (0.0,) * len(TREE_USE)
+
+
+def add_ended(accounts: Iterable[Account], used: tuple[float, ...]) -> None:
+    """A run has ended: what it has used is its ancestors' for good."""
+    for account in accounts:
+        for kind, amount in zip(TREE_USE, used, strict=True):
+            if amount:
+                account.ended[kind] = account.ended.get(kind, 0.0) + amount
 
 
 def add_below(accounts: Iterable[Account], before: tuple[float, ...], after: tuple[float, ...]) -> None:

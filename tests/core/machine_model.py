@@ -12,24 +12,34 @@ are held against. Amounts of money are to be sums of powers of two: then both co
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any
+
+import msgspec
 
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import Peer
 from sfad.core.budgets import Budget
 from sfad.core.machine import Machine
+from sfad.core.memory import Birth, Remembered, State, birth_of, rebased, restored, state_of
 from sfad.core.policy import Policy
 from sfad.core.run import TRANSITIONS, Run
-from sfad.core.usage import Hold, Use
+from sfad.core.usage import Account, Hold, Use
 from sfad.protocol import types
 from sfad.protocol.types import Limit, LimitKind, RunId, Source, Status, Survivor
 
 Timer = tuple[RunId, str]
+
+BEFORE = -1
+"""The daemon is killed before it has remembered anything of an event."""
+
+
+class Crashed(Exception):
+    """The daemon was killed."""
 
 
 @dataclass(eq=False)
@@ -46,6 +56,18 @@ class Box:
     emptying: bool = False
     surveys: int = 0
     freezing: bool = False
+    frozen: bool = False
+    orphan: bool = False
+    """Its main process is not this daemon's child: nobody tells how it ends."""
+
+    @property
+    def stands(self) -> bool:
+        """Frozen, by itself or through an outer one."""
+        return self.frozen or (self.parent is not None and self.parent.stands)
+
+    def forget(self) -> None:
+        """Nobody is left who would tell anything."""
+        self.emptying, self.surveys, self.freezing = False, 0, False
 
     def subtree(self) -> Iterator[Box]:
         """This box and those nested in it."""
@@ -109,6 +131,8 @@ class Book:
     max_depth: int
     max_descendants: int
     descendants: int = 0
+    unheard: int = 0
+    """Of these, such as were counted, but whose admission was not remembered any more when the daemon was killed."""
     saves: list[Status] = field(default_factory=list)
     ended: bool = False
     released: bool = False
@@ -119,6 +143,19 @@ class Book:
     """Of each limit: what has been said, `near` and `over`. A limit that is given anew begins anew."""
     known: set[str] = field(default_factory=set)
     """Kinds of use that anybody ever told a figure of."""
+
+    def believe(self, run: Run) -> None:
+        """What was remembered is what is true: whatever was told since nobody knows any more."""
+        self.run = run
+        self.sources.clear()
+        for source, use in run.account.sources.items():
+            self.learn(source, amounts_of(use))
+        self.holds = {name: amounts_held(hold) for name, hold in run.account.holds.items()}
+        for amounts in self.holds.values():
+            self.known |= set(amounts)
+        self.told = {
+            (kind.value, held.limit.threshold): ["near"] * held.near + ["over"] * held.over for kind, held in run.limits.items()
+        }
 
     def learn(self, source: str, amounts: Amounts) -> None:
         """A source tells its figures."""
@@ -160,13 +197,23 @@ class World:
         """By reservation: the budgets that there were."""
         self.charging = False
         self.batch: list[c.Command] = []
+        self.copies: dict[RunId, tuple[bytes, bytes]] = {}
+        """What is remembered of each live run: `Birth` and `State`."""
+        self.noted: set[RunId] = set()
+        """Runs that have used something since they were remembered."""
+        self.launches: set[tuple[RunId, int]] = set()
+        self.crash_after: int | None = None
+        """After how many commands of the next event the daemon is killed."""
+        self.rebooted = False
+        self._over: list[RunId] = []
         self._token = 0
         self._appliers: dict[type, Any] = {
             c.Admit: self._admit,
+            c.Keep: lambda x: self._alive(x.run.id),
             c.Save: self._save,
             c.RecordRefusal: self._record_refusal,
             c.CountRefusal: lambda x: self._has_row(x.run),
-            c.NoteUse: lambda x: self._alive(x.run.id),
+            c.NoteUse: self._note_use,
             c.Rebound: lambda x: self._alive(x.run.id),
             c.Charge: self._charge,
             c.Launch: self._launch,
@@ -194,9 +241,22 @@ class World:
 
     def feed(self, event: e.Event) -> list[c.Command]:
         """Hands over the event, applies and checks what comes back."""
+        if self.crash_after == BEFORE:
+            self.batch = []
+            raise Crashed
         self.batch = self.machine.handle(event)
         for command in self.batch:
+            if isinstance(command, c.Keep | c.Save) and command.run.id in self.copies:
+                self.remember(command.run)
+        for index, command in enumerate(self.batch):
+            if index == self.crash_after:
+                raise Crashed
             self._appliers[type(command)](command)
+        if self.crash_after is not None:
+            raise Crashed
+        for run in self._over:
+            del self.copies[run]
+        self._over.clear()
         stale = {run for run, _ in self.timers} - set(self.live)
         assert not stale, f"timers left armed for ended runs {stale}"
         return self.batch
@@ -206,6 +266,200 @@ class World:
         token = self.token()
         self.feed(e.SpawnRequested(self.now, token, peer, asked))
         return token
+
+    # ---- what is remembered
+
+    def remember(self, run: Run) -> None:
+        """The shell keeps the run as it is now."""
+        birth = self.copies[run.id][0] if run.id in self.copies else msgspec.msgpack.encode(birth_of(run))
+        self.copies[run.id] = birth, msgspec.msgpack.encode(state_of(run))
+        self.noted.discard(run.id)
+
+    def save_use(self) -> None:
+        """What was used is remembered when that is convenient."""
+        for name in list(self.noted & set(self.copies)):
+            self.remember(self.books[name].run)
+        self.noted.clear()
+
+    def copy_of(self, run: RunId) -> tuple[Birth, State]:
+        """What is remembered of it."""
+        birth, state = self.copies[run]
+        return msgspec.msgpack.decode(birth, type=Birth), msgspec.msgpack.decode(state, type=State)
+
+    def check_copies(self) -> None:
+        """What is remembered of each run is what it is, but for what it is said to have used, and what the kernel tells."""
+        assert set(self.copies) == set(self.live)
+        for run in self.machine.tree:
+            birth, kept = self.copy_of(run.id)
+            now = msgspec.msgpack.decode(msgspec.msgpack.encode(state_of(run)), type=State)
+            # a reboot makes the times of another clock of no meaning; this one nobody reads any more
+            assert birth == (replace(birth_of(run), created_at=birth.created_at) if self.rebooted else birth_of(run))
+            for name in State.__dataclass_fields__:
+                if name != "account":
+                    assert getattr(kept, name) == getattr(now, name), f"{name} of {run.id} was not kept"
+            check_account(kept.account, now.account, noted=run.id in self.noted)
+
+    # ---- the daemon dies, or executes itself anew
+
+    def die(self, fate: Callable[[Box], str], *, gap: float, reboot: bool, startable: Callable[[RunId], bool]) -> None:
+        """The daemon is killed, whatever it was doing; after a while there is another one."""
+        self.waiting.clear()
+        self._forget_what_was_promised()
+        self.rebooted |= reboot
+        self.now = 3.0 if reboot else self.now + gap
+        held, never = self._what_is_remembered(reboot=reboot)
+        for box in list(self.boxes.values()):
+            box.starting, box.orphan = False, True
+            self._meet_fate(box, "gone" if reboot else fate(box))
+        self._adopt(held)
+        for run in held:
+            run.pid = 999 if run.id in self.boxes and self.boxes[run.id].main else None
+        runs = [self._remembered(run, startable=startable(run.id)) for run in held]
+        before = {one.run.id: msgspec.msgpack.decode(self.copies[one.run.id][1], type=State) for one in runs}
+        self._anew()
+        self.feed(e.Recovered(self.now, tuple(runs), "the daemon died"))
+        for one in runs:
+            self._check_recovered(one, before[one.run.id], never)
+        self._know_again()
+        self.advance(0)
+
+    def re_execute(self, startable: Callable[[RunId], bool]) -> None:
+        """The daemon executes itself anew: what is alive is its child still, and who waits does so."""
+        self.save_use()
+        tickets = self.machine.tickets()
+        held, _ = self._what_is_remembered(reboot=False)
+        starting = {box.id for box in self.boxes.values() if box.starting}
+        self._forget_what_was_promised()
+        self._adopt(held)
+        runs = [self._remembered(run, startable=startable(run.id), starting=run.id in starting) for run in held]
+        self._anew()
+        self.feed(e.Recovered(self.now, tuple(runs), "the daemon executed itself anew", continued=True, tickets=tickets))
+        for one in runs:
+            if one.starting:
+                assert one.run.status in {Status.STARTING, Status.STOPPING}
+            if one.run.pid is not None:
+                assert one.run.status not in {Status.LOST, Status.FAILED}
+        self._know_again()
+        self.advance(0)
+
+    def _forget_what_was_promised(self) -> None:
+        self.charging = False
+        self.crash_after = None
+        self.timers.clear()
+        self.uncommitted.clear()
+        self.noted.clear()
+        self.shutdowns = 0
+        for box in self.boxes.values():
+            box.forget()
+
+    def _what_is_remembered(self, *, reboot: bool) -> tuple[list[Run], set[RunId]]:
+        """Live runs, parents first, and those that the ledger never held for sure. What is known to have ended has ended."""
+        self._over.clear()
+        assert set(self.live) <= set(self.copies), "a run was forgotten"
+        runs: dict[RunId, Run] = {}
+        never: set[RunId] = set()
+        copies = [self.copy_of(name) for name in self.copies]
+        for birth, state in sorted(copies, key=lambda copy: copy[0].number):
+            birth, state = rebased(birth, state, 3.0) if reboot else (birth, state)
+            run = restored(birth, state, runs.get(birth.parent) if birth.parent is not None else None)
+            assert run.parent is None or not run.parent.status.terminal, "ended before a descendant"
+            book = self.books[run.id]
+            book.believe(run)
+            for name, hold in run.account.holds.items():
+                self.reservations[name] = book
+                self.held_in[name] = {(scope, whose) for scope, whose, _ in hold.periods}
+            if run.status.terminal:
+                book.ended = True
+                del self.copies[run.id]
+            else:
+                assert not book.ended
+                runs[run.id] = run
+                book.failed_commit = False
+                if not run.committed:
+                    never.add(run.id)
+        self._count_again()
+        return list(runs.values()), never
+
+    def _count_again(self) -> None:
+        unheard = [x.run for x in self.batch if isinstance(x, c.Admit) and x.run.id not in self.books]
+        for name, book in self.live.items():
+            book.unheard += sum(name in [above.id for above in run.lineage[:-1]] for run in unheard)
+            known = sum(book in other.ancestors and not other.failed_commit for other in self.books.values())
+            book.descendants = known + book.unheard
+            assert book.run.admitted == book.descendants
+        self.batch = []
+
+    def _meet_fate(self, box: Box, fate: str) -> None:
+        if fate in {"main exits", "gone"}:
+            box.main = False
+        if fate == "gone":
+            box.strays = 0
+        if fate == "forks" and box.main:
+            box.strays += 1
+
+    def _adopt(self, held: list[Run]) -> None:
+        """What is alive belongs to a run that is; the launcher knows of each that may ever have been launched."""
+        live = {run.id for run in held}
+        for box in list(self.boxes.values())[::-1]:
+            if box.id not in live:
+                assert not box.alive, f"processes of {box.id} are alive, which has ended"
+                assert not box.children
+                if box.parent is not None:
+                    box.parent.children.remove(box)
+                del self.boxes[box.id]
+        for run in held:
+            if run.attempt and run.id not in self.boxes:
+                self._box_for(run)
+
+    def _box_for(self, run: Run) -> Box:
+        if run.id not in self.boxes:
+            parent = self.boxes[run.parent.id] if run.parent is not None else None
+            self.boxes[run.id] = Box(run.id, parent)
+            if parent is not None:
+                parent.children.append(self.boxes[run.id])
+        return self.boxes[run.id]
+
+    def _remembered(self, run: Run, *, startable: bool, starting: bool = False) -> Remembered:
+        box = self.boxes.get(run.id)
+        return Remembered(run, empty=box is None or not box.alive, starting=starting, startable=startable)
+
+    def _anew(self) -> None:
+        live = [book.run for book in self.live.values()]
+        numbers = [run.number for run in (*self.refusals, *(book.run for book in self.books.values())) if run not in live]
+        settled = [name for name, book in self.reservations.items() if name not in book.holds]
+        reserved = max((int(name.rpartition("-")[2]) for name in settled), default=0)
+        self.machine = Machine(self.policy, next_number=max(numbers, default=0) + 1, reservations=reserved)
+
+    def _know_again(self) -> None:
+        if self.purses:
+            self.feed(e.BudgetsKnown(self.now, tuple(
+                Budget(scope, name, purse.usd, purse.members, charged=purse.charged)  # type: ignore[arg-type]
+                for (scope, name), purse in self.purses.items()
+            )))  # fmt: skip
+            for purse in self.purses.values():
+                purse.told.clear()
+
+    def _check_recovered(self, one: Remembered, before: State, never: set[RunId]) -> None:
+        run, old = one.run, before.status
+        if run.id in never and not run.attempt:
+            assert run.status in {Status.FAILED, Status.STOPPING, Status.CANCELLED}, "started, but it was never committed"
+            assert run.status is not Status.FAILED or old in {Status.ACCEPTED, Status.QUEUED}
+        elif old in {Status.RUNNING, Status.PAUSED} and one.run.pid is not None and not one.run.status.terminal:
+            stopped_above = any(above.status is Status.STOPPING or above.clearing for above in run.lineage[:-1])
+            assert run.status is old or (stopped_above and run.status is Status.STOPPING)
+        elif old in {Status.RUNNING, Status.PAUSED, Status.STARTING} and run.pid is None:
+            outcome = run.outcome
+            assert outcome is Status.LOST, outcome
+            assert run.exit is not None
+            assert run.exit.unknown
+        elif old is Status.STOPPING:
+            assert run.outcome is before.outcome, "an end that was decided is decided"
+        elif old is Status.QUEUED and not one.startable:
+            assert run.status is Status.FAILED
+        elif old is Status.QUEUED:
+            assert run.status in {Status.QUEUED, Status.STARTING}
+        assert run.status is Status.STARTING or run.attempt == before.attempt
+        assert run.admitted == before.admitted
 
     # ---- use
 
@@ -252,11 +506,14 @@ class World:
 
     def more_room(self, event: e.ResumeRequested | e.ApproveRequested) -> c.Answer:
         """Somebody gives a run new limits, or lets it go on as it is."""
+        book = self.books[event.run]
+        told = dict(book.told)
+        for limit in event.limits:
+            self._begin_anew(book, limit)  # before: what is near the new one is said at once
         self.feed(event)
         answer = self.answers[event.token]
-        if isinstance(answer, c.Changed):
-            for limit in event.limits:
-                self._begin_anew(self.books[event.run], limit)
+        if not isinstance(answer, c.Changed):
+            book.told = told
         return answer
 
     def _begin_anew(self, book: Book, limit: Limit) -> None:
@@ -333,7 +590,7 @@ class World:
     def launched(self, box: Box) -> None:
         """The command of a run in `launching` was executed."""
         assert box.starting
-        box.starting, box.main = False, True
+        box.starting, box.main, box.orphan = False, True, False
         self.feed(e.LaunchSucceeded(self.now, box.id, 1000 + len(self.boxes)))
 
     def launch_failed(self, box: Box) -> None:
@@ -347,7 +604,13 @@ class World:
         assert box.main
         box.main = False
         signal = 9 if code is None else None
+        run = self.books[box.id].run
+        before = run.status
+        if box.orphan:
+            code = signal = None
         self.feed(e.MainExited(self.now, box.id, code, signal, empty=not box.alive and not late))
+        if box.orphan and before in {Status.RUNNING, Status.PAUSED}:
+            assert run.outcome is Status.LOST
 
     def emptied(self, box: Box) -> None:
         """Tells what is owed about a box in `owed_emptied`."""
@@ -436,6 +699,7 @@ class World:
         assert not any(book.run.status is Status.STOPPING for book in above), "born into a tree that is being emptied"
         assert not self.machine.draining
         self.books[run.id] = Book(run, above, depth, descendants)
+        self.remember(run)
         self.uncommitted.append(run.id)
 
     def _bounds(self, run: Run, above: list[Book]) -> tuple[int, int]:
@@ -470,12 +734,9 @@ class World:
         assert run.id in self.committed, f"{run.id} was launched before its admission was committed"
         assert run.status is Status.STARTING
         assert not self.books[run.id].released
-        if run.id not in self.boxes:
-            parent = self.boxes[run.parent.id] if run.parent is not None else None
-            self.boxes[run.id] = Box(run.id, parent)
-            if parent is not None:
-                parent.children.append(self.boxes[run.id])
-        box = self.boxes[run.id]
+        assert (run.id, run.attempt) not in self.launches, "the same attempt was launched twice"
+        self.launches.add((run.id, run.attempt))
+        box = self._box_for(run)
         assert not box.alive, f"{run.id} was launched over what its last attempt left"
         box.starting = True
 
@@ -484,16 +745,21 @@ class World:
         return self.boxes[run]
 
     def _empty_it(self, command: c.Terminate | c.Kill) -> None:
-        self._box(command.run).emptying = True
+        box = self._box(command.run)
+        box.emptying = True
+        for each in box.subtree():
+            each.frozen = False
 
     def _survey(self, command: c.Survey) -> None:
         self._box(command.run).surveys += 1
 
     def _freeze(self, command: c.Freeze) -> None:
-        self._box(command.run).freezing = True
+        box = self._box(command.run)
+        box.freezing = box.frozen = True
 
     def _thaw(self, command: c.Thaw) -> None:
-        self._box(command.run).freezing = False
+        box = self._box(command.run)
+        box.freezing = box.frozen = False
 
     def _release(self, command: c.Release) -> None:
         box = self._box(command.run)
@@ -504,6 +770,10 @@ class World:
             box.parent.children.remove(box)
         del self.boxes[box.id]
         self.books[box.id].released = True
+
+    def _note_use(self, command: c.NoteUse) -> None:
+        self._alive(command.run.id)
+        self.noted.add(command.run.id)
 
     def _alive(self, run: RunId) -> None:
         book = self.books[run]
@@ -564,6 +834,7 @@ class World:
         assert book.failed_commit or book.saves[-1] is run.status, "Ended comes after its Save"
         assert run.id not in self.boxes, "ended, but its containment was not released"
         book.ended = True
+        self._over.append(run.id)
 
     def _reply(self, command: c.Reply) -> None:
         assert command.token in self.waiting, f"token {command.token} was answered twice, or never asked"
@@ -574,6 +845,15 @@ class World:
         assert self.machine.draining
         assert not self.live
         self.shutdowns += 1
+
+
+def check_account(kept: Account, now: Account, *, noted: bool) -> None:
+    """What meters and the kernel tell may be remembered later, and sums of what is below are made anew. All else is kept."""
+    assert kept.holds == now.holds
+    assert kept.held == now.held
+    assert kept.ended == now.ended
+    assert kept.sources.get("report") == now.sources.get("report")
+    assert noted or kept.sources == now.sources
 
 
 def snapshot(machine: Machine, at: float) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
 from hypothesis import HealthCheck, Phase, settings
@@ -16,11 +16,12 @@ from sfad.core.access import Peer
 from sfad.core.budgets import Budget
 from sfad.core.limits import KINDS
 from sfad.core.policy import Policy
+from sfad.core.recovery import NOBODY
 from sfad.core.run import Run
 from sfad.core.usage import Hold, Use
 from sfad.protocol.types import Action, Bound, Claim, Limit, LimitKind, RunId, Source, Status
 
-from .machine_model import OF_RUNS, OF_TREES, Book, Box, World, every_move, snapshot
+from .machine_model import BEFORE, OF_RUNS, OF_TREES, Book, Box, Crashed, World, every_move, snapshot
 
 USERS = ("ann", "bob")
 NAMES = ("a", "b", "c", "d", "e", "f")
@@ -476,7 +477,136 @@ class MachineAgainstShell(RuleBasedStateMachine):
         """Time passes."""
         self.world.advance(min(seconds, 7.0) if self.world.live else seconds)
 
+    # ---- the daemon
+
+    @rule(
+        data=st.data(),
+        prefix=st.one_of(st.none(), st.integers(BEFORE, 12)),
+        gap=st.sampled_from([0.0, 0.0, 2.5, 9.0, 50.0]),
+        reboot=SELDOM,
+        gently=st.booleans(),
+    )
+    def crash(self, data: st.DataObject, prefix: int | None, gap: float, reboot: bool, gently: bool) -> None:
+        """The daemon is killed, between two events or at any effect of one, and is there again after a while."""
+        if prefix is not None:
+            actions = self.what_may_happen(data)
+            action = actions[data.draw(st.sampled_from(sorted(actions)))]
+            self.world.crash_after = prefix
+            with suppress(Crashed):
+                action()
+        fates = ["lives"] if gently else ["lives", "lives", "lives", "forks", "main exits", "gone"]
+        self.world.die(
+            lambda _: data.draw(st.sampled_from(fates)),
+            gap=gap,
+            reboot=reboot,
+            startable=lambda _: gently or data.draw(st.sampled_from([True, True, True, False])),
+        )
+        self.drained = False
+
+    def what_may_happen(self, data: st.DataObject) -> dict[str, Callable[[], object]]:
+        """Events that a crash may interrupt."""
+        world = self.world
+        draw = data.draw
+        actions: dict[str, Callable[[], object]] = {
+            "spawn a root": lambda: self.ask(draw(ASKED), self.person("ann")),
+            "drain": lambda: world.feed(e.DrainRequested(world.now)),
+            "reload": lambda: world.feed(e.Reconfigured(world.now, world.policy)),
+        }
+        if world.timers:
+            actions["timer"] = self.next_timer
+        if world.uncommitted:
+            actions |= {"commit": lambda: world.commit(3), "fail commit": lambda: world.fail_commit(3)}
+        if world.machine._tied:
+            actions["client gone"] = lambda: world.feed(e.ClientGone(world.now, draw(st.sampled_from([1, 2]))))
+        if world.populated:
+            actions |= {
+                "spawn a child": lambda: self.ask(draw(ASKED), self.inside(draw(st.sampled_from(world.populated)).id)),
+                "said": lambda: self.agent_said(data, draw(st.booleans()), draw(st.sampled_from([None, "no credit"]))),
+                "tool": lambda: self.tools_called(data, ("Bash",)),
+                "level": lambda: self.level_seen(data, LimitKind.MEMORY, draw(st.sampled_from([0.5, 2])), False),
+                "use": lambda: self.use_seen(data, draw(METERS), draw(uses())),
+            }
+        if world.live:
+            actions |= {
+                "stop": lambda: self.stop(data, draw(st.sampled_from([None, 0.0, 2.0])), False, False),
+                "pause": lambda: self.pause(data),
+                "resume": lambda: self.resume(data, draw(LIMITS), draw(st.booleans()), False),
+                "approve": lambda: self.approve(data, draw(LIMITS), draw(st.booleans()), False),
+                "deny": lambda: self.deny(data, False),
+                "report": lambda: self.report(data, draw(uses()), False),
+                "reserve": lambda: self.reserve(data, draw(HOLDS), False),
+            }
+        if world.reservations:
+            actions["settle"] = lambda: self.settle(data, draw(uses()), False)
+        if world.launching:
+            actions |= {"launched": lambda: self.launched(data), "launch failed": lambda: self.launch_failed(data)}
+        if world.mains:
+            actions["exited"] = lambda: self.exited(data, draw(st.sampled_from([0, 1, None])), draw(st.booleans()))
+        if world.owed_emptied:
+            actions["emptied"] = lambda: self.emptied(data)
+        if world.owed_frozen:
+            actions["frozen"] = lambda: self.frozen(data)
+        if world.owed_survey:
+            actions["surveyed"] = lambda: self.surveyed(data)
+        return actions
+
+    @rule(data=st.data())
+    def re_execute(self, data: st.DataObject) -> None:
+        """The daemon executes itself anew. It does not while it ends."""
+        if not self.drained:
+            self.world.re_execute(lambda _: data.draw(st.sampled_from([True, True, True, False])))
+
+    @rule()
+    def save_use(self) -> None:
+        """What was used is remembered."""
+        self.world.save_use()
+
+    @precondition(lambda self: any(run.tied_to is not None for run in self.world.machine.tree))
+    @rule(data=st.data(), client=st.sampled_from([1, 2, 3]))
+    def client_back(self, data: st.DataObject, client: int) -> None:
+        """A client has a connection again."""
+        runs = [run.id for run in self.world.machine.tree if run.tied_to is not None]
+        run = data.draw(st.sampled_from(runs))
+        self.world.feed(e.ClientBack(self.world.now, client, run))
+        assert (run, "reconnect") not in self.world.timers
+
     # ---- what must hold after every step
+
+    @invariant()
+    def what_is_remembered_is_true(self) -> None:
+        """Every live run could be gone on with by another daemon, as it is now."""
+        self.world.check_copies()
+
+    @invariant()
+    def processes_belong_to_runs(self) -> None:
+        """Nothing is alive that nobody answers for; what stands still is paused, and nothing else does."""
+        for box in self.world.boxes.values():
+            assert not box.alive or box.id in self.world.live
+        for run in self.world.machine.tree:
+            assert not run.frozen or run.status is Status.PAUSED
+            if run.status in {Status.RUNNING, Status.PAUSED}:
+                assert self.world.boxes[run.id].stands == (run.status is Status.PAUSED)
+
+    @invariant()
+    def clients_hold_their_runs(self) -> None:
+        """A run ends with its connection, or soon, if that was lost with an earlier daemon."""
+        tied = self.world.machine._tied
+        for run in self.world.machine.tree:
+            if run.status is Status.STOPPING:
+                continue
+            waits = (run.id, "reconnect") in self.world.timers
+            assert waits == (run.tied_to == NOBODY)
+            assert waits or run.tied_to is None or run.id in tied[run.tied_to]
+            assert not waits or self.world.timers[run.id, "reconnect"] <= self.world.now + 10
+        assert all(self.world.machine.tree.get(run) is not None for runs in tied.values() for run in runs)
+
+    @invariant()
+    def queues_are_in_order(self) -> None:
+        """Higher priority first, then first come."""
+        slots = self.world.machine.slots
+        for queue in slots._queues.values():
+            waiting = [self.world.books[name].run for _, _, name in sorted(queue) if name in slots._waiting]
+            assert waiting == sorted(waiting, key=lambda run: (-run.asked.priority, run.number))
 
     @invariant()
     def the_tree_is_the_live_runs(self) -> None:
@@ -549,6 +679,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
                 assert self.world.boxes[run.id].starting
             if run.clearing or (run.status is Status.STOPPING and run.attempt):
                 assert any(self.will_be_killed(r) for r in run.lineage), f"nothing will ever kill {run.id}"
+                assert any(r.id in self.world.boxes and self.world.boxes[r.id].emptying for r in run.lineage), "nobody will tell"
 
     def will_be_killed(self, run: Run) -> bool:
         timers = self.world.timers
@@ -625,7 +756,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
                 assert not run.asked.interactive
             if run.said_finished and not run.asked.interactive and run.status in {Status.RUNNING, Status.PAUSED}:
                 assert "result" in timers
-            known = {"deadline", "approval", "pause_max", "result", "grace", "kill", "survey", "retry"}
+            known = {"deadline", "approval", "pause_max", "result", "grace", "kill", "survey", "retry", "reconnect"}
             assert timers <= known
 
     @invariant()

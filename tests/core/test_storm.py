@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -22,7 +23,7 @@ from sfad.core.policy import Policy
 from sfad.core.usage import Hold, Use
 from sfad.protocol.types import Action, Limit, LimitKind
 
-from .machine_model import Book, World
+from .machine_model import BEFORE, Book, Crashed, World
 from .test_machine_stateful import KERNELS, MAX_TIME, OFTEN, THRESHOLDS, MachineAgainstShell
 from .transcript import ANN
 
@@ -31,6 +32,9 @@ WALKS = range(100)
 EVERY_ACTION = [None, *Action, Action.PAUSE, Action.REQUEST_INCREASE]
 
 INVARIANTS = [
+    MachineAgainstShell.what_is_remembered_is_true,
+    MachineAgainstShell.processes_belong_to_runs,
+    MachineAgainstShell.clients_hold_their_runs,
     MachineAgainstShell.the_tree_is_the_live_runs,
     MachineAgainstShell.slots_add_up,
     MachineAgainstShell.clocks_match,
@@ -62,7 +66,8 @@ class Walk:
             (3, self.exited), (0.4, self.stop), (2, self.pause), (3, self.resume), (3, self.approve), (1, self.deny), (6, self.use),
             (6, self.report), (5, self.reserve), (4, self.settle), (1, self.level), (1.5, self.said), (0.4, self.tools),
             (4, self.timer), (3, self.time), (3, self.emptied), (2, self.frozen), (1, self.surveyed), (0.5, self.budgets),
-            (0.01, self.drain),
+            (0.01, self.drain), (0.6, self.crash), (0.3, self.re_execute), (2, self.shell.save_use), (0.2, self.client_gone),
+            (0.5, self.client_back),
         ]  # fmt: skip
 
     def go(self, steps: int) -> None:
@@ -122,7 +127,7 @@ class Walk:
         asked = e.Asked(
             ("x",), name=f"n{self.dice.randrange(50)}", limits=self.limits(), attempts=self.dice.choice([1, 1, 3]),
             on_limit=self.dice.choice(EVERY_ACTION), grace=self.dice.choice([None, 0.0]),
-            blocked_tools=self.dice.choice([(), ("Bash",)]),
+            blocked_tools=self.dice.choice([(), ("Bash",)]), tied_to=self.dice.choice([None, None, None, 1, 2]),
         )  # fmt: skip
         if len(self.world.live) < 12:
             self.world.spawn(asked, peer)
@@ -240,6 +245,33 @@ class Walk:
     def drain(self) -> None:
         self.shell.drained = True
         self.world.feed(e.DrainRequested(self.world.now))
+
+    def client_gone(self) -> None:
+        self.world.feed(e.ClientGone(self.world.now, 2))
+
+    def client_back(self) -> None:
+        for run in [run.id for run in self.world.machine.tree if run.tied_to is not None][:1]:
+            self.world.feed(e.ClientBack(self.world.now, self.dice.choice([1, 2, 3]), run))
+
+    def crash(self) -> None:
+        """Mostly in the middle of something."""
+        dice = self.dice
+        others = [(weight, step) for weight, step in self.steps if step not in {self.crash, self.re_execute}]
+        self.world.crash_after = dice.choice([BEFORE, 0, 0, 1, 2, 3, 5, 8])
+        with suppress(Crashed):
+            dice.choices([step for _, step in others], [weight for weight, _ in others])[0]()
+        fates = dice.choice([["lives"], ["lives", "lives", "forks", "main exits", "gone"]])
+        self.world.die(
+            lambda _: dice.choice(fates),
+            gap=dice.choice([0.0, 0.5, 5.0]),
+            reboot=dice.random() < 0.1,
+            startable=lambda _: dice.random() < 0.8,
+        )
+        self.shell.drained = False
+
+    def re_execute(self) -> None:
+        if not self.shell.drained:
+            self.world.re_execute(lambda _: self.dice.random() < 0.9)
 
 
 def walked(number: int) -> Counter[str]:

@@ -1,13 +1,16 @@
 """Transcripts: `t >> event` happened, `t << "command"` is what it called for, in order, nothing more and nothing less.
 
-Commands are written as one line each (`show`). What every step does anyway (Save, NoteUse, Publish, Disarm) is left out
-unless a test asks for it; `Ended` too, since it always stands beside the end.
+Commands are written as one line each (`show`). What every step does anyway (Save, Keep, NoteUse, Publish, Disarm) is left out
+unless a test asks for it; `Ended` too, since it always stands beside the end. That whatever changes is kept is looked at each time.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from signal import Signals
 from typing import Any, Literal
+
+import msgspec
 
 from sfad.core import commands as c
 from sfad.core import events as e
@@ -15,14 +18,15 @@ from sfad.core.access import Peer
 from sfad.core.budgets import Budget
 from sfad.core.limits import Held
 from sfad.core.machine import Machine
+from sfad.core.memory import State, state_of
 from sfad.core.policy import Policy
 from sfad.core.run import Run
-from sfad.core.usage import Hold, Use
+from sfad.core.usage import Account, Hold, Use
 from sfad.protocol.types import Action, Bound, Limit, LimitKind, LimitRefusal, Reason, Refusal, Role, RunId, Source, Survivor
 
 ANN = Peer(1000, "ann")
 BOB = Peer(1001, "bob")
-NOISE = frozenset({"save", "noteuse", "publish", "disarm", "ended"})
+NOISE = frozenset({"save", "keep", "noteuse", "publish", "disarm", "ended"})
 LIMIT_EVENTS = {"limit_nearing": "near", "limit_exceeded": "over"}
 
 
@@ -58,6 +62,13 @@ def purse(usd: float, *members: str, team: str = "", charged: float = 0.0, begin
     return Budget(scope, team or members[0], usd, frozenset(members), begins=begins, renews="midnight", charged=charged)
 
 
+def at_once(run: Run) -> State:
+    """What has to be remembered of it at once. What it is said to have used is the model's business (`check_account` there)."""
+    account = run.account
+    state = replace(state_of(run), account=Account({}, account.holds, account.held, ended=account.ended))
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(state), type=State)
+
+
 class Transcript:
     """A machine whose commands are claimed one by one."""
 
@@ -73,12 +84,14 @@ class Transcript:
         self.reasons: dict[RunId, Reason | None] = {}
         self._quiet = NOISE - hear
         self._left: list[str] = []
+        self._copies: dict[RunId, State] = {}
         self._token = 0
 
     def __rshift__(self, event: e.Event) -> Transcript:
         """It happened. Everything it calls for must be claimed before the next `>>`."""
         self.quiet()
         commands = self.machine.handle(event)
+        self._keep(commands)
         self.answers |= {x.token: x.answer for x in commands if isinstance(x, c.Reply)}
         for command in commands:
             self._note(command)
@@ -105,6 +118,14 @@ class Transcript:
         """Time passes."""
         self.at += by
         return self
+
+    def _keep(self, commands: list[c.Command]) -> None:
+        kept = {x.run.id for x in commands if isinstance(x, c.Admit | c.Keep | c.Save)}
+        for run in self.machine.tree:
+            now = at_once(run)
+            if run.id in kept:
+                self._copies[run.id] = now
+            assert self._copies[run.id] == now, f"{run.id} was not kept"
 
     def _note(self, command: c.Command) -> None:
         match command:
@@ -290,7 +311,7 @@ class Transcript:
                 return f"publish {event.type} {event.run_id}"
             case c.Reply(token, answer):
                 return f"reply {token} {_answer(answer)}"
-            case c.NoteUse(run) | c.Rebound(run):
+            case c.Keep(run) | c.NoteUse(run) | c.Rebound(run):
                 return f"{type(command).__name__.lower()} {run.id}"
             case c.Charge(scope, name, usd):
                 return f"charge {scope} {name} {usd:g}"
@@ -304,6 +325,8 @@ def _answer(answer: c.Answer) -> str:
     match answer:
         case c.Admitted(run) | c.Changed(run):
             return f"{type(answer).__name__} {run.id} {run.status}"
+        case c.Known(run):
+            return f"Known {run}"
         case c.Refused(refusal, run):
             return f"Refused {refusal.kind} {run or 'counted'}"
         case c.StopDone(stopped, survivors, _):
