@@ -59,6 +59,10 @@ class Meter(Protocol):
         A line counts when its newline has come. Feed one when the stdout has ended, and a last line without it counts too.
         """
 
+    def dump(self) -> bytes:
+        """All that it knows, its reading and the line that has begun among it: what another daemon goes on with. 100 bytes to
+        some KB; 150 KB where ids of 1 024 messages are remembered, and as much more as the line that has begun is long."""
+
 
 class Program(Protocol):
     """A kind of stream. Each module of this package that is listed in `meters.PROGRAMS` has one."""
@@ -69,5 +73,7 @@ class Program(Protocol):
     def prints_events(self, argv: Sequence[str]) -> bool:
         """Whether this command line is the program's, and asks for the format that the meter reads."""
 
-    def meter(self, argv: Sequence[str]) -> Meter:
-        """A new meter for one attempt of this command."""
+    def meter(self, argv: Sequence[str], saved: bytes | None = None) -> Meter:
+        """A new meter for one attempt of this command; `saved`: one that goes on where the one was that dumped this.
+
+        Raises `ValueError` for what is no such dump, as that of a build that knew other things."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -21,7 +20,7 @@ import msgspec
 from ..protocol.types import Tokens
 from . import tally
 from .argv import arguments, values
-from .base import Meter
+from .base import MAX_NAME, Meter
 from .lines import LineMeter, lines_of_type
 
 _WANTED = lines_of_type("system", "assistant", "message_delta", "result")
@@ -91,8 +90,7 @@ class _Event(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Event)
 
 
-@dataclass(frozen=True, slots=True)
-class _Charge:
+class _Charge(msgspec.Struct, frozen=True, array_like=True):
     """What a message has been counted as."""
 
     model: str
@@ -101,22 +99,26 @@ class _Charge:
     """How many results had been printed by then: a later one contains it."""
 
 
-class ClaudeMeter(LineMeter[_Event]):
+class _State(msgspec.Struct, array_like=True):
+    messages: tally.Recent[_Charge] = msgspec.field(default_factory=tally.Recent[_Charge])
+    calls: tally.Recent[bool] = msgspec.field(default_factory=tally.Recent[bool])
+    speaking: tally.Recent[str] = msgspec.field(default_factory=tally.Recent[str])
+    """Which message each agent of the process is writing."""
+    totals: tally.Totals = msgspec.field(default_factory=tally.Totals)
+    results: int = 0
+    model: str = ""
+    concluded: bool = False
+    waits: bool = False
+    """Commands go on in the background; when they end it begins another leg, with a result of its own (seen with 2.1.330)."""
+
+
+class ClaudeMeter(LineMeter[_Event, _State]):
     """One attempt of Claude Code."""
 
     def __init__(self, *, answers_more: bool = False) -> None:
         """`answers_more`: it reads messages from its stdin, and need not exit when it has answered one."""
-        super().__init__(_WANTED, _DECODER)
+        super().__init__(_WANTED, _DECODER, _State())
         self._answers_more = answers_more
-        self._messages = tally.Recent[_Charge]()
-        self._calls = tally.Recent[bool]()
-        self._speaking = tally.Recent[str]()
-        self._totals = tally.Totals()
-        self._results = 0
-        self._model = ""
-        self._concluded = False
-        self._waits = False
-        """Commands go on in the background; when they end it begins another leg, with a result of its own (seen with 2.1.330)."""
 
     def _take(self, event: _Event) -> None:
         if event.type == "assistant" and event.message is not None:
@@ -128,7 +130,7 @@ class ClaudeMeter(LineMeter[_Event]):
         elif event.type != "system":
             return
         elif event.subtype == "background_tasks_changed":
-            self._waits = bool(event.tasks)
+            self._state.waits = bool(event.tasks)
             self._settle()
         tally.recognised(self.reading)
 
@@ -136,30 +138,30 @@ class ClaudeMeter(LineMeter[_Event]):
         """Counts a part of a message; `speaker` is the main agent, or the tool call that started a subagent."""
         if message.model == _SYNTHETIC:
             return
-        self._concluded = False
+        self._state.concluded = False
         self._settle()
-        self._model = message.model
-        self._speaking.put(speaker, message.id)
+        self._state.model = message.model[: 4 * MAX_NAME]
+        self._state.speaking.put(speaker, message.id[: MAX_NAME + 1])  # one that is longer is in `messages` in no form
         self._charge(message.id, message.model, _tokens(message.usage))
         for block in message.content:
-            if isinstance(block, _Block) and block.type == "tool_use" and not self._calls.get(block.id):
-                self._calls.put(block.id, True)
+            if isinstance(block, _Block) and block.type == "tool_use" and not self._state.calls.get(block.id):
+                self._state.calls.put(block.id, True)
                 tally.turn(self.reading, block.name)
 
     def _charge(self, key: str, model: str, used: Tokens) -> None:
-        known = self._messages.get(key)
+        known = self._state.messages.get(key)
         if known is None:
             tally.message(self.reading)
-        elif known.results != self._results:
+        elif known.results != self._state.results:
             return
         else:
             model, used = known.model, msgspec.structs.replace(used, output=max(used.output, known.used.output))
             self.reading.models[model] = tally.minus(self.reading.models[model], known.used)
-        self._messages.put(key, _Charge(tally.add(self.reading.models, model, used), used, self._results))
+        self._state.messages.put(key, _Charge(tally.add(self.reading.models, model, used), used, self._state.results))
 
     def _end(self, partial: _Partial, speaker: str) -> None:
-        key = self._speaking.get(speaker)
-        known = self._messages.get(key) if key else None
+        key = self._state.speaking.get(speaker)
+        known = self._state.messages.get(key) if key else None
         if key and known and partial.type == "message_delta" and partial.usage:
             self._charge(key, known.model, msgspec.structs.replace(known.used, output=_tokens(partial.usage).output))
 
@@ -167,16 +169,16 @@ class ClaudeMeter(LineMeter[_Event]):
         said = f"it ended with {event.subtype}" if isinstance(event.subtype, str) else None
         errors = "; ".join(map(str, event.errors)) if isinstance(event.errors, list) else None
         self.reading.failed = tally.words(event.result, errors, said) if event.is_error else None
-        self._concluded = not self._answers_more
+        self._state.concluded = not self._answers_more
         self._settle()
         models = self._models(event)
         if models is not None:
-            self._results += 1
-            self._totals.restate(self.reading, event.session_id, models)
-        self._totals.restate_cost(self.reading, tally.dollars(event.total_cost_usd))
+            self._state.results += 1
+            self._state.totals.restate(self.reading, event.session_id, models)
+        self._state.totals.restate_cost(self.reading, tally.dollars(event.total_cost_usd))
 
     def _settle(self) -> None:
-        self.reading.finished = self._concluded and not self._waits
+        self.reading.finished = self._state.concluded and not self._state.waits
 
     def _models(self, event: _Event) -> dict[str, Tokens] | None:
         """What the process has used in all, by model; `None` if the sum of its messages is the better guess."""
@@ -188,7 +190,7 @@ class ClaudeMeter(LineMeter[_Event]):
         used = _tokens(event.usage)
         if not used.input + used.output:
             return None if self.reading.models else models
-        tally.add(models, self._model, used)
+        tally.add(models, self._state.model, used)
         return models if tally.weight(models) > tally.weight(self.reading.models) else None
 
 
@@ -201,9 +203,9 @@ class Claude:
         """`--output-format stream-json`."""
         return "stream-json" in values(_words(argv), "--output-format")
 
-    def meter(self, argv: Sequence[str]) -> Meter:
-        """A new meter for one attempt of this command."""
-        return ClaudeMeter(answers_more="stream-json" in values(_words(argv), "--input-format"))
+    def meter(self, argv: Sequence[str], saved: bytes | None = None) -> Meter:
+        """A new meter for one attempt of this command, or one that goes on where another was. Raises `ValueError`."""
+        return ClaudeMeter(answers_more="stream-json" in values(_words(argv), "--input-format")).loaded(saved)
 
 
 def _words(argv: Sequence[str]) -> list[str]:

@@ -20,7 +20,7 @@ import msgspec
 from ..protocol.types import Tokens
 from . import tally
 from .argv import arguments, values
-from .base import Meter
+from .base import MAX_NAME, Meter
 from .lines import LineMeter, lines_of_type
 
 _WANTED = lines_of_type("thread.started", "item.started", "item.completed", "turn.completed", "turn.failed")
@@ -58,24 +58,27 @@ class _Event(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Event)
 
 
-class CodexMeter(LineMeter[_Event]):
+class _State(msgspec.Struct, array_like=True):
+    inherited: Tokens | None
+    """What the thread used before; not known yet."""
+    thread: str = ""
+    totals: tally.Totals = msgspec.field(default_factory=tally.Totals)
+    calls: tally.Recent[bool] = msgspec.field(default_factory=tally.Recent[bool])
+    """Calls that have begun, by the item's id, and whether they still go on."""
+
+
+class CodexMeter(LineMeter[_Event, _State]):
     """One attempt of Codex."""
 
     def __init__(self, *, model: str = "", resumed: bool = False) -> None:
         """`model`: the stream does not name it. `resumed`: its totals begin with what others used."""
-        super().__init__(_WANTED, _DECODER)
-        self._model = model
-        self._resumed = resumed
-        self._inherited: Tokens | None = None if resumed else Tokens()
-        self._thread = ""
-        self._totals = tally.Totals()
-        self._calls = tally.Recent[bool]()
-        """Calls that have begun, by the item's id, and whether they still go on."""
+        super().__init__(_WANTED, _DECODER, _State(inherited=None if resumed else Tokens()))
+        self._model = tally.printable(model, MAX_NAME)
 
     def _take(self, event: _Event) -> None:
         if event.type == "thread.started":
-            self._thread = event.thread_id
-            self._calls = tally.Recent[bool]()  # ids begin anew in each process
+            self._state.thread = event.thread_id[:MAX_NAME]
+            self._state.calls = tally.Recent[bool]()  # ids begin anew in each process
             self.reading.finished = False
         elif event.type == "item.started" and event.item is not None:
             self._begin(event.item)
@@ -95,26 +98,26 @@ class CodexMeter(LineMeter[_Event]):
         """A command that goes on in the background is never completed, and the model decides whether it does: it counts when
         it begins."""
         if item.type not in _NOT_CALLS:
-            self._calls.put(item.id, True)
+            self._state.calls.put(item.id, True)
             tally.turn(self.reading, item.tool if isinstance(item.tool, str) else item.type)
 
     def _complete(self, item: _Item) -> None:
         if item.type == "agent_message":
             tally.message(self.reading)
-        elif self._calls.get(item.id):
-            self._calls.put(item.id, False)
+        elif self._state.calls.get(item.id):
+            self._state.calls.put(item.id, False)
         elif item.type not in _NOT_CALLS:
             tally.turn(self.reading, item.tool if isinstance(item.tool, str) else item.type)
 
     def _charge(self, usage: _Usage) -> None:
         read, written = usage.cached_input_tokens, usage.cache_write_input_tokens
         used = tally.tokens_in_all(total=usage.input_tokens, read=read, written=written, output=usage.output_tokens)
-        if self._inherited is None:
-            self._inherited = used
+        if self._state.inherited is None:
+            self._state.inherited = used
             return
-        used = tally.minus(used, self._inherited)
+        used = tally.minus(used, self._state.inherited)
         if used.input + used.output:
-            self._totals.restate(self.reading, self._thread, {self._model: used})
+            self._state.totals.restate(self.reading, self._state.thread, {self._model: used})
 
 
 class Codex:
@@ -127,9 +130,9 @@ class Codex:
         words = _exec(argv)
         return "--json" in words or "--experimental-json" in words
 
-    def meter(self, argv: Sequence[str]) -> Meter:
-        """A new meter for one attempt of this command."""
-        return CodexMeter(model=_model(argv), resumed="resume" in _exec(argv))
+    def meter(self, argv: Sequence[str], saved: bytes | None = None) -> Meter:
+        """A new meter for one attempt of this command, or one that goes on where another was. Raises `ValueError`."""
+        return CodexMeter(model=_model(argv), resumed="resume" in _exec(argv)).loaded(saved)
 
 
 def _exec(argv: Sequence[str]) -> list[str]:

@@ -14,7 +14,7 @@ import msgspec
 from ..protocol.types import Tokens
 from . import tally
 from .argv import arguments, values
-from .base import Meter
+from .base import MAX_NAME, Meter
 from .lines import LineMeter, lines_of_type
 
 _WANTED = lines_of_type("init", "message", "tool_use", "result")
@@ -56,22 +56,25 @@ class _Event(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Event)
 
 
-class GeminiMeter(LineMeter[_Event]):
+class _State(msgspec.Struct, array_like=True):
+    model: str = ""
+    speaking: bool = False
+    calls: tally.Recent[bool] = msgspec.field(default_factory=tally.Recent[bool])
+
+
+class GeminiMeter(LineMeter[_Event, _State]):
     """One attempt of Gemini CLI."""
 
     def __init__(self) -> None:
-        super().__init__(_WANTED, _DECODER)
-        self._model = ""
-        self._calls = tally.Recent[bool]()
-        self._speaking = False
+        super().__init__(_WANTED, _DECODER, _State())
 
     def _take(self, event: _Event) -> None:
         if event.type == "message":
             self._say(event)
         elif event.type in {"init", "tool_use", "result"}:
-            self._speaking = False
+            self._state.speaking = False
             if event.type == "init":
-                self._model, self.reading.finished = event.model, False
+                self._state.model, self.reading.finished = event.model[: 4 * MAX_NAME], False
             elif event.type == "tool_use":
                 self._call(event)
             else:
@@ -83,13 +86,13 @@ class GeminiMeter(LineMeter[_Event]):
     def _say(self, event: _Event) -> None:
         """Deltas that follow each other are one message."""
         said = event.role == "assistant"
-        if said and not (self._speaking and event.delta):
+        if said and not (self._state.speaking and event.delta):
             tally.message(self.reading)
-        self._speaking = said and event.delta
+        self._state.speaking = said and event.delta
 
     def _call(self, event: _Event) -> None:
-        if not self._calls.get(event.tool_id):
-            self._calls.put(event.tool_id, True)
+        if not self._state.calls.get(event.tool_id):
+            self._state.calls.put(event.tool_id, True)
             tally.turn(self.reading, event.tool_name)
 
     def _conclude(self, event: _Event) -> None:
@@ -99,7 +102,7 @@ class GeminiMeter(LineMeter[_Event]):
         self.reading.finished = True
         if event.stats is None:
             return
-        for name, stats in (event.stats.models or {self._model: event.stats}).items():
+        for name, stats in (event.stats.models or {self._state.model: event.stats}).items():
             used = stats.tokens()
             if used.input + used.output:
                 tally.add(self.reading.models, name, used)
@@ -114,6 +117,6 @@ class Gemini:
         """`--output-format stream-json`, or `-o`."""
         return "stream-json" in values(arguments(argv, "gemini", "gemini-cli") or [], "--output-format", "-o")
 
-    def meter(self, argv: Sequence[str]) -> Meter:  # noqa: ARG002 - the stream says everything
-        """A new meter for one attempt of this command."""
-        return GeminiMeter()
+    def meter(self, argv: Sequence[str], saved: bytes | None = None) -> Meter:  # noqa: ARG002 - the stream says everything
+        """A new meter for one attempt of this command, or one that goes on where another was. Raises `ValueError`."""
+        return GeminiMeter().loaded(saved)

@@ -32,11 +32,15 @@ class _Event(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Event)
 
 
-class JsonlMeter(LineMeter[_Event]):
+class _State(msgspec.Struct, array_like=True):
+    """Nothing: each line says all that there is to it."""
+
+
+class JsonlMeter(LineMeter[_Event, _State]):
     """One attempt of an agent that prints the generic form."""
 
     def __init__(self) -> None:
-        super().__init__(_WANTED, _DECODER)
+        super().__init__(_WANTED, _DECODER, _State())
 
     def _take(self, event: _Event) -> None:
         if event.type == "usage":
@@ -72,6 +76,6 @@ class Jsonl:
         """Never: nothing in a command tells."""
         return False
 
-    def meter(self, argv: Sequence[str]) -> Meter:  # noqa: ARG002 - the stream says everything
-        """A new meter for one attempt of this command."""
-        return JsonlMeter()
+    def meter(self, argv: Sequence[str], saved: bytes | None = None) -> Meter:  # noqa: ARG002 - the stream says everything
+        """A new meter for one attempt of this command, or one that goes on where another was. Raises `ValueError`."""
+        return JsonlMeter().loaded(saved)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 import msgspec
 
@@ -23,6 +23,11 @@ _OPENERS = b"{\xef"
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 E = TypeVar("E")
+S = TypeVar("S", bound=msgspec.Struct)
+
+STATE = 1
+"""The version of what meters dump. Another one whenever a field of a `Reading`, or of what a meter keeps beside it, is added,
+removed or means something else: what was dumped before is then read again from the run's output."""
 
 
 def lines_of_type(*types: str) -> re.Pattern[bytes]:
@@ -53,6 +58,15 @@ class Lines:
         end = data.rfind(b"\n") + 1
         yield from self._within(data, start, end)
         self._keep(data[end:])
+
+    def dump(self) -> tuple[bytes, bool, int]:
+        """All that it knows."""
+        return bytes(self._begun), self._dropping, self.skipped
+
+    def load(self, saved: tuple[bytes, bool, int]) -> None:
+        """Goes on where those were that dumped this."""
+        begun, self._dropping, self.skipped = saved
+        self._begun = bytearray(begun)
 
     def _within(self, data: bytes, start: int, end: int) -> Iterator[bytes]:
         """The same for bytes in which every line is whole."""
@@ -88,11 +102,25 @@ class Lines:
             yield line
 
 
-class LineMeter(ABC, Generic[E]):
+class _Dump(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    version: int
+    kind: str
+    reading: Reading
+    lines: tuple[bytes, bool, int]
+    state: bytes
+
+
+_TO_BYTES = msgspec.msgpack.Encoder()
+_FROM_BYTES = msgspec.msgpack.Decoder(_Dump)
+
+
+class LineMeter(ABC, Generic[E, S]):
     """A meter of a program that prints one JSON object a line."""
 
-    def __init__(self, wanted: re.Pattern[bytes], decoder: msgspec.json.Decoder[E]) -> None:
+    def __init__(self, wanted: re.Pattern[bytes], decoder: msgspec.json.Decoder[E], state: S) -> None:
+        """`state`: all that the meter keeps beside its reading, and that its command does not say."""
         self.reading = Reading()
+        self._state = state
         self._lines = Lines(wanted)
         self._decoder = decoder
 
@@ -103,6 +131,26 @@ class LineMeter(ABC, Generic[E]):
             if event is not None:
                 self._take(event)
         self.reading.skipped_lines = self._lines.skipped
+
+    def dump(self) -> bytes:
+        """All that it knows."""
+        state = _TO_BYTES.encode(self._state)
+        return _TO_BYTES.encode(_Dump(STATE, type(self).__name__, self.reading, self._lines.dump(), state))
+
+    def loaded(self, saved: bytes | None) -> Self:
+        """This meter, which goes on where the one was that dumped this, if it is given. Raises `ValueError`."""
+        if saved is None:
+            return self
+        try:
+            found = _FROM_BYTES.decode(saved)
+            state = msgspec.msgpack.decode(found.state, type=type(self._state))
+        except msgspec.DecodeError as error:
+            raise ValueError(f"no dump of a meter: {error}") from error
+        if (found.version, found.kind) != (STATE, type(self).__name__):
+            raise ValueError(f"a dump of {found.kind}, version {found.version}")
+        self.reading, self._state = found.reading, state
+        self._lines.load(found.lines)
+        return self
 
     @abstractmethod
     def _take(self, event: E) -> None:

@@ -59,14 +59,17 @@ class _Event(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Event)
 
 
-class OpencodeMeter(LineMeter[_Event]):
+class _State(msgspec.Struct, array_like=True):
+    parts: tally.Recent[bool] = msgspec.field(default_factory=tally.Recent[bool])
+
+
+class OpencodeMeter(LineMeter[_Event, _State]):
     """One attempt of opencode."""
 
     def __init__(self, *, model: str = "") -> None:
         """`model`: as the command names it, `provider/model`."""
-        super().__init__(_WANTED, _DECODER)
+        super().__init__(_WANTED, _DECODER, _State())
         self._model = model
-        self._parts = tally.Recent[bool]()
 
     def _take(self, event: _Event) -> None:
         if event.type in {"tool_use", "step_finish"} and event.part is not None:
@@ -83,9 +86,9 @@ class OpencodeMeter(LineMeter[_Event]):
 
     def _count(self, kind: str, part: _Part) -> None:
         """A part is printed again whenever it is updated, as when its session is compacted."""
-        if self._parts.get(part.id):
+        if self._state.parts.get(part.id):
             return
-        self._parts.put(part.id, True)
+        self._state.parts.put(part.id, True)
         if kind == "tool_use":
             tally.turn(self.reading, part.tool)
         else:
@@ -110,10 +113,10 @@ class Opencode:
         words = _words(argv)
         return "run" in words and "json" in values(words, "--format")
 
-    def meter(self, argv: Sequence[str]) -> Meter:
-        """A new meter for one attempt of this command."""
+    def meter(self, argv: Sequence[str], saved: bytes | None = None) -> Meter:
+        """A new meter for one attempt of this command, or one that goes on where another was. Raises `ValueError`."""
         asked = values(_words(argv), "-m", "--model")
-        return OpencodeMeter(model=asked[-1] if asked else "")
+        return OpencodeMeter(model=asked[-1] if asked else "").loaded(saved)
 
 
 def _words(argv: Sequence[str]) -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Generic, TypeVar
 
+import msgspec
+
 from ..protocol.types import Tokens
 from .base import MAX_NAME, MAX_TOOLS, MAX_WORDS, Reading
 
@@ -127,57 +129,57 @@ def spend(reading: Reading, cost: float | None) -> None:
         reading.cost_usd = min((reading.cost_usd or 0.0) + cost, float(_MAX_SUM))
 
 
-class Recent(Generic[V]):
+class Recent(msgspec.Struct, Generic[V], array_like=True):
     """What belongs to the last `MAX_IDS` ids. One that is empty or too long to keep is never remembered."""
 
-    def __init__(self) -> None:
-        self._kept: dict[str, V] = {}
+    kept: dict[str, V] = {}
+    """The oldest first."""
 
     def get(self, key: str) -> V | None:
         """What was put there, unless it is too long ago."""
-        return self._kept.get(key)
+        return self.kept.get(key)
 
     def put(self, key: str, value: V) -> None:
         """Remembers it, in the place of the oldest if need be."""
         if 0 < len(key) <= MAX_NAME:
-            self._kept[key] = value
-            if len(self._kept) > MAX_IDS:
-                del self._kept[next(iter(self._kept))]
+            self.kept[key] = value
+            if len(self.kept) > MAX_IDS:
+                del self.kept[next(iter(self.kept))]
 
 
-class Totals:
+class Totals(msgspec.Struct, array_like=True):
     """Running totals as a process restates them, of one process after another.
 
     Totals of a process only grow. So if they fell, or came from another session, another process has begun to write (a
     script that starts the agent twice), and what the one before it said stays counted.
     """
 
-    def __init__(self) -> None:
-        self._session = ""
-        self._before: dict[str, Tokens] = {}
-        self._cost_before = 0.0
-        self._now: dict[str, Tokens] = {}
-        self._cost_now = 0.0
+    session: str = ""
+    before: dict[str, Tokens] = {}
+    """Of the processes before this one, as is `cost_before`."""
+    cost_before: float = 0.0
+    now: dict[str, Tokens] = {}
+    cost_now: float = 0.0
 
     def restate(self, reading: Reading, session: str, models: dict[str, Tokens]) -> None:
         """Makes the reading say these totals, and what came before this process."""
-        if session[:MAX_NAME] != self._session or weight(models) < weight(self._now):
+        if session[:MAX_NAME] != self.session or weight(models) < weight(self.now):
             self._bank()
-        self._session = session[:MAX_NAME]
-        self._now = models
+        self.session = session[:MAX_NAME]
+        self.now = models
         reading.models.clear()
-        for part in (self._before, models):
+        for part in (self.before, models):
             for name, used in part.items():
                 add(reading.models, name, used)
 
     def restate_cost(self, reading: Reading, cost: float | None) -> None:
         """The same for what this process has cost, after its tokens; nothing if it does not say."""
         if cost is not None:
-            self._cost_now = cost
-            reading.cost_usd = min(self._cost_before + cost, float(_MAX_SUM))
+            self.cost_now = cost
+            reading.cost_usd = min(self.cost_before + cost, float(_MAX_SUM))
 
     def _bank(self) -> None:
-        for name, used in self._now.items():
-            add(self._before, name, used)
-        self._cost_before += self._cost_now
-        self._now, self._cost_now = {}, 0.0
+        for name, used in self.now.items():
+            add(self.before, name, used)
+        self.cost_before += self.cost_now
+        self.now, self.cost_now = {}, 0.0

@@ -15,10 +15,12 @@ import os
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
+import msgspec
 import trio
 
 from ..meters.base import Meter, Reading
@@ -26,7 +28,7 @@ from ..output import holes
 from ..output.files import SUFFIXES, OutputStore, Suffix
 from ..output.growth import Growth
 from ..protocol.types import RunId
-from .metered import Metered
+from .metered import Metered, MeterPosition
 from .threads import in_thread
 
 REST = 0.03
@@ -59,6 +61,19 @@ NEWEST_AT_LEAST = 1 << 10
 _UNABLE = (errno.EOPNOTSUPP, errno.ENOSYS)
 
 T = TypeVar("T")
+
+SAVED = 1
+"""The version of what `saved` says; another one whenever a field of it is added, removed or means something else."""
+
+
+class _Saved(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    version: int
+    inodes: dict[Suffix, int]
+    position: MeterPosition
+
+
+_TO_BYTES = msgspec.msgpack.Encoder()
+_FROM_BYTES = msgspec.msgpack.Decoder(_Saved)
 
 
 @dataclass(slots=True)
@@ -112,12 +127,47 @@ class Following:
     def __len__(self) -> int:
         return len(self._runs)
 
-    def follow(self, run: RunId, *, limit: int | None, meter: Callable[[], Meter] | None) -> None:
+    def follow(
+        self,
+        run: RunId,
+        *,
+        limit: int | None,
+        meter: Callable[[bytes | None], Meter] | None,
+        saved: bytes | None = None,
+    ) -> tuple[Reading, ...] | None:
         """Follows a run that writes its own files, from its first attempt on. `limit`: bytes kept of stdout, and of stderr.
-        `meter` makes one for each attempt. For a run that has written already, as after a restart, call `look` next."""
+        `meter` makes one for each attempt, or from a dump one that goes on, and raises `ValueError` for a dump that does not fit.
+        For a run that has written already, as after a restart, call `look` next.
+
+        `saved`: goes on where another daemon was, in the files that the run had there: no line counts twice, and none is left
+        out but what has been freed or truncated away meanwhile, of which `lost` is told. Returns the readings as they stood
+        there, without tools; `seen` is not called before they change. `None`: nothing was saved, or it does not fit. Then
+        stdout is read from its start, through one meter, whichever attempt wrote it."""
         followed = self._runs[run] = _Followed(run, limit)
-        if meter is not None:
-            followed.metered = self._metered(followed, meter)
+        if meter is None:
+            return None
+        if saved is not None:
+            with suppress(ValueError):
+                return self._resume(followed, meter, saved)
+        followed.metered = self._metered(followed, meter)
+        return None
+
+    def _resume(self, followed: _Followed, meter: Callable[[bytes | None], Meter], saved: bytes) -> tuple[Reading, ...]:
+        found = _FROM_BYTES.decode(saved)
+        if found.version != SAVED:
+            raise ValueError(f"version {found.version}")
+        metered = followed.metered = self._metered(followed, meter, found.position)
+        followed.inodes = found.inodes
+        return metered.readings
+
+    def saved(self, run: RunId) -> bytes | None:
+        """Where the run's metering stands, for `follow`; `None` if it has none. To be asked for after `begin_attempt`, too: what is
+        older knows nothing of the new attempt."""
+        followed = self._runs.get(run)
+        position = self._guarded(followed, Metered.position) if followed is not None else None
+        if followed is None or position is None:
+            return None
+        return _TO_BYTES.encode(_Saved(SAVED, followed.inodes, position))
 
     def begin_attempt(self, run: RunId) -> None:
         """Before each attempt is launched, when its files are there and nothing of the one before is alive: what that has written
@@ -272,13 +322,16 @@ class Following:
 
     # ---- meters
 
-    def _metered(self, followed: _Followed, meter: Callable[[], Meter]) -> Metered:
+    def _metered(
+        self, followed: _Followed, meter: Callable[[bytes | None], Meter], position: MeterPosition | None = None
+    ) -> Metered:
         run = followed.run
         return Metered(
             lambda: self._open(followed),
             meter,
             lambda readings: self._seen(run, readings),
             lambda message: self._lost(run, message),
+            position,
         )
 
     def _open(self, followed: _Followed) -> int:

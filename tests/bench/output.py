@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,7 @@ class Daemon:
         """Follows until the run has ended, and tells what that took."""
         program = meters.named("claude")
         assert program is not None
-        meter = (lambda: program.meter([])) if "--meter" in self._options else None
+        meter = partial(program.meter, []) if "--meter" in self._options else None
         async with trio.open_nursery() as nursery:
             await nursery.start(self._following.serve)
             self._following.follow(RUN, limit=None if "--unbound" in self._options else LIMIT, meter=meter)

@@ -10,8 +10,10 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 from trio.testing import MockClock
@@ -31,9 +33,8 @@ from tests.output.test_holes import KIB, MIB, Refusing, held, numbered
 class Lines:
     """A meter of lines: each is a turn, a message, a token of a model named `m`. One that begins with `!` is the result."""
 
-    def __init__(self) -> None:
-        self.reading = Reading()
-        self._begun = b""
+    def __init__(self, saved: bytes | None = None) -> None:
+        self.reading, self._begun = (Reading(), b"") if saved is None else LINES.decode(saved)
 
     def feed(self, data: bytes | memoryview) -> None:
         """Counts, and remembers the last three lines as tools."""
@@ -44,6 +45,15 @@ class Lines:
             reading.models["m"] = Tokens(input=reading.turns)
             reading.tools += [line.decode() for line in lines[-3:]]
             reading.finished = reading.finished or any(line.startswith(b"!") for line in lines)
+
+    def dump(self) -> bytes:
+        """All of it."""
+        return msgspec.msgpack.encode((self.reading, self._begun))
+
+
+LINES = msgspec.msgpack.Decoder(tuple[Reading, bytes])
+
+NewMeter = Callable[[bytes | None], Meter]
 
 
 class Rig:
@@ -85,7 +95,7 @@ class Rig:
         for descriptor in descriptors:
             os.close(descriptor)
 
-    def begin(self, run: RunId = "a1", limit: int | None = None, meter: Callable[[], Meter] | None = Lines) -> None:
+    def begin(self, run: RunId = "a1", limit: int | None = None, meter: NewMeter | None = Lines) -> None:
         """As the runtime does it for a run's first attempt."""
         self.following.follow(run, limit=limit, meter=meter)
         self.following.begin_attempt(run)
@@ -151,7 +161,7 @@ async def test_nothing_new_is_not_told(served: Rig) -> None:
 def test_a_real_meter(rig: Rig) -> None:
     program = meters.named("codex")
     assert program is not None
-    rig.begin(meter=lambda: program.meter([]))
+    rig.begin(meter=partial(program.meter, []))
     for _ in range(2):
         rig.write(b'{"type":"turn.completed","usage":{"input_tokens":7,"cached_input_tokens":2,"output_tokens":3}}')
         rig.following.begin_attempt("a1")

@@ -1,0 +1,13 @@
+"""What lets a daemon that was killed at any instruction find its runs again; the ledger may be corrupt, and is not needed.
+
+`journal`  small values by key, in one file, changed in batches that are there wholly or not at all
+`spawns`   what it takes to start a run that has not had its last start
+
+Nothing here waits for a disk: these files guard against the death of the daemon, not of the machine. What the kernel was given
+outlives the process that gave it, and when the machine dies so does every run.
+"""
+
+from .journal import Journal, JournalError
+from .spawns import Spawns
+
+__all__ = ["Journal", "JournalError", "Spawns"]

@@ -1,0 +1,127 @@
+"""Files with secrets: 0600, whole or not there, and nobody else's."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sfad.spool import Spawns
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "spawns"
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(os.listdir(directory))
+
+
+def test_what_is_kept_is_read_again(directory: Path) -> None:
+    spawns = Spawns(directory)
+    assert (spawns.runs(), spawns.read("a1")) == ([], None)
+    spawns.keep("b10", b"A=\xff\x00" * 100_000)
+    spawns.keep("a1", b"")
+    spawns.keep("a1", b"secret")
+    again = Spawns(directory)
+    assert again.runs() == ["a1", "b10"]
+    assert (again.read("a1"), again.read("b10")) == (b"secret", b"A=\xff\x00" * 100_000)
+    again.forget("a1")
+    again.forget("a1")
+    assert (again.runs(), again.read("a1"), names(directory)) == (["b10"], None, ["b10.spawn"])
+
+
+def test_nobody_else_may_read_it(directory: Path) -> None:
+    old = os.umask(0)
+    try:
+        Spawns(directory).keep("a1", b"x")
+    finally:
+        os.umask(old)
+    assert directory.stat().st_mode & 0o7777 == 0o700
+    assert (directory / "a1.spawn").stat().st_mode & 0o7777 == 0o600
+    directory.chmod(0o755)
+    Spawns(directory)
+    assert directory.stat().st_mode & 0o7777 == 0o700
+
+
+def test_what_was_left_over_is_removed(directory: Path) -> None:
+    Spawns(directory).keep("a1", b"x")
+    (directory / "a1.spawn.new").write_bytes(b"half")
+    (directory / "a2.spawn.new").write_bytes(b"half")
+    (directory / "notes").write_bytes(b"somebody's")
+    (directory / "A1.spawn").write_bytes(b"somebody's")
+    assert Spawns(directory).runs() == ["a1"]
+    assert names(directory) == ["A1.spawn", "a1.spawn", "notes"]
+
+
+@pytest.mark.parametrize("run", ["", "a", "../a1", "a1/../a1", "b01", "A1", "a1.spawn", "a\0", "é1"])
+def test_what_is_no_id_is_refused(directory: Path, run: str) -> None:
+    spawns = Spawns(directory)
+    calls: list[Callable[[], object]] = [lambda: spawns.keep(run, b""), lambda: spawns.read(run), lambda: spawns.forget(run)]
+    for call in calls:
+        with pytest.raises(ValueError, match="not a run id"):
+            call()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("where", ["write", "rename", "open"])
+def test_an_error_leaves_nothing_behind(directory: Path, monkeypatch: pytest.MonkeyPatch, code: int, where: str) -> None:
+    spawns = Spawns(directory)
+    spawns.keep("a1", b"before")
+
+    def fail(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, where, fail)
+        for run in ("a1", "a2"):
+            with pytest.raises(OSError, match=os.strerror(code)):
+                spawns.keep(run, b"after")
+    assert names(directory) == ["a1.spawn"]
+    assert spawns.read("a1") == b"before"
+
+
+def test_short_writes_are_gone_on_with(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+
+    def little(descriptor: int, data: memoryview) -> int:
+        return write(descriptor, data[:3])
+
+    monkeypatch.setattr(os, "write", little)
+    spawns = Spawns(directory)
+    spawns.keep("a1", b"0123456789")
+    assert spawns.read("a1") == b"0123456789"
+
+
+def test_links_are_not_followed(directory: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"precious")
+    spawns = Spawns(directory)
+    (directory / "a1.spawn").symlink_to(precious)
+    with pytest.raises(OSError, match="symbolic links"):
+        spawns.read("a1")
+    (directory / "a1.spawn.new").symlink_to(precious)
+    with pytest.raises(OSError, match="symbolic links"):
+        spawns.keep("a1", b"x")
+    Spawns(directory).keep("a1", b"x")
+    assert spawns.read("a1") == b"x"
+    (directory / "a2.spawn").symlink_to(precious)
+    spawns.forget("a2")
+    assert precious.read_bytes() == b"precious"
+    os.mkfifo(directory / "a2.spawn")
+    with pytest.raises(OSError, match="regular file"):
+        spawns.read("a2")
+
+
+def test_a_directory_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(NotADirectoryError):
+        Spawns(tmp_path / "link")
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(NotADirectoryError):
+        Spawns(tmp_path / "file")
