@@ -145,6 +145,19 @@ class Log(Struct, frozen=True, kw_only=True):
     """Without it stderr, which is the journal under systemd."""
 
 
+class Retention(Struct, frozen=True, kw_only=True):
+    """How long what is over is kept (SPEC section 9). Live runs keep everything."""
+
+    output: Annotated[float, Meta(ge=60, le=3650 * 86400, extra=_DURATION)] | None = 7 * 86400.0
+    """Of output files, since their run's end. `None`, here and below: for ever, or never."""
+    ledger: Annotated[float, Meta(ge=3600, le=3650 * 86400, extra=_DURATION)] | None = 90 * 86400.0
+    """Of ended trees, since their last end, and of events."""
+    backup_every: Annotated[float, Meta(ge=60, le=366 * 86400, extra=_DURATION)] | None = 86400.0
+    """Between two copies of the ledger; each replaces the one before."""
+    sweep_every: Annotated[float, Meta(ge=60, le=31 * 86400, extra=_DURATION)] = 3600.0
+    """How often it is looked at what is due."""
+
+
 class Price(Struct, frozen=True, kw_only=True):
     """What a model costs, in USD per million tokens. It overrides what the library says, or adds to it (SPEC section 8)."""
 
@@ -191,6 +204,7 @@ class Config(Struct, frozen=True, kw_only=True):
     attempts: Attempts = Attempts()
     containment: Containment = Containment()
     log: Log = Log()
+    retention: Retention = Retention()
     prices: dict[str, Price] = {}
     """By the model's name as agents write it."""
     budgets: Budgets = Budgets()

@@ -92,6 +92,11 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         ("[defaults]\npids = 0", "defaults.pids = 0: allowed is a whole number from 1 to 4194304"),
         ("[defaults]\ncpu = 0", 'defaults.cpu = 0: allowed is a number of 0.01 or more, or "off"'),
         ("[defaults]\ncpu = inf", "defaults.cpu = inf: allowed is a number of 0.01 or more"),
+        ("[retention]\noutput = '59s'", "retention.output = '59s': allowed is a duration of 1m to 3650d"),
+        ("[retention]\nledger = '30m'", "retention.ledger = '30m': allowed is a duration of 1h to 3650d"),
+        ("[retention]\nbackup_every = 0", "retention.backup_every = 0: allowed is a duration of 1m to 366d"),
+        ("[retention]\nsweep_every = 'off'", "retention.sweep_every = 'off': allowed is a duration of 1m to 31d (seconds"),
+        ("[retention]\narchive = '7d'", "retention.archive: unknown key; known here: backup_every, ledger, output, sweep_every"),
         ("prices = 3", "prices = 3: a table is expected, written [prices]"),
         ("[prices]\nm = 3", "prices.m = 3: a table is expected, written [prices.m]"),
         ("[prices.'gpt-5.1']\ninput = 3", 'prices."gpt-5.1".input: unknown key; known here: cache_write_mtok, cached_mtok, input'),
@@ -139,6 +144,14 @@ def test_off_takes_a_limit_away(tmp_path: Path) -> None:
     defaults = loaded.config.defaults
     assert (defaults.turns, defaults.cost, defaults.tokens, defaults.pids) == (7, None, None, None)
     assert {s.key: s.source for s in loaded.settings}["defaults.cost"] == str(system)
+
+
+def test_what_is_over_is_kept_for_days_or_for_ever(tmp_path: Path) -> None:
+    built_in = load().config.retention
+    assert (built_in.output, built_in.ledger, built_in.backup_every, built_in.sweep_every) == (604800, 7776000, 86400, 3600)
+    file = write(tmp_path / "sfad.toml", "[retention]\noutput = 'off'\nledger = '1.5d'\nbackup_every = 'off'\nsweep_every = '10m'")
+    kept = load([file]).config.retention
+    assert (kept.output, kept.ledger, kept.backup_every, kept.sweep_every) == (None, 129600, None, 600)
 
 
 def test_sizes_and_counts_as_people_write_them(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ class Inbox(Generic[_Item]):
         self._called(LINGER)
         if not self._items and not self._sleep(patience) and self._items:
             self._called(LINGER)
-        return self._drain()
+        return self.drain()
 
     def _sleep(self, patience: float | None) -> bool:
         self._asleep = True
@@ -70,7 +70,8 @@ class Inbox(Generic[_Item]):
         except queue.Empty:
             return False
 
-    def _drain(self) -> list[_Item]:
+    def drain(self) -> list[_Item]:
+        """Everything queued, now."""
         # the calls first: one that comes later may be for an item that is still put
         while not self._calls.empty():
             self._calls.get_nowait()

@@ -7,28 +7,34 @@ disk is slow or full.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import trio
 
 from ..core.ids import run_number
 from ..protocol.messages import List
-from ..protocol.types import Event, Reason, RunId, RunInfo, Status
+from ..protocol.types import Event, RunId, RunInfo
+from .backup import Backup, newest_backup, put_by
 from .errors import LedgerError
-from .numbers import number_of
 from .opening import open_reader, open_writer
 from .reader import Page, Reader
-from .rows import Op, RunExtra, charge_op, event_op, insert_op, reason_text, save_op
-from .writer import Outcome, Writer
+from .rows import Op, RunExtra, charge_op, event_op, insert_op, save_op
+from .writer import MEND_CHARGE, MEND_LABEL, MEND_RUN, Outcome, Writer
 
 FOUND = 10
 """Ids that `find` returns at most: enough to show a person that a prefix is ambiguous."""
 
 _LAST_RUN, _LAST_EVENT = ("runs", "number"), ("events", "seq")
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +55,14 @@ def current_boot() -> str | None:
 class Ledger:
     """Opens the ledger in `directory`, created if missing. Raises `LedgerError`.
 
-    Between opening and `start` it is read and mended (`open_runs`, `close_lost`); from `start` on it takes writes.
+    Between opening and `start` it is read and mended (`open_runs`, `mend`, `set_charged`); from `start` on it takes writes.
     `floor_number`: no run gets a number up to this one, whatever the file says: the highest one that output files bear,
     so that a ledger begun anew does not use an id twice. `busy_timeout`: seconds a transaction waits for an outsider's lock.
+    `handed_over`: this process has flushed the file and executed itself anew, so that there is nothing to check.
     """
 
-    def __init__(self, directory: Path, *, floor_number: int = 0, busy_timeout: float = 2.0) -> None:
+    def __init__(self, directory: Path, *, floor_number: int = 0, busy_timeout: float = 2.0, handed_over: bool = False) -> None:
+        self.directory = directory
         self.notes: list[str] = []
         """What opening had to do, a line each, for the log and an event."""
         self.trouble: str | None = None
@@ -64,8 +72,16 @@ class Ledger:
         self.lost = 0
         """Operations that will never be written, since opening; each was reported."""
         self._boot = current_boot()
-        self._connection = open_writer(directory, self.notes, busy_timeout=busy_timeout)
+        opened = open_writer(directory, self.notes, busy_timeout=busy_timeout, handed_over=handed_over)
+        self._connection = opened.connection
+        self.begun_anew = opened.begun_anew
+        """There was no ledger, or it was set aside: runs that live are not in it."""
+        self.unchecked = opened.unchecked
+        """The file is too large, or the disk too slow, to check it while everybody waits: `opening.check` is due."""
+        self.backup: Backup | None = None
+        """The newest backup, of which `Maintenance` makes one from time to time."""
         try:
+            floor_number = max(floor_number, self._find_backup())
             self._reader = Reader(open_reader(directory))
             self._last_number = max(self._reader.last(*_LAST_RUN), floor_number)
             self._seq = self._reader.last(*_LAST_EVENT)
@@ -76,23 +92,55 @@ class Ledger:
         self._writer: Writer | None = None
         self._waking = False
 
-    def close_lost(self, run_ids: Iterable[RunId], at: datetime, message: str) -> None:
-        """Marks runs that a dead daemon left open as `lost`. Only before `start`, and committed on return.
-
-        Raises `sqlite3.Error` if the disk refuses."""
-        if self._writer is not None:
-            raise RuntimeError("close_lost mends what a dead daemon left; once started, save the runs instead")
-        reason = reason_text(Reason(kind="daemon", message=message))
-        sql = "UPDATE runs SET status = ?, ended = 1, reason = ?, ended_at = ? WHERE number = ? AND ended = 0"
-        rows = [(Status.LOST.value, reason, at.timestamp(), number_of(run_id)) for run_id in run_ids]
+    def _find_backup(self) -> int:
+        """Notes the newest backup. Returns the highest run number in it if it is of a ledger that is gone: then it is put by,
+        so that the next one does not replace it."""
+        self.backup = found = newest_backup(self.directory)
+        if not self.begun_anew or found is None:
+            return 0
+        number = 0
+        with suppress(sqlite3.Error), closing(open_reader(found.path.parent)) as connection:
+            number = Reader(connection).last(*_LAST_RUN)
         try:
-            self._connection.execute("BEGIN IMMEDIATE")
-            self._connection.executemany(sql, rows)
+            self.notes.append(put_by(found))
+            self.backup = None
+        except OSError as error:
+            self.notes.append(f"the backup {found.path} cannot be kept under another name: {error}; the next one replaces it")
+        return number
+
+    def mend(self, rows: Iterable[tuple[RunInfo, RunExtra]]) -> None:
+        """Brings these runs' rows up to date, and inserts those that are missing. Only before `start`; committed on return.
+
+        Without `boot_id` in its extra, a run with a pid is taken for one of this boot. Raises `sqlite3.Error` if the disk
+        refuses; then nothing was changed."""
+        ops = [insert_op("admit", info, extra, self._boot) for info, extra in rows]
+        with self._mending() as connection:
+            connection.executemany(MEND_RUN, [op.row for op in ops])
+            connection.executemany(MEND_LABEL, [label for op in ops for label in op.labels])
+        self._last_number = max([self._last_number, *(op.row[0] for op in ops)])
+
+    def set_charged(self, scope: str, name: str, period_start: datetime, usd: float) -> None:
+        """Sets what a user's or a team's budget was charged in the period that began then: for a ledger that was lost. Only
+        before `start`; committed on return. Raises `sqlite3.Error` if the disk refuses."""
+        with self._mending() as connection:
+            connection.execute(MEND_CHARGE, charge_op(scope, name, period_start, usd).row)
+
+    @contextmanager
+    def _mending(self) -> Iterator[sqlite3.Connection]:
+        if self._writer is not None:
+            raise RuntimeError("mending is for what a dead daemon left; once started, save the runs instead")
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield self._connection
             self._connection.execute("COMMIT")
-        except sqlite3.Error:
+        finally:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
-            raise
+
+    def root_spawns(self, since: datetime) -> list[tuple[str, datetime]]:
+        """User and time of every root that was admitted after `since`, in the order of admission: what a rate of spawns counts.
+        Where the clock was ahead for a while, times may lie in the future."""
+        return self._reader.root_spawns(since.timestamp())
 
     def start(
         self,
@@ -171,6 +219,13 @@ class Ledger:
         self._running().flush(lambda clean: self._token.run_sync_soon(wake, clean))
         await done.wait()
         return outcome[0]
+
+    def when_idle(self, work: Callable[[sqlite3.Connection], T]) -> Future[T]:
+        """Calls `work` with the write connection in the writer's thread, when nothing is to be written, or after a second.
+        What is written meanwhile waits for it: a few milliseconds are its measure. From any thread, after `start`.
+
+        The future is cancelled if the ledger is closed first."""
+        return self._running().when_idle(work)
 
     def close(self, timeout: float = 5.0) -> int:
         """Writes what is queued and closes the file. Returns how many operations could not be written; waits for at most

@@ -12,8 +12,9 @@ runs, and of two filters the first one's rows are all read where the second fits
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from ..core.ids import run_id
@@ -29,9 +30,14 @@ _BELOW = (
     "SELECT child.id, child.number FROM below JOIN runs AS child ON child.parent_id = below.id) SELECT number FROM below)"
 )
 
+_OUT_OF_ORDER = 100
+"""Rows in succession that are older than what is looked for, before the rest is taken for older, too: while the clock was set
+back, runs were given earlier times than those before them."""
+
 _ENDED = [status for status in Status if status.terminal]
 
-_LIVE = f"runs.status IN ({', '.join(repr(status.value) for status in Status if not status.terminal)})"
+LIVE = f"runs.status IN ({', '.join(repr(status.value) for status in Status if not status.terminal)})"
+"""The condition that a run has not ended; `runs_status` is its index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +100,20 @@ class Reader:
 
     def open_runs(self) -> list[RunInfo]:
         """Rows that are not terminal, oldest first."""
-        sql = f"SELECT {_COLUMNS} FROM runs INDEXED BY runs_status WHERE {_LIVE} ORDER BY number"  # noqa: S608
+        sql = f"SELECT {_COLUMNS} FROM runs INDEXED BY runs_status WHERE {LIVE} ORDER BY number"  # noqa: S608
         return [run_info(row) for row in self._connection.execute(sql)]
+
+    def root_spawns(self, since: float) -> list[tuple[str, datetime]]:
+        """User and time of roots admitted after `since`, in order of admission."""
+        sql = "SELECT created_at, parent_id, status, user FROM runs ORDER BY number DESC"
+        found, older = [], 0
+        for created_at, parent, status, user in self._connection.execute(sql):
+            older = older + 1 if created_at <= since else 0
+            if older > _OUT_OF_ORDER:
+                break
+            if not older and parent is None and not status.startswith("rejected_"):
+                found.append((user, datetime.fromtimestamp(created_at, UTC)))
+        return found[::-1]
 
     def select(self, page: Page) -> list[RunInfo]:
         """The page's runs, in no order; terminal ones may be more than `rows`, and the newest `rows` are among them."""
@@ -105,6 +123,18 @@ class Reader:
         """Events numbered above `since`, in order."""
         sql = f"SELECT {', '.join(EVENT_COLUMNS)} FROM events WHERE seq > ? ORDER BY seq LIMIT ?"  # noqa: S608
         return [event_of(row) for row in self._connection.execute(sql, (since, limit))]
+
+    def newest_event_before(self, moment: float) -> float | None:
+        """When the newest event happened that is not after `moment`, both in seconds since the epoch. Walks what is after it."""
+        row = self._row("SELECT time FROM events WHERE time <= ? ORDER BY seq DESC LIMIT 1", moment)
+        return None if row is None else float(row[0])
+
+    def ends(self, runs: Sequence[RunId]) -> dict[RunId, float | None]:
+        """When these runs ended, in seconds since the epoch; `None` for those that have not. Unknown ones are missing."""
+        marks = ", ".join("?" * len(runs))
+        sql = f"SELECT id, ended, ifnull(ended_at, created_at) FROM runs WHERE number IN ({marks})"  # noqa: S608
+        rows = self._connection.execute(sql, [number_of(run) for run in runs])
+        return {run: at if ended else None for run, ended, at in rows}
 
     def last(self, table: str, key: str) -> int:
         """The highest number ever given out in a table, deleted rows included."""
@@ -136,7 +166,7 @@ def queries(page: Page) -> Iterator[tuple[str, list[Any]]]:
     """The SQL of a page: live and ended runs apart, or one query a status, so that each stops at its own limit."""
     statuses: Iterable[Status] = dict.fromkeys(page.query.status)
     if not statuses:
-        yield _live_query(page, _Term(_LIVE, ()))
+        yield _live_query(page, _Term(LIVE, ()))
         if page.query.since is None or _driving(_filters(page)) is not None:
             yield from _ended_queries(page)
         else:

@@ -247,11 +247,6 @@ def charge_op(scope: str, name: str, period_start: datetime, usd: float) -> Op:
     return Op("charge", None, (scope, name, period_start.timestamp(), usd))
 
 
-def reason_text(reason: Reason) -> str:
-    """A reason as its column holds it."""
-    return _json(reason)
-
-
 def _json(value: object) -> str:
     return _encode(value).decode()
 

@@ -125,12 +125,13 @@ def migrate(connection: sqlite3.Connection) -> None:
     Raises `LedgerTooNew` for a file of a newer build and `LedgerError` for a database that is not a ledger; both leave it
     as it was.
     """
-    _check_ours(connection)
+    check_ours(connection)
     for version in range(version_of(connection), VERSION):
         _apply(connection, version)
 
 
-def _check_ours(connection: sqlite3.Connection) -> None:
+def check_ours(connection: sqlite3.Connection) -> None:
+    """Raises `LedgerTooNew` and `LedgerError` as `migrate` does. Reads only."""
     version = version_of(connection)
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     objects = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]

@@ -4,6 +4,9 @@ Operations come through an inbox; whatever queued up during one commit goes into
 transaction for many runs. Admissions and ends do not wait for company; everything else does, for `LINGER`. A failed
 transaction is told apart by what was in it: admissions fail at once and are never written later (their client has been
 told no), everything else is held, in order, and tried again with the next admission or after a back-off.
+
+What can wait, as deleting old rows, comes as errands: one at a time, when nothing else does. On a connection of its own it
+would compete for the one write lock, and who finds that taken sleeps, a millisecond and more at a time.
 """
 
 from __future__ import annotations
@@ -14,10 +17,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+from ..faults import effect
 from .inbox import Inbox
 from .opening import CHECKPOINT_ROWS
 from .rows import EVENT_COLUMNS, RUN_COLUMNS, SAVE_COLUMNS, Op
@@ -37,6 +42,9 @@ _CHECKPOINT_OVERDUE = 16 * CHECKPOINT_ROWS
 _QUIET = 0.05
 """Seconds without a write before a checkpoint that is due: its fsync takes 10 ms and more, and an admission that comes
 meanwhile has to wait for it."""
+
+_ERRAND_OVERDUE = 1.0
+"""Seconds that an errand waits for a moment when nothing is queued; under load that never ends it is done all the same."""
 
 _OPS_OWN_FAULT = (
     sqlite3.IntegrityError,
@@ -95,7 +103,30 @@ class _Flush:
     done: Callable[[bool], None]
 
 
-_Item = Op | _Flush | None
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Errand(Generic[_T]):
+    """Work on the write connection that nobody waits for but the one who ordered it."""
+
+    work: Callable[[sqlite3.Connection], _T]
+    done: Future[_T]
+    since: float
+
+    def run(self, connection: sqlite3.Connection) -> None:
+        """Does it. What goes wrong is for the one who ordered it, who also gets to hear of a bug."""
+        if not self.done.set_running_or_notify_cancel():
+            return
+        try:
+            self.done.set_result(self.work(connection))
+        except Exception as error:  # noqa: BLE001
+            self.done.set_exception(error)
+        finally:
+            _undo(connection)
+
+
+_Item = Op | _Flush | _Errand[Any] | None
 
 
 class Writer:
@@ -109,6 +140,10 @@ class Writer:
         self._delay = 0.0
         self._next_try = 0.0
         self._since_checkpoint = 0
+        self._errands: deque[_Errand[Any]] = deque()
+        self._ended = threading.Lock()
+        """Held when nothing more is taken: no errand is put after the last look at them."""
+        self._over = False
         # daemon: a file system that hangs for ever must not keep the process from exiting
         self._thread = threading.Thread(target=self._run, name="sfad-ledger", daemon=True)
         self._thread.start()
@@ -126,6 +161,19 @@ class Writer:
         self._inbox.put(_Flush(done), urgent=True)
         self._inbox.wake()
 
+    def when_idle(self, work: Callable[[sqlite3.Connection], _T]) -> Future[_T]:
+        """Calls `work` in the thread, when nothing else is queued, or after a second. What is written meanwhile waits
+        for it: a few milliseconds are its measure. A transaction that it leaves open is undone. From any thread.
+
+        The future is cancelled by closing."""
+        errand = _Errand(work, Future(), time.monotonic())
+        with self._ended:
+            if self._over:
+                errand.done.cancel()
+            else:
+                self._inbox.put(errand, urgent=False)
+        return errand.done
+
     def close(self, timeout: float) -> int:
         """Writes what is queued and ends the thread. Returns how many operations stay unwritten; after `timeout` seconds
         the thread is left to itself."""
@@ -140,19 +188,30 @@ class Writer:
             items = self._inbox.take(self._patience())
             more = None not in items
             self._handle(items)
+        self._drop_errands()
         with contextlib.suppress(sqlite3.Error):  # everything that can be written has been
             self._connection.close()
+
+    def _drop_errands(self) -> None:
+        with self._ended:
+            self._over = True
+            self._errands.extend(item for item in self._inbox.drain() if isinstance(item, _Errand))
+        for errand in self._errands:
+            errand.done.cancel()
+        self._errands.clear()
 
     def _patience(self) -> float | None:
         waits = [max(0.0, self._next_try - time.monotonic())] if self._held else []
         if self._since_checkpoint >= CHECKPOINT_ROWS:
             waits.append(_QUIET)
+        if self._errands:
+            waits.append(0.0)  # `take` has lingered by then
         return min(waits, default=None)
 
     def _handle(self, items: list[_Item]) -> None:
         ops = [item for item in items if isinstance(item, Op)]
         # while the disk refuses, only an answer that somebody waits for, or the back-off, is worth another try
-        asked = any(not isinstance(item, Op) or item.kind == "admit" for item in items)
+        asked = any(item is None or isinstance(item, _Flush) or (isinstance(item, Op) and item.kind == "admit") for item in items)
         if self._held and not asked and time.monotonic() < self._next_try:
             self._tell_lost(self._held.keep(ops), "too many events wait for the disk")
         else:
@@ -160,6 +219,10 @@ class Writer:
         for item in items:
             if isinstance(item, _Flush):
                 item.done(not self._held)
+        self._errands.extend(item for item in items if isinstance(item, _Errand))
+        # right after a transaction is as good a moment as any: whoever was answered has something to do before the next
+        if self._errands and (not len(self._inbox) or time.monotonic() > self._errands[0].since + _ERRAND_OVERDUE):
+            self._errands.popleft().run(self._connection)
         if self._since_checkpoint >= (_CHECKPOINT_OVERDUE if items else CHECKPOINT_ROWS):
             self._checkpoint()
 
@@ -216,19 +279,25 @@ class Writer:
             connection.execute("BEGIN IMMEDIATE")
             for sql, parameters in statements(batch):
                 connection.execute(sql, parameters)
+            effect("commit")
             connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                # should this fail as well, the next BEGIN says so, and comes here again
-                with contextlib.suppress(sqlite3.Error):
-                    connection.execute("ROLLBACK")
-            raise
+            effect("committed")
+        finally:
+            _undo(connection)
 
     def _checkpoint(self) -> None:
         self._since_checkpoint = 0
         # a failure loses nothing, the rows are in the WAL; if the disk is full, the next write reports it
         with contextlib.suppress(sqlite3.Error):
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+
+def _undo(connection: sqlite3.Connection) -> None:
+    """Ends a transaction that has not been committed."""
+    if connection.in_transaction:
+        # should this fail as well, the next BEGIN says so, and comes here again
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
 
 
 def statements(batch: Sequence[Op]) -> Iterator[tuple[str, Sequence[Any]]]:
@@ -303,3 +372,19 @@ def _update_runs(rows: int) -> str:
         f"WITH new ({names}) AS ({_values(rows, len(SAVE_COLUMNS))}) "  # noqa: S608
         f"UPDATE runs SET {assignments} FROM new WHERE runs.number = new.number"
     )
+
+
+_NAMES = ", ".join(RUN_COLUMNS)
+
+MEND_RUN = (
+    f"INSERT INTO runs ({_NAMES}) {_values(1, len(RUN_COLUMNS))} "
+    f"ON CONFLICT DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in SAVE_COLUMNS[1:])}"
+)
+"""A run's row brought up to date, or inserted."""
+
+MEND_LABEL = "INSERT OR IGNORE INTO labels (key, value, number) VALUES (?, ?, ?)"
+
+MEND_CHARGE = (
+    "INSERT INTO budgets (scope, name, period_start, charged_usd) VALUES (?, ?, ?, ?) "
+    "ON CONFLICT DO UPDATE SET charged_usd = excluded.charged_usd"
+)

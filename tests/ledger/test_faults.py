@@ -7,15 +7,19 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import trio
 
 from sfad.ledger import Ledger, LedgerError, LedgerTooNew, writer
 from sfad.ledger.rows import Op
 from sfad.ledger.writer import Held
+from sfad.protocol.messages import List
 from sfad.protocol.types import Event, Status
 
 from .samples import PLAIN, WHEN, Answers, run, started
@@ -299,3 +303,82 @@ def test_a_ledger_locked_from_outside_is_not_taken_for_corrupt(tmp_path: Path) -
         with pytest.raises(LedgerError, match="locked"):
             Ledger(tmp_path, busy_timeout=0.05)
     assert list(tmp_path.glob("*corrupt*")) == []
+
+
+HOLDER = """
+import sqlite3, sys, time
+other = sqlite3.connect(sys.argv[1], isolation_level=None)
+other.execute("BEGIN IMMEDIATE")
+print("held", flush=True)
+time.sleep(float(sys.argv[2]))
+other.rollback()
+"""
+
+
+async def test_somebody_who_holds_the_lock_for_ten_seconds_costs_admissions_and_nothing_else(tmp_path: Path) -> None:
+    answers = Answers()
+    with started(tmp_path, answers, busy_timeout=2.0) as ledger:
+        ledger.admit(run(1), PLAIN)
+        assert await ledger.flush()
+        holder = await trio.to_thread.run_sync(_hold, tmp_path / "ledger.db", 10)
+        longest = await _work_against_a_lock(ledger, answers)
+        await trio.to_thread.run_sync(holder.wait)
+        with trio.fail_after(15):
+            while ledger.held or ledger.trouble:  # noqa: ASYNC110
+                await trio.sleep(0.05)
+        # neither putting nor reading has waited for it
+        assert longest < 0.5
+        assert answers.committed == ["a1"]
+        assert {one for one, _ in answers.failed} == {"a2"}
+        assert [error for error, _ in answers.trouble] == ["database is locked", None]
+        assert ledger.lost == 0
+        assert [event.seq for event in ledger.events()] == [1, 2, 3, 4, 5, 6, 7, 8]
+        ledger.admit(run(3), PLAIN)
+        assert await ledger.flush()
+    assert count(tmp_path, "runs WHERE status = 'completed' AND id = 'a1'") == 1
+    assert count(tmp_path, "runs WHERE id = 'a2'") == 0
+
+
+def _hold(path: Path, seconds: float) -> subprocess.Popen[str]:
+    """Another process that has the write lock when this returns."""
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, path, str(seconds)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    with holder.stdout:
+        assert holder.stdout.readline() == "held\n"
+    return holder
+
+
+async def _work_against_a_lock(ledger: Ledger, answers: Answers) -> float:
+    """Returns the longest that the trio thread was busy with the ledger."""
+    longest = 0.0
+    ledger.admit(run(2), PLAIN)
+    for _ in range(8):
+        begun = time.monotonic()
+        ledger.event(Event(type="run_progress", time=WHEN))
+        ledger.save(run(1, status=Status.COMPLETED), PLAIN)
+        assert ledger.get("a1") == run(1, status=Status.COMPLETED)
+        assert [info.id for info in ledger.select(List(id=1))] == ["a1"]
+        ledger.events()
+        longest = max(longest, time.monotonic() - begun)
+        await trio.sleep(1)
+    assert answers.failed
+    return longest
+
+
+async def test_a_clock_that_is_set_back_and_forth_changes_no_order(tmp_path: Path) -> None:
+    hours = (0, 5, -100_000, 3, 400_000, 1)
+    with started(tmp_path) as ledger:
+        for number, shift in enumerate(hours, 1):
+            at = WHEN + timedelta(hours=shift)
+            ledger.admit(run(number, created_at=at), PLAIN)
+            ledger.event(Event(type="run_accepted", time=at, run_id=run(number).id))
+            ledger.save(run(number, status=Status.COMPLETED, created_at=at, ended_at=at - timedelta(days=1)), PLAIN)
+        assert await ledger.flush()
+        expected = [run(number).id for number in range(1, 7)]
+        assert [info.id for info in ledger.select(List(id=1))] == expected
+        assert [info.id for info in ledger.select(List(id=1, rows=2))] == expected[-2:]
+        assert [event.run_id for event in ledger.events()] == expected
+        assert [event.seq for event in ledger.events(3)] == [4, 5, 6]
+    again = Ledger(tmp_path)
+    assert (again.next_number, [event.run_id for event in again.events()]) == (7, expected)
+    again.close()

@@ -212,31 +212,13 @@ async def test_an_event_without_a_time_is_a_bug_and_takes_no_number(tmp_path: Pa
         assert ledger.event(Event(type="x", time=WHEN)).seq == 1
 
 
-async def test_what_a_dead_daemon_left_is_closed(tmp_path: Path) -> None:
-    with started(tmp_path) as ledger:
-        for number, status in enumerate((Status.RUNNING, Status.QUEUED, Status.COMPLETED), 1):
-            ledger.admit(run(number, status=status), PLAIN)
-        await ledger.flush()
-    ledger = Ledger(tmp_path)
-    assert [info.id for info in ledger.open_runs()] == ["a1", "a2"]
-    ledger.close_lost(["a1", "a3"], WHEN + timedelta(hours=1), "the daemon was away")
-    assert [info.id for info in ledger.open_runs()] == ["a2"]
-    lost, kept = ledger.get("a1"), ledger.get("a3")
-    ledger.close()
-    assert lost is not None
-    assert (lost.status, lost.ended_at) == (Status.LOST, WHEN + timedelta(hours=1))
-    assert lost.reason == Reason(kind="daemon", message="the daemon was away")
-    assert kept is not None
-    assert kept.status is Status.COMPLETED
-
-
 async def test_mending_is_for_before_the_start_and_writing_for_after(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     with pytest.raises(RuntimeError):
         ledger.admit(run(1), PLAIN)
     ledger.close()
     with started(tmp_path) as ledger, pytest.raises(RuntimeError):
-        ledger.close_lost([], WHEN, "")
+        ledger.mend([])
 
 
 async def test_only_its_owner_can_read_it(tmp_path: Path) -> None:

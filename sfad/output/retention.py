@@ -1,0 +1,61 @@
+"""Deleting the output of runs that ended long ago."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ..core.ids import run_number
+from ..protocol.types import RunId
+from .files import SUFFIXES
+
+STEP = 256
+"""Files looked at between two pauses."""
+
+Ends = Callable[[Sequence[RunId]], Mapping[RunId, float | None]]
+"""When runs ended, in seconds since the epoch; `None` for one that has not. Runs that it does not know are missing."""
+
+
+def remove_old(directory: Path, cutoff: float, *, ends: Ends, live: Collection[RunId], between: Callable[[], object]) -> int:
+    """Deletes the files of runs that ended before `cutoff`, in seconds since the epoch; of runs that `ends` does not know,
+    those written to last before it. Never those of `live`, nor what is no output file. Returns how many.
+
+    For a thread: it waits for the disk. `between` is called between bounded batches, and may wait, or raise to give up. Files
+    that cannot be deleted do not keep the others. Raises the first `OSError` when everything has been tried."""
+    names = [entry.name for entry in os.scandir(directory) if _run(entry.name) is not None]
+    count, failed = 0, []
+    for start in range(0, len(names), STEP):
+        batch = [name for name in names[start : start + STEP] if _run(name) not in live]
+        known = ends([run for name in batch if (run := _run(name)) is not None])
+        for name in batch:
+            try:
+                count += _remove_if_old(directory / name, cutoff, known)
+            except OSError as error:
+                failed.append(error)
+        between()
+    if failed:
+        raise failed[0]
+    return count
+
+
+def _remove_if_old(path: Path, cutoff: float, known: Mapping[RunId, float | None]) -> bool:
+    run = path.name.partition(".")[0]
+    with suppress(FileNotFoundError):
+        # a run may have put anything in its file's place: a link goes, what it leads to does not
+        ended = known[run] if run in known else path.lstat().st_mtime
+        if ended is not None and ended < cutoff:
+            path.unlink()
+            return True
+    return False
+
+
+def _run(name: str) -> RunId | None:
+    """The run whose output file this is."""
+    run, dot, suffix = name.partition(".")
+    try:
+        run_number(run)
+    except ValueError:
+        return None
+    return run if dot + suffix in SUFFIXES else None

@@ -1,0 +1,83 @@
+"""Output of runs that ended long ago goes; what lives, what is young and what is no output stays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from sfad.core.ids import run_id
+from sfad.output import OutputStore, retention
+from sfad.output.retention import remove_old
+
+CUTOFF = 1_000_000.0
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> OutputStore:
+    return OutputStore(tmp_path / "output")
+
+
+def write(store: OutputStore, run: str, at: float) -> None:
+    for descriptor in store.open_for_run(run):
+        os.close(descriptor)
+    for suffix in (".out", ".err"):
+        os.utime(store.directory / f"{run}{suffix}", (at, at))
+
+
+def left(store: OutputStore) -> list[str]:
+    return sorted(path.name for path in store.directory.iterdir())
+
+
+def remove(store: OutputStore, known: dict[str, float | None], live: Sequence[str] = ()) -> int:
+    ends = lambda runs: {run: known[run] for run in runs if run in known}  # noqa: E731
+    return remove_old(store.directory, CUTOFF, ends=ends, live=live, between=lambda: None)
+
+
+def test_a_run_s_end_decides_and_without_a_row_the_last_write(store: OutputStore) -> None:
+    for run in ("a1", "a2", "a3", "a4", "a6"):
+        write(store, run, CUTOFF - 1)
+    write(store, "a5", CUTOFF + 1)
+    write(store, "a7", CUTOFF + 1)
+    known = {"a1": CUTOFF - 1, "a2": CUTOFF + 1, "a3": None, "a7": CUTOFF - 1}
+    assert remove(store, known, live=["a6"]) == 6
+    assert left(store) == [f"{run}{suffix}" for run in ("a2", "a3", "a5", "a6") for suffix in (".err", ".out")]
+
+
+def test_what_is_no_output_file_stays_and_a_link_s_target_too(store: OutputStore, tmp_path: Path) -> None:
+    for name in ("notes", "a1.txt", "a1", "A1.out", "a1.out.old", ".out"):
+        (store.directory / name).touch()
+        os.utime(store.directory / name, (1, 1))
+    (tmp_path / "precious").touch()
+    (store.directory / "a2.out").symlink_to(tmp_path / "precious")
+    os.utime(store.directory / "a2.out", (1, 1), follow_symlinks=False)
+    assert remove(store, {}) == 1
+    assert len(left(store)) == 6
+    assert (tmp_path / "precious").exists()
+
+
+def test_one_that_cannot_be_deleted_does_not_keep_the_others(store: OutputStore) -> None:
+    write(store, "a1", 1)
+    (store.directory / "a2.out").mkdir()
+    os.utime(store.directory / "a2.out", (1, 1))
+    write(store, "a3", 1)
+    with pytest.raises(OSError, match=r"a2\.out"):
+        remove(store, {})
+    assert left(store) == ["a2.out"]
+
+
+def test_it_goes_in_batches_and_can_be_given_up(store: OutputStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "STEP", 10)
+    for number in range(1, 31):
+        write(store, run_id(number), 1)
+    asked: list[int] = []
+
+    def ends(runs: Sequence[str]) -> dict[str, float | None]:
+        asked.append(len(runs))
+        return {}
+
+    with pytest.raises(ZeroDivisionError):
+        remove_old(store.directory, CUTOFF, ends=ends, live=(), between=lambda: 1 // (2 - len(asked)))
+    assert (asked, len(left(store))) == ([10, 10], 40)
