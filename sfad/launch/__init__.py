@@ -8,6 +8,8 @@
 `tags`            descent and inherited tags, where there is no cgroup (`lineage`: placing a process by them)
 `spawn`           posix_spawn(3) with what Python's lacks, and execvp(3)'s search
 `trampoline`      what is spawned: contains itself, then becomes the command (`trampoline_py`: the same in Python)
+`abroad`          runs without cgroups whose processes an earlier daemon started
+`pidfd`           what a pidfd tells of a process that has ended
 `reaper`          orphans that were reparented to the daemon
 `watch`           one epoll for everything that is waited for
 `procfs`          what /proc tells about processes
@@ -45,14 +47,15 @@ def choose(
     """The launcher of this machine: by cgroup where that is possible, else by tags.
 
     `instance` is twelve hex digits that name the state directory; `cgroup_parent` is where its cgroups go, by default
-    this process's own cgroup; `nofile` is the soft RLIMIT_NOFILE of runs, by default this process's now; `complain` is
-    told, every few seconds at most, of what failed and is tried again. Raises `CgroupImpossible`, with the reason, where
+    this process's own cgroup, unless something of the instance is alive elsewhere: then runs stay there; `nofile` is the
+    soft RLIMIT_NOFILE of runs, by default this process's now; `complain` is told, every few seconds at most, of what failed
+    and is tried again. Raises `CgroupImpossible`, with the reason, where
     cgroups are forced and cannot be had.
     """
     if forced == "tags":
         return TagsLauncher(instance=instance, emit=emit, clock=clock, nofile=nofile, complain=complain, why="set in the config")
     try:
-        base = cgroupfs.locate(instance, cgroup_parent)
+        base = cgroupfs.inhabited(instance, cgroup_parent) or cgroupfs.locate(instance, cgroup_parent)
         return CgroupLauncher(instance=instance, emit=emit, base=base, clock=clock, nofile=nofile, complain=complain)
     except CgroupImpossible as reason:
         if forced == "cgroup":

@@ -67,12 +67,14 @@ class Remains:
     nonce: str
     bounds: Bounds = UNBOUND
     pid: int | None = None
-    """Of the main process; `None` if it had not been told: the daemon may have died between its start and the news of it."""
+    """Of the main process; `None` if it had not been told: the daemon may have died between its start and the news of it; 0
+    if there is none, since it has ended or could not be started."""
     started: int | None = None
     """When that process started, in clock ticks since boot (field 22 of /proc/PID/stat); what has another start is another
     process. `None` if it had not been told."""
     report: int | None = None
-    """Of a launch in flight whose daemon executed itself anew: the descriptor on which the trampoline reports."""
+    """Of a launch in flight whose daemon executed itself anew: the descriptor on which the trampoline reports. It becomes the
+    launcher's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +82,11 @@ class Found:
     """What there is of a run that was adopted."""
 
     pid: int | None
-    """Of its main process, if that lives. If it lives its end will be reported by `MainExited`, as of any other."""
+    """Of its main process, if that lives or is a child of ours that waits to be reaped. Its end will be reported by
+    `MainExited`, as of any other."""
     empty: bool
-    """Nothing is alive in its containment, child runs included."""
+    """Nothing is alive in its containment, child runs included. By tags only those child runs that have been adopted are
+    known: there a tree is empty if this is said of every run of it."""
     starting: bool = False
     """Its launch is in flight: `LaunchSucceeded` or `LaunchFailed` will be reported."""
 
@@ -135,17 +139,23 @@ class Launcher(Protocol):
         """The run that a process is in, from the kernel; `None` if in none. Raises `Unplaceable`."""
 
     def adopt(self, run: RunId, parent: RunId | None, remains: Remains) -> Found:
-        """Takes over a run that an earlier daemon launched, after its parent: what is alive of it is held as if it had been
-        launched here. Its freezer is left as it is. Where its main process is not our child its exit code is what the kernel
-        tells of it afterwards (PIDFD_GET_INFO, Linux 6.15 and later), else unknown: `MainExited` with neither. Of a run of which
-        nothing is alive nothing is held but its name. Raises `OSError` where that cannot be told."""
+        """Takes over a run that an earlier daemon launched, after its parent and, if that daemon was this very process, before
+        `serve`: what is alive of it is held as if it had been launched here. Its freezer is left as it is, and what had been
+        asked and not answered (a stop, a freeze) is to be asked again. Where its main process is not our child its exit code is
+        what the kernel tells of it afterwards (PIDFD_GET_INFO, Linux 6.15 and later), else unknown: `MainExited` with neither.
+        Of a run of which nothing is alive nothing is held but its name, until its release. A launch whose news had not
+        come in (`pid` is `None`) goes on, or does not take place any more: this waits for it, for at most half a second.
+        Raises `OSError` where the system is short of something, and then holds nothing: to be tried again."""
 
     def remains(self, run: RunId) -> Remains | None:
-        """What to remember of a live run, `report` aside; `None` if it is not held."""
+        """What to remember of a run, `report` aside; `None` if it is not held. Good for an attempt from its `LaunchSucceeded`
+        on: the same until the main process ends."""
 
     def hand_over(self) -> dict[RunId, Remains]:
-        """Before this process executes itself anew: what `adopt` needs of every run that is held. Descriptors in it stay open
-        across execve(2) from now on. The launcher is of no use afterwards unless `take_back` is called."""
+        """Before this process executes itself anew: what `adopt` needs of every run that is held, parents first. Descriptors
+        in it stay open across execve(2) from now on. Nothing is stopped or undone. Between this and execve(2), or `take_back`,
+        `serve` must not come to its turn: what it reports then would be lost. Raises `OSError`, and then it has not been
+        done."""
 
     def take_back(self) -> None:
         """The execve(2) has failed: descriptors are closed by it again, and everything goes on."""

@@ -11,24 +11,26 @@ catches what is being forked, and leaves `cgroup.freeze` as it was.
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import os
 import select
 import signal
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from time import monotonic, sleep
 from typing import Literal
 
 import trio
 
 from ..protocol.types import RunId
-from . import cgroupfs, controllers, procfs
+from . import abroad, cgroupfs, controllers, procfs
 from .base import UNBOUND, Bounds, Emit, Enforcement, Unplaceable
 from .controllers import Controllers
-from .lineage import by_ancestry, by_cookie, shown, still
+from .lineage import by_ancestry, by_cookie, cookie, shown, still
 from .local import Complain, Door, Held, LocalLauncher
+from .pidfd import cgroup_id
+from .procfs import Stat
 from .trampoline import Trampoline
 
 FREEZE_BOUND = 0.1
@@ -38,10 +40,13 @@ _INSIST = 1.0
 _REMOVE_TRIES, _REMOVE_PAUSE = 100, 0.02
 """A cgroup whose last process has just gone can be busy for some milliseconds."""
 
+_ARRIVAL, _LOOK_AGAIN = 0.5, 0.002
+"""Seconds that a trampoline gets whose daemon has died, and between two looks: an attach takes 6 ms, Python twenty."""
+
+_PASSES = 10
+"""Looks for what forks while it is being moved."""
+
 _LEAF = "self"
-_PIDFD_GET_INFO = 0xC040FF0B
-_PIDFD_INFO_CGROUPID = 4
-_PIDFD_INFO = struct.Struct("=QQ48x")
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +71,8 @@ class _Group:
 
 
 class CgroupLauncher(LocalLauncher):
-    """Runs contained in cgroups below `base`. Raises `CgroupImpossible` where that cannot be."""
+    """Runs contained in cgroups below `base`, by default where an earlier daemon of the instance has left some, else where
+    `cgroupfs.locate` says. Raises `CgroupImpossible` where that cannot be."""
 
     containment: Literal["cgroup", "tags"] = "cgroup"
 
@@ -81,7 +87,7 @@ class CgroupLauncher(LocalLauncher):
         nofile: int | None = None,
         complain: Complain = lambda _text: None,
     ) -> None:
-        self._base = base or cgroupfs.locate(instance)
+        self._base = base or cgroupfs.inhabited(instance) or cgroupfs.locate(instance)
         cgroupfs.probe(self._base)
         super().__init__(instance=instance, emit=emit, clock=clock, trampoline=trampoline, nofile=nofile, complain=complain)
         self.detail = self._base.directory
@@ -90,11 +96,21 @@ class CgroupLauncher(LocalLauncher):
         self._groups: dict[RunId, _Group] = {}
         self._inodes: dict[int, RunId] = {}
         self._directories: dict[str, RunId] = {}
+        self._looks = abroad.Looks()
 
     # Entering and leaving.
 
     def _enter(self, held: Held) -> Door:
         group = self._groups.get(held.id) or self._make(held)
+        try:
+            return self._opened(held, group)
+        except OSError as error:  # somebody removed it, which took that it was empty
+            if error.errno not in procfs.GONE:
+                raise
+            self._forget(held)
+            return self._opened(held, self._make(held))
+
+    def _opened(self, held: Held, group: _Group) -> Door:
         if group.bounds != held.bounds:
             self._limit(held)
         if group.halted:  # the attempt before ended in its stop's freeze
@@ -102,26 +118,48 @@ class CgroupLauncher(LocalLauncher):
         return Door(os.open(f"{group.directory}/{_LEAF}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
 
     def _make(self, held: Held) -> _Group:
-        above = self._groups[held.parent.id].directory if held.parent else self._base.directory
-        directory = f"{above}/{held.id}"
+        directory = self._directory(held)
+        above = os.path.dirname(directory)
+        if not os.path.isdir(above):
+            self._restore(held)
         metered = held.bounds.memory is not None and self._controllers.enable("memory", above)
-        leaf = f"{directory}/{_LEAF}"
-        for path in (directory, leaf):
+        for path in (directory, f"{directory}/{_LEAF}"):
             with suppress(FileExistsError):  # an earlier try got this far
                 os.mkdir(path)
-        group = _Group(directory, os.stat(leaf).st_ino, metered=metered)
+        return self._note(held, _Group(directory, _inode(directory), metered=metered))
+
+    def _directory(self, held: Held) -> str:
+        return "/".join([self._base.directory, *(above.id for above in reversed(list(held.chain())))])
+
+    def _note(self, held: Held, group: _Group) -> _Group:
         self._groups[held.id] = group
         self._inodes[group.inode] = held.id
-        self._directories[directory] = held.id
+        self._directories[group.directory] = held.id
         return group
 
-    def _leave(self, held: Held) -> None:
+    def _restore(self, held: Held) -> None:
+        """Makes what is above a run again: an empty cgroup can be removed by anybody who may write there."""
+        if not os.path.isdir(self._base.directory):
+            os.makedirs(self._base.directory, exist_ok=True)
+            self._controllers.forget(self._base.directory)
+            self._controllers.prepare()
+        for above in reversed(list(held.chain())[1:]):
+            if not os.path.isdir(f"{self._directory(above)}/{_LEAF}"):
+                self._forget(above)
+                self._make(above)
+
+    def _forget(self, held: Held) -> None:
         group = self._groups.pop(held.id, None)
+        if group is not None:
+            self._unwatch(group)
+            self._controllers.forget(group.directory)
+            del self._inodes[group.inode], self._directories[group.directory]
+
+    def _leave(self, held: Held) -> None:
+        group = self._groups.get(held.id)
         if group is None:
             return
-        self._unwatch(group)
-        self._controllers.forget(group.directory)
-        del self._inodes[group.inode], self._directories[group.directory]
+        self._forget(held)
         try:
             # the run's children have left before it, and few agents make cgroups of their own
             os.rmdir(f"{group.directory}/{_LEAF}")
@@ -145,6 +183,82 @@ class CgroupLauncher(LocalLauncher):
             cgroupfs.remove_tree(self._base.directory)
         with suppress(OSError):
             self._controllers.close()
+
+    # What an earlier daemon launched.
+
+    def _rejoin(self, held: Held) -> None:
+        directory = self._directory(held)
+        if not os.path.isdir(directory):
+            self._gather(held)
+            return
+        with suppress(FileExistsError):
+            os.mkdir(f"{directory}/{_LEAF}")  # the daemon may have died before it did that
+        group = _Group(directory, _inode(directory), halted=cgroupfs.read(f"{directory}/cgroup.freeze").startswith(b"1"))
+        group.metered = held.bounds.memory is not None and os.path.exists(f"{directory}/memory.stat")
+        self._note(held, group)
+        self._limit(held)  # writes what is written there already, and counts from now on
+
+    def _gather(self, held: Held) -> None:
+        """Contains a run that an earlier daemon held by its tags."""
+        number = abroad.tag(self.instance, held.id)
+        if not any(look.members(held.cookie, number) for look in self._looks.recent()):
+            return
+        leaf = f"{self._make(held).directory}/{_LEAF}"
+        self._limit(held)
+        for _ in range(_PASSES):
+            inside = {pid for directory in cgroupfs.nested(leaf) for pid in cgroupfs.pids(directory)}
+            outside = [one for one in abroad.look().members(held.cookie, number) if one.pid not in inside]
+            if not outside:
+                return
+            for process in outside:
+                _move(process, leaf)
+
+    def _contained(self, held: Held, pid: int) -> bool:
+        path = procfs.cgroup(pid)
+        inside = cgroupfs.below(path, self._base.path) if path is not None else None
+        top = f"{self._directory(held)}/{_LEAF}"
+        return inside is not None and cgroupfs.below(f"{self._base.directory}/{inside}", top) is not None
+
+    def _carries(self, held: Held, pid: int) -> bool:
+        return self._contained(held, pid) or cookie(pid, self.instance) == held.cookie
+
+    def _settle(self, held: Held) -> bool:
+        return self._populated(held)
+
+    def _seek(self, held: Held) -> Stat | None:
+        """The daemon died between the spawn and the news of it, so its trampoline may still be on its way to the cgroup. It
+        gets there; or it is seen by its cookie; or there is no cgroup any more that it could get to, and it gives up."""
+        until = monotonic() + _ARRIVAL
+        while group := self._groups.get(held.id):
+            if self._populated(held):
+                return self._leader(group)
+            carriers = self._leaders_outside(held)
+            if not carriers and self._barred(group):
+                self._forget(held)
+            elif monotonic() > until:
+                return carriers[0] if carriers else None
+            else:
+                sleep(_LOOK_AGAIN)
+        return None
+
+    def _barred(self, group: _Group) -> bool:
+        """Removes the cgroup. That fails if somebody has arrived meanwhile, and for a moment after the last one has gone."""
+        try:
+            cgroupfs.remove_tree(group.directory)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            return False
+        return True
+
+    def _leader(self, group: _Group) -> Stat | None:
+        """The earliest leader of a session whose parent is not in the run: what a launcher spawns is one, and stays one."""
+        pids = [pid for directory in cgroupfs.nested(f"{group.directory}/{_LEAF}") for pid in cgroupfs.pids(directory)]
+        return min(_leaders(pids, {*pids, os.getpid()}), key=_by_start, default=None)
+
+    def _leaders_outside(self, held: Held) -> list[Stat]:
+        found = [process for process in procfs.scan().values() if process.session == process.pid and process.alive]
+        return sorted((one for one in found if cookie(one.pid, self.instance) == held.cookie), key=_by_start)
 
     # Bounds.
 
@@ -343,7 +457,7 @@ class CgroupLauncher(LocalLauncher):
         """The run whose cgroup the process is in. Moved to another cgroup, by `systemd-run --scope` for example, it is
         still inside its run: that of its nearest ancestor that is in one, else that whose cookie it carries. Raises
         `Unplaceable`, `OSError`."""
-        run = self._inodes.get(_cgroup_id(pidfd)) if pidfd is not None else None
+        run = self._inodes.get(cgroup_id(pidfd)) if pidfd is not None else None
         if run is not None:
             return run
         path = procfs.cgroup(pid) if pid > 0 else None
@@ -370,11 +484,23 @@ class CgroupLauncher(LocalLauncher):
         return run
 
 
-def _cgroup_id(pidfd: int) -> int:
-    """The inode of the cgroup, from Linux 6.13 on; right even when the process has ended. 0 if the kernel cannot tell."""
-    try:
-        answer = fcntl.ioctl(pidfd, _PIDFD_GET_INFO, _PIDFD_INFO.pack(_PIDFD_INFO_CGROUPID, 0))
-    except OSError:
-        return 0
-    mask, inode = _PIDFD_INFO.unpack(answer)
-    return inode if mask & _PIDFD_INFO_CGROUPID else 0
+def _inode(directory: str) -> int:
+    """Of its leaf."""
+    return os.stat(f"{directory}/{_LEAF}").st_ino
+
+
+def _move(process: Stat, leaf: str) -> None:
+    now = procfs.stat(process.pid)
+    if now is not None and now.started == process.started:
+        with suppress(ProcessLookupError):
+            cgroupfs.write(f"{leaf}/cgroup.procs", b"%d" % process.pid)
+
+
+def _leaders(pids: Iterable[int], inside: set[int]) -> Iterator[Stat]:
+    """Those that are alive, lead a session and have no parent in `inside`."""
+    found = (process for pid in pids if (process := procfs.stat(pid)))
+    return (one for one in found if one.alive and one.session == one.pid and one.parent not in inside)
+
+
+def _by_start(process: Stat) -> int:
+    return process.started

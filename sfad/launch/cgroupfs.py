@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,6 +83,33 @@ def locate(instance: str, parent: str | None = None) -> Base:
                 name = f"sfad-{instance}"
                 return Base(f"{directory}/{name}", os.path.normpath(f"{path}/{name}"))
     raise CgroupImpossible(f"{parent or own} is not below a cgroup2 mount")
+
+
+def bases(instance: str, parent: str | None = None) -> Iterator[str]:
+    """The instance's directories, wherever they are: a daemon started otherwise was in another cgroup. Raises `OSError`."""
+    name = f"sfad-{instance}"
+    tops = [parent] if parent else [mount.point for mount in mounts()]
+    for top in tops:
+        for directory in nested(top):
+            if os.path.basename(directory) == name:
+                yield directory
+
+
+def inhabited(instance: str, parent: str | None = None) -> Base | None:
+    """Where an earlier daemon of this instance has left something alive, if runs can be contained there now.
+
+    Where that was decides, not where this process or the configuration would put it: runs stay where they are.
+    """
+    found = mounts()
+    with suppress(OSError):
+        for directory in {*bases(instance), *(bases(instance, parent) if parent else ())}:
+            paths = [path for mount in found if (path := mount.path(directory))]
+            if paths and b"populated 1" in read(f"{directory}/cgroup.events"):
+                base = Base(directory, paths[0])
+                with suppress(CgroupImpossible):
+                    probe(base)
+                    return base
+    return None
 
 
 def _home(own: str) -> str:

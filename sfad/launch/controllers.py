@@ -24,6 +24,10 @@ from . import cgroupfs, procfs
 
 KINDS = ("pids", "memory", "cpu")
 LEAF = cgroupfs.SUPERVISOR
+_VACATED = "user.sfad.vacated"
+"""An extended attribute of the leaf: the daemon has made it and moved there, not systemd."""
+_CONTROL = ".control"
+"""Where systemd puts what `ExecStopPost=` starts in a delegated unit: beside what the unit has made itself."""
 _PERIOD = 100_000
 """Microseconds in which `cpu.max` is accounted: the kernel's default."""
 _LEAST_QUOTA = 1000
@@ -51,8 +55,9 @@ class Controllers:
         """Makes PARENT able to distribute, and every run have a `pids` controller."""
         if not self.available:
             return
+        self._enabled.pop(self._parent, None)  # somebody may have undone it, with the base
         try:
-            self._vacated = _vacate(self._parent)
+            self._vacated = _vacate(self._parent) or _was_vacated(self._parent)
             if "pids" in self.available:
                 self._enable("pids", self._base)
         except OSError as error:
@@ -116,6 +121,19 @@ def undo(parent: str, *, settle: bool = False) -> None:
         os.rmdir(leaf)
 
 
+def release_unit() -> None:
+    """In a process of `ExecStopPost=`: ends the distribution of the unit's cgroup, and of all in it, if a daemon has vacated it.
+    Nothing is killed: runs are without limits until the daemon that systemd starts next has adopted them. Where systemd itself
+    puts the daemon into the leaf, they stay as they are."""
+    own = procfs.cgroup(os.getpid()) or "/"
+    for directory in (found for mount in cgroupfs.mounts() if (found := mount.directory(own))):
+        unit, name = os.path.split(directory)
+        with suppress(OSError):
+            if name == _CONTROL and _was_vacated(unit):
+                for inner in reversed(list(cgroupfs.nested(unit))):
+                    _disable(inner, set(KINDS))
+
+
 def _others(parent: str) -> bool:
     return any(name.startswith("sfad-") for name in os.listdir(parent))
 
@@ -139,8 +157,18 @@ def _vacate(parent: str) -> bool:
         raise OSError(f"{parent} also holds processes that are not the daemon's ({strangers})")
     with suppress(FileExistsError):
         os.mkdir(f"{parent}/{LEAF}")
+    with suppress(OSError):
+        os.setxattr(f"{parent}/{LEAF}", _VACATED, b"1")
     _move(parent, f"{parent}/{LEAF}")
     return True
+
+
+def _was_vacated(parent: str) -> bool:
+    """Whether a daemon has done it, and not systemd."""
+    try:
+        return os.getxattr(f"{parent}/{LEAF}", _VACATED) == b"1"
+    except OSError:
+        return False
 
 
 def _delegated(directory: str) -> bool:

@@ -13,7 +13,7 @@ import trio
 
 from ..core.events import Emptied, Frozen, LaunchFailed, LaunchSucceeded, MainExited, Surveyed
 from ..protocol.types import RunId, Survivor
-from .base import Bounds, Emit, Enforcement, LaunchSpec, Load
+from .base import UNBOUND, Bounds, Emit, Enforcement, Found, LaunchSpec, Load, Remains
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,8 @@ class Script:
 
     after: float | None = 0.0
     """Seconds until the main process exits by itself; `None`: it does not."""
-    code: int = 0
+    code: int | None = 0
+    """`None`: it cannot be known."""
     errno: int = 0
     """If not 0 the launch fails with it."""
     obeys: bool = True
@@ -31,6 +32,8 @@ class Script:
     """Something else stays when the main process exits."""
     dying: float = 0.0
     """Seconds between the signal that ends it and its end."""
+    headless: bool = False
+    """Of a run that is adopted: its main process has ended, and something else is alive."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +47,8 @@ class _Run:
     rest: bool = False
     emptying: bool = False
     frozen: bool = False
+    nonce: str = ""
+    bounds: Bounds = UNBOUND
     exiting: trio.CancelScope = field(default_factory=trio.CancelScope)
 
     def subtree(self) -> list[_Run]:
@@ -76,6 +81,8 @@ class FakeLauncher:
         """What `uses` and `loads` answer, by run and kind, instead of a process and a MiB for each run of the subtree."""
         self.breached: dict[RunId, set[str]] = {}
         """What `breaches` answers."""
+        self.survived: dict[RunId, Script] = {}
+        """What runs that are adopted do from then on; of what is not in it nothing is alive."""
         self._emit = emit
         self._clock = clock
         self._script = script
@@ -89,7 +96,7 @@ class FakeLauncher:
         """Starts the scripted attempt."""
         self.calls.append(("launch", run, parent, spec))
         held = self._runs.get(run) or self._hold(run, parent)
-        held.script = self._script(run, spec)
+        held.script, held.nonce, held.bounds = self._script(run, spec), spec.nonce, spec.bounds
         self._later(lambda: self._started(held))
 
     def terminate(self, run: RunId, signal: int) -> None:
@@ -138,6 +145,8 @@ class FakeLauncher:
     def bound(self, run: RunId, bounds: Bounds) -> None:
         """Only recorded."""
         self.calls.append(("bound", run, bounds))
+        for below in self._below(run)[:1]:
+            below.bounds = bounds
 
     def enforcement(self, kind: str) -> Enforcement:
         """What `enforced` says."""
@@ -167,6 +176,41 @@ class FakeLauncher:
     def place(self, pid: int, pidfd: int | None) -> RunId | None:  # noqa: ARG002 - the protocol's
         """What `places` says; outside of every run otherwise."""
         return self.places.get(pid)
+
+    def adopt(self, run: RunId, parent: RunId | None, remains: Remains) -> Found:
+        """What `survived` says. A launch in flight (`remains.report`) is answered by `LaunchSucceeded`, or fails."""
+        self.calls.append(("adopt", run, parent, remains))
+        held = self._hold(run, parent)
+        held.nonce, held.bounds = remains.nonce, remains.bounds
+        script = self.survived.get(run)
+        if script is None:
+            return Found(None, empty=True)
+        held.script, held.rest = script, script.headless
+        if remains.report is not None:
+            self._later(lambda: self._started(held))
+            return Found(remains.pid or None, empty=False, starting=True)
+        if not script.headless:
+            self._later(lambda: self._begin(held))
+            self._last_pid += 1
+            held.pid, held.main = remains.pid or self._last_pid, True
+        return Found(held.pid or None, empty=False)
+
+    def remains(self, run: RunId) -> Remains | None:
+        """With the pid as its start."""
+        held = self._runs.get(run)
+        if held is None:
+            return None
+        pid = held.pid if held.main else 0
+        return Remains(held.nonce, held.bounds, pid, pid or None)
+
+    def hand_over(self) -> dict[RunId, Remains]:
+        """`remains` of all. Recorded."""
+        self.calls.append(("hand_over",))
+        return {run: remains for run in self._runs if (remains := self.remains(run))}
+
+    def take_back(self) -> None:
+        """Only recorded."""
+        self.calls.append(("take_back",))
 
     def child_signalled(self) -> None:
         """There are no children."""
@@ -207,8 +251,12 @@ class FakeLauncher:
             self._consider(held)
             return
         self._last_pid += 1
-        held.pid, held.main, held.exiting = self._last_pid, True, trio.CancelScope()
+        held.pid, held.main = self._last_pid, True
         self._emit(LaunchSucceeded(self._clock(), held.id, held.pid))
+        self._begin(held)
+
+    def _begin(self, held: _Run) -> None:
+        held.exiting = trio.CancelScope()
         if held.script.after is not None and self._nursery:
             self._nursery.start_soon(self._exit_by_itself, held, held.script.after)
 

@@ -4,20 +4,24 @@ Every run that was launched is `Held` until its release. What is reported about 
 which its trampoline would report failure, the pidfd of its main process, and its containment; all three call
 `consider`, and a run is empty once no main process of its subtree is unreaped and its containment is unpopulated.
 That order is what makes every `MainExited` come before the `Emptied` of the run and of its ancestors.
+
+A run that an earlier daemon launched is adopted: it is `Held` like any other. Its main process is either our unreaped child,
+if that daemon was this process before an execve(2), or not our child: then somebody else reaps it, and its pidfd tells
+how it ended.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import resource
-import secrets
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from time import monotonic
 from typing import Literal
@@ -25,13 +29,16 @@ from typing import Literal
 import trio
 
 from ..core.events import Emptied, Event, Frozen, LaunchFailed, LaunchSucceeded, MainExited, Surveyed
+from ..faults import effect
 from ..protocol.types import RunId, Survivor
 from . import procfs
 from .affinity import Affinity, Cpus, bind
-from .base import UNBOUND, Bounds, Emit, Enforcement, LaunchSpec, Load
+from .base import UNBOUND, Bounds, Emit, Enforcement, Found, LaunchSpec, Load, Remains
+from .pidfd import ended, exit_status, reaped, tells_exits
+from .procfs import Stat
 from .reaper import Orphans
 from .spawn import Job, LaunchError, Spawner, resolve
-from .trampoline import ATTACH, REPORT, Trampoline, best
+from .trampoline import ATTACH, EXEC, REPORT, Trampoline, best
 from .watch import PAUSE, Watch
 
 COOKIE = b"SFA_COOKIE"
@@ -41,6 +48,11 @@ _COOKIE_IS = COOKIE + b"="
 Complain = Callable[[str], object]
 """Told what the launcher could not do yet and is trying again."""
 _COMPLAIN_EVERY = 10.0
+_NEWS = 3.0
+"""Seconds within which whoever adopted an ended main process is expected to reap it: pid 1 of some containers looks for
+zombies every two seconds, that of others never."""
+_ITS_COMMAND = b"its command"
+"""What is said of the command of a run that was adopted: its name is not remembered."""
 
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _libc = ctypes.CDLL(None)
@@ -56,6 +68,14 @@ class Main:
     report: int | None
     """The read end of the trampoline's report; `None` once it has become the command, or failed to."""
     failure: LaunchError | None = None
+    started: int | None = None
+    """Of one that was adopted: clock ticks since boot."""
+    ours: bool = True
+    """Whether it is a child of this process, which then reaps it."""
+    loose: bool = False
+    """Whether it is not in the run's containment, or was not when it was found."""
+    ended: float | None = None
+    """When one that is not ours was seen to have ended, while the kernel has not told how."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,6 +98,13 @@ class Held:
     bounds: Bounds = UNBOUND
     cpus: Cpus | None = None
     """Those it was bound to for its own sake."""
+    failing: LaunchError | None = None
+    """Why its launch failed, until that is reported."""
+
+    @property
+    def nonce(self) -> str:
+        """The random part of the cookie."""
+        return self.cookie.rsplit(b":", 1)[1].decode()
 
     def chain(self) -> Iterator[Held]:
         """The run and its ancestors, nearest first."""
@@ -99,7 +126,7 @@ class Held:
     @property
     def starting(self) -> list[Main]:
         """Main processes of the subtree that may not be contained yet."""
-        return [held.main for held in self.subtree() if held.main and held.main.report is not None]
+        return [main for held in self.subtree() if (main := held.main) and (main.report is not None or main.loose)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +165,8 @@ class LocalLauncher(ABC):
         self._spawner = Spawner(trampoline or best())
         self._nofile = nofile if nofile is not None else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._orphans = Orphans()
+        self._lent: list[int] = []
+        """Pipes that were made for the process that this one becomes."""
         self._affinity = Affinity()
         self._nursery: trio.Nursery | None = None
         self._was_subreaper = _subreaper()
@@ -175,6 +204,32 @@ class LocalLauncher(ABC):
     def _leave(self, held: Held) -> None:
         """Removes what `_enter` made."""
 
+    # What it is asked of a run that an earlier daemon launched. All raise `OSError`.
+
+    @abstractmethod
+    def _rejoin(self, held: Held) -> None:
+        """Takes over its containment, as far as that is there."""
+
+    @abstractmethod
+    def _forget(self, held: Held) -> None:
+        """Undoes that, and leaves what is there as it is. Raises nothing."""
+
+    @abstractmethod
+    def _seek(self, held: Held) -> Stat | None:
+        """Its main process, whose pid nobody remembers. `None` if there is none, and never will be."""
+
+    @abstractmethod
+    def _carries(self, held: Held, pid: int) -> bool:
+        """Whether a process is provably the run's."""
+
+    @abstractmethod
+    def _settle(self, held: Held) -> bool:
+        """Whether anything is alive in it; looked at once, when its main process, if that lives, has been taken over."""
+
+    def _contained(self, held: Held, pid: int) -> bool:  # noqa: ARG002 - for subclasses
+        """Whether what is done to the containment reaches that process."""
+        return True
+
     # What it may do better.
 
     def _limit(self, held: Held) -> None:  # noqa: B027 - nothing, where there are no controllers
@@ -200,12 +255,13 @@ class LocalLauncher(ABC):
 
     def launch(self, run: RunId, parent: RunId | None, spec: LaunchSpec) -> None:
         """Starts the run's command, a first time or again; answered by `LaunchSucceeded` or `LaunchFailed`."""
-        held = self._runs.get(run) or self._hold(run, parent)
+        held = self._runs.get(run) or self._hold(run, parent, spec.nonce)
         if held.bounds != spec.bounds:
             self._set(held, spec.bounds)
         try:
             held.main = self._start(held, spec)
         except LaunchError as error:
+            held.failing = error
             self._watch.soon(self._fail, held, error)
 
     def terminate(self, run: RunId, signal: int) -> None:
@@ -351,9 +407,9 @@ class LocalLauncher(ABC):
 
     # Starting.
 
-    def _hold(self, run: RunId, parent: RunId | None) -> Held:
+    def _hold(self, run: RunId, parent: RunId | None, nonce: str) -> Held:
         above = self._runs[parent] if parent is not None else None
-        held = Held(run, above, f"{self.instance}:{run}:{secrets.token_hex(8)}".encode())
+        held = Held(run, above, f"{self.instance}:{run}:{nonce}".encode())
         self._runs[run] = held
         if above:
             above.children.add(held)
@@ -370,7 +426,8 @@ class LocalLauncher(ABC):
         finally:
             for fd in opened:
                 os.close(fd)
-        return self._adopt(held, pid, path, report)  # two descriptors at least are free again: enough
+        effect("spawned")
+        return self._own(held, Main(pid, -1, path, report))  # two descriptors at least are free again: enough
 
     def _spawn(self, held: Held, spec: LaunchSpec, opened: list[int]) -> tuple[int, bytes, int]:
         """The child's pid, the file that it executes, and the near end of its report."""
@@ -388,7 +445,8 @@ class LocalLauncher(ABC):
                 os.close(report)
                 raise
         except OSError as error:
-            raise LaunchError(error.errno or errno.EIO, "cannot start", path) from error
+            note = _SHORT_OF.get(error.errno or 0, "")
+            raise LaunchError(error.errno or errno.EIO, "cannot start", path, note) from error
 
     def _job(self, held: Held, spec: LaunchSpec, path: bytes, cwd: int, door: Door, report: int) -> Job:
         null = self._null
@@ -409,23 +467,144 @@ class LocalLauncher(ABC):
             cpus=self._cpus(held),
         )
 
-    def _adopt(self, held: Held, pid: int, path: bytes, report: int) -> Main:
-        self._orphans.owned[pid] = held.id
-        watched = [report]
+    def _own(self, held: Held, main: Main) -> Main:
+        """Watches what was just spawned."""
         try:
-            main = Main(pid, os.pidfd_open(pid), path, report)
-            watched.append(main.pidfd)
-            self._watch.add(report, lambda: self._read_report(held, main))
-            self._watch.add(main.pidfd, lambda: self._reap(held, main))
+            return self._watch_over(held, main)
         except OSError as error:
-            os.kill(pid, signal.SIGKILL)  # our unreaped child: the pid is its own
-            for fd in watched:
-                self._watch.discard(fd)
-                os.close(fd)
-            del self._orphans.owned[pid]
+            os.kill(main.pid, signal.SIGKILL)  # our unreaped child: the pid is its own
             self._orphans.notice()
-            raise LaunchError(error.errno or errno.EIO, "cannot watch", path) from error
+            raise LaunchError(error.errno or errno.EIO, "cannot watch", main.command) from error
+
+    def _watch_over(self, held: Held, main: Main) -> Main:
+        """Has it reaped and its report read. Raises `OSError`; then its descriptors are closed, and it has no owner."""
+        try:
+            main.pidfd = os.pidfd_open(main.pid)
+            if main.report is not None:
+                self._watch.add(main.report, lambda: self._read_report(held, main))
+            self._watch.add(main.pidfd, lambda: self._reap(held, main))
+        except OSError:
+            self._drop(main)
+            raise
+        if main.ours:
+            self._orphans.owned[main.pid] = held.id
         return main
+
+    # Handing over and adopting.
+
+    def remains(self, run: RunId) -> Remains | None:
+        """See `Launcher.remains`."""
+        held = self._runs.get(run)
+        if held is None:
+            return None
+        if held.main is None:
+            return Remains(held.nonce, held.bounds, 0)
+        return Remains(held.nonce, held.bounds, held.main.pid, _start_of(held.main))
+
+    def hand_over(self) -> dict[RunId, Remains]:
+        """See `Launcher.hand_over`."""
+        try:
+            return {run: self._bequest(held) for run, held in self._runs.items()}
+        except OSError:
+            self.take_back()
+            raise
+
+    def _bequest(self, held: Held) -> Remains:
+        remains = self.remains(held.id)
+        assert remains is not None
+        failure = held.main.failure if held.main else held.failing
+        if failure:
+            self._lent.append(_said(failure))  # a pipe in which the trampoline's report stands once more
+            return replace(remains, report=self._lent[-1])
+        if held.main and held.main.report is not None:
+            os.set_inheritable(held.main.report, True)
+            return replace(remains, report=held.main.report)
+        return remains
+
+    def take_back(self) -> None:
+        """See `Launcher.take_back`."""
+        while self._lent:
+            os.close(self._lent.pop())
+        for held in self._runs.values():
+            if held.main and held.main.report is not None:
+                os.set_inheritable(held.main.report, False)
+
+    def adopt(self, run: RunId, parent: RunId | None, remains: Remains) -> Found:
+        """See `Launcher.adopt`."""
+        assert run not in self._runs
+        held = self._hold(run, parent, remains.nonce)
+        held.bounds = remains.bounds
+        try:
+            self._rejoin(held)
+            held.main = self._resumed(held, remains) if remains.report is not None else self._found(held, remains)
+            alive = self._settle(held)
+            self._recall_cpus(held)
+        except BaseException:
+            self._abandon(held)
+            raise
+        if remains.report is not None:
+            self._hear(held, remains.report)
+        return Found(held.main.pid if held.main else None, held.main is None and not alive, remains.report is not None)
+
+    def _abandon(self, held: Held) -> None:
+        """Nothing of it is held, as before."""
+        if held.main:
+            self._drop(held.main)
+        del self._runs[held.id]
+        if held.parent:
+            held.parent.children.discard(held)
+        self._forget(held)
+
+    def _resumed(self, held: Held, remains: Remains) -> Main | None:
+        """The main process of a launch in flight, a child of ours. Of one that could not be spawned there is only the report."""
+        if not remains.pid or remains.report is None:
+            return None
+        report = fcntl.fcntl(remains.report, fcntl.F_DUPFD_CLOEXEC, 0)
+        return self._watch_over(held, Main(remains.pid, -1, _ITS_COMMAND, report, started=remains.started))
+
+    def _hear(self, held: Held, report: int) -> None:
+        if held.main is None:
+            held.failing = _failure(os.read(report, REPORT.size), _ITS_COMMAND)
+            self._watch.soon(self._fail, held, held.failing)
+        os.close(report)
+
+    def _found(self, held: Held, remains: Remains) -> Main | None:
+        process = self._main_of(held, remains)
+        return self._take(held, process) if process else None
+
+    def _main_of(self, held: Held, remains: Remains) -> Stat | None:
+        if remains.pid is None:
+            return self._seek(held)
+        process = procfs.stat(remains.pid)
+        if process is None or remains.started not in (None, process.started):
+            return None
+        if process.parent == os.getpid() and remains.started is not None:  # unreaped, perhaps ended: the pid is its own
+            return process
+        return process if process.alive and self._carries(held, process.pid) else None
+
+    def _take(self, held: Held, process: Stat) -> Main | None:
+        """Watches that process. `None` if it is gone: the pid may be another's by now."""
+        ours = process.parent == os.getpid()
+        main = Main(process.pid, -1, _ITS_COMMAND, None, started=process.started, ours=ours)
+        try:
+            self._watch_over(held, main)
+            now = procfs.stat(main.pid)
+        except ProcessLookupError:
+            return None
+        except OSError:
+            self._drop(main)
+            raise
+        if now is None or now.started != main.started:
+            self._drop(main)
+            return None
+        main.loose = not ours and not self._contained(held, main.pid)
+        return main
+
+    def _recall_cpus(self, held: Held) -> None:
+        if held.bounds.cpu is not None and self.enforcement("cpu") == "watching":
+            with suppress(ProcessLookupError):
+                held.cpus = frozenset(os.sched_getaffinity(held.main.pid)) if held.main else None
+            held.cpus = held.cpus or self._own_cpus(held)
 
     # Bounds.
 
@@ -498,6 +677,7 @@ class LocalLauncher(ABC):
         self._emit(kind(self._clock(), *fields))
 
     def _fail(self, held: Held, error: LaunchError) -> None:
+        held.failing = None
         self._emit(LaunchFailed(self._clock(), held.id, error.errno, error.text))
         self._consider(held)
 
@@ -518,25 +698,55 @@ class LocalLauncher(ABC):
 
     def _reap(self, held: Held, main: Main) -> None:
         self._read_report(held, main)
-        result = os.waitid(os.P_PIDFD, main.pidfd, os.WEXITED | os.WNOHANG)
-        if result is None:
+        if not main.ours:
+            if ended(main.pidfd):
+                self._learn(held, main)
             return
+        result = os.waitid(os.P_PIDFD, main.pidfd, os.WEXITED | os.WNOHANG)
+        if result is not None:
+            effect("reaped")
+            exited = result.si_code == os.CLD_EXITED
+            self._over(held, main, *((result.si_status, None) if exited else (None, result.si_status)))
+
+    def _learn(self, held: Held, main: Main) -> None:
+        """How somebody else's child has ended: the kernel tells it once the child was reaped, and wakes us then."""
+        gone = reaped(main.pidfd)
+        status = exit_status(main.pidfd)
+        if status is not None:
+            code = os.waitstatus_to_exitcode(status)
+            self._over(held, main, *((code, None) if code >= 0 else (None, -code)))
+        elif gone or not tells_exits() or (main.ended is not None and monotonic() - main.ended > _NEWS):
+            self._over(held, main, None, None)
+        elif main.ended is None:
+            main.ended = monotonic()
+            self._watch.discard(main.pidfd)
+            self._watch.add(main.pidfd, lambda: self._reap(held, main), 0)  # EPOLLHUP, which needs no asking: it was reaped
+            self._wait_for_news(held, main)
+
+    def _wait_for_news(self, held: Held, main: Main) -> None:
+        """EPOLLHUP need not come: pid 1 may never reap, and kernels before 6.9 do not report it."""
+        if held.main is main:
+            self._learn(held, main)
+        if held.main is main:
+            self._watch.later(self._wait_for_news, held, main)
+
+    def _over(self, held: Held, main: Main, code: int | None, number: int | None) -> None:
         self._drop(main)
         held.main = None
         if main.failure:
             self._fail(held, main.failure)
             return
-        exited = result.si_code == os.CLD_EXITED
-        code, number = (result.si_status, None) if exited else (None, result.si_status)
         self._emit(MainExited(self._clock(), held.id, code, number, self._surely_empty(held)))
         self._consider(held)
 
     def _drop(self, main: Main) -> None:
         for fd in (main.report, main.pidfd):
-            if fd is not None:
+            if fd is not None and fd >= 0:
                 self._watch.discard(fd)
                 os.close(fd)
-        self._orphans.owned.pop(main.pid, None)
+        main.report, main.pidfd = None, -1
+        if main.ours:
+            self._orphans.owned.pop(main.pid, None)
 
     # Emptying.
 
@@ -597,6 +807,10 @@ class LocalLauncher(ABC):
         self._nursery.start_soon(self._lasting, call, *arguments)
 
 
+_SHORT_OF = {errno.EAGAIN: " (no more processes or threads: RLIMIT_NPROC, pids.max, or kernel.pid_max)"}
+"""What the system's message does not say."""
+
+
 def _tops(asked: Collection[Held]) -> list[Held]:
     """Those that are not below another."""
     everyone = set(asked)
@@ -640,3 +854,21 @@ def _failure(report: bytes, command: bytes) -> LaunchError:
         return LaunchError(-number, "cannot contain", command)
     note = " (its interpreter is missing)" if number == -errno.ENOENT and os.path.exists(command) else ""
     return LaunchError(-number, "cannot execute", command, note)
+
+
+def _said(error: LaunchError) -> int:
+    """A descriptor on which a trampoline seems to have reported this. Inherited across execve(2)."""
+    near, far = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        os.write(far, REPORT.pack(EXEC, -error.errno))
+        os.set_inheritable(near, True)
+    finally:
+        os.close(far)
+    return near
+
+
+def _start_of(main: Main) -> int | None:
+    """`None` if it is gone, which a child of ours is not before it is reaped. Raises `OSError`."""
+    if main.started is None and (process := procfs.stat(main.pid)):
+        main.started = process.started
+    return main.started

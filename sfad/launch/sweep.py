@@ -13,11 +13,12 @@ import os
 import select
 import signal
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping, Set
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from time import monotonic, sleep
 
+from ..core.ids import run_number
 from ..protocol.types import RunId
 from . import cgroupfs, controllers, procfs
 from .lineage import cookie, cookie_run
@@ -41,16 +42,24 @@ class SweepReport:
     """Those that are still there (uninterruptible sleep, for example)."""
 
 
-def sweep(instance: str, cgroup_parent: str | None = None) -> SweepReport:
-    """Kills everything that runs of this instance left, and removes its cgroups. Blocks, for at most 20 s."""
+def sweep(instance: str, cgroup_parent: str | None = None, spare: Set[RunId] = frozenset(), home: str | None = None) -> SweepReport:
+    """Kills everything that runs of this instance left, and removes its cgroups. Blocks, for at most 20 s.
+
+    What is in a run of `spare` is left alone: its cgroup, who carries its cookie and their descendants; but not runs below it
+    that are not in `spare`. `home` is the directory of a living daemon, which stays and keeps its controllers.
+    """
     runs: set[RunId] = set()
     pids: set[int] = set()
     left: set[int] = set()
-    for directory in _bases(instance, cgroup_parent):
-        runs.update(_runs(directory))
-        pids.update(_pids(directory))
-        left.update(_clear(directory))
-    for found in _carriers(instance):
+    kept: set[int] = set()
+    for base in {*cgroupfs.bases(instance), *(cgroupfs.bases(instance, cgroup_parent) if cgroup_parent else ())}:
+        tops = _below(base) if base == home else [base]
+        for directory in (path for top in tops for path in _condemned(top, spare)):
+            runs.update(_runs(directory))
+            pids.update(_pids(directory))
+            left.update(_clear(directory))
+        kept.update(_pids(base))
+    for found in _carriers(instance, spare, kept):
         runs.update(found.values())
         pids.update(found)
         left.update(found)
@@ -58,18 +67,35 @@ def sweep(instance: str, cgroup_parent: str | None = None) -> SweepReport:
     return SweepReport(tuple(sorted(runs)), tuple(sorted(pids)), tuple(sorted(left)))
 
 
-def _bases(instance: str, parent: str | None) -> Iterator[str]:
-    """The instance's directory, wherever it is: a daemon started otherwise was in another cgroup."""
-    name = f"sfad-{instance}"
-    tops = [parent] if parent else [mount.point for mount in cgroupfs.mounts()]
-    for top in tops:
-        for directory in cgroupfs.nested(top):
-            if os.path.basename(directory) == name:
-                yield directory
+def _condemned(directory: str, spare: Set[RunId]) -> Iterator[str]:
+    """The cgroups in `directory`, or it itself, that hold nothing of a run to be spared."""
+    inside = {os.path.basename(path) for path in cgroupfs.nested(directory)}
+    spared = os.path.basename(directory) in spare
+    if not spared and not inside & spare:
+        yield directory
+        return
+    for path in _below(directory):
+        if _is_run(path) or not spared:  # what an agent has made in its own cgroup is the agent's
+            yield from _condemned(path, spare)
 
 
-def _runs(base: str) -> Iterator[RunId]:
-    return (os.path.basename(d) for d in cgroupfs.nested(base) if d != base and os.path.isdir(f"{d}/self"))
+def _below(directory: str) -> list[str]:
+    try:
+        return [entry.path for entry in os.scandir(directory) if entry.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []
+
+
+def _is_run(directory: str) -> bool:
+    try:
+        return run_number(os.path.basename(directory)) > 0
+    except ValueError:
+        return False
+
+
+def _runs(top: str) -> Iterator[RunId]:
+    leaves = (path for path in cgroupfs.nested(top) if os.path.basename(path) == "self")
+    return (os.path.basename(os.path.dirname(path)) for path in leaves)
 
 
 def _pids(base: str) -> list[int]:
@@ -77,7 +103,7 @@ def _pids(base: str) -> list[int]:
 
 
 def _clear(base: str) -> list[int]:
-    """Kills all of a base and removes it; what is left of it."""
+    """Kills all of a cgroup and removes it; what is left of it."""
     until = monotonic() + BOUND
     try:
         with open(f"{base}/cgroup.events", "rb", buffering=0) as events:
@@ -86,10 +112,13 @@ def _clear(base: str) -> list[int]:
             while b"populated 1" in os.pread(events.fileno(), 256, 0) and monotonic() < until:
                 _kill_group(base)
                 poll.poll(_INSIST * 1000)
-    except FileNotFoundError:
+    except OSError as error:
+        if error.errno not in procfs.GONE:  # systemd removes what has become empty
+            raise
         return []
     _remove(base)
-    controllers.undo(os.path.dirname(base))
+    if os.path.basename(base).startswith("sfad-"):
+        controllers.undo(os.path.dirname(base))
     return _pids(base)
 
 
@@ -114,30 +143,37 @@ def _remove(base: str) -> None:
             return
 
 
-def _carriers(instance: str) -> Iterator[dict[int, RunId]]:
+def _carriers(instance: str, spare: Set[RunId], kept: Set[int]) -> Iterator[dict[int, RunId]]:
     """Kills those who carry the cookie until a look finds none; yields what each look found."""
     until = monotonic() + BOUND
     while monotonic() < until:
-        found = _find(instance)
+        found = _find(instance, spare, kept)
         yield found
         if not found:
             return
         _kill_all(found, until)
 
 
-def _find(instance: str) -> dict[int, RunId]:
+def _find(instance: str, spare: Set[RunId], kept: Set[int]) -> dict[int, RunId]:
+    """Who carries a cookie that is not to be spared, and their descendants."""
     table = {pid: process for pid, process in procfs.scan().items() if process.alive}
-    spared = set(procfs.ancestry(os.getpid()))
     families: dict[int, list[int]] = defaultdict(list)
     for process in table.values():
         families[process.parent].append(process.pid)
+    carriers = {pid: cookie_run(value) for pid in table if (value := cookie(pid, instance))}
+    spared = {pid: run for pid, run in carriers.items() if run in spare} | dict.fromkeys(kept, "")
+    mine = dict.fromkeys(procfs.ancestry(os.getpid()), "")
+    return _with_descendants(carriers, families, {**_with_descendants(spared, families, {}), **mine})
+
+
+def _with_descendants(tops: dict[int, RunId], families: Mapping[int, list[int]], spared: Container[int]) -> dict[int, RunId]:
     found: dict[int, RunId] = {}
-    pending = [(pid, cookie_run(value)) for pid in table if (value := cookie(pid, instance))]
+    pending = list(tops.items())
     while pending:
         pid, run = pending.pop()
         if pid not in found and pid not in spared:
             found[pid] = run
-            pending.extend((child, run) for child in families[pid])
+            pending.extend((child, run) for child in families.get(pid, ()))
     return found
 
 

@@ -7,24 +7,28 @@ below a known ancestor they count only if they name a run of its subtree.
 
 Whoever lives has a living parent, up to this process, for the orphans of the dead become our children. Hence a run is
 empty once none of our *direct* children that are in it is alive: one cheap read, and no race with what forks.
+
+That does not hold of runs that were adopted from a dead daemon: their processes are elsewhere. As long as there are such,
+all processes of the machine are looked at for their tags (`abroad`), and such a run is empty once two looks find none.
 """
 
 from __future__ import annotations
 
 import os
 import resource
-import secrets
 import signal
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from itertools import chain
 from time import monotonic
 from typing import Literal
 
 import trio
 
 from ..protocol.types import RunId
-from . import procfs
+from . import abroad, procfs
+from .abroad import Look, Looks, Trace
 from .base import Emit, Unplaceable
 from .lineage import by_cookie, cookie, cookie_run, settled, still
 from .local import Complain, Door, Held, LocalLauncher
@@ -43,8 +47,6 @@ _INSIST = 0.5
 _SETTLE, _APART = 0.002, 0.1
 """Seconds between two looks at whether everything has stopped, which nothing tells of processes that are not our children;
 the second where something does not (uninterruptible sleep)."""
-_CAPACITY = 819_200
-"""The kernel's default RLIMIT_MSGQUEUE, bytes: numbers are chosen from its upper half, so that queues keep working."""
 
 
 class TagsLauncher(LocalLauncher):
@@ -77,29 +79,79 @@ class TagsLauncher(LocalLauncher):
         """Processes, by pid and start, with the tag of a run that they are not in, and the run that they are in: they may
         lose the ancestor that says so."""
         self._kill_now = trio.Event()
+        self._abroad: set[RunId] = set()
+        """Runs that may have processes which are not below this one."""
+        self._looks = Looks()
 
     # Entering and leaving.
 
     def _enter(self, held: Held) -> Door:
-        number = next((n for n, run in self._numbers.items() if run == held.id), None) or self._new_number()
-        if number is not None:
-            self._numbers[number] = held.id
-        return Door(msgqueue=number)
+        self._abroad.discard(held.id)  # what was there is gone, or it would not start again
+        return Door(msgqueue=self._number(held))
 
-    def _new_number(self) -> int | None:
-        soft, hard = resource.getrlimit(resource.RLIMIT_MSGQUEUE)
-        top = _CAPACITY if hard == resource.RLIM_INFINITY else min(hard, _CAPACITY)
-        taken = {soft, *self._numbers}
-        if top // 2 <= len(taken):
+    def _number(self, held: Held) -> int | None:
+        """The run's tag; `None` where it would be confused with what others have. Then only descent and cookie tell."""
+        number = abroad.tag(self.instance, held.id)
+        if number is None:
             return None
-        drawn = iter(lambda: top // 2 + secrets.randbelow(top - top // 2), -1)
-        return next(number for number in drawn if number not in taken)
+        return number if self._numbers.setdefault(number, held.id) == held.id else None
 
     def _leave(self, held: Held) -> None:
-        self._numbers = {number: run for number, run in self._numbers.items() if run != held.id}
+        self._forget(held)
         self._paused.discard(held)
         self._killing.pop(held, None)
         self._terminating.pop(held, None)
+
+    # What an earlier daemon launched.
+
+    def _rejoin(self, held: Held) -> None:
+        self._number(held)
+
+    def _forget(self, held: Held) -> None:
+        self._numbers = {number: run for number, run in self._numbers.items() if run != held.id}
+        self._abroad.discard(held.id)
+
+    def _carries(self, held: Held, pid: int) -> bool:
+        process = procfs.stat(pid)
+        number = self._number(held)
+        numbers = {number: held.id} if number is not None else {}
+        return process is not None and abroad.run_of(abroad.trace(process), None, {held.cookie: held.id}, numbers) == held.id
+
+    def _seek(self, held: Held) -> Stat | None:
+        """Who was spawned has the tag and leads a session before it executes anything. The first of those it is."""
+        found = {process.pid: process for look in self._looks.recent() for process in self._seen(held, look)}
+        parents = {*found, os.getpid()}
+        leaders = [one for one in found.values() if one.session == one.pid and one.parent not in parents]
+        return min(leaders, key=lambda one: one.started, default=None)
+
+    def _settle(self, held: Held) -> bool:
+        if held.main is not None:
+            if not held.main.ours:
+                self._abroad.add(held.id)
+            return True
+        looks = self._looks.recent()
+        found = {process.pid for look in looks for process in self._seen(held, look)}
+        if not found <= looks[0].ours | looks[1].ours:
+            self._abroad.add(held.id)
+        return any(map(_lives, found))
+
+    def _seen(self, held: Held, look: Look) -> list[Stat]:
+        return look.members(held.cookie, self._number(held))
+
+    def _outside(self, look: Look) -> Iterator[tuple[Stat, RunId]]:
+        """What is alive in runs that were adopted, and not below us."""
+        if self._abroad:
+            for one, run in look.placed(self._run_abroad, but=os.getpid()):
+                if run:
+                    yield one.process, run
+
+    def _run_abroad(self, one: Trace, inherited: RunId | None) -> RunId | None:
+        """The run of a process that is not below us; its parent's is known."""
+        if inherited:
+            tagged = self._numbers.get(one.number) if one.number is not None else None
+            return tagged if tagged is not None and self._within(tagged, inherited) else inherited
+        cookies = {self._runs[run].cookie: run for run in self._abroad}
+        return abroad.run_of(one, inherited, cookies, {n: run for n, run in self._numbers.items() if run in self._abroad})
 
     # Verbs.
 
@@ -177,7 +229,7 @@ class TagsLauncher(LocalLauncher):
                     await self._gone(tops[:_WATCHED])
                 else:
                     self._consider(held)
-                    await trio.sleep(_SETTLE)  # a main that has ended is reaped meanwhile
+                    await trio.sleep(_INSIST if _awaits_news(held) else _SETTLE)  # a main that has ended is reaped meanwhile
         finally:
             self._draining.discard(held)
 
@@ -195,6 +247,14 @@ class TagsLauncher(LocalLauncher):
             if alive:
                 return alive
             seen.update(fresh)
+        return self._tops_outside(runs)
+
+    def _tops_outside(self, runs: set[RunId]) -> list[int]:
+        """Processes of these that are not below us. Nothing that forks and ends without pause escapes us below; here it may."""
+        for _ in range(2 if runs & self._abroad else 0):
+            found = [process.pid for process, run in self._outside(abroad.look()) if run in runs]
+            if found:
+                return found
         return []
 
     def _populated(self, held: Held) -> bool:
@@ -280,7 +340,8 @@ class TagsLauncher(LocalLauncher):
     def _census(self, runs: set[RunId]) -> Iterator[tuple[Stat, RunId]]:
         """What is alive in these runs, from one scan."""
         self._orphans.reap()
-        return ((process, run) for process, run in self._all() if run in runs)
+        outside = self._outside(abroad.look()) if runs & self._abroad else ()
+        return ((process, run) for process, run in chain(self._all(), outside) if run in runs)
 
     def _all(self) -> Iterator[tuple[Stat, RunId | None]]:
         """Our living descendants. A zombie has no children any more."""
@@ -322,18 +383,23 @@ class TagsLauncher(LocalLauncher):
             raise Unplaceable(f"process {pid} ended before it could be placed")
         return run
 
-    def _by_descent(self, chain: tuple[Stat, ...]) -> RunId | None:
+    def _by_descent(self, line: tuple[Stat, ...]) -> RunId | None:
         found: RunId | None = None
-        if chain and chain[-1].pid == os.getpid():
-            for ancestor in reversed(chain[:-1]):
-                found = self._run_below(ancestor.pid, found)
-        return found
+        ours = bool(line) and line[-1].pid == os.getpid()
+        for ancestor in reversed(line[:-1] if ours else line if self._abroad else ()):
+            found = self._run_below(ancestor.pid, found) if ours else self._run_abroad(abroad.trace(ancestor), found)
+        return found or None
 
 
 def _stands(process: Stat) -> bool:
     """Whether it runs no more. Who waits in vfork(2) for a child cannot be stopped, and would wait for ever for one that is; but
     it does nothing else, and is stopped before it does."""
     return process.stopped or (process.state == "D" and procfs.will_stop(process.pid))
+
+
+def _awaits_news(held: Held) -> bool:
+    """Whether somebody else has to reap a main process: that can take seconds, and is reported."""
+    return any(below.main and not below.main.ours for below in held.subtree())
 
 
 def _runs(tops: Iterable[Held]) -> set[RunId]:

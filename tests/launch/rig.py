@@ -15,7 +15,7 @@ from typing import TypeVar
 import pytest
 import trio
 
-from sfad.core.events import Emptied, Event, LaunchFailed, LaunchSucceeded, MainExited
+from sfad.core.events import Emptied, Event, Frozen, LaunchFailed, LaunchSucceeded, MainExited
 from sfad.launch import procfs, trampoline
 from sfad.launch.base import LaunchSpec
 from sfad.launch.cgroup import CgroupLauncher
@@ -86,6 +86,12 @@ class Rig:
         for run in runs:
             await self.wait(LaunchSucceeded, run)
 
+    async def freeze(self, run: str) -> None:
+        """Pauses a run."""
+        mark = len(self.events)
+        self.launcher.freeze(run)
+        await self.wait(Frozen, run, after=mark)
+
     async def output(self, run: str, *argv: str | bytes, tmp_path: Path, **spec: object) -> bytes:
         """What a command prints; it must end by itself."""
         with (tmp_path / "out").open("wb") as file:
@@ -142,7 +148,7 @@ def _end_what_is_left(rig: Rig) -> None:
             pass
     sweep(launcher.instance)
     for held in launcher._runs.values():
-        if held.main:
+        if held.main and held.main.ours:
             os.waitid(os.P_PIDFD, held.main.pidfd, os.WEXITED)
     until = time.monotonic() + PATIENCE
     while procfs.children() and time.monotonic() < until:

@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from sfad.core.events import Emptied, Event, Frozen, LaunchFailed, LaunchSucceeded, MainExited, Surveyed
-from sfad.launch.base import Launcher, LaunchSpec
+from sfad.launch.base import Found, Launcher, LaunchSpec, Remains
 from sfad.launch.fake import FakeLauncher, Script
 
 SPEC = LaunchSpec([b"agent"], b"/", [])
@@ -87,3 +87,21 @@ async def test_frozen_does_not_end(stage: Stage, autojump_clock: MockClock) -> N
     stage.launcher.thaw("a1")
     await trio.sleep(1)
     assert stage.told()[2:] == [MainExited]
+
+
+async def test_adopted(stage: Stage, autojump_clock: MockClock) -> None:  # noqa: ARG001 - pytest-trio looks for it here
+    stage.launcher.survived = {"a1": Script(after=60, code=None), "a2": Script(headless=True, after=None), "a4": Script(after=None)}
+    adopt = stage.launcher.adopt
+    assert adopt("a1", None, Remains("00", pid=77)) == Found(77, empty=False)
+    assert adopt("a2", "a1", Remains("00", pid=78)) == Found(None, empty=False)
+    assert adopt("a3", None, Remains("00")) == Found(None, empty=True)
+    assert adopt("a4", None, Remains("00", pid=80, report=5)) == Found(80, empty=False, starting=True)
+    assert stage.launcher.remains("a1") == Remains("00", pid=77, started=77)
+    assert list(stage.launcher.hand_over()) == ["a1", "a2", "a3", "a4"]
+    await trio.sleep(61)
+    assert stage.told() == [LaunchSucceeded, MainExited]
+    assert isinstance(stage.events[1], MainExited)
+    assert (stage.events[1].code, stage.events[1].signal, stage.events[1].empty) == (None, None, False)
+    stage.launcher.kill("a1")
+    await trio.sleep(1)
+    assert stage.told()[2:] == [Emptied]

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import psutil
 import pytest
 import trio
 
-from sfad.core.events import Emptied, Event, Frozen, LaunchSucceeded, MainExited, Surveyed
+from sfad.core.events import Emptied, Event, Frozen, LaunchFailed, LaunchSucceeded, MainExited, Surveyed
 from sfad.launch import cgroupfs, procfs
 from sfad.launch.cgroup import CgroupLauncher
+from sfad.launch.spawn import Job
 from sfad.launch.tags import TagsLauncher
 from sfad.launch.watch import Watch
 from tests.launch import programs
@@ -124,6 +130,146 @@ async def test_idle_without_descriptors(rig: Rig) -> None:
     assert "Too many open files" in complaints[0]
     rig.launch("a1", "true")
     await rig.wait(MainExited, "a1")
+    rig.launcher.release("a1")
+
+
+@contextmanager
+def descriptors_left(count: int) -> Iterator[None]:
+    """So many can be opened."""
+    taken = set(map(int, os.listdir("/proc/self/fd")))
+    free = (number for number in range(1 << 16) if number not in taken)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next(islice(free, count, None)), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def answered(rig: Rig, mark: int) -> list[Event]:
+    return told(rig, LaunchFailed, mark) or told(rig, MainExited, mark)
+
+
+async def test_launching_with_few_descriptors(rig: Rig) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    succeeded = 0
+    for count in range(12):
+        mark = len(rig.events)
+        with descriptors_left(count):
+            rig.launch("a1", "true")
+        await until(partial(answered, rig, mark), "an answer")
+        for event in told(rig, LaunchFailed, mark):
+            assert isinstance(event, LaunchFailed)
+            assert event.errno == errno.EMFILE
+            assert "Too many open files" in event.error
+            assert not succeeded, "it had more than when it was enough"
+        succeeded += len(told(rig, MainExited, mark))
+    assert 1 < succeeded < 12
+    rig.launcher.release("a1")
+    await until(lambda: set(os.listdir("/proc/self/fd")) == before, "nothing is left open")
+
+
+async def test_a_machine_that_has_no_process_to_give(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+
+    def spawn(_job: Job) -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.launcher._spawner, "spawn", spawn)
+        failed = await rig.failure("a1", "true")
+    assert failed.errno == errno.EAGAIN
+    assert failed.error.endswith(
+        "Resource temporarily unavailable (no more processes or threads: RLIMIT_NPROC, pids.max, or kernel.pid_max)"
+    )
+    assert set(os.listdir("/proc/self/fd")) == before
+    rig.launch("a1", "true")
+    assert (await rig.wait(MainExited, "a1")).code == 0
+    rig.launcher.release("a1")
+
+
+FULL = """
+import os, sys, trio
+from sfad.core.events import LaunchFailed, MainExited
+from tests.launch.rig import rigged
+async def main(kind, directory):
+    with open(f"{directory}/cgroup.procs", "w") as file:
+        file.write(str(os.getpid()))
+    def allow(count):
+        with open(f"{directory}/pids.max", "w") as file:
+            file.write(count)
+    async with rigged(kind) as rig:
+        allow("1")
+        error = (await rig.failure("a1", "true")).error
+        allow("max")
+        rig.launch("a1", "true")
+        assert (await rig.wait(MainExited, "a1")).code == 0
+        rig.launcher.release("a1")
+    print(error)
+trio.run(main, *sys.argv[1:])
+"""
+
+
+def test_a_cgroup_that_has_no_process_to_give(containment: str) -> None:
+    directory = f"/sys/fs/cgroup/pids/test-{os.getpid()}"
+    try:
+        os.mkdir(directory)
+    except OSError as error:
+        pytest.skip(f"no pids controller of cgroup v1: {error}")
+    try:
+        command = [sys.executable, "-c", FULL, containment, directory]
+        done = subprocess.run(command, capture_output=True, cwd=Path(__file__).parents[2], timeout=60, check=False)
+    finally:
+        os.rmdir(directory)
+    if b"no cgroup containment here" in done.stderr:
+        pytest.skip("no cgroup containment here")
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"no more processes" in done.stdout
+
+
+ZOMBIES = """
+import os, sys, time
+for _ in range(int(sys.argv[1])):
+    if os.fork() == 0:
+        os.read(0, 1)
+        os._exit(0)
+"""
+
+
+async def test_a_thousand_zombies_of_unknown_parentage(rig: Rig) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    near, far = os.pipe2(os.O_CLOEXEC)
+    action = (os.POSIX_SPAWN_DUP2, near, 0)
+    argv = [sys.executable, "-I", "-S", "-c", ZOMBIES, "1000"]
+    stranger = os.posix_spawn(sys.executable, argv, {}, file_actions=[action])  # noqa: ASYNC221 - it does not block
+    os.close(near)
+    await until(lambda: stranger not in procfs.children() and len(procfs.children()) == 1000, "they have come to us")
+    os.close(far)  # all end at once
+    rig.launch("a1", "sh", "-c", "exit 9")
+    assert (await rig.wait(MainExited, "a1")).code == 9
+    await until(lambda: not procfs.children(), "all are reaped")
+    assert rig.launcher._orphans.owned == {}
+    assert set(os.listdir("/proc/self/fd")) == before
+    rig.launcher.release("a1")
+
+
+async def test_a_storm_of_child_signals(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    def reap() -> int:
+        nonlocal looks
+        looks += 1
+        return 0
+
+    monkeypatch.setattr(rig.launcher._orphans, "reap", reap)
+    rig.launch("a1", "sh", "-c", "exit 9")
+    begun = trio.current_time()
+    for _ in range(200):
+        for _ in range(100):
+            os.kill(os.getpid(), signal.SIGCHLD)
+        await trio.lowlevel.checkpoint()
+    assert (await rig.wait(MainExited, "a1")).code == 9
+    assert looks <= 2 + (trio.current_time() - begun) / 0.05
     rig.launcher.release("a1")
 
 

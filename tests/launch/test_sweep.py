@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from sfad.launch import procfs
+from sfad.launch import cgroupfs, procfs
 from sfad.launch.cgroupfs import CgroupImpossible, locate
 from sfad.launch.sweep import SweepReport, sweep
+from tests.launch.first import dead
 from tests.launch.rig import PATIENCE
 from tests.leaks import no_leaks
 
@@ -33,6 +34,8 @@ async def main(kind, instance):
         await trio.sleep_forever()
 trio.run(main, *sys.argv[1:])
 """
+
+SLEEPS = ["sh", "-c", "sleep 1000 & exec sleep 1000"]
 
 
 def dead_daemon(kind: str, instance: str) -> None:
@@ -62,6 +65,42 @@ def test_what_a_dead_daemon_left(containment: str) -> None:
     assert report.left == ()
     assert not any(procfs.plight(pid) for pid in report.pids)
     assert sweep(instance) == SweepReport()
+
+
+def test_what_is_to_be_adopted_is_spared(containment: str) -> None:
+    instance = secrets.token_hex(6)
+    runs = [("a1", None, SLEEPS), ("a2", "a1", SLEEPS), ("a3", None, SLEEPS), ("a4", "a3", SLEEPS), ("a5", "a4", SLEEPS)]
+    remains = dead(containment, instance, *runs)
+    spared = {one.pid for run, one in remains.items() if run in {"a1", "a3", "a4"}}
+    try:
+        report = sweep(instance, spare={"a1", "a3", "a4"})
+        assert report.runs == ("a2", "a5")
+        assert len(report.pids) >= 2
+        assert report.left == ()
+        assert {pid for one in remains.values() if (pid := one.pid) and procfs.plight(pid)} == spared
+        assert sweep(instance, spare={"a1", "a3", "a4"}) == SweepReport()
+    finally:
+        report = sweep(instance)
+    assert report.runs == ("a1", "a3", "a4")
+    assert spared <= set(report.pids)
+
+
+def test_what_an_agent_made_in_its_cgroup_is_spared_and_empty_ones_of_others_go() -> None:
+    instance = secrets.token_hex(6)
+    remains = dead("cgroup", instance, ("a1", None, ["sleep", "1000"]))
+    base = locate(instance).directory
+    made = [f"{base}/a1/self/a7", f"{base}/a1/mine"]
+    others = [f"{base}/a2", f"{base}/a2/self", f"{base}/a1/a3", f"{base}/a1/a3/self", f"{base}/probe"]
+    for path in (*made, *others):
+        os.mkdir(path)
+    cgroupfs.write(f"{made[0]}/cgroup.procs", str(remains["a1"].pid).encode())
+    try:
+        assert not sweep(instance, spare={"a1"}).pids
+        assert all(map(os.path.isdir, made))
+        assert not any(map(os.path.exists, others))
+    finally:
+        assert sweep(instance).runs == ("a1",)
+    assert not os.path.exists(base)
 
 
 def test_its_cgroups_are_gone() -> None:

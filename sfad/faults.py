@@ -1,0 +1,45 @@
+"""Ends the process at its n-th effect, for the test that kills the daemon everywhere (`SFAD_CRASH_AT`). For debugging only.
+
+`SFAD_CRASH_AT=12` is the 12th effect, `SFAD_CRASH_AT=recover+3` the third from the first one called `recover` on. A process that
+executes itself anew goes on counting.
+
+An effect is whatever the next daemon could find half done: a command of the core, a change of the spool, a transaction of the
+ledger, a step of a launch. Each is counted before and after.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+VARIABLE = "SFAD_CRASH_AT"
+
+STATUS = 86
+"""What a process that was ended here exits with."""
+
+_lock = threading.Lock()
+_from, _, _number = os.environ.get(VARIABLE, "0").rpartition("+")
+_left = int(_number)
+
+
+def effect(what: str) -> None:
+    """An effect, `what`, is about to be, or has just been. Usually nothing happens."""
+    if _left:
+        _count(what)
+
+
+def carried() -> dict[str, str]:
+    """What is to stand in the environment of the process that this one becomes."""
+    return {VARIABLE: f"{_from}+{_left}" if _from else str(_left)} if _left else {}
+
+
+def _count(what: str) -> None:
+    global _left, _from
+    with _lock:
+        if _from not in ("", what):
+            return
+        _from = ""
+        _left -= 1
+        if _left == 0:
+            os.write(2, f"ended at effect {os.environ[VARIABLE]}: {what}\n".encode())
+            os._exit(STATUS)

@@ -1,0 +1,60 @@
+"""What a pidfd tells of its process, also when that has ended and its pid is another's by now (PIDFD_GET_INFO)."""
+
+from __future__ import annotations
+
+import fcntl
+import platform
+import re
+import select
+import signal
+import struct
+
+_GET_INFO = 0xC040FF0B
+_CGROUPID, _EXIT = 1 << 2, 1 << 3
+_INFO = struct.Struct("=QQ11Ii")
+"""struct pidfd_info of Linux 6.13, 64 bytes: mask, cgroup id, eleven ids of process and user, exit code."""
+
+
+def cgroup_id(pidfd: int) -> int:
+    """The inode of the cgroup, from Linux 6.13 on; right even when the process has ended. 0 if the kernel cannot tell."""
+    mask, inode, *_ = _ask(pidfd, _CGROUPID)
+    return inode if mask & _CGROUPID else 0
+
+
+def exit_status(pidfd: int) -> int | None:
+    """How a process has ended, as wait(2) told its parent; `None` if it has not been reaped, or the kernel cannot tell.
+
+    Linux 6.15 and later, and only to who had the pidfd before the process was reaped.
+    """
+    mask, *_, status = _ask(pidfd, _EXIT)
+    return status if mask & _EXIT else None
+
+
+def _ask(pidfd: int, mask: int) -> tuple[int, ...]:
+    try:
+        return _INFO.unpack(fcntl.ioctl(pidfd, _GET_INFO, _INFO.pack(mask, *[0] * 13)))
+    except OSError:  # ESRCH: it has ended and nothing is known; ENOTTY, EINVAL: an older kernel
+        return _INFO.unpack(bytes(_INFO.size))
+
+
+def ended(pidfd: int) -> bool:
+    """Whether the process has ended, reaped or not."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def reaped(pidfd: int) -> bool:
+    """Whether its parent has reaped it: then what can be told of its end is told."""
+    try:
+        signal.pidfd_send_signal(pidfd, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+def tells_exits() -> bool:
+    """Whether it is worth while to wait for `exit_status` (Linux 6.15)."""
+    return tuple(int(number) for number in re.findall(r"\d+", platform.release())[:2]) >= (6, 15)

@@ -1,0 +1,117 @@
+"""A daemon that executes itself anew with runs alive, and prints what its second self finds and is told, as JSON lines.
+
+`python -m tests.launch.again KIND INSTANCE`; the second time with what remains, and the file that the ticking run writes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import asdict
+
+import trio
+
+from sfad.core.events import Event, LaunchFailed, MainExited
+from sfad.launch import procfs
+from tests.launch.first import decode, encode
+from tests.launch.rig import PATIENCE, Rig
+
+TICK = "trap 'exit 7' TERM; while :; do sleep 0.02; done"
+EXPECTED = {"a1", "a2", "a3", "a4", "a5", "a6", "a7", "a8"}
+PARENTS = {"a2": "a1"}
+
+
+def zombie(pid: int) -> None:
+    """Blocks until that child has ended; nothing is reaped meanwhile."""
+    until = time.monotonic() + PATIENCE
+    while (process := procfs.stat(pid)) and process.alive:
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
+def pid_of(rig: Rig, run: str) -> int:
+    """Of its main process."""
+    main = rig.launcher._runs[run].main
+    assert main is not None
+    return main.pid
+
+
+async def first(kind: str, instance: str) -> None:
+    """Launches, and becomes the second."""
+    rig = Rig(kind, instance=instance)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(rig.launcher.serve)
+        rig.launch("a1", "sh", "-c", TICK)
+        rig.launch("a2", "sh", "-c", TICK, parent="a1")
+        rig.launch("a3", "sleep", "1000")  # a signal ends it during the exec
+        rig.launch("a8", "sh", "-c", "setsid --fork sleep 1000; exit 4")  # it leaves something
+        await rig.running("a1", "a2", "a3")
+        await rig.wait(MainExited, "a8")
+        rig.launch("a4", "sh", "-c", "exit 5")  # these are in flight
+        rig.launch("a5", "/nonexistent/command")
+        rig.launch("a6", "true", cwd="/nonexistent")
+        rig.launch("a7", "sh", "-c", TICK)
+        zombie(pid_of(rig, "a4"))
+        zombie(pid_of(rig, "a5"))
+        os.kill(pid_of(rig, "a3"), signal.SIGUSR1)
+        zombie(pid_of(rig, "a3"))
+        remains = encode(rig.launcher.hand_over())
+        try:
+            os.execve("/nonexistent", ["/nonexistent"], {})
+        except OSError:
+            rig.launcher.take_back()
+        assert not any(map(os.get_inheritable, descriptors()))
+        remains = encode(rig.launcher.hand_over())
+        command = [sys.executable, "-m", "tests.launch.again", kind, instance, remains]
+        os.execve(sys.executable, command, dict(os.environ))
+
+
+def descriptors() -> list[int]:
+    """Those that are open, stdin and the like aside."""
+    return [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2 and os.path.exists(f"/proc/self/fd/{name}")]
+
+
+async def second(kind: str, instance: str, remains: str) -> None:
+    """Adopts, asks those that tick to end, and says what it was told."""
+    rig = Rig(kind, instance=instance)
+    for run, one in decode(remains).items():
+        say(run, "adopted", asdict(rig.launcher.adopt(run, PARENTS.get(run), one)))
+    say("", "inheritable", sum(map(os.get_inheritable, descriptors())))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(rig.launcher.serve)
+        await rig.running("a4", "a7")
+        for run in ("a2", "a1", "a7"):
+            rig.launcher.signal_main(run, signal.SIGTERM)
+        for run in ("a1", "a2", "a3", "a4", "a7"):
+            await rig.wait(MainExited, run)
+        for run in ("a5", "a6"):
+            await rig.wait(LaunchFailed, run)
+        await rig.stop("a8", "a7", "a6", "a5", "a4", "a3", "a2", "a1")
+        for event in rig.events:
+            tell(event)
+        nursery.cancel_scope.cancel()
+    rig.launcher.close()
+
+
+def say(run: str, what: str, value: object) -> None:
+    """A line."""
+    print(json.dumps([run, what, value]), flush=True)
+
+
+def tell(event: Event) -> None:
+    """A line about an event."""
+    fields = asdict(event)
+    say(fields["run"], type(event).__name__, {name: fields[name] for name in ("code", "signal", "errno") if name in fields})
+
+
+if __name__ == "__main__":
+    kind, instance, *remains = sys.argv[1:]
+    if remains:
+        say("", "inherited", len(descriptors()))
+        trio.run(second, kind, instance, remains[0])
+        say("", "left", len(procfs.children()) + len(descriptors()))
+    else:
+        trio.run(first, kind, instance)

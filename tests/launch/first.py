@@ -1,0 +1,123 @@
+"""A daemon that launches what it is told to and says what will remain of it. Tests kill it, or let it execute itself anew.
+
+`python -m tests.launch.first KIND INSTANCE PLAN`; the plan is JSON: {"runs": [[run, parent, argv, spec…], …], "wait": …}.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import pytest
+import trio
+
+from sfad.core.events import LaunchSucceeded
+from sfad.launch.base import Bounds, Remains
+from tests.launch.rig import PATIENCE, Rig
+
+
+def encode(remains: Mapping[str, Remains]) -> str:
+    """As JSON."""
+    return json.dumps({run: asdict(one) for run, one in remains.items()})
+
+
+def decode(text: str | bytes) -> dict[str, Remains]:
+    """The reverse."""
+    found = json.loads(text)
+    return {run: Remains(**{**one, "bounds": Bounds(**one["bounds"])}) for run, one in found.items()}
+
+
+@dataclass
+class Plan:
+    """Runs to launch: id, parent and command of each."""
+
+    runs: Sequence[tuple[str, str | None, Sequence[str]]]
+    frozen: Sequence[str] = ()
+    """Runs to pause."""
+    program: str = "elf"
+    bounds: Mapping[str, int] = field(default_factory=dict)
+
+
+async def _serve(kind: str, instance: str, plan: Plan) -> None:
+    rig = Rig(kind, instance=instance, program=plan.program)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(rig.launcher.serve)
+        for run, parent, argv in plan.runs:
+            rig.launch(run, *argv, parent=parent, bounds=Bounds(**plan.bounds))
+        for run, _, _ in plan.runs:
+            await rig.wait(LaunchSucceeded, run)
+        for run in plan.frozen:
+            await rig.freeze(run)
+        print(os.getpid(), encode({run: remains for run, _, _ in plan.runs if (remains := rig.launcher.remains(run))}), flush=True)
+        await trio.sleep_forever()
+
+
+@contextmanager
+def daemon(kind: str, instance: str, plan: Plan) -> Iterator[tuple[int, dict[str, Remains]]]:
+    """The pid of a running one and what it says; killed at the end, its runs are not. Skips where there is no such containment.
+
+    Its parent, which adopts the runs then, is a process that reaps at once: pid 1 may take seconds.
+    """
+    command = [sys.executable, "-m", "tests.launch.first", kind, instance, json.dumps(asdict(plan))]
+    near, far = os.pipe()
+    try:
+        subprocess.run(command, stdout=far, cwd=Path(__file__).parents[2], check=True, timeout=PATIENCE)
+    finally:
+        os.close(far)
+    with open(near, "rb") as file:
+        said = file.readline()
+    if not said:
+        pytest.skip(f"no {kind} containment here")
+    pid, rest = said.split(b" ", 1)
+    try:
+        yield int(pid), decode(rest)
+    finally:
+        end(int(pid))
+
+
+def end(pid: int) -> None:
+    """Kills a daemon, if it is there, and waits for that."""
+    with suppress(ProcessLookupError):
+        pidfd = os.pidfd_open(pid)
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        assert poll.poll(PATIENCE * 1000)
+        os.close(pidfd)
+
+
+def _below_a_reaper() -> None:
+    """Goes on in a grandchild, whose parent reaps whatever comes to it, and ends when nothing is left."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+    if os.fork() == 0:
+        return
+    os.close(1)
+    with suppress(ChildProcessError):
+        while True:
+            os.wait()
+    os._exit(0)
+
+
+def dead(kind: str, instance: str, *runs: tuple[str, str | None, Sequence[str]], **plan: object) -> dict[str, Remains]:
+    """What is remembered of the runs of a daemon that was killed."""
+    with daemon(kind, instance, Plan(runs, **plan)) as (_, remains):  # type: ignore[arg-type]
+        pass
+    return remains
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _below_a_reaper()
+    trio.run(_serve, sys.argv[1], sys.argv[2], Plan(**json.loads(sys.argv[3])))
