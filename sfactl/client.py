@@ -11,10 +11,11 @@
 Synchronous. One connection, made at the first call, and one lock: any thread may use it, so `trio.to_thread.run_sync` and
 `asyncio.to_thread` do. Neither trio nor typer is imported.
 
-A daemon that was restarted between two calls is found again. A request is sent a second time only where the first cannot
-have been taken: the connection was known to be closed before, or broke before the last byte of the request. Where the answer
-alone is missing, `info` asks again, since it changes nothing; the others raise `Unanswered`, because a report that is sent
-twice counts twice.
+A daemon that is restarted, during a call or between two, is waited for and found again: for 10 s, or for `timeout` if that is
+less, and only once it had been reached. None is ever started. A request is sent a second time only where the first cannot have
+been taken: the connection was known to be closed before, or broke before the last byte of the request. Where the answer alone is
+missing, `info` asks again, since it changes nothing; the others raise `Unanswered`, because a report that is sent twice counts
+twice.
 """
 
 from __future__ import annotations
@@ -140,7 +141,8 @@ class Sfad:
     """The daemon, as an agent sees it. Nothing is connected before the first call.
 
     `run` is whose use it is: without it, the run that this process is in. `socket` is the daemon's; without it the places that
-    `sfactl` tries. `timeout` is seconds for one answer, `None` waits for ever.
+    `sfactl` tries. `timeout` is seconds for one answer, `None` waits for ever; for a daemon that is away nobody waits longer than
+    10 s.
     """
 
     def __init__(self, *, run: str | None = None, socket: str | None = None, timeout: float | None = PATIENCE) -> None:
@@ -161,6 +163,7 @@ class Sfad:
         """Closes the connection. The next call makes another one."""
         with self._lock:
             self._drop()
+            self._client = None
 
     @property
     def run_id(self) -> str | None:
@@ -173,7 +176,7 @@ class Sfad:
         run = self._run or self.run_id
         if run is None:
             raise NotInARun("this process is in no run of the daemon's: name one, as in Sfad(run='a1')")
-        return self._ask(m.Info(id=0, run=run), m.RunReply, again=True).run
+        return self._ask(m.Info(id=0, run=run), m.RunReply).run
 
     def report(
         self,
@@ -219,17 +222,27 @@ class Sfad:
             raise SfadError("the daemon neither held nor refused the reservation")
         return Reservation(self, reserved, reserved.reservation)
 
-    def _ask(self, request: m.Request, expected: type[R], *, again: bool = False) -> R:
-        """One request and its answer. With `again` it is sent a second time if only the answer is missing."""
+    def _ask(self, request: m.Request, expected: type[R]) -> R:
+        """One request and its answer. It is sent again if only the answer is missing, and that is allowed."""
+        for _ in range(1 + connection.REPEATS.get(type(request), 0)):
+            try:
+                return self._answered(request, expected)
+            except connection.Unreachable as error:
+                missing = error
+        tag = type(request).__struct_config__.tag
+        raise Unanswered(f"the {tag} was sent, but not answered, and may have been taken; it is not sent again: {missing.message}")
+
+    def _answered(self, request: m.Request, expected: type[R]) -> R:
+        """Raises `Unreachable` if the request was sent, and `SfadError` for everything else."""
         with self._lock:
             try:
                 client = self._sent(request)
                 return client.answer(request.id, expected)[0]
             except DaemonError as error:
                 raise RequestFailed(error.message, error.error) from None
-            except connection.Unreachable as error:
+            except connection.Unreachable:
                 self._drop()
-                missing = error
+                raise
             except Quit as error:
                 raise SfadError(error.message) from None
             except SfadError:
@@ -237,10 +250,6 @@ class Sfad:
             except BaseException:
                 self._drop()  # interrupted on the way: nobody will take that answer
                 raise
-        if again:
-            return self._ask(request, expected)
-        tag = type(request).__struct_config__.tag
-        raise Unanswered(f"the {tag} was sent, but not answered, and may have been taken; it is not sent again: {missing.message}")
 
     def _sent(self, request: m.Request) -> connection.Client:
         try:
@@ -269,21 +278,30 @@ class Sfad:
         # A child of fork() has our socket, and would read our answers.
         if self._client is not None and (self._process != os.getpid() or self._client.closed_by_daemon()):
             self._drop()
+        try:
+            self._client = self._opened()
+        except connection.Unreachable as error:
+            self._client = None  # the next call is not to wait as long for a daemon that is gone for good
+            raise DaemonUnreachable(error.message, error.kind) from None
+        except Quit as error:
+            raise DaemonUnreachable(error.message, "missing") from None
+        self._process = os.getpid()
+        return self._client
+
+    def _opened(self) -> connection.Client:
         if self._client is None:
-            try:
-                self._client = connection.connect(self._place)
-            except connection.Unreachable as error:
-                raise DaemonUnreachable(error.message, error.kind) from None
-            except Quit as error:
-                raise DaemonUnreachable(error.message, "missing") from None
-            self._client.be_patient(self._timeout)
-            self._process = os.getpid()
+            client = connection.connect(self._place)
+            client.be_patient(self._timeout)
+            return client
+        if self._client.closed:
+            patience = connection.RECONNECT if self._timeout is None else min(self._timeout, connection.RECONNECT)
+            self._client.reconnect("nothing was sent", patience=patience)
         return self._client
 
     def _drop(self) -> None:
+        """Closes the connection, and remembers that there was one."""
         if self._client is not None:
             self._client.close()
-            self._client = None
 
 
 def _says_nothing(report: m.Report) -> bool:

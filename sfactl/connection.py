@@ -1,4 +1,8 @@
-"""The connection to the daemon: synchronous, one request at a time or several in flight, matched by id."""
+"""The connection to the daemon: synchronous, one request at a time or several in flight, matched by id.
+
+A daemon may be killed and started again at any moment; runs go on meanwhile. `call` and `ask` connect again then, and send again
+what `REPEATS` says may be sent twice. Who has several requests in flight does the same with `reconnect` and `again`.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,15 @@ import os
 import select
 import socket
 import struct
+import sys
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, TypeVar
+
+from msgspec import structs
 
 from sfad.protocol import messages as m
 from sfad.protocol.errors import ErrorCode, ProtocolError
@@ -27,10 +35,29 @@ HANDSHAKE_TIMEOUT = 10.0
 CHUNK = 256 * 1024
 """Bytes of one read from the socket."""
 
+RECONNECT = 10.0
+"""Seconds a daemon that restarts is waited for (SPEC section 6)."""
+
+AGAIN = 0.1
+"""Seconds between attempts: nothing tells when somebody begins to listen at a socket, so here, and only here, we ask again."""
+
+REPEATS: dict[type[m.Request], int] = {
+    # Their answers take as long as runs do: several restarts may fall into that.
+    m.Wait: sys.maxsize,
+    m.Stop: sys.maxsize,
+    # With its key, a run is admitted once however often it is asked for.
+    m.Spawn: 3,
+    # The rest once: what takes the daemon down each time is not to keep it down.
+    **dict.fromkeys((m.Pause, m.Info, m.List, m.Logs, m.Result, m.Watch, m.Recommend, m.DaemonInfo, m.Config), 1),
+}
+"""How often a request is sent again whose answer was lost with the connection. Not here, and so never: what adds up, what
+writes, and what may meet another state the second time (`Resume`, which would thaw what was paused again meanwhile)."""
+
 ABSENT = frozenset({"missing", "refused"})
 """Kinds of `Unreachable` that mean there is no daemon. The others mean that this process may not, or cannot, speak to it."""
 
 R = TypeVar("R", bound=m.Reply)
+Q = TypeVar("Q", bound=m.Request)
 
 
 class Unreachable(exits.Quit):
@@ -41,6 +68,13 @@ class Unreachable(exits.Quit):
         super().__init__(exits.Exit.UNREACHABLE, f"the daemon cannot be reached at {path}: {detail}")
         self.path = path
         self.kind = kind
+
+
+class ConnectionLost(Unreachable):
+    """The connection has ended while something was still to come, or to be sent: `gone`. The daemon may come back."""
+
+    def __init__(self, path: Path, detail: str = "it closed the connection") -> None:
+        super().__init__(path, "gone", detail)
 
 
 class DaemonError(exits.Quit):
@@ -82,11 +116,16 @@ class Client:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._decoder = FrameDecoder(MAX_REPLY)
         self._received: deque[int] = deque()
         self._answers: deque[Answer] = deque()
         self._last_id = 0
-        self._socket = _connected(path)
+        self._patience: float | None = None
+        self._open(HANDSHAKE_TIMEOUT)
+
+    def _open(self, handshake: float) -> None:
+        self._decoder = FrameDecoder(MAX_REPLY)
+        self._opened_at = time.monotonic()
+        self._socket = _connected(self.path, handshake)
         try:
             self.welcome = self._shake_hands()
         except BaseException:
@@ -108,6 +147,29 @@ class Client:
         for descriptor in unclaimed:
             os.close(descriptor)
 
+    def reconnect(self, advice: str, pause: Callable[[], None] = lambda: time.sleep(AGAIN), patience: float | None = None) -> None:
+        """Connects again, at the same place, to a daemon that is restarting, and starts none. What was asked before is not answered
+        any more; ids go on. `pause` is called between attempts and takes `AGAIN` seconds. Raises `Unreachable` with `advice` after
+        `patience` seconds, or `RECONNECT`."""
+        self.close()
+        patience = RECONNECT if patience is None else patience
+        give_up = time.monotonic() + patience
+        if time.monotonic() - self._opened_at < AGAIN:
+            pause()  # who greets and hangs up is not asked in a hot loop
+        while True:
+            try:
+                return self._open(min(HANDSHAKE_TIMEOUT, max(give_up - time.monotonic(), AGAIN)))
+            except Unreachable as error:
+                if time.monotonic() >= give_up:
+                    detail = f"it did not come back within {patience:.3g} s; {advice}"
+                    raise Unreachable(self.path, error.kind, detail) from error
+            pause()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._socket.fileno() < 0
+
     def fileno(self) -> int:
         """For poll: readable when `arrived` has something to take."""
         return self._socket.fileno()
@@ -115,10 +177,13 @@ class Client:
     def be_patient(self, seconds: float | None) -> None:
         """From now on waits so long for each piece of an answer; `None` is for ever, as it is from the start. After `Unreachable`
         of the kind `silent` the answer may still come: close the connection."""
+        self._patience = seconds
         self._socket.settimeout(seconds)
 
     def closed_by_daemon(self) -> bool:
         """Whether nobody is at the other end any more, as far as the kernel tells; what is sent now would be lost."""
+        if self.closed:
+            return True
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         try:
@@ -132,14 +197,17 @@ class Client:
         return self._last_id
 
     def send(self, request: m.Request, descriptors: Sequence[int] = ()) -> int:
-        """Sends without waiting; the answer is had from `arrived` or `call`. Returns the request's id."""
+        """Sends without waiting; the answer is had from `arrived` or `answer`. Returns the request's id. After `ConnectionLost`
+        nothing of it has been taken: a frame that is cut off is no request."""
         frame = m.pack_message(request)
         if len(frame) > MAX_REQUEST:
             raise exits.UsageError(f"the request is {len(frame)} bytes long; the daemon takes {MAX_REQUEST}")
+        if self.closed:
+            raise ConnectionLost(self.path)
         try:
             self._send_all(frame, descriptors)
         except (BrokenPipeError, ConnectionResetError):
-            raise self._gone() from None
+            raise ConnectionLost(self.path) from None
         return request.id
 
     def _send_all(self, frame: bytes, descriptors: Sequence[int]) -> None:
@@ -147,21 +215,36 @@ class Client:
         self._socket.sendall(memoryview(frame)[sent:])
 
     def call(self, request: m.Request, expected: type[R], descriptors: Sequence[int] = ()) -> R:
-        """Sends and waits for the reply, of type `expected`. Raises `DaemonError`, `Unreachable`."""
+        """Sends and waits for the reply, of type `expected`. Where the connection is lost meanwhile, connects again and asks
+        again, if that is allowed. Raises `DaemonError`, `Unreachable`."""
         return self.ask(request, expected, descriptors)[0]
 
     def ask(self, request: m.Request, expected: type[R], descriptors: Sequence[int] = ()) -> tuple[R, list[int]]:
         """`call`, with the descriptors that came along."""
-        return self.answer(self.send(request, descriptors), expected)
+        repeated = 0
+        while True:
+            asked, sent = time.monotonic(), False
+            try:
+                self.send(request, descriptors)
+                sent = True
+                return self.answer(request.id, expected)
+            except ConnectionLost:
+                if repeated >= (REPEATS.get(type(request), 0) if sent else 1):
+                    raise ConnectionLost(self.path, unanswered(request)) from None
+            repeated += 1
+            self.reconnect(advice(request), patience=_time_for(request, time.monotonic() - asked))
+            request = again(request, self.next_id(), time.monotonic() - asked)
 
     def answer(self, wanted: int, expected: type[R]) -> tuple[R, list[int]]:
         """Waits for the reply to the request with the id `wanted`; `send` has sent it. Raises `DaemonError`, `Unreachable`."""
         others: list[Answer] = []
         mine: list[Answer] = []
-        while not mine:
-            for answer in self.arrived():
-                (mine if answer.reply.id == wanted and not mine else others).append(answer)
-        self._answers.extend(others)
+        try:
+            while not mine:
+                for answer in self.arrived():
+                    (mine if answer.reply.id == wanted and not mine else others).append(answer)
+        finally:
+            self._answers.extend(others)
         return self._expect(mine[0].reply, expected), mine[0].descriptors
 
     def _expect(self, reply: m.AnyReply, expected: type[R]) -> R:
@@ -184,12 +267,12 @@ class Client:
         except TimeoutError:
             raise Unreachable(self.path, "silent", f"no answer within {self._socket.gettimeout():g} s") from None
         except ConnectionResetError:
-            raise self._gone() from None
+            raise ConnectionLost(self.path) from None
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)
         self._received += descriptors
         if not data:
-            raise self._gone()
+            raise ConnectionLost(self.path)
         try:
             for body in self._decoder.feed(data):
                 self._answers.append(self._complete(m.unpack_reply(body)))
@@ -202,14 +285,54 @@ class Client:
             raise exits.Quit(exits.Exit.LOST, f"the daemon announced {wanted} descriptors and sent fewer")
         return Answer(reply, [self._received.popleft() for _ in range(wanted)])
 
-    def _gone(self) -> Unreachable:
-        return Unreachable(self.path, "gone", "it closed the connection")
-
     def _shake_hands(self) -> m.Welcome:
         hello = m.Hello(id=self.next_id(), versions=list(SUPPORTED), client=f"sfactl {os.getpid()}")
-        welcome = self.call(hello, m.Welcome)
-        self._socket.settimeout(None)
+        welcome, _ = self.answer(self.send(hello), m.Welcome)
+        self._socket.settimeout(self._patience)
         return welcome
+
+
+def again(request: Q, number: int, elapsed: float) -> Q:
+    """`request` as it is sent a second time, `elapsed` seconds after the first."""
+    if isinstance(request, m.Wait) and request.timeout is not None:
+        return structs.replace(request, id=number, timeout=max(request.timeout - elapsed, 0.0))
+    return structs.replace(request, id=number)
+
+
+def _time_for(request: m.Request, elapsed: float) -> float:
+    """Seconds to wait for the daemon before `request` is repeated."""
+    if isinstance(request, m.Wait) and request.timeout is not None:
+        return min(RECONNECT, max(request.timeout - elapsed, 0.0))
+    return RECONNECT
+
+
+def unanswered(request: m.Request) -> str:
+    """What to say of a request that is not sent again."""
+    what = type(request).__struct_config__.tag
+    if type(request) in REPEATS and not isinstance(request, _CHANGES):
+        return f"it closes the connection whenever it is asked this ({what})"
+    return (
+        f"it closed the connection before it answered. It is not known whether this {what} was carried out, and it is not sent "
+        f"again; {_look(request)}"
+    )
+
+
+def advice(request: m.Request) -> str:
+    """What to say if the daemon does not come back to be asked again."""
+    if isinstance(request, m.Stop):
+        return "what was being stopped may be alive still: stop it again when it is back"
+    if isinstance(request, _CHANGES):
+        return f"it is not known whether this {type(request).__struct_config__.tag} was carried out; {_look(request)}"
+    return "runs may go on without it"
+
+
+_CHANGES = (m.Spawn, m.Stop, m.Pause)
+"""What may be sent again although it changes something."""
+
+
+def _look(request: m.Request) -> str:
+    run = getattr(request, "run", None) or "RUN"
+    return f"look with: sfactl {'list' if isinstance(request, m.Spawn | m.Stop) else f'info {run}'}"
 
 
 def check(reply: m.AnyReply) -> None:
@@ -218,15 +341,15 @@ def check(reply: m.AnyReply) -> None:
         raise DaemonError(reply.code, reply.message)
 
 
-def _connected(path: Path) -> socket.socket:
+def _connected(path: Path, seconds: float) -> socket.socket:
     sock = None
     try:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         # not settimeout(): a non-blocking connect() fails at once where the backlog is full, and does not wait for a place
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(HANDSHAKE_TIMEOUT), 0))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), int(seconds % 1 * 1e6)))
         connect_path(sock, path)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 0))
-        sock.settimeout(HANDSHAKE_TIMEOUT)
+        sock.settimeout(seconds)
     except OSError as error:
         if sock is not None:
             sock.close()

@@ -1,6 +1,9 @@
 """A run in the foreground: this process stands for it, with its output, its signals and its exit code.
 
 Spawn ─▶ RunReply ─▶ Logs, Wait ─▶ LogFiles: copy until … RunReply of Wait ─▶ drain to the end ─▶ exit code
+
+Where the connection is lost, output is copied on while we connect again, and then whatever is unanswered is asked again: signals
+that came meanwhile are Stops that wait to be sent.
 """
 
 from __future__ import annotations
@@ -10,8 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import json, structs
 
@@ -19,7 +21,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import Event, RunInfo, Status
 
 from . import exits, loop, output, refused, request
-from .connection import Client, Unreachable, check
+from .connection import AGAIN, REPEATS, Client, ConnectionLost, again, check, unanswered
 
 if TYPE_CHECKING:
     from .limits import Notices
@@ -28,11 +30,21 @@ if TYPE_CHECKING:
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 HANDLED = (*STOPPING, signal.SIGQUIT, signal.SIGWINCH)
 
-RECONNECT = 10.0
-"""Seconds a daemon that restarts is waited for (SPEC section 6)."""
+Answered = Callable[[m.AnyReply, Sequence[int]], None]
 
-AGAIN = 0.1
-"""Seconds between attempts: nothing tells when somebody begins to listen at a socket, so here, and only here, we ask again."""
+
+class Asked(NamedTuple):
+    """A request without an answer, and who takes that."""
+
+    request: m.Request
+    answered: Answered
+    descriptors: Sequence[int]
+    sent: bool
+
+    def repeatable(self) -> bool:
+        """Whether it is to be sent on a new connection. `Watch` and `Info` are not: `_watch_again` asks anew."""
+        signalled_in_vain = isinstance(self.request, m.Signal) and not self.sent
+        return signalled_in_vain or isinstance(self.request, m.Spawn | m.Logs | m.Wait | m.Stop)
 
 
 class Foreground:
@@ -59,7 +71,8 @@ class Foreground:
         self._early: list[Event] = []
         """Events of the run that came before the answer that says which one it is."""
         self._activities: list[loop.Activity] = []
-        self._replies: dict[int, Callable[[m.AnyReply, Sequence[int]], None]] = {}
+        self._pending: dict[int, Asked] = {}
+        self._respawned = 0
         self._run: RunInfo | None = None
         self._final: RunInfo | None = None
         self._output_asked = False
@@ -90,9 +103,8 @@ class Foreground:
             clear_status(self._status_file)
         descriptors = self._descriptors()
         self._message = structs.replace(self._message, tied=not self._keep, watch=True, descriptors=len(descriptors))
-        self._ask(self._message, self._spawn_said, descriptors)
+        self._ask(self._message, self._started, descriptors)
         if self._terminal:
-            self._terminal.handed_over()
             self._terminal.enter_raw()
 
     def _descriptors(self) -> Sequence[int]:
@@ -113,20 +125,30 @@ class Foreground:
         self._activities.append(self._terminal)
         return (self._terminal.slave,) * 3
 
-    def _ask(
-        self, request: m.Request, answered: Callable[[m.AnyReply, Sequence[int]], None], descriptors: Sequence[int] = ()
-    ) -> None:
-        self._replies[request.id] = answered
-        self._client.send(request, descriptors)
+    def _ask(self, request: m.Request, answered: Answered, descriptors: Sequence[int] = ()) -> None:
+        sent = False
+        # Who reads notices the end of the connection too, and what was answered before it.
+        with suppress(ConnectionLost):
+            self._client.send(request, descriptors)
+            sent = True
+        self._pending[request.id] = Asked(request, answered, descriptors, sent)
 
     def _step(self) -> None:
-        ready = loop.wait([self._signals.descriptor, self._client.fileno()], self._activities)
+        try:
+            if self._client.fileno() in self._turn([self._client.fileno()]):
+                for reply, descriptors in self._client.arrived():
+                    self._listen(reply, descriptors)
+        except ConnectionLost:
+            self._reconnect()
+
+    def _turn(self, fixed: Sequence[int], timeout: float | None = None) -> dict[int, int]:
+        """Waits once, and does everything but listen."""
+        ready = loop.wait([self._signals.descriptor, *fixed], self._activities, timeout)
         for number in self._signals.taken():
             self._on_signal(number)
         for activity in self._activities:
             activity.advance(ready)
-        if self._client.fileno() in ready:
-            self._listen()
+        return ready
 
     def _drain(self) -> None:
         ready = loop.wait([self._signals.descriptor], self._activities)
@@ -136,23 +158,19 @@ class Foreground:
         for activity in self._activities:
             activity.advance(ready)
 
-    def _listen(self) -> None:
-        try:
-            for reply, descriptors in self._client.arrived():
-                self._replies.get(reply.id, self._unasked)(reply, descriptors)
-        except Unreachable:
-            if self._run is None:
-                raise
-            self._reconnect(self._run)
+    def _listen(self, reply: m.AnyReply, descriptors: Sequence[int]) -> None:
+        if isinstance(reply, m.EventPush):
+            self._pushed(reply.event)
+            return
+        asked = self._pending.pop(reply.id, None)
+        (asked.answered if asked else self._unasked)(reply, descriptors)
 
-    def _spawn_said(self, reply: m.AnyReply, descriptors: Sequence[int]) -> None:
-        """The events of the run carry the id of the request, and the first come before its answer."""
-        if not isinstance(reply, m.EventPush):
-            self._started(reply, descriptors)
-        elif self._run is None and not self._verbose:
-            self._early.append(reply.event)
+    def _pushed(self, event: Event) -> None:
+        """The first events of the run come before the answer that says which one it is."""
+        if self._run is None and not self._verbose:
+            self._early.append(event)
         else:
-            self._event(reply.event)
+            self._event(event)
 
     def _started(self, reply: m.AnyReply, _descriptors: Sequence[int]) -> None:
         check(reply)
@@ -160,6 +178,8 @@ class Foreground:
             raise refused.as_quit(reply, as_json=self._json)
         assert isinstance(reply, m.RunReply)  # `check` and the protocol leave nothing else
         self._run = run = reply.run
+        if self._terminal:
+            self._terminal.handed_over()
         self._queued = run.status in (Status.ACCEPTED, Status.QUEUED)
         if not run.status.terminal:
             self._progress("queued" if self._queued else "starting")
@@ -198,8 +218,7 @@ class Foreground:
         if self._verbose:
             self._note(f"[agent:{event.agent_name or '-'}] {event.type}: {output.plain(event.message)}".removesuffix(": "))
         elif own and event.type == "run_started" and self._queued:
-            self._queued = False
-            self._progress("starting")
+            self._left_queue()
         elif own and event.limit_kind is not None:
             self._limit(event)
         elif own and event.type == "run_progress":
@@ -246,6 +265,8 @@ class Foreground:
         first, count = self._signalled[0], len(self._signalled)
         if count > 2 or (count == 2 and self._run is None):
             raise exits.Quit(128 + first)
+        if self._client.closed:
+            self._note("sfactl: the run is stopped as soon as the daemon is back")
         if self._run is None:
             return
         grace = 0.0 if count == 2 else self._message.grace
@@ -256,20 +277,56 @@ class Foreground:
         if isinstance(reply, m.Stopped) and reply.survivors:
             raise exits.Quit(exits.Exit.SURVIVORS, refused.survivors(reply.survivors))
 
-    def _reconnect(self, run: RunInfo) -> None:
+    def _reconnect(self) -> None:
         self._note("sfactl: the daemon went away; waiting for it to come back")
-        advice = f"run {run.id} may go on; look with: sfactl info {run.id}"
-        self._client = reconnect(self._client.path, advice, self._pause)
-        self._replies.clear()
-        if self._output_asked:
-            self._copy_output(run)
-        self._ask(m.Wait(id=self._client.next_id(), run=run.id), self._ended)
+        self._early.clear()
+        self._client.reconnect(self._advice(), self._pause)
+        pending = list(self._pending.values())
+        self._pending.clear()
+        if self._run is not None and self._final is None:
+            self._watch_again(self._run)
+        for asked in pending:
+            if asked.repeatable():
+                self._ask(self._repeated(asked.request), asked.answered, asked.descriptors)
+            elif isinstance(asked.request, m.Signal):
+                self._note("sfactl: it is not known whether the run got that signal; it was not sent again")
+
+    def _repeated(self, request: m.Request) -> m.Request:
+        if isinstance(request, m.Spawn):
+            self._respawned += 1
+            if self._respawned > REPEATS[m.Spawn]:
+                raise ConnectionLost(self._client.path, unanswered(request))
+        if isinstance(request, m.Wait):
+            request = structs.replace(request, tie=not self._keep)
+        return again(request, self._client.next_id(), 0.0)
+
+    def _watch_again(self, run: RunInfo) -> None:
+        self._ask(m.Watch(id=self._client.next_id(), run=run.id), self._answered)
+        if self._queued:
+            # Whatever happened before this was told to nobody.
+            self._ask(m.Info(id=self._client.next_id(), run=run.id), self._looked)
+
+    def _looked(self, reply: m.AnyReply, _descriptors: Sequence[int]) -> None:
+        if isinstance(reply, m.RunReply) and reply.run.started_at is not None:
+            self._left_queue()
+
+    def _left_queue(self) -> None:
+        if self._queued:
+            self._queued = False
+            self._progress("starting")
+
+    def _advice(self) -> str:
+        if self._run is None:
+            then = "; look with: sfactl list" if self._keep else ", and is stopped when the daemon is back"
+            return f"it is not known whether the run was started; if it was, it goes on{then}"
+        run = self._run.id
+        then = "" if self._keep else "; it is stopped when the daemon is back"
+        return f"run {run} may go on{then}. Look with: sfactl info {run}"
 
     def _pause(self) -> None:
-        loop.wait([self._signals.descriptor], [], AGAIN)
-        for number in self._signals.taken():
-            if number in STOPPING:
-                raise exits.Quit(128 + number, "stopped waiting for the daemon; the run may go on")
+        until = time.monotonic() + AGAIN
+        while (left := until - time.monotonic()) > 0:
+            self._turn([], left)
 
     def _conclude(self, final: RunInfo | None) -> int:
         assert final is not None  # `carry_out` has waited for it
@@ -298,18 +355,6 @@ class Foreground:
 
 def _ending(final: RunInfo) -> str:
     return f"{final.status.value}: {output.plain(final.reason.message)}" if final.reason else final.status.value
-
-
-def reconnect(path: Path, advice: str, pause: Callable[[], None] = lambda: time.sleep(AGAIN)) -> Client:
-    """A new connection to a daemon that is restarting. Raises `Unreachable` after 10 s, with `advice`."""
-    give_up = time.monotonic() + RECONNECT
-    while True:
-        try:
-            return Client(path)
-        except Unreachable as error:
-            if time.monotonic() > give_up:
-                raise Unreachable(path, error.kind, f"it did not come back within {RECONNECT:g} s; {advice}") from error
-        pause()
 
 
 def clear_status(path: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import time
 from collections.abc import Iterable, Sequence
 from types import FrameType, TracebackType
 from typing import Protocol
@@ -77,3 +78,12 @@ def wait(fixed: Iterable[int], activities: Sequence[Activity], timeout: float | 
         poll.register(descriptor, mask)
     timeouts = [t for t in (timeout, *(activity.timeout for activity in activities)) if t is not None]
     return dict(poll.poll(min(timeouts) * 1000 if timeouts else None))
+
+
+def carry_on(activities: Sequence[Activity], seconds: float) -> None:
+    """Nothing but the activities for that long."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        ready = wait([], activities, left)
+        for activity in activities:
+            activity.advance(ready)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from sfad.protocol.types import RunInfo
+from sfad.protocol.types import RunInfo, Status
 
 
 def print_json(value: Any) -> None:
@@ -137,7 +137,17 @@ def outcome(run: RunInfo) -> str:
         return f"{run.status.value} (signal {run.signal})"
     if run.exit_code:
         return f"{run.status.value} (exit {run.exit_code})"
-    return run.status.value
+    return f"{run.status.value} (exit unknown)" if exit_unknown(run) else run.status.value
+
+
+def exit_unknown(run: RunInfo) -> bool:
+    """Whether the main process ended by itself, and nobody saw how: the daemon was away, or is not its parent."""
+    by_itself = run.status in (Status.COMPLETED, Status.FAILED) and (run.reason is None or run.reason.kind in _BY_ITSELF)
+    return by_itself and run.exit_code is None and run.signal is None and run.started_at is not None
+
+
+_BY_ITSELF = ("exit", "agent", "result")
+"""Kinds of reasons of an end that nothing but the agent brought about."""
 
 
 def counted(number: int, one: str, many: str) -> str:

@@ -178,6 +178,7 @@ def message(wanted: Wanted, request_id: int, environ: Mapping[str, str] = os.env
         allowed_tools=list(wanted.allow_tool),
         blocked_tools=list(wanted.block_tool),
         claim=environment.claim(environ),
+        key=os.urandom(16).hex(),
     )
 
 

@@ -82,10 +82,13 @@ def by_systemd() -> str | None:
 
 
 def transient(environ: Mapping[str, str]) -> list[str]:
-    """The command that starts the daemon in a delegated unit, so that it can contain runs by cgroup. `KillMode=mixed`:
-    stopping the unit is answered by the daemon, which stops every tree; if it dies, systemd ends what it leaves."""
+    """The command that starts the daemon in a delegated unit, so that it can contain runs by cgroup. `KillMode=process`:
+    stopping the unit is answered by the daemon, which stops every tree; if it dies, its runs go on, and the daemon that systemd
+    starts in its place adopts them. After five deaths in ten seconds systemd gives up, and the daemon that the next `spawn`
+    starts adopts them. Exit codes 2 and 69 say that another start would not help (config, ledger, another daemon)."""
     settings = [f"--setenv={name}={environ[name]}" for name in PASSED_ON if name in environ]
-    properties = ["Delegate=yes", "KillMode=mixed", "Type=notify", "NotifyAccess=main"]
+    properties = ["Delegate=yes", "KillMode=process", "Type=notify", "NotifyAccess=main", "Restart=on-failure"]
+    properties.append("RestartPreventExitStatus=2 69")
     unit = f"--unit=sfad-on-demand-{os.getpid()}-{time.time_ns()}"
     flags = ["--user", "--quiet", "--collect", unit, *settings, *(f"--property={p}" for p in properties)]
     return ["systemd-run", *flags, "--", *daemon_command()]

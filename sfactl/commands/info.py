@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sfad.protocol.messages import Info, RunReply
-from sfad.protocol.types import RunInfo
+from sfad.protocol.types import RunInfo, Status
 
 from .. import limits, output
 from ..connection import connect
@@ -37,6 +37,8 @@ def facts(run: RunInfo) -> Iterator[tuple[str, str]]:
     yield "status", output.outcome(run)
     if run.reason:
         yield "reason", output.plain(run.reason.message)
+    if run.status is Status.LOST:
+        yield "exit", "not known: sfactl result, sfactl logs show what it wrote"
     yield "chain", " → ".join(output.plain(name) for name in run.chain)
     yield "tree", f"root {run.root_id}, parent {run.parent_id or '-'}, depth {run.depth}, {run.descendants} descendants"
     yield "command", output.command(run)

@@ -1,8 +1,8 @@
 """`sfactl logs RUN`
 
 What the run wrote, unchanged: its stdout on stdout and its stderr on stderr. With --stdout or --stderr only that one, on
-stdout. -f follows until the run ends; it may begin before the run does. A note on stderr tells of what the output limit has
-freed before it was read.
+stdout. -f follows until the run ends, over restarts of the daemon too; it may begin before the run does. A note on stderr tells
+of what the output limit has freed before it was read.
 
 With --json, one object a line of output: {"stream", "text"}; bytes that are not UTF-8 appear as \\xNN.
 """
@@ -12,11 +12,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 
 from sfad.protocol import messages as m
 
 from .. import follow, loop, output
-from ..connection import Client, check, connect
+from ..connection import AGAIN, Client, ConnectionLost, check, connect
 from ..exits import Exit, UsageError
 from ..options import COMMON, RUN, Option, Parameter
 
@@ -75,14 +76,30 @@ def _copy(client: Client, files: m.LogFiles, sources: Sequence[Source], start: S
 def _until_end(client: Client, files: m.LogFiles, copying: follow.Copying, following: bool) -> None:
     waiting = following and not files.ended
     if waiting:
-        client.send(m.Wait(id=client.next_id(), run=files.run))
+        _await(client, files.run)
     while waiting or not copying.drained():
         ready = loop.wait([client.fileno()] if waiting else [], [copying])
         copying.advance(ready)
         if waiting and client.fileno() in ready:
-            for answer in client.arrived():
-                check(answer.reply)
-            waiting = False
+            waiting = not _ended(client, files.run, copying)
+
+
+def _ended(client: Client, run: str, copying: follow.Copying) -> bool:
+    """Whether the answer has come. A daemon that went away is waited for, and asked again; the files are there meanwhile."""
+    try:
+        answers = client.arrived()
+    except ConnectionLost:
+        client.reconnect("the run may go on", lambda: loop.carry_on([copying], AGAIN))
+        _await(client, run)
+        return False
+    for answer in answers:
+        check(answer.reply)
+    return bool(answers)
+
+
+def _await(client: Client, run: str) -> None:
+    with suppress(ConnectionLost):  # `arrived` tells of that as well
+        client.send(m.Wait(id=client.next_id(), run=run))
 
 
 class Start:

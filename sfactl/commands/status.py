@@ -24,18 +24,20 @@ def main(*, socket: str | None = None, json: bool = False) -> int:
     if json:
         output.print_json(output.content(found))
     else:
-        print("\n".join(f"{name:<12} {value}" for name, value in _facts(found)))
+        print("\n".join(f"{name:<12} {value}" for name, value in facts(found)))
     return Exit.DONE
 
 
-def _facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
+def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
+    """What it says, as name and text."""
     yield "daemon", f"sfad {status.version}, pid {status.pid}, up {output.seconds(status.uptime_s)}"
     yield "socket", status.socket
     yield "state", status.state_dir
     yield "containment", f"{status.containment} ({status.containment_detail})"
-    yield "runs", f"{status.live} live, {status.queued} queued, {status.admitted} admitted, {status.refused} refused"
+    live = f"{status.live} live" + (f" (adopted {status.adopted})" if status.adopted else "")
+    yield "runs", f"{live}, {status.queued} queued, {status.admitted} admitted, {status.refused} refused"
     yield "connections", str(status.connections)
-    yield "memory", f"{output.size(status.memory_bytes)}; ledger {output.size(status.ledger_bytes)}"
+    yield "memory", f"{output.size(status.memory_bytes)}; ledger {output.size(status.ledger_bytes)}; {_backup(status)}"
     if status.enforcement:
         who = (f"{kind} by {'nobody' if by == 'nothing' else by}" for kind, by in status.enforcement.items())
         yield "enforcement", ", ".join(who)
@@ -45,3 +47,9 @@ def _facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
         yield "budget", output.plain(f"{budget.scope} {budget.name}: {spent}; renews at {budget.renews}")
     if status.draining:
         yield "draining", "nothing is started any more"
+
+
+def _backup(status: DaemonStatus) -> str:
+    if status.backup_at is None:
+        return "no backup yet"
+    return f"backup {output.size(status.backup_bytes)}, {output.age(status.backup_at)} old"

@@ -1,7 +1,7 @@
 """`sfactl wait RUN…`
 
 Prints each run as it ends: its id, status and reason. Exits with the outcome of the first run that did not complete, in
-the order given; with 75 if one is not over when --timeout is.
+the order given; with 75 if one is not over when --timeout is. A daemon that is restarted meanwhile is waited for.
 """
 
 from __future__ import annotations
@@ -26,26 +26,22 @@ PARAMETERS: tuple[Parameter, ...] = (
 def main(*, runs: Sequence[str], timeout: str | None = None, socket: str | None = None, json: bool = False) -> int:
     """Waits for runs to end."""
     give_up = None if timeout is None else time.monotonic() + environment.duration("--timeout", timeout)
-    client = connect(socket)
     ended = []
-    for run in runs:
-        client, found = _wait(client, run, give_up)
-        ended.append(found)
-        _show(found, json)
-    client.close()
+    with connect(socket) as client:
+        for run in runs:
+            ended.append(_wait(client, run, give_up))
+            _show(ended[-1], json)
     return next((code for code in map(exits.of_run, ended) if code), exits.Exit.DONE)
 
 
-def _wait(client: Client, run: str, give_up: float | None) -> tuple[Client, RunInfo]:
-    while True:
-        left = None if give_up is None else max(give_up - time.monotonic(), 0)
-        try:
-            return client, client.call(Wait(id=client.next_id(), run=run, timeout=left), RunReply).run
-        except Unreachable:
-            client.close()
-            from ..foreground import reconnect
-
-            client = reconnect(client.path, f"run {run} may go on")
+def _wait(client: Client, run: str, give_up: float | None) -> RunInfo:
+    left = None if give_up is None else max(give_up - time.monotonic(), 0)
+    try:
+        return client.call(Wait(id=client.next_id(), run=run, timeout=left), RunReply).run
+    except Unreachable as error:
+        if give_up is not None and time.monotonic() >= give_up:
+            raise exits.Quit(exits.Exit.UNAVAILABLE, f"{run} is not known to be over: {error.message}") from None
+        raise
 
 
 def _show(run: RunInfo, json: bool) -> None:

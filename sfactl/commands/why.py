@@ -38,8 +38,9 @@ def sentence(run: RunInfo, now: datetime | None = None) -> str:
     if run.status.rejected:
         return f"{who} was refused by the {run.status.value.removeprefix('rejected_')} rule: {_message(run.reason)}"
     if run.status is Status.COMPLETED:
-        how = _message(run.reason) if run.reason else f"its main process exited with 0 after {output.seconds(run.usage.elapsed_s)}"
-        return f"{who} completed: {how}{_warned(run)}"
+        return f"{who} completed: {_completed(run)}{_warned(run)}"
+    if run.status is Status.LOST:
+        return f"{who} was lost: {_message(run.reason)}. Its exit status is not known; sfactl logs {run.id} has what it wrote"
     if run.status.terminal:
         return f"{who} ended as {run.status.value}: {_message(run.reason)}{_numbers(run)}"
     if run.status is Status.PAUSED:
@@ -49,6 +50,14 @@ def sentence(run: RunInfo, now: datetime | None = None) -> str:
 
 def _message(reason: Reason | None) -> str:
     return output.plain(reason.message) if reason else "no reason was recorded"
+
+
+def _completed(run: RunInfo) -> str:
+    unknown = "; with which exit status is not known" if output.exit_unknown(run) else ""
+    if run.reason:
+        return _message(run.reason) + unknown
+    after = output.seconds(run.usage.elapsed_s)
+    return f"its main process ended after {after}{unknown}" if unknown else f"its main process exited with 0 after {after}"
 
 
 def _warned(run: RunInfo) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from sfad.protocol.messages import DaemonStatus
 from sfad.protocol.types import Action, LimitKind, LimitState, Reason, RunInfo, Status, Usage
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
@@ -53,3 +54,11 @@ def state(kind: LimitKind, threshold: float, action: Action = Action.TERMINATE, 
 def reason(kind: str, message: str = "because", **more: Any) -> Reason:
     """Why a run ended."""
     return Reason(kind=kind, message=message, **more)
+
+
+def daemon(**changes: Any) -> DaemonStatus:
+    """A daemon without runs, as it shows itself."""
+    counts: dict[str, Any] = dict.fromkeys(("live", "queued", "admitted", "refused", "connections"), 0)
+    sizes = {"memory_bytes": 1 << 20, "ledger_bytes": 12 << 10, "uptime_s": 1.0, "pid": 1}
+    words: dict[str, Any] = {"version": "0", "socket": "/s", "state_dir": "/d", "containment": "tags", "containment_detail": "none"}
+    return DaemonStatus(**({"id": 1, "draining": False} | counts | sizes | words | changes))

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from sfad.protocol import messages as m
 from sfad.protocol.framing import MAX_REQUEST, FrameDecoder
 
-Answer = Callable[[m.AnyRequest], m.Reply | None]
-"""What is said to a request; `None` closes the connection instead."""
+Answer = Callable[[m.AnyRequest], m.Reply | Sequence[m.Reply] | None]
+"""What is said to a request, which may be nothing yet (`()`); `None` closes the connection instead."""
+
+Q = TypeVar("Q", bound=m.Request)
+
+PATIENCE = 20.0
 
 
 class Scripted:
-    """Listens at `path` from the start to `stop`, in threads. `asked` is every request but the handshakes."""
+    """Listens at `path` from the start to `stop`, in threads. `asked` is every request but the handshakes, `came` the inodes of
+    the descriptors that came along, `files` what goes with a `LogFiles`."""
 
     def __init__(self, path: Path, answer: Answer, *, run: str | None = "a1") -> None:
         self.path = path
         self.answer = answer
         self.asked: list[m.AnyRequest] = []
+        self.came: list[list[int]] = []
+        self.files: list[int] = []
         self.greeted = 0
         self._run = run
         self._open: list[tuple[socket.socket, threading.Thread]] = []
@@ -53,6 +63,22 @@ class Scripted:
         self.stop()
         self.start()
 
+    def all(self, kind: type[Q]) -> list[Q]:
+        """Every request of that kind."""
+        return [request for request in list(self.asked) if isinstance(request, kind)]
+
+    def until(self, kind: type[Q], count: int = 1) -> Q:
+        """Waits until there were so many of a kind. Returns the last of them."""
+        end = time.monotonic() + PATIENCE
+        while len(found := self.all(kind)) < count:
+            assert time.monotonic() < end, f"{len(found)} of {count} {kind.__name__}; {self.asked}"
+            time.sleep(0.005)
+        return found[count - 1]
+
+    def say(self, *replies: m.Reply) -> None:
+        """Says something on the newest connection."""
+        self._send(self._open[-1][0], replies)
+
     def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
@@ -65,16 +91,32 @@ class Scripted:
 
     def _serve(self, connection: socket.socket) -> None:
         decoder = FrameDecoder(MAX_REQUEST)
-        while data := connection.recv(65536):
+        while data := self._receive(connection):
             for body in decoder.feed(data):
-                reply = self._reply(m.unpack_request(body))
-                if reply is None:
+                replies = self._reply(m.unpack_request(body))
+                if replies is None:
                     connection.shutdown(socket.SHUT_RDWR)
                     return
                 with suppress(BrokenPipeError):  # who asked did not wait
-                    connection.sendall(m.pack_message(reply))
+                    self._send(connection, [replies] if isinstance(replies, m.Reply) else replies)
 
-    def _reply(self, request: m.AnyRequest) -> m.Reply | None:
+    def _receive(self, connection: socket.socket) -> bytes:
+        try:
+            data, descriptors, _, _ = socket.recv_fds(connection, 65536, m.MAX_DESCRIPTORS)
+        except ConnectionResetError:
+            return b""
+        if descriptors:
+            self.came.append([os.fstat(descriptor).st_ino for descriptor in descriptors])
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return data
+
+    def _send(self, connection: socket.socket, replies: Sequence[m.Reply]) -> None:
+        for reply in replies:
+            files = self.files if isinstance(reply, m.LogFiles) else []
+            socket.send_fds(connection, [m.pack_message(reply)], files)
+
+    def _reply(self, request: m.AnyRequest) -> m.Reply | Sequence[m.Reply] | None:
         if isinstance(request, m.Hello):
             self.greeted += 1
             return m.Welcome(id=request.id, version=1, daemon="0", pid=1, state_dir="/", run=self._run)

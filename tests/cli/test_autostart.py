@@ -100,7 +100,14 @@ def systemd(alone: World, tmp_path: Path) -> World:
 def test_the_users_systemd_is_asked_for_a_delegated_unit(systemd: World, tmp_path: Path) -> None:
     assert "in a systemd unit of its own" in systemd.sfactl("run", "-q", "--", "true").stderr
     asked = (tmp_path / "asked").read_text()
-    for word in ("--user", "Delegate=yes", "KillMode=mixed", f"--setenv=SFAD_SOCKET={systemd.socket}", "-m sfad serve"):
+    for word in (
+        "--user",
+        "Delegate=yes",
+        "KillMode=process",
+        "Restart=on-failure",
+        f"--setenv=SFAD_SOCKET={systemd.socket}",
+        "-m sfad serve",
+    ):
         assert word in asked
 
 

@@ -163,14 +163,57 @@ def test_a_daemon_that_was_restarted_between_two_calls_is_found_again(daemon: Sc
     assert [type(request) for request in daemon.asked] == [m.Reserve, m.Settle, m.Report], "each once"
 
 
-def test_a_daemon_that_is_away_is_unreachable_until_it_is_back(daemon: Scripted, sfad: Sfad) -> None:
+def test_a_daemon_that_is_away_is_waited_for(daemon: Scripted, sfad: Sfad) -> None:
     sfad.report(turns=1)
     daemon.stop()
-    with pytest.raises(DaemonUnreachable):
+    back = threading.Timer(0.4, daemon.start)
+    back.start()
+    sfad.report(turns=2)
+    back.join()
+    assert [getattr(request, "turns", None) for request in daemon.asked] == [1, 2]
+
+
+def test_a_daemon_that_stays_away_is_unreachable_and_waited_for_once(
+    daemon: Scripted, sfad: Sfad, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sfactl.connection.RECONNECT", 0.3)
+    sfad.report(turns=1)
+    daemon.stop()
+    with pytest.raises(DaemonUnreachable, match=r"did not come back within 0\.3 s; nothing was sent") as raised:
         sfad.report(turns=2)
+    assert raised.value.kind == "missing"
+    with pytest.raises(DaemonUnreachable, match="does not exist"):
+        sfad.report(turns=3)
     daemon.start()
-    sfad.report(turns=3)
-    assert [getattr(request, "turns", None) for request in daemon.asked] == [1, 3]
+    sfad.report(turns=4)
+    assert [getattr(request, "turns", None) for request in daemon.asked] == [1, 4]
+
+
+def test_a_daemon_that_is_away_is_not_waited_for_longer_than_for_an_answer(daemon: Scripted) -> None:
+    with Sfad(socket=str(daemon.path), timeout=0.2) as sfad:
+        sfad.report(turns=1)
+        daemon.stop()
+        with pytest.raises(DaemonUnreachable, match=r"within 0\.2 s"):
+            sfad.report(turns=2)
+    daemon.start()
+
+
+def test_an_answer_may_still_take_no_longer_after_a_restart(daemon: Scripted) -> None:
+    with Sfad(socket=str(daemon.path), timeout=0.3) as sfad:
+        sfad.report(turns=1)
+        daemon.restart()
+        daemon.answer = lambda _request: ()
+        with pytest.raises(Unanswered, match=r"0\.3 s"):
+            sfad.report(turns=2)
+
+
+def test_a_question_waits_for_the_daemon(daemon: Scripted, sfad: Sfad) -> None:
+    daemon.answer = lambda request: agreeable(request) if len(daemon.asked) > 1 else ()
+    restart = threading.Timer(0.3, daemon.restart)
+    restart.start()
+    assert sfad.info().id == "a1"
+    restart.join()
+    assert [type(request) for request in daemon.asked] == [m.Info, m.Info]
 
 
 def test_what_may_have_been_taken_is_not_sent_twice(daemon: Scripted, sfad: Sfad) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sfactl.connection import Client, DaemonError, Unreachable, explain
+from sfactl.connection import Client, ConnectionLost, DaemonError, Unreachable, explain
 from sfactl.exits import Quit
 from sfad.protocol import messages as m
 from sfad.protocol.errors import ErrorCode
@@ -126,9 +126,21 @@ def test_a_daemon_that_vanishes_is_unreachable(tmp_path: Path) -> None:
     def script(_connection: socket.socket, receive: Callable[[], m.AnyRequest]) -> None:
         receive()
 
-    with served(tmp_path, script) as path, Client(path) as client, pytest.raises(Unreachable) as raised:
-        client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus)
+    with served(tmp_path, script) as path, Client(path) as client, pytest.raises(ConnectionLost) as raised:
+        client.answer(client.send(m.DaemonInfo(id=client.next_id())), m.DaemonStatus)
     assert (raised.value.kind, raised.value.code) == ("gone", 69)
+
+
+def test_who_accepts_and_says_nothing_is_not_waited_for_longer_than_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def script(_connection: socket.socket, receive: Callable[[], m.AnyRequest]) -> None:
+        receive()
+
+    monkeypatch.setattr("sfactl.connection.RECONNECT", 0.3)
+    with served(tmp_path, script) as path, Client(path) as client, pytest.raises(Unreachable, match=r"within 0\.3 s") as raised:
+        client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus)
+    assert raised.value.kind == "silent"
 
 
 def test_who_does_not_speak_the_protocol_is_said_so(tmp_path: Path) -> None:

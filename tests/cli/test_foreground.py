@@ -258,14 +258,31 @@ def test_spawn_wait_is_run(daemon: World) -> None:
     assert (done.stdout, done.stderr) == ("out\n", "")
 
 
-def test_a_daemon_that_dies_is_waited_for(start: Start, daemon: World) -> None:
+def test_a_run_outlives_its_daemon_and_its_output_goes_on(start: Start, daemon: World, tmp_path: Path) -> None:
+    script = "echo ready; while [ ! -e go ]; do sleep 0.05; done; echo after; exit 5"
+    process = start("run", "-q", "--cwd", str(tmp_path), "--", "sh", "-c", script)
+    assert line(process) == b"ready\n"
+    assert process.stderr is not None
+    daemon.kill()
+    assert b"went away" in process.stderr.readline()
+    (tmp_path / "go").touch()
+    assert line(process) == b"after\n"
+    daemon.begin()
+    assert process.wait(PATIENCE) in (5, 70), "its own code where the kernel still tells it"
+    assert line(process) == b""
+
+
+def test_ctrl_c_without_a_daemon_stops_the_run_when_there_is_one(start: Start, daemon: World) -> None:
     process = start("run", "-q", "--", "sh", "-c", "echo ready; exec sleep 60")
     assert line(process) == b"ready\n"
     assert process.stderr is not None
     daemon.kill()
     assert b"went away" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    assert b"as soon as the daemon is back" in process.stderr.readline()
     daemon.begin()
-    assert process.wait(PATIENCE) == 70
+    assert process.wait(PATIENCE) == 130
+    assert daemon.status(run_of(daemon)) in ("cancelled", "lost")
 
 
 def test_waiting_for_it_can_be_ended(start: Start, daemon: World) -> None:
@@ -274,6 +291,9 @@ def test_waiting_for_it_can_be_ended(start: Start, daemon: World) -> None:
     assert process.stderr is not None
     daemon.kill()
     assert b"went away" in process.stderr.readline()
-    process.send_signal(signal.SIGINT)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        process.send_signal(number)
+        assert b"as soon as the daemon is back" in process.stderr.readline()
+    process.send_signal(signal.SIGHUP)
     assert process.wait(PATIENCE) == 130
     daemon.begin()

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sfactl import output
-from sfactl.commands import tree, why
+from sfactl.commands import info, status, tree, why
 from sfad.protocol.types import Status
 
-from .samples import NOON, reason, run
+from .samples import NOON, daemon, reason, run
 
 
 @given(st.text())
@@ -71,9 +71,20 @@ def test_a_tree_draws_children_below_parents_and_keeps_orphans() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "changes", "says"),
+    ("state", "changes", "says"),
     [
-        (Status.COMPLETED, {}, "exited with 0 after 3.0s"),
+        (Status.COMPLETED, {"exit_code": 0}, "exited with 0 after 3.0s"),
+        (Status.COMPLETED, {}, "completed: its main process ended after 3.0s; with which exit status is not known"),
+        (
+            Status.COMPLETED,
+            {"reason": reason("result", "it said so")},
+            "completed: it said so; with which exit status is not known",
+        ),
+        (
+            Status.LOST,
+            {"reason": reason("daemon", "it ended unseen")},
+            "a1 (worker) was lost: it ended unseen. Its exit status is not known; sfactl logs a1 has what it wrote",
+        ),
         (Status.CANCELLED, {"reason": reason("stop", "stopped by user ann")}, "stopped by user ann"),
         (Status.REJECTED_DEPTH, {"reason": reason("depth", "5 of 5")}, "refused by the depth rule: 5 of 5"),
         (Status.RUNNING, {}, "bounded by time 2m → terminate (from default), 1m30s left until its deadline"),
@@ -84,5 +95,49 @@ def test_a_tree_draws_children_below_parents_and_keeps_orphans() -> None:
         ),
     ],
 )
-def test_why(status: Status, changes: dict[str, object], says: str) -> None:
-    assert says in why.sentence(run(status, **changes), NOON + timedelta(seconds=30))
+def test_why(state: Status, changes: dict[str, object], says: str) -> None:
+    assert says in why.sentence(run(state, **changes), NOON + timedelta(seconds=30))
+
+
+@pytest.mark.parametrize(
+    ("state", "changes", "shown"),
+    [
+        (Status.COMPLETED, {"exit_code": 0}, "completed"),
+        (Status.COMPLETED, {}, "completed (exit unknown)"),
+        (Status.FAILED, {"exit_code": 3}, "failed (exit 3)"),
+        (Status.FAILED, {"signal": 9}, "failed (signal 9)"),
+        (Status.FAILED, {"reason": reason("agent", "it said so")}, "failed (exit unknown)"),
+        (Status.FAILED, {"reason": reason("launch", "no such file"), "started_at": None}, "failed"),
+        (Status.FAILED, {"reason": reason("launch", "no such file")}, "failed"),
+        (Status.CANCELLED, {"reason": reason("stop")}, "cancelled"),
+        (Status.LOST, {"reason": reason("daemon")}, "lost"),
+        (Status.RUNNING, {}, "running"),
+    ],
+)
+def test_an_exit_status_that_nobody_saw_is_not_shown_as_one(state: Status, changes: dict[str, object], shown: str) -> None:
+    assert output.outcome(run(state, **changes)) == shown
+
+
+def test_info_of_a_lost_run_says_what_is_not_known() -> None:
+    facts = dict(info.facts(run(Status.LOST, reason=reason("daemon", "it ended unseen"))))
+    assert (facts["status"], facts["reason"]) == ("lost", "it ended unseen")
+    assert facts["exit"].startswith("not known")
+    assert "exit" not in dict(info.facts(run(Status.COMPLETED, exit_code=0)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "shown"),
+    [
+        ({}, "memory", "1.0 MiB; ledger 12.0 KiB; no backup yet"),
+        (
+            {"backup_bytes": 8 << 10, "backup_at": datetime.now(UTC) - timedelta(days=3, hours=3, minutes=5)},
+            "memory",
+            "1.0 MiB; ledger 12.0 KiB; backup 8.0 KiB, 3d03h old",
+        ),
+        ({"live": 3}, "runs", "3 live, 0 queued, 0 admitted, 0 refused"),
+        ({"live": 3, "adopted": 2}, "runs", "3 live (adopted 2), 0 queued, 0 admitted, 0 refused"),
+    ],
+)
+def test_the_daemons_backup_and_adopted_runs(changes: dict[str, object], name: str, shown: str) -> None:
+    assert dict(status.facts(daemon(**changes)))[name] == shown
+    assert {"adopted", "backup_bytes", "backup_at"} <= set(output.content(daemon(**changes)))
