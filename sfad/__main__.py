@@ -1,8 +1,9 @@
-"""The command `sfad`: serve, check-config, sweep, version."""
+"""The command `sfad`: serve, check-config, sweep, backup, version."""
 
 from __future__ import annotations
 
 import os
+import sqlite3
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -11,19 +12,24 @@ import msgspec
 import trio
 import typer
 
-from . import __version__
+from . import __version__, systemd
 from . import config as configuration
 from .daemon import Daemon, Place
 from .launch import CgroupImpossible
+from .launch.controllers import release_unit
 from .launch.sweep import sweep as sweep_instance
-from .ledger import LedgerError
+from .ledger import LedgerError, back_up
+from .ledger.opening import FILE as LEDGER_FILE
 from .paths import PathError, config_files, lock_state_dir
 from .protocol.paths import daemon_socket
 from .protocol.paths import state_dir as resolve_state_dir
+from .runtime.clock import MonotonicClock
+from .runtime.handover import taken
 
 EXIT_USAGE = 2
 EXIT_UNAVAILABLE = 69
 EXIT_SURVIVED = 5
+EXIT_IO = 74
 
 app = typer.Typer(
     add_completion=False,
@@ -38,6 +44,15 @@ Socket = Annotated[str | None, typer.Option("--socket", metavar="PATH", help="Wh
 StateDir = Annotated[str | None, typer.Option("--state-dir", metavar="DIR", help="Ledger and output. [env: SFAD_STATE_DIR]")]
 ConfigFile = Annotated[
     str | None, typer.Option("--config", metavar="FILE", help="The only config file to read. [env: SFAD_CONFIG]")
+]
+BackupFile = Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="The copy to make.")]
+StopPost = Annotated[
+    bool,
+    typer.Option(
+        "--stop-post",
+        help="As ExecStopPost= of a systemd unit: where another daemon follows ($SERVICE_RESULT) kill nothing, and only make the "
+        "unit's cgroup fit to be started in.",
+    ),
 ]
 ReadyFd = Annotated[int | None, typer.Option("--ready-fd", hidden=True, help="Write a line to this descriptor once serving.")]
 
@@ -55,7 +70,12 @@ def serve(socket: Socket = None, state_dir: StateDir = None, config: ConfigFile 
     place = _place(socket, state_dir, config)
     loaded = _load(place.config_files)
     try:
-        trio.run(Daemon(place, loaded, ready_fd=ready_fd).serve, strict_exception_groups=True)
+        handed = taken()
+    except ValueError as unreadable:
+        _die(f"what the sfad before this one handed over cannot be used: {unreadable}", EXIT_UNAVAILABLE)
+    try:
+        daemon = Daemon(place, loaded, handed=handed, ready_fd=ready_fd)
+        trio.run(daemon.serve, strict_exception_groups=True, clock=MonotonicClock())
     except* (PathError, LedgerError, CgroupImpossible) as group:
         for error in group.exceptions:
             print(f"sfad: {error}", file=sys.stderr)
@@ -71,22 +91,39 @@ def check_config(config: ConfigFile = None) -> None:
 
 
 @app.command()
-def sweep(state_dir: StateDir = None, config: ConfigFile = None) -> None:
+def sweep(state_dir: StateDir = None, config: ConfigFile = None, stop_post: StopPost = False) -> None:
     """Kill what a dead daemon of this state directory left behind. Refuses while a daemon is alive."""
     place = _place(None, state_dir, config)
-    loaded = _load(place.config_files)
     try:
         if place.state_dir.is_dir():
             lock_state_dir(place.state_dir)  # until this process ends: no daemon may start in the middle of it
     except PathError as error:
         _die(f"{error}; a living daemon looks after its own (sfactl stop --all)", EXIT_UNAVAILABLE)
+    if stop_post and systemd.another_follows():
+        release_unit()
+        return
     try:
-        report = sweep_instance(place.instance, loaded.config.containment.cgroup_parent)
+        report = sweep_instance(place.instance, _cgroup_parent(place.config_files))
     except OSError as error:
         _die(f"cannot look for what is left: {error}", EXIT_SURVIVED)
     print(f"{len(report.pids)} processes of {place.state_dir} were alive; {len(report.pids) - len(report.left)} have been killed")
     if report.left:
         _die(f"still alive: {', '.join(map(str, report.left))}", EXIT_SURVIVED)
+
+
+@app.command()
+def backup(file: BackupFile, state_dir: StateDir = None) -> None:
+    """Copy the ledger to FILE, whether a daemon is running or not. FILE must not exist."""
+    place = _place(None, state_dir, None)
+    if not (place.state_dir / LEDGER_FILE).exists():
+        _die(f"there is no ledger in {place.state_dir}", EXIT_UNAVAILABLE)
+    try:
+        copy = back_up(place.state_dir, file.absolute(), replace=False)
+    except FileExistsError:
+        _die(f"{file} exists; choose another name", EXIT_USAGE)
+    except (OSError, sqlite3.Error, LedgerError) as error:
+        _die(f"the ledger could not be copied to {file}: {error}", EXIT_IO)
+    print(f"{copy.path}: {copy.size_bytes} bytes")
 
 
 @app.command()
@@ -112,6 +149,15 @@ def _load(files: tuple[list[Path], bool]) -> configuration.Loaded:
         return configuration.load(files[0], required=files[1])
     except configuration.ConfigError as error:
         _die(str(error), EXIT_USAGE)
+
+
+def _cgroup_parent(files: tuple[list[Path], bool]) -> str | None:
+    """What cannot be read may be why there is no daemon: a sweep does without it, for it looks everywhere anyway."""
+    try:
+        return configuration.load(files[0], required=files[1]).config.containment.cgroup_parent
+    except configuration.ConfigError as error:
+        print(f"sfad: {error}; containment.cgroup_parent is taken as not set", file=sys.stderr)
+        return None
 
 
 def _die(message: str, code: int) -> NoReturn:

@@ -7,17 +7,20 @@ import hashlib
 import os
 import resource
 import signal
+import socket
+import sqlite3
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import trio
 
+from . import __version__, reexec, systemd
 from . import config as configuration
-from . import systemd
 from .core.events import DrainRequested
+from .faults import effect
 from .launch import choose
 from .launch.base import Launcher
 from .launch.reaper import ChildSignals
@@ -28,9 +31,14 @@ from .output.files import OutputStore
 from .paths import PathError, bind_socket, lock_state_dir, prepare_state_dir, unbind_socket
 from .peers import identify
 from .protocol.messages import Setting
-from .runtime.live import wall_clock
+from .protocol.types import RunId
+from .runtime.budgets import rebuild
+from .runtime.handover import Handover
+from .runtime.memory import Memory
+from .runtime.recovery import Recovery, recover
 from .runtime.runtime import Runtime
 from .server.server import Server
+from .spool import JournalError
 
 LAST_WORDS = 2.0
 """Seconds that clients have to take their last replies when the daemon ends."""
@@ -53,12 +61,19 @@ class Place:
 class Daemon:
     """One daemon on one state directory."""
 
-    def __init__(self, place: Place, loaded: configuration.Loaded, *, ready_fd: int | None = None) -> None:
+    def __init__(
+        self, place: Place, loaded: configuration.Loaded, *, handed: Handover | None = None, ready_fd: int | None = None
+    ) -> None:
+        """`handed`: this process has executed itself anew, and goes on."""
         self._place = place
         self._loaded = loaded
-        self._ready_fd = ready_fd
+        self._handed = handed
+        self._ready_fd = ready_fd if handed is None else None  # that was told long ago, and its number may be another file's
         self._drained = trio.Event()
+        self._renewing = False
+        """It is about to execute itself anew."""
         self._runtime: Runtime
+        self._lock = -1
 
     async def serve(self) -> None:
         """Serves until told to end and every tree is gone. Raises `PathError`, `LedgerError`, `CgroupImpossible`."""
@@ -67,22 +82,23 @@ class Daemon:
             stack.callback(children.close)
             log = self._open_log()
             stack.callback(log.close)
-            prepare_state_dir(self._place.state_dir)
-            stack.callback(os.close, lock_state_dir(self._place.state_dir))
-            ledger, output = self._open_state(stack, log)
+            self._take_state_dir(stack)
+            memory, output, ledger = self._open_state(stack, log)
             launcher = self._choose_launcher(stack, log)
             # after the launcher has seen the limit that runs are to have
             _raise_descriptor_limit()
-            runtime = self._make_runtime(ledger, output, launcher, log)
+            runtime = self._make_runtime(ledger, output, launcher, memory, log)
             stack.callback(runtime.close)
+            recovery = self._recover(runtime, log)
             # what start-up has made lives as long as the daemon, and every collection would walk it again
             gc.collect()
             gc.freeze()
             try:
-                await self._run(runtime, log, stack, children)
+                await self._run(runtime, recovery, log, stack, children)
             except Exception:
-                # a daemon that cannot go on leaves nothing unmanaged behind
-                self._sweep_leftovers(log)
+                if not systemd.manages():
+                    # nobody starts another daemon soon: one that cannot go on leaves nothing unmanaged behind
+                    self._sweep(log, frozenset())
                 raise
 
     def _open_log(self) -> Log:
@@ -92,28 +108,30 @@ class Daemon:
         except OSError as error:
             raise PathError(f"log.file = {setting.file} cannot be opened: {error.strerror}") from error
 
-    def _open_state(self, stack: ExitStack, log: Log) -> tuple[Ledger, OutputStore]:
-        place = self._place
-        self._sweep_leftovers(log)
-        output = OutputStore(place.state_dir / "output")
-        ledger = Ledger(place.state_dir, floor_number=output.highest_number())
-        stack.callback(lambda: _tell_unwritten(ledger.close(), log))
-        for note in ledger.notes:
-            log.warning(note)
-        left = [run.id for run in ledger.open_runs()]
-        if left:
-            ledger.close_lost(left, wall_clock(), "the daemon died while it ran; what was left of it was killed at the next start")
-            log.warning("closed runs that a dead daemon left as lost", runs=left)
-        return ledger, output
+    def _take_state_dir(self, stack: ExitStack) -> None:
+        if self._handed is not None:
+            self._lock = self._handed.lock
+        else:
+            prepare_state_dir(self._place.state_dir)
+            self._lock = lock_state_dir(self._place.state_dir)
+        stack.callback(os.close, self._lock)
 
-    def _sweep_leftovers(self, log: Log) -> None:
+    def _open_state(self, stack: ExitStack, log: Log) -> tuple[Memory, OutputStore, Ledger]:
+        state_dir = self._place.state_dir
         try:
-            report = sweep(self._place.instance, self._loaded.config.containment.cgroup_parent)
+            memory = Memory(state_dir / "spool", log.error)
+            stack.callback(memory.close)
+            output = OutputStore(state_dir / "output")
+        except JournalError as error:
+            raise PathError(str(error)) from error
         except OSError as error:
-            log.error(f"what a dead daemon may have left could not be looked for: {error}; run 'sfad sweep' later")
-            return
-        if report.pids:
-            log.warning("killed processes that a dead daemon left", pids=report.pids)
+            raise PathError(f"the state directory {state_dir} cannot be used: {error}") from error
+        floor = max(output.highest_number(), memory.highest_number)
+        ledger = Ledger(state_dir, floor_number=floor, handed_over=self._handed is not None)
+        stack.callback(lambda: _tell_unwritten(ledger.close(), log))
+        for note in (*memory.notes, *ledger.notes):
+            log.warning(note)
+        return memory, output, ledger
 
     def _choose_launcher(self, stack: ExitStack, log: Log) -> Launcher:
         containment = self._loaded.config.containment
@@ -128,7 +146,7 @@ class Daemon:
         stack.callback(launcher.close)
         return launcher
 
-    def _make_runtime(self, ledger: Ledger, output: OutputStore, launcher: Launcher, log: Log) -> Runtime:
+    def _make_runtime(self, ledger: Ledger, output: OutputStore, launcher: Launcher, memory: Memory, log: Log) -> Runtime:
         self._runtime = Runtime(
             loaded=self._loaded,
             ledger=ledger,
@@ -137,30 +155,75 @@ class Daemon:
             log=log,
             socket=str(self._place.socket),
             state_dir=str(self._place.state_dir),
+            memory=memory,
             on_shutdown=self._drained.set,
-        )
-        ledger.start(
-            on_committed=self._runtime.committed,
-            on_failed=self._runtime.commit_failed,
-            on_ended=self._runtime.recorded,
-            on_trouble=self._runtime.trouble,
         )
         return self._runtime
 
-    async def _run(self, runtime: Runtime, log: Log, stack: ExitStack, children: ChildSignals) -> None:
-        place = self._place
-        listener = bind_socket(place.socket)
+    def _recover(self, runtime: Runtime, log: Log) -> Recovery:
+        """Takes over what lives, and brings the ledger in line with it."""
+        try:
+            recovery = recover(runtime, self._handed)
+        except OSError as error:
+            raise PathError(f"what an earlier daemon left cannot be taken over: {error}") from error
+        for note in recovery.notes:
+            log.error(note)
+        ledger = runtime.ledger
+        try:
+            effect("mend")
+            ledger.mend(recovery.rows)
+            effect("mended")
+            for note in rebuild(self._loaded.config.budgets, ledger, runtime.memory):
+                log.error(note)
+        except sqlite3.Error as error:
+            log.error(f"the ledger cannot be brought in line with what was found: {error}; it will be when it can be written")
+            recovery = replace(recovery, unwritten=tuple(recovery.rows))
+        ledger.start(
+            on_committed=runtime.committed,
+            on_failed=runtime.commit_failed,
+            on_ended=runtime.recorded,
+            on_trouble=runtime.trouble,
+        )
+        return recovery
+
+    async def _sweep_others(self, recovery: Recovery, log: Log) -> None:
+        """Ends what carries our name and is no run that is known: a run of which nothing was remembered."""
+        if self._handed is None:
+            await trio.to_thread.run_sync(self._sweep, log, recovery.held, self._runtime.launcher.detail)
+
+    def _sweep(self, log: Log, spare: frozenset[RunId], home: str | None = None) -> None:
+        try:
+            effect("sweep")
+            report = sweep(self._place.instance, self._loaded.config.containment.cgroup_parent, spare, home)
+        except OSError as error:
+            log.error(f"what a dead daemon may have left could not be looked for: {error}; run 'sfad sweep' later")
+            return
+        if report.pids:
+            log.warning("killed processes that a dead daemon left and nobody remembers", pids=report.pids)
+
+    async def _run(self, runtime: Runtime, recovery: Recovery, log: Log, stack: ExitStack, children: ChildSignals) -> None:
+        place, handed = self._place, self._handed
+        listener = bind_socket(place.socket) if handed is None else socket.socket(fileno=handed.listener)
         stack.callback(_unbind, place.socket, log)
         server = Server(listener, runtime, lambda sock: identify(sock, runtime.launcher), log)
         stack.callback(server.close)
+        if handed is not None:
+            server.take_over(handed.clients, handed.last_token)
+            runtime.machine.admitted, runtime.machine.refused = handed.admitted, handed.refused
         # outside the nursery: trio's receiver breaks a task that still iterates over it when it is closed
         with trio.open_signal_receiver(*_SIGNALS) as signals:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # blocked across execve(2)
             async with trio.open_nursery() as nursery:
                 await nursery.start(runtime.serve)
+                await self._sweep_others(recovery, log)
+                runtime.recover(recovery)
+                if handed is not None:
+                    server.go_on(handed.clients)
                 nursery.start_soon(server.serve)
                 nursery.start_soon(children.serve, runtime.launcher.child_signalled)
-                nursery.start_soon(self._obey, signals, runtime, server.stop_accepting, log)
-                self._announce(log, runtime.launcher)
+                nursery.start_soon(self._obey, signals, runtime, server, log, nursery)
+                nursery.start_soon(systemd.feed_watchdog)
+                self._announce(log, runtime, recovery)
                 await self._drained.wait()
                 _notify("STOPPING=1", log)
                 with trio.move_on_after(LAST_WORDS), suppress(OSError):
@@ -169,27 +232,53 @@ class Daemon:
                 nursery.cancel_scope.cancel()
         log.info("stopped")
 
-    def _announce(self, log: Log, launcher: Launcher) -> None:
+    def _announce(self, log: Log, runtime: Runtime, recovery: Recovery) -> None:
+        launcher = runtime.launcher
         log.info(
             "serving", socket=str(self._place.socket), state_dir=str(self._place.state_dir), pid=os.getpid(),
             containment=launcher.containment, detail=launcher.detail,
         )  # fmt: skip
+        runtime.tell_recovered(recovery)
         _notify("READY=1", log)
         if self._ready_fd is not None:
             with suppress(BrokenPipeError):  # whoever started us may be gone
                 os.write(self._ready_fd, b"ready\n")
             os.close(self._ready_fd)
 
-    async def _obey(self, signals: AsyncIterator[int], runtime: Runtime, stop_accepting: Callable[[], None], log: Log) -> None:
+    async def _obey(self, signals: AsyncIterator[int], runtime: Runtime, server: Server, log: Log, nursery: trio.Nursery) -> None:
+        """Waits for none of them to be carried out: SIGTERM may come while the daemon is about to execute itself anew."""
         async for number in signals:
             if number == signal.SIGHUP:
+                _notify(systemd.reloading(), log)
                 self._reload(runtime, log)
+                if (installed := reexec.installed_version()) not in (None, __version__):
+                    log.info("another version is installed", running=__version__, installed=installed)
+                    nursery.start_soon(self._execute_anew, runtime, server, log)
+                else:
+                    _notify("READY=1", log)
             elif number == signal.SIGUSR2:
-                log.warning("SIGUSR2: re-executing in place is not in this release; stop and start the daemon")
+                nursery.start_soon(self._execute_anew, runtime, server, log)
             else:
                 log.info("stopping every tree", signal=signal.Signals(number).name, live=len(runtime.live))
-                stop_accepting()
+                server.stop_accepting()
                 runtime.feed(DrainRequested(trio.current_time(), number))
+
+    async def _execute_anew(self, runtime: Runtime, server: Server, log: Log) -> None:
+        """Returns only if that cannot be; then everything goes on as before."""
+        if runtime.machine.draining or self._renewing:
+            log.warning(f"SIGUSR2 is ignored: the daemon is being {'renewed' if self._renewing else 'stopped'}")
+            return
+        self._renewing = True
+        try:
+            await reexec.check()
+            log.info("executing itself anew", version=__version__, live=len(runtime.live))
+            _notify(systemd.reloading(), log)
+            await reexec.execute(runtime, server, self._lock)
+        except (OSError, reexec.Unfit) as error:
+            log.error(f"the daemon goes on as it is, and was not executed anew: {error}")
+            _notify("READY=1", log)
+        finally:
+            self._renewing = False
 
     def _reload(self, runtime: Runtime, log: Log) -> None:
         files, required = self._place.config_files

@@ -8,9 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -50,16 +51,18 @@ class Daemon:
         self.log = directory / "log"
         self.process = self._start()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(
+        self, environment: Mapping[str, str] = MappingProxyType({}), command: Sequence[str] = (sys.executable, "-m", "sfad")
+    ) -> subprocess.Popen[bytes]:
         read, write = os.pipe()
         with self.log.open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "sfad", "serve", "--ready-fd", str(write)],
+                [*command, "serve", "--ready-fd", str(write)],
                 pass_fds=[write],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=self.env,
+                env=self.env | dict(environment),
             )
         os.close(write)
         with os.fdopen(read, "rb") as ready:
@@ -104,6 +107,21 @@ class Daemon:
         """Processes and cgroups of its runs that are still there."""
         found = [f"process {p.pid} {p.cmdline()}" for p in strays(self.instance)]
         return found + [path for path in cgroups() if path.endswith(f"/sfad-{self.instance}")]
+
+    def kill(self) -> None:
+        """kill -9; its runs are left behind."""
+        self.process.kill()
+        self.process.wait()
+
+    def restart(self, **environment: str) -> None:
+        """Another one in its place, with more in its environment if that is given."""
+        self.process = self._start(environment)
+
+    def reexecute(self) -> None:
+        """SIGUSR2, and until it serves anew."""
+        before = self.log.read_text().count('"message":"serving"')
+        self.process.send_signal(signal.SIGUSR2)
+        wait_until(lambda: self.log.read_text().count('"message":"serving"') > before, "it serves anew")
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Ends the daemon as its user would; its exit code."""

@@ -26,12 +26,12 @@ IMPURE_NAMES = {
 LAYERS = [
     {"sfad.protocol"},
     {"sfad.core"},
-    {"sfad.launch", "sfad.meters", "sfad.ledger", "sfad.output", "sfad.observe"},
+    {"sfad.launch", "sfad.meters", "sfad.ledger", "sfad.output", "sfad.observe", "sfad.spool"},
     {"sfad.runtime", "sfad.peers"},
     {"sfad.server"},
-    {"sfad.daemon", "sfad.__main__"},
+    {"sfad.daemon", "sfad.reexec", "sfad.__main__"},
 ]
-"""`protocol.types ← core ← {launch, meters, ledger, output, observe} ← runtime ← server ← __main__`. Other modules of the
+"""`protocol.types ← core ← {launch, meters, ledger, output, observe, spool} ← runtime ← server ← __main__`. Other modules of the
 top level (config, paths, systemd ...) are leaves: any shell layer may use them, and they may use none."""
 
 HEAVY = ("trio", "psutil", "textual", "mcp", "genai_prices", "rich", "asyncio")

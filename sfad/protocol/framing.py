@@ -40,6 +40,11 @@ class FrameDecoder:
         """Bytes of a frame that is not complete yet."""
         return len(self._buffer)
 
+    @property
+    def rest(self) -> bytes:
+        """Those bytes."""
+        return bytes(self._buffer)
+
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Yields every body that is complete once `data` has arrived. Raises `FrameTooLarge`."""
         buffer = self._buffer

@@ -14,6 +14,7 @@ from ..core import events as e
 from ..core.budgets import Budget, Budgets
 from ..ledger import Ledger
 from .live import wall_clock
+from .memory import Memory
 from .timers import Timers
 
 LOOK_AGAIN_SOON = 10.0
@@ -33,7 +34,9 @@ class BudgetKeeper:
         timers: Timers,
         feed: Callable[[e.Event], None],
         trouble: Callable[[str], None],
+        memory: Memory,
     ) -> None:
+        self._memory = memory
         self._known = known
         self._ledger = ledger
         self._timers = timers
@@ -49,7 +52,10 @@ class BudgetKeeper:
 
     def charge(self, scope: str, name: str, usd: float) -> None:
         """Writes a charge to the ledger, in the present period."""
-        self._ledger.charge(scope, name, self._periods[scope, name], usd)
+        begins = self._periods[scope, name]
+        self._ledger.charge(scope, name, begins, usd)
+        charged = next(budget.charged for budget in self._known if (budget.scope, budget.name) == (scope, name))
+        self._memory.charge(scope, name, begins, charged)
 
     def _look(self) -> None:
         now = wall_clock().astimezone()
@@ -60,13 +66,13 @@ class BudgetKeeper:
             self._timers.arm("budgets", trio.current_time() + LOOK_AGAIN_SOON, self._look)
 
     def _renew(self, now: datetime) -> None:
-        wanted = list(self._wanted())
-        if not wanted and not self._periods:
+        configured = wanted(self._config)
+        if not configured and not self._periods:
             return
         kept = {(budget.scope, budget.name): budget for budget in self._known}
-        periods = {(budget.scope, budget.name): period(now, budget.period) for budget in wanted}
+        periods = {(budget.scope, budget.name): period(now, budget.period) for budget in configured}
         budgets = []
-        for budget in wanted:
+        for budget in configured:
             key = (budget.scope, budget.name)
             begin, end = periods[key]
             old = kept.get(key) if self._periods.get(key) == begin else None
@@ -88,14 +94,6 @@ class BudgetKeeper:
             soonest = min((end - now).total_seconds() for _, end in periods.values())
             self._timers.arm("budgets", trio.current_time() + min(max(soonest, 0.1), LOOK_AGAIN), self._look)
 
-    def _wanted(self) -> list[Budget]:
-        users = [Budget("user", name, budget.daily_usd, frozenset({name})) for name, budget in self._config.users.items()]
-        teams = [
-            Budget("team", name, budget.usd, frozenset(budget.members), period=budget.period)
-            for name, budget in self._config.teams.items()
-        ]
-        return users + teams
-
 
 def period(now: datetime, length: str) -> tuple[datetime, datetime]:
     """The calendar day, week or month that `now`, in local time, is in: its first moment, and the next one's."""
@@ -114,3 +112,32 @@ def period(now: datetime, length: str) -> tuple[datetime, datetime]:
 
 def _midnight(day: date) -> datetime:
     return datetime(day.year, day.month, day.day).astimezone()
+
+
+def rebuild(config: configuration.Budgets, ledger: Ledger, memory: Memory) -> list[str]:
+    """Brings the ledger in line with what the spool remembers that budgets were charged: it was told before the ledger, which may
+    have been begun anew. There, if something may have been forgotten, they count as exhausted until their period ends or they
+    are given more: nobody knows what of them is left (SPEC section 10). Before the ledger is started; returns what there is to
+    say. Raises `sqlite3.Error`."""
+    notes: list[str] = []
+    for budget in wanted(config):
+        begin, _ = period(wall_clock().astimezone(), budget.period)
+        charged = memory.charged(budget.scope, budget.name)
+        if charged is not None and charged.begins == begin:
+            ledger.set_charged(budget.scope, budget.name, begin, charged.usd)
+        elif ledger.begun_anew and not memory.sound:
+            ledger.set_charged(budget.scope, budget.name, begin, budget.usd)
+            notes.append(
+                f"what the budget of {budget.scope} {budget.name} was charged since {begin:%Y-%m-%d} is lost with the ledger: it "
+                f"counts as exhausted ({budget.usd:g} USD); set more in [budgets] to let it go on"
+            )
+    return notes
+
+
+def wanted(config: configuration.Budgets) -> list[Budget]:
+    """The budgets that are configured, not charged yet."""
+    users = [Budget("user", name, budget.daily_usd, frozenset({name})) for name, budget in config.users.items()]
+    teams = [
+        Budget("team", name, budget.usd, frozenset(budget.members), period=budget.period) for name, budget in config.teams.items()
+    ]
+    return users + teams

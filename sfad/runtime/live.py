@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Literal
@@ -11,6 +12,7 @@ from ..core.limits import COSTS, KINDS, METERED, Held
 from ..core.run import Run
 from ..core.usage import Use
 from ..launch.base import Launcher
+from ..ledger import RunExtra
 from ..meters import Program
 from ..protocol.messages import Spawn
 from ..protocol.types import Action, LimitKind, LimitState, RunId, RunInfo, Source, Usage
@@ -29,12 +31,20 @@ class Live:
     created_at: datetime
     program: Program | None = None
     """What its stdout is metered as."""
+    nonce: str = field(default_factory=lambda: secrets.token_hex(8))
+    """Of its cookie (`LaunchSpec.nonce`)."""
+    asker: RunId | None = None
+    """The run that asked for it."""
     descriptors: list[int] = field(default_factory=list)
     stdin: StdinPipe | None = None
     started_at: datetime | None = None
     ended_at: datetime | None = None
     unused: list[LimitState] | None = None
     """The limits but time, as they are shown while nothing of them is known to be used; `None` if they have changed."""
+    pid_told: int | None = None
+    """The main process whose `pid_started` is known."""
+    pid_started: int | None = None
+    """When that started, in clock ticks since boot."""
     saved: RunInfo | None = None
     """As the ledger was last given it."""
 
@@ -46,6 +56,25 @@ class Live:
         if self.stdin is not None:
             self.stdin.close()
             self.stdin = None
+
+    def look_at_the_clock(self, now: datetime) -> None:
+        """Notes when it started or ended, for people."""
+        if self.run.started_at is not None and self.started_at is None:
+            self.started_at = now
+        if self.run.status.terminal and self.ended_at is None:
+            self.ended_at = now
+
+    @property
+    def key(self) -> tuple[int, RunId | None, str] | None:
+        """What its request is known by, if it has a key."""
+        return (self.run.uid, self.asker, self.spawn.key) if self.spawn.key is not None else None
+
+    @property
+    def extra(self) -> RunExtra:
+        """What its row in the ledger holds beside `info`."""
+        spawn = self.spawn
+        mode = "detached" if spawn.detach else "foreground" if spawn.tied else "background"
+        return RunExtra(uid=self.run.uid, mode=mode, allowed_tools=spawn.allowed_tools, blocked_tools=spawn.blocked_tools)
 
     @property
     def kept(self) -> bool:

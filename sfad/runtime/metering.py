@@ -109,7 +109,16 @@ class Metering:
             self._begin(live)
         self._following.begin_attempt(run.id)
 
-    def _begin(self, live: Live) -> None:
+    def take_over(self, live: Live, position: bytes | None) -> None:
+        """Goes on with a run that an earlier daemon has launched; `position` is what `position` said there."""
+        self._begin(live, position, fresh=False)
+        self._following.look(live.run.id)
+
+    def position(self, run: RunId) -> bytes | None:
+        """Where the run's meter is, for who goes on; `None` if it has none."""
+        return self._following.saved(run)
+
+    def _begin(self, live: Live, position: bytes | None = None, *, fresh: bool = True) -> None:
         run, program = live.run, live.program
         self._runs[run.id] = _Metered(live, self._prices)
         if live.kept:
@@ -118,9 +127,10 @@ class Metering:
             self._following.follow(
                 run.id,
                 limit=int(limit.limit.threshold) if limit is not None else None,
-                meter=(lambda: program.meter(argv)) if program is not None else None,
+                meter=(lambda saved: program.meter(argv, saved)) if program is not None else None,
+                saved=position,
             )
-        self._sample(run, fresh=True)
+        self._sample(run, fresh=fresh)
         if program is not None:
             self._load_soon()
 

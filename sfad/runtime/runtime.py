@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import traceback
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,12 @@ from ..core import commands as c
 from ..core import events as e
 from ..core.access import Peer
 from ..core.limits import KINDS
-from ..core.machine import Machine
+from ..core.machine import HOUR, Machine
 from ..core.naming import derive_name
 from ..core.policy import Policy
-from ..core.run import Run
+from ..faults import effect
 from ..launch.base import Launcher, LaunchSpec
-from ..ledger import Ledger, RunExtra
+from ..ledger import Ledger
 from ..meters import Program
 from ..observe.log import Log
 from ..output.files import OutputStore
@@ -35,8 +36,12 @@ from ..protocol.types import Action, Bound, Limit, LimitKind, RunId, RunInfo
 from .advising import Adviser
 from .budgets import BudgetKeeper
 from .environment import run_environment
+from .handover import Held
 from .live import Live, wall_clock
+from .maintenance import Maintenance
+from .memory import Memory, SpawnKey
 from .metering import Metering, bounds_of, program_of
+from .recovery import Recovery
 from .stdin import StdinPipe
 from .timers import Timers
 
@@ -45,6 +50,9 @@ RECENT = 1000
 
 SAVE_USE = 1.0
 """Seconds until a changed use is in the ledger: what a daemon that is killed forgets, and a row a run in that time."""
+
+_WITHIN = c.Keep | c.Arm | c.Disarm | c.NoteUse
+"""Nothing of these is seen outside of the process: to die before one or after it is the same."""
 
 Waiter = Callable[[RunInfo], None]
 Watcher = Callable[[types.Event], None]
@@ -58,6 +66,7 @@ class Recent:
     info: RunInfo
     chain: tuple[RunId, ...]
     kept: bool
+    key: SpawnKey | None = None
 
 
 @dataclass(slots=True)
@@ -69,6 +78,7 @@ class Request:
     admitted: Admitted
     program: Program | None = None
     stdin: StdinPipe | None = None
+    asker: RunId | None = None
 
     def close(self) -> None:
         """Gives back every descriptor."""
@@ -91,9 +101,11 @@ class Runtime:
         log: Log,
         socket: str,
         state_dir: str,
+        memory: Memory,
         on_shutdown: Callable[[], None],
     ) -> None:
-        self.machine = Machine(policy_of(loaded), next_number=ledger.next_number)
+        # a reservation's name is not used again by a later daemon: its clock has gone on
+        self.machine = Machine(policy_of(loaded), next_number=ledger.next_number, reservations=int(1000 * trio.current_time()))
         self.config = loaded.config
         self.ledger = ledger
         self.output = output
@@ -103,6 +115,8 @@ class Runtime:
         self.state_dir = state_dir
         self.settings = loaded.settings
         self.timers = Timers()
+        self.memory = memory
+        memory.begin(launcher, self.timers)
         self.metering = Metering(
             feed=self.feed,
             publish=self._tell,
@@ -113,16 +127,27 @@ class Runtime:
             nearing=loaded.config.limits.nearing,
         )
         self.adviser = Adviser(Path(state_dir), self.feed, log.warning)
-        self._budgets = BudgetKeeper(self.machine.limiter.budgets, ledger, self.timers, self.feed, log.warning)
+        self._budgets = BudgetKeeper(self.machine.limiter.budgets, ledger, self.timers, self.feed, log.warning, self.memory)
         self.live: dict[RunId, Live] = {}
         self.recent: OrderedDict[RunId, Recent] = OrderedDict()
         self._on_shutdown = on_shutdown
         self._events: deque[e.Event] = deque()
         self._feeding = False
+        self._early: list[e.Event] | None = None
+        """What the launcher has reported of runs that were taken over, before the core knows of them."""
+        self._to_meter: list[tuple[Live, bytes | None]] = []
+        """Runs that were taken over, and where their meters were."""
+        self.adopted = 0
+        """Live runs that were taken over from an earlier daemon."""
         self._token = 0
         self._answers: dict[int, Callable[[c.Answer], None]] = {}
         self._spawns: dict[int, Request] = {}
         self._waiters: dict[RunId, set[Waiter]] = {}
+        self.maintenance = Maintenance(
+            ledger, output, loaded.config.retention, live=lambda: self.live, report=log.warning, say=log.info
+        )
+        self._keys = memory.keys()
+        """The run that was admitted for a spawn, as long as it is live or recent."""
         self._unrecorded: dict[RunId, tuple[RunInfo, set[Waiter]]] = {}
         self._watchers: dict[RunId, set[Watcher]] = {}
         self._used: set[RunId] = set()
@@ -134,6 +159,7 @@ class Runtime:
         """What is done for each command."""
         return {
             c.Admit: self._admit,
+            c.Keep: lambda _: None,  # it has been, by `_remember`
             c.Save: self._save,
             c.RecordRefusal: self._record_refusal,
             c.NoteUse: self._note_use,
@@ -162,8 +188,78 @@ class Runtime:
             await self._nursery.start(self.launcher.serve)
             await self._nursery.start(self.adviser.serve)
             self._nursery.start_soon(self.timers.serve)
+            self._nursery.start_soon(self.maintenance.serve)
             self._configure()
+            self._remember_spawns()
             task_status.started()
+
+    def hand_over(self) -> dict[RunId, Held]:
+        """What of each live run is not in the spool, which is brought up to date. Raises `OSError` where that cannot be, and where
+        something could not be remembered before."""
+        self.memory.bring_up_to_date(self.live.values(), self.metering.position)
+        remains = self.launcher.hand_over()
+        return {
+            run: Held(remains.get(run), live.descriptors, live.stdin.hand_over() if live.stdin is not None else None)
+            for run, live in self.live.items()
+        }
+
+    def recover(self, recovery: Recovery) -> None:
+        """Goes on with what an earlier daemon held. To be called once, when served, before anything is asked."""
+        unwritten = [info.id for info, _ in recovery.unwritten]
+        for info, extra in recovery.unwritten:
+            self.ledger.save(info, extra)
+        closed = [info.id for info, _ in recovery.rows if info.status.terminal and info.id not in unwritten]
+        self.memory.forget(closed)
+        self.memory.forget_entirely(recovery.never)
+        self._keys = {key: run for key, run in self._keys.items() if run not in recovery.never}
+        for live in self.live.values():
+            if live.stdin is not None:
+                self._nursery.start_soon(live.stdin.serve)
+        for live, position in self._to_meter:
+            self.metering.take_over(live, position)
+        self._to_meter.clear()
+        self.feed(recovery.event)
+        early, self._early = self._early or [], None
+        for event in early:
+            self.reported(event)
+        if recovery.event.continued:
+            return
+        for run, live in self.live.items():
+            if live.spawn.stdin == "pipe" and live.stdin is None:
+                self._tell("run_progress", run, "its stdin has ended: the daemon that held it died")
+
+    def tell_recovered(self, recovery: Recovery) -> None:
+        """Says what became of an earlier daemon's runs, if there were any."""
+        if not recovery.event.runs and not recovery.rows:
+            return
+        message = f"{recovery.event.why}: {recovery}"
+        event = types.Event(type="daemon_recovered", severity="medium", message=message, time=wall_clock())
+        if recovery.event.continued:
+            event = msgspec.structs.replace(event, type="daemon_reexecuted", severity="low")
+        self.log.event(self.ledger.event(event))
+
+    @property
+    def last_token(self) -> int:
+        """Of the requests that were put to the core."""
+        return self._token
+
+    def _remember_spawns(self) -> None:
+        """A restart is no way around the spawn rate."""
+        now, at = wall_clock(), trio.current_time()
+        for user, created in self.ledger.root_spawns(now - timedelta(seconds=HOUR)):
+            ago = (now - created).total_seconds()
+            if ago >= 0:  # else somebody has set the clock
+                self.machine.spawned_before(user, at - ago)
+
+    def take_over(self, live: Live, position: bytes | None) -> None:
+        """Holds an earlier daemon's run; `position` is where its meter was."""
+        self.live[live.run.id] = live
+        if live.key is not None:
+            self._keys[live.key] = live.run.id
+        if live.run.attempt:
+            self._early = self._early or []
+            self.adopted += 1
+            self._to_meter.append((live, position))
 
     def close(self) -> None:
         """Gives back what live runs still hold; on the orderly way there are none."""
@@ -171,11 +267,13 @@ class Runtime:
             live.close()
         self.live.clear()
         self.metering.close()
+        self.memory.close()
 
     def reconfigure(self, loaded: configuration.Loaded) -> None:
         """Decides by other numbers from now on. What was admitted keeps its own."""
         self.config, self.settings = loaded.config, loaded.settings
         self.metering.reconfigure(loaded.config.prices, loaded.config.limits.nearing)
+        self.maintenance.reconfigure(loaded.config.retention)
         self.feed(e.Reconfigured(trio.current_time(), policy_of(loaded)))
         self._configure()
 
@@ -200,6 +298,9 @@ class Runtime:
 
     def reported(self, event: e.Event) -> None:
         """What the launcher says. Before an end is decided upon, everything is learnt that was written or used until then."""
+        if self._early is not None:
+            self._early.append(event)
+            return
         if isinstance(event, e.MainExited | e.Emptied):
             run = self.machine.tree.get(event.run)
             if run is not None:
@@ -215,11 +316,26 @@ class Runtime:
             if token is not None:
                 self._answer(token, c.Failed(ErrorCode.INTERNAL, "internal error; the daemon's log has the traceback"))
             return
+        self._keep(commands)
         for command in commands:
+            if not isinstance(command, _WITHIN):
+                effect(type(command).__name__)
             try:
                 self._appliers[type(command)](command)
             except Exception:  # noqa: BLE001 - what was decided stands: the commands after it, a timer, a reply, must be applied
                 self._internal_error(command)
+
+    def _keep(self, commands: Iterable[c.Command]) -> None:
+        """What was decided is remembered before any of it is done: whatever is done may be found half done by the next daemon."""
+        changed: dict[RunId, Live] = {}
+        for command in commands:
+            if isinstance(command, c.Keep | c.Save) and (live := self.live.get(command.run.id)) is not None:
+                changed[command.run.id] = live
+        now = wall_clock()  # the same for all: no run has ended before its descendants
+        for live in changed.values():
+            live.look_at_the_clock(now)
+        if changed:
+            self.memory.keep(changed.values())
 
     def _internal_error(self, what: object) -> None:
         self.log.error(
@@ -241,12 +357,20 @@ class Runtime:
         answer: Callable[[c.Answer], None],
         admitted: Admitted,
     ) -> None:
-        """Asks the guard. `descriptors` become the runtime's, whatever the answer. `admitted` is called first if it is yes.
+        """Asks the guard. `descriptors` become the runtime's, whatever the answer. `admitted` is called first if it is yes. To what
+        was asked before with the same key the answer is the same.
 
         Raises `OSError` where there are no descriptors for a pipe; then nothing was asked."""
+        before = self._keys.get((peer.uid, peer.run, spawn.key)) if spawn.key is not None else None
+        if before is not None and self.info(before) is not None:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            admitted(before)
+            self._answer_again(before, client if spawn.tied else None, answer)
+            return
         asked = asked_of(spawn, client)
         kept = spawn.log and spawn.stdio == "files"
-        request = Request(spawn, descriptors, admitted, program_of(spawn.meter, asked.argv, kept=kept))
+        request = Request(spawn, descriptors, admitted, program_of(spawn.meter, asked.argv, kept=kept), asker=peer.run)
         if spawn.stdin == "pipe":
             try:
                 request.stdin = StdinPipe()
@@ -258,6 +382,25 @@ class Runtime:
         self._answers[token] = answer
         self._spawns[token] = request
         self.feed(e.SpawnRequested(trio.current_time(), token, peer, asked))
+
+    def answerers(self) -> dict[int, Callable[[c.Answer], None]]:
+        """Who waits for an answer of the core, by token."""
+        return dict(self._answers)
+
+    def expect_answers(self, answerers: Mapping[int, Callable[[c.Answer], None]], *, last_token: int) -> None:
+        """They do so still."""
+        self._answers.update(answerers)
+        self._token = last_token
+
+    def _answer_again(self, run: RunId, client: int | None, answer: Callable[[c.Answer], None]) -> None:
+        """To who lost the connection before the answer came."""
+        if client is not None:
+            self.feed(e.ClientBack(trio.current_time(), client, run))
+        live = self.live.get(run)
+        if live is not None and live.run.admit_token is not None:
+            self._answers[live.run.admit_token] = answer
+        else:
+            answer(c.Known(run))
 
     def committed(self, runs: Iterable[RunId]) -> None:
         """The ledger's writer reports admissions that are safe."""
@@ -275,24 +418,37 @@ class Runtime:
         assert run.admit_token is not None
         request = self._spawns.pop(run.admit_token)
         spawn = request.spawn
-        live = Live(run, spawn, self.launcher, wall_clock(), request.program, request.descriptors, request.stdin)
+        live = Live(
+            run,
+            spawn,
+            self.launcher,
+            wall_clock(),
+            request.program,
+            asker=request.asker,
+            descriptors=request.descriptors,
+            stdin=request.stdin,
+        )
         self.live[run.id] = live
         if live.stdin is not None:
             self._nursery.start_soon(live.stdin.serve)
         request.admitted(run.id)
         self.adviser.noticed(run.asked.type, run.name)
-        self.ledger.admit(live.info(run.created_at), _extra(run, spawn))
+        try:
+            self.memory.admit(live)
+            effect("admitted, not on record")
+        except OSError as error:
+            self.commit_failed([run.id], f"the spool: {error}")
+            return
+        if live.key is not None:
+            self._keys[live.key] = run.id
+        self.ledger.admit(live.info(run.created_at), live.extra)
 
     def _save(self, command: c.Save) -> None:
         run = command.run
         live = self.live[run.id]
-        if run.started_at is not None and live.started_at is None:
-            live.started_at = wall_clock()
-        if run.status.terminal:
-            live.ended_at = wall_clock()
         live.saved = live.info(trio.current_time())
         self._used.discard(run.id)
-        self.ledger.save(live.saved, _extra(run, live.spawn))
+        self.ledger.save(live.saved, live.extra)
 
     def _note_use(self, command: c.NoteUse) -> None:
         if not self._used:
@@ -300,11 +456,12 @@ class Runtime:
         self._used.add(command.run.id)
 
     def _save_use(self) -> None:
-        for run in list(self._used):
+        used, self._used = self._used, set()
+        for run in used:
             live = self.live.get(run)
             if live is not None:
                 self._save(c.Save(live.run))
-        self._used.clear()
+        self.memory.keep([self.live[run] for run in used if run in self.live], self.metering.position)
 
     def _rebound(self, command: c.Rebound) -> None:
         self.live[command.run.id].unused = None
@@ -321,7 +478,7 @@ class Runtime:
         now = wall_clock()
         refused = Live(run, spawn, self.launcher, now, ended_at=now)
         info = refused.info(run.created_at)
-        self.ledger.refuse(info, _extra(run, spawn))
+        self.ledger.refuse(info, refused.extra)
         self._remember(Recent(info, refused.chain, kept=False))
 
     def _launch(self, command: c.Launch) -> None:
@@ -330,12 +487,16 @@ class Runtime:
         try:
             spec, opened = self._spec(live)
             self.metering.begin_attempt(live)
+            if run.attempt > 1:  # where the meter was before says nothing of the new attempt
+                self.memory.keep([live], self.metering.position)
         except OSError as error:
             message = f"run {run.id} was not started: its output could not be opened: {error}"
             self.feed(e.LaunchFailed(trio.current_time(), run.id, error.errno or 0, message, "output"))
             return
         try:
             self.launcher.launch(run.id, run.parent.id if run.parent is not None else None, spec)
+            effect("launched")
+            self.memory.started(run)
         finally:
             for descriptor in opened:
                 os.close(descriptor)
@@ -356,6 +517,7 @@ class Runtime:
             stderr=stderr,
             terminal=spawn.stdio == "inherit" and stdin is not None and os.isatty(stdin),
             bounds=bounds_of(run),
+            nonce=live.nonce,
         )
         return spec, opened
 
@@ -394,16 +556,25 @@ class Runtime:
         live = self.live.pop(command.run.id)
         saved = live.saved if live.saved is not None and live.saved.status.terminal else None
         info = saved or live.info(trio.current_time())
-        self._remember(Recent(info, live.chain, kept=live.kept))
+        self._remember(Recent(info, live.chain, live.kept, live.key))
         live.close()
         self.adviser.noticed(info.type, info.name)
         self._unrecorded[info.id] = (info, self._waiters.pop(info.id, set()))
-        if saved is None or self.ledger.trouble is not None:
+        if saved is None:
             self.recorded([info.id])
+        elif self.ledger.trouble is not None:
+            self._tell_waiters([info.id])
 
     def recorded(self, runs: Iterable[RunId]) -> None:
         """The ledger holds the end of these runs: whoever waits may be told. Not before, or a daemon that is killed a moment
         later would call a run lost that it has called completed."""
+        ended = list(runs)
+        effect("end on record")
+        self.memory.forget(ended)
+        effect("forgotten")
+        self._tell_waiters(ended)
+
+    def _tell_waiters(self, runs: Iterable[RunId]) -> None:
         for run in runs:
             info, waiters = self._unrecorded.pop(run, (None, ()))
             for waiter in list(waiters):
@@ -416,12 +587,14 @@ class Runtime:
             self.log.warning("the ledger can be written again", lost=lost)
             return
         self.log.error(f"the ledger cannot be written: {error}; new runs are refused, ends are held in memory", lost=lost)
-        self.recorded(list(self._unrecorded))
+        self._tell_waiters(list(self._unrecorded))
 
     def _remember(self, recent: Recent) -> None:
         self.recent[recent.info.id] = recent
         if len(self.recent) > RECENT:
-            self.recent.popitem(last=False)
+            _, oldest = self.recent.popitem(last=False)
+            if oldest.key is not None:
+                self._keys.pop(oldest.key, None)
 
     def _reply(self, command: c.Reply) -> None:
         self._answer(command.token, command.answer)
@@ -583,8 +756,3 @@ def policy_of(loaded: configuration.Loaded) -> Policy:
         retry_delay=config.attempts.delay,
         retry_delay_max=config.attempts.delay_max,
     )
-
-
-def _extra(run: Run, spawn: Spawn) -> RunExtra:
-    mode = "detached" if spawn.detach else "foreground" if spawn.tied else "background"
-    return RunExtra(uid=run.uid, mode=mode, allowed_tools=spawn.allowed_tools, blocked_tools=spawn.blocked_tools)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Iterable
 
 import trio
+
+from .handover import Stdin
 
 MAX_PENDING = 1024 * 1024
 """Bytes that may wait for a run that does not read; more is refused, so that a sender learns of it."""
@@ -17,9 +20,24 @@ class StdinPipe:
     def __init__(self) -> None:
         self.read_end, self._write_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._write_end, False)
-        self._pending: deque[bytes] = deque()
-        self._size = 0
-        self._eof = False
+        self._begin((), eof=False)
+
+    @classmethod
+    def resumed(cls, handed: Stdin) -> StdinPipe:
+        """The same pipe in a process that has executed itself anew."""
+        pipe = cls.__new__(cls)
+        pipe.read_end, pipe._write_end = handed.read_end, handed.write_end
+        pipe._begin(handed.pending, eof=handed.eof)
+        return pipe
+
+    def hand_over(self) -> Stdin:
+        """What `resumed` needs."""
+        return Stdin(self.read_end, self._write_end, list(self._pending), self._eof)
+
+    def _begin(self, pending: Iterable[bytes], *, eof: bool) -> None:
+        self._pending = deque(pending)
+        self._size = sum(map(len, self._pending))
+        self._eof = eof
         self._more = trio.Event()
 
     def write(self, data: bytes, *, eof: bool) -> str | None:

@@ -7,10 +7,14 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from ..core.access import Peer
 from ..protocol.framing import MAX_REQUEST, FrameDecoder
-from ..protocol.messages import MAX_DESCRIPTORS, Reply, pack_message
+from ..protocol.messages import MAX_DESCRIPTORS, Reply, Wait, Watch, pack_message
+from ..runtime.handover import Connected
 
 READ = 256 * 1024
 """Bytes read at once."""
@@ -22,19 +26,31 @@ is still sent to a client that had nothing else waiting."""
 _ANCILLARY = socket.CMSG_SPACE(4 * 16)
 
 
+@dataclass(slots=True)
+class Pending:
+    """A request that waits for something to happen."""
+
+    request: Wait | Watch
+    forget: Callable[[], None]
+    """Does so."""
+    until: float | None = None
+    """When it gives up waiting, on the core's clock."""
+
+
 class Connection:
     """State of one client. `number` is never used twice; descriptors in `received` are owned until taken."""
 
     __slots__ = (
         "bodies",
-        "cleanup",
         "closed",
         "decoder",
+        "elsewhere",
         "ended",
         "fd",
         "number",
         "on_unsent",
         "peer",
+        "pending",
         "received",
         "sock",
         "unsent",
@@ -55,8 +71,37 @@ class Connection:
         self.closed = False
         self.ended = False
         """The client will send nothing more; what it asked before is still handled, and answered if that takes no time."""
-        self.cleanup: dict[int, Callable[[], None]] = {}
-        """By request id: how to forget what waits for this client."""
+        self.elsewhere: set[int] = set()
+        """Ids of requests that another thread was asked about."""
+        self.pending: dict[int, Pending] = {}
+        """By request id: what waits for this client."""
+
+    def hand_over(self, now: float) -> Connected:
+        """What it takes to go on with this client in a process that has executed itself anew."""
+        return Connected(
+            fd=self.fd,
+            number=self.number,
+            peer=self.peer,
+            partial=self.decoder.rest,
+            bodies=list(self.bodies),
+            received=list(self.received),
+            unsent=[(bytes(data), list(descriptors)) for data, descriptors in self.unsent],
+            pending=[_as_of(pending, now) for pending in self.pending.values()],
+            ended=self.ended,
+        )
+
+    @classmethod
+    def resumed(cls, handed: Connected, on_unsent: Callable[[Connection], None]) -> Connection:
+        """The same connection. What waits for the client is not part of it yet."""
+        connection = cls(socket.socket(fileno=handed.fd), handed.number, on_unsent)
+        connection.sock.setblocking(False)
+        connection.peer = handed.peer
+        connection.bodies.extend([*handed.bodies, *connection.decoder.feed(handed.partial)])
+        connection.received.extend(handed.received)
+        connection.unsent.extend((memoryview(data), descriptors) for data, descriptors in handed.unsent)
+        connection.unsent_size = sum(len(data) for data, _ in handed.unsent)
+        connection.ended = handed.ended
+        return connection
 
     def read(self) -> bool:
         """Takes what has arrived. False at the end. Raises `ProtocolError` and `OSError`."""
@@ -127,9 +172,16 @@ class Connection:
         self.received.clear()
         self.unsent.clear()
         self.sock.close()
-        for forget in list(self.cleanup.values()):
-            forget()
-        self.cleanup.clear()
+        for pending in list(self.pending.values()):
+            pending.forget()
+        self.pending.clear()
+
+
+def _as_of(pending: Pending, now: float) -> Wait | Watch:
+    request = pending.request
+    if isinstance(request, Wait) and pending.until is not None:
+        return structs.replace(request, timeout=max(0.001, pending.until - now))
+    return request
 
 
 def _descriptors(payload: bytes) -> list[int]:

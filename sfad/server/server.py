@@ -21,9 +21,10 @@ from ..core.events import ClientGone
 from ..observe.log import Log
 from ..protocol.errors import BadMessage, ErrorCode, ProtocolError
 from ..protocol.messages import AnyRequest, Error, request_id, unpack_request
+from ..runtime.handover import Clients
 from ..runtime.runtime import Runtime
 from .connection import MAX_UNSENT, Connection
-from .verbs import Verbs
+from .verbs import Answerer, Verbs
 
 MAX_CONNECTIONS = 2048
 """Each costs about 2 KiB and a descriptor; 64 trees of 64 runs with a client in each are far below."""
@@ -57,17 +58,74 @@ class Server:
         self._turns: deque[Connection] = deque()
         self._number = 0
         self._partial = 0
+        self._awake = trio.Event()
+        self._awake.set()
         self._verbs = Verbs(runtime, connections=lambda: len(self._connections))
         listener.setblocking(False)
         self._epoll.register(listener, select.EPOLLIN)
 
+    @property
+    def listener(self) -> int:
+        """The listening socket's descriptor."""
+        return self._listener.fileno()
+
+    def hand_over(self) -> Clients:
+        """What `take_over` needs, once this process has executed itself anew. Raises `OSError`."""
+        now = trio.current_time()
+        for connection in list(self._connections.values()):
+            self._verbs.give_up(connection)
+        answers = {
+            token: (answerer.connection.number, answerer.request)
+            for token, answerer in self._runtime.answerers().items()
+            if isinstance(answerer, Answerer) and not answerer.connection.closed
+        }
+        connections = [connection.hand_over(now) for connection in self._connections.values()]
+        return Clients(connections, self._number, answers)
+
+    def take_over(self, clients: Clients, last_token: int) -> None:
+        """Goes on with the clients of the process that this one was before. To be called before anything is answered."""
+        self._number = clients.last_number
+        numbered: dict[int, Connection] = {}
+        for handed in clients.connections:
+            connection = numbered[handed.number] = Connection.resumed(handed, self._watch_output)
+            self._connections[connection.fd] = connection
+            self._epoll.register(connection.sock, select.EPOLLIN | (select.EPOLLOUT if connection.unsent else 0))
+            self._partial += connection.decoder.pending
+            if connection.bodies or connection.ended:
+                self._turns.append(connection)
+            if connection.peer is None or (connection.decoder.pending and not connection.bodies):
+                self._give_time(connection, "a handshake" if connection.peer is None else "the rest of a frame")
+        answerers = {
+            token: self._verbs.answerer(numbered[number], request)
+            for token, (number, request) in clients.answers.items()
+            if number in numbered
+        }
+        self._runtime.expect_answers(answerers, last_token=last_token)
+
+    def go_on(self, clients: Clients) -> None:
+        """Goes on with what they wait for, once the runs are there."""
+        for handed in clients.connections:
+            connection = self._connections.get(handed.fd)
+            if connection is not None:
+                self._verbs.take_over(connection, handed.pending)
+
+    def rest(self, *, resting: bool) -> None:
+        """Takes no new connection and no request while it rests."""
+        if resting:
+            self._awake = trio.Event()
+        else:
+            self._awake.set()
+
     async def serve(self) -> None:
         """Serves until cancelled."""
         while True:
+            await self._awake.wait()
             if self._turns:
                 await trio.lowlevel.checkpoint()
             else:
                 await trio.lowlevel.wait_readable(self._epoll.fileno())
+            if not self._awake.is_set():
+                continue
             for fd, mask in self._epoll.poll(0, 256):
                 self._ready(fd, mask)
             for _ in range(len(self._turns)):

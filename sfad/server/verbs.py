@@ -6,7 +6,8 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -31,7 +32,7 @@ from ..protocol.types import BudgetState, Event, Limit, LimitRefusal, RunId, Run
 from ..protocol.version import SUPPORTED
 from ..runtime.metering import NO_METER
 from ..runtime.runtime import Runtime
-from .connection import Connection
+from .connection import Connection, Pending
 
 MAX_RESULT = 1024 * 1024
 """Bytes of a result at most: it is meant for a model's context."""
@@ -62,6 +63,19 @@ class RequestFailed(Exception):
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Answerer:
+    """Who waits for an answer of the core."""
+
+    answer: Callable[[Connection, int, c.Answer], None]
+    connection: Connection
+    request: int
+
+    def __call__(self, answer: c.Answer) -> None:
+        """Here it is."""
+        self.answer(self.connection, self.request, answer)
 
 
 class Verbs:
@@ -125,12 +139,12 @@ class Verbs:
         """Answers a request, now or later."""
         handler = self._handlers.get(type(request))
         try:
-            if request.id in connection.cleanup:
+            if request.id in connection.pending:
                 _close(connection.take(getattr(request, "descriptors", 0)) or ())
                 raise RequestFailed(ErrorCode.BAD_REQUEST, f"request id {request.id} is still in use on this connection")
             if handler is None:
                 raise RequestFailed(ErrorCode.BAD_REQUEST, "'hello' is only said once")
-            if len(connection.cleanup) >= MAX_PENDING:
+            if len(connection.pending) >= MAX_PENDING:
                 raise RequestFailed(ErrorCode.UNAVAILABLE, f"{MAX_PENDING} requests of this connection are open already")
             handler(connection, request)
         except RequestFailed as failed:
@@ -175,6 +189,24 @@ class Verbs:
         peer = _peer(connection)
         answer = self._answerer(connection, request.id)
         self._runtime.ask(answer, lambda token, now: e.StopRequested(now, token, peer, tuple(runs), request.signal, request.grace))
+
+    def give_up(self, connection: Connection) -> None:
+        """What another thread was asked for is not to be had any more: this process executes itself anew."""
+        for request in sorted(connection.elsewhere):
+            _fail(connection, request, ErrorCode.UNAVAILABLE, "the daemon executed itself anew before this was done; ask again")
+        connection.elsewhere.clear()
+
+    def take_over(self, connection: Connection, pending: Sequence[m.Wait | m.Watch]) -> None:
+        """Goes on with requests of a connection that was handed over."""
+        for request in pending:
+            if isinstance(request, m.Watch):
+                self._push(connection, request.id, request.run)
+            else:
+                self.handle(connection, request)
+
+    def answerer(self, connection: Connection, request: int) -> Answerer:
+        """Who is to be told what the core answers to a request of a connection that was handed over."""
+        return self._answerer(connection, request)
 
     def _selected(self, connection: Connection, request: m.Stop) -> list[RunId]:
         self._permit(connection, "stop")
@@ -227,8 +259,10 @@ class Verbs:
         _check_amounts(request)
         run, peer = self._spender(connection, request.run, "report"), _peer(connection)
         metering, answer = self._runtime.metering, self._answerer(connection, request.id)
+        connection.elsewhere.add(request.id)
 
         def report() -> None:
+            connection.elsewhere.discard(request.id)
             use = metering.use_of_report(run, request)
             self._runtime.ask(answer, lambda token, now: e.ReportRequested(now, token, peer, run, use))
 
@@ -239,12 +273,15 @@ class Verbs:
         _check_amounts(request)
         run, peer = self._spender(connection, request.run, "reserve"), _peer(connection)
         metering, answer = self._runtime.metering, self._answerer(connection, request.id)
+        connection.elsewhere.add(request.id)
 
         def reserve() -> None:
+            connection.elsewhere.discard(request.id)
             hold = metering.hold_of(run, request)
             self._runtime.ask(answer, lambda token, now: e.ReserveRequested(now, token, peer, run, hold))
 
         def unsure(why: str) -> None:
+            connection.elsewhere.discard(request.id)
             _fail(
                 connection, request.id, ErrorCode.UNAVAILABLE, f"nothing is reserved: what it would cost cannot be told now: {why}"
             )
@@ -283,6 +320,10 @@ class Verbs:
         live = self._runtime.live.get(info.id)
         if live is None:
             raise RequestFailed(ErrorCode.WRONG_STATE, f"run {info.id} is {info.status}; it reads nothing any more")
+        if live.stdin is None and live.spawn.stdin == "pipe":
+            raise RequestFailed(
+                ErrorCode.WRONG_STATE, f"run {info.id} reads nothing any more: its stdin ended with the daemon that held it"
+            )
         if live.stdin is None:
             raise RequestFailed(ErrorCode.WRONG_STATE, f"run {info.id} was not started with --stdin, so nothing can be sent to it")
         refused = live.stdin.write(request.data, eof=request.eof)
@@ -302,6 +343,8 @@ class Verbs:
 
     def _wait(self, connection: Connection, request: m.Wait) -> None:
         info, _ = self._resolve(connection, request.run, "wait")
+        if request.tie:
+            self._tie(connection, info.id)
         if self._runtime.over(info.id) or request.timeout == 0:
             connection.send(m.RunReply(id=request.id, run=info))
             return
@@ -310,15 +353,20 @@ class Verbs:
         def answer(run: RunInfo | None) -> None:
             forget()
             self._runtime.timers.disarm(timer)
-            connection.cleanup.pop(request.id, None)
+            connection.pending.pop(request.id, None)
             if run is not None:
                 connection.send(m.RunReply(id=request.id, run=run))
 
         forget = self._runtime.on_end(info.id, answer)
-        connection.cleanup[request.id] = lambda: answer(None)
+        connection.pending[request.id] = Pending(request, lambda: answer(None))
         if request.timeout is not None:
-            at = trio.current_time() + max(0.0, request.timeout)
+            at = connection.pending[request.id].until = trio.current_time() + max(0.0, request.timeout)
             self._runtime.timers.arm(timer, at, lambda: answer(self._runtime.info(info.id)))
+
+    def _tie(self, connection: Connection, run: RunId) -> None:
+        """To tie a run is to be able to stop it."""
+        self._permit(connection, "stop", self._runtime.chain(run))
+        self._runtime.feed(e.ClientBack(trio.current_time(), connection.number, run))
 
     def _list(self, connection: Connection, request: m.List) -> None:
         self._permit(connection, "list")
@@ -411,14 +459,15 @@ class Verbs:
         def over(_info: RunInfo | None = None) -> None:
             forget()
             unwait()
-            connection.cleanup.pop(request, None)
+            connection.pending.pop(request, None)
 
         unwait = self._runtime.on_end(run, over)
-        connection.cleanup[request] = over
+        connection.pending[request] = Pending(m.Watch(id=request, run=run), over)
 
     def _status(self, connection: Connection, request: m.DaemonInfo) -> None:
         self._permit(connection, "status")
         runtime, machine = self._runtime, self._runtime.machine
+        backup = runtime.ledger.backup
         connection.send(
             m.DaemonStatus(
                 id=request.id,
@@ -437,6 +486,9 @@ class Verbs:
                 connections=self._connections(),
                 memory_bytes=psutil.Process().memory_info().rss,
                 ledger_bytes=runtime.ledger.size_bytes,
+                backup_bytes=backup.size_bytes if backup is not None else None,
+                backup_at=backup.at if backup is not None else None,
+                adopted=runtime.adopted,
                 enforcement={kind: runtime.launcher.enforcement(kind) for kind in ("memory", "pids", "cpu")},
                 budgets=[_budget_state(budget) for budget in machine.limiter.budgets] if _peer(connection).run is None else [],
             )
@@ -445,8 +497,10 @@ class Verbs:
     def _recommend(self, connection: Connection, request: m.Recommend) -> None:
         self._permit(connection, "recommend")
         asked = e.Asked(argv=(), name=request.name, type=request.run_type)
+        connection.elsewhere.add(request.id)
 
         def answer(found: list[Advice] | Exception) -> None:
+            connection.elsewhere.discard(request.id)
             if isinstance(found, Exception):
                 _fail(connection, request.id, ErrorCode.UNAVAILABLE, str(found))
                 return
@@ -486,15 +540,19 @@ class Verbs:
         self._permit(connection, verb, chain)
         return info, chain
 
-    def _answerer(self, connection: Connection, request: int) -> Callable[[c.Answer], None]:
-        return lambda answer: self._answer(connection, request, answer)
+    def _answerer(self, connection: Connection, request: int) -> Answerer:
+        return Answerer(self.answer, connection, request)
 
-    def _answer(self, connection: Connection, request: int, answer: c.Answer) -> None:
+    def answer(self, connection: Connection, request: int, answer: c.Answer) -> None:
         match answer:
             case c.Admitted(run) | c.Changed(run):
                 info = self._runtime.info(run.id)
                 assert info is not None
                 connection.send(m.RunReply(id=request, run=info))
+            case c.Known(known):
+                found = self._runtime.info(known)
+                assert found is not None
+                connection.send(m.RunReply(id=request, run=found))
             case c.Refused(refusal, recorded):
                 connection.send(m.Refused(id=request, refused=refusal, run=recorded))
             case c.Reserved(run, reservation, refusal):
@@ -600,6 +658,7 @@ def _check_sizes(request: m.Spawn) -> None:
     labels = max((len(word) for pair in request.labels.items() for word in pair), default=0)
     for what, value, limit in (
         ("bytes of cwd", len(request.cwd), 4096),
+        ("characters of key", len(request.key or ""), 64),
         ("labels", len(request.labels), 64),
         ("characters of a label", labels, 256),
         ("characters of --type", len(request.run_type or ""), 64),

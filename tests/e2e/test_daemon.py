@@ -41,45 +41,18 @@ def test_one_daemon_per_state_directory(daemon: Daemon, tmp_path: Path) -> None:
     assert "sfactl stop --all" in swept.stderr
 
 
-def killed(daemon: Daemon) -> None:
-    """kill -9, and its processes left behind."""
-    daemon.process.kill()
-    daemon.process.wait()
-
-
-def test_what_a_killed_daemon_left_is_closed_honestly_at_the_next_start(start: Start, containment: str) -> None:
-    daemon = start(mode=containment)
-    with daemon.client() as client:
-        script = "setsid sh -c 'setsid sleep 300 & sleep 300' & exec sleep 300"
-        run = started(client, ["sh", "-c", script])
-        done = ended(client, started(client, ["true"]).id)
-        wait_until(lambda: len(strays(daemon.instance)) >= 3, "three processes")
-    killed(daemon)
-    assert len(strays(daemon.instance)) >= 3
-    daemon.process = daemon._start()
-    assert strays(daemon.instance) == []
-    with daemon.client() as client:
-        lost = client.call(m.Info(id=client.next_id(), run=run.id), m.RunReply).run
-        assert (lost.status, lost.exit_code) == (Status.LOST, None)
-        kept = client.call(m.Info(id=client.next_id(), run=done.id), m.RunReply).run
-        assert (kept.status, kept.exit_code) == (Status.COMPLETED, 0)
-        assert started(client, ["true"]).id not in {run.id, done.id}
-    waited = daemon.sfactl("wait", run.id)
-    assert waited.returncode == 70
-
-
 def test_sweep_ends_what_a_killed_daemon_left_and_nothing_else(start: Start, containment: str) -> None:
     daemon, other = start(mode=containment), start(mode=containment)
     with daemon.client() as client, other.client() as elsewhere:
         started(client, ["sh", "-c", "setsid sleep 300 & sleep 300"])
         kept = started(elsewhere, ["sleep", "300"])
         wait_until(lambda: len(strays(daemon.instance)) >= 3, "three processes")
-        killed(daemon)
+        daemon.kill()
         swept = sfad(daemon, "sweep")
         assert swept.returncode == 0, swept.stderr
         assert daemon.leftovers() == []
         assert elsewhere.call(m.Info(id=elsewhere.next_id(), run=kept.id), m.RunReply).run.status is Status.RUNNING
-    daemon.process = daemon._start()
+    daemon.restart()
 
 
 def test_a_second_signal_skips_the_grace(start: Start) -> None:

@@ -18,6 +18,7 @@ from sfad.ledger import Ledger
 from sfad.observe.log import Log
 from sfad.output.files import OutputStore
 from sfad.protocol.messages import Spawn
+from sfad.runtime.memory import Memory
 from sfad.runtime.runtime import MAX_SHOWN, Runtime, asked_of
 from tests.harness import PATIENCE
 
@@ -43,7 +44,8 @@ async def shell(directory: Path, kind: type[FakeLauncher]) -> AsyncIterator[Runt
     )
     runtime = Runtime(
         loaded=loaded, ledger=ledger, output=OutputStore(directory / "output"), launcher=launcher,
-        log=Log("error", file=directory / "log"), socket="/s", state_dir=str(directory), on_shutdown=lambda: None,
+        log=Log("error", file=directory / "log"), socket="/s", state_dir=str(directory),
+        memory=Memory(directory / "spool", print), on_shutdown=lambda: None,
     )  # fmt: skip
     ledger.start(on_committed=runtime.committed, on_failed=runtime.commit_failed, on_ended=runtime.recorded)
     with trio.fail_after(PATIENCE):

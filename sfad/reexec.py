@@ -1,0 +1,136 @@
+"""A daemon that executes itself anew, in place (SIGUSR2, and SIGHUP after an upgrade): the same pid, the same children, the same
+socket with what waits at it, and every client's connection.
+
+    check ─▶ rest: nothing new is asked ─▶ what was asked is in the ledger ─▶ hand over ─▶ execve(2) ─▶ `handover.taken`
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib import metadata
+
+import trio
+
+from .faults import carried, effect
+from .runtime.handover import VARIABLE, Clients, Handover, store
+from .runtime.runtime import Runtime
+from .server.server import Server
+
+CHECK_TIMEOUT = 30.0
+"""Seconds that the installed program may take to say that it works."""
+
+ROUNDS = 100
+"""Times that the ledger is waited for while runs go on being admitted, by retries and from the queue."""
+
+HELD_BACK = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+"""Signals that would end a program which does not expect them yet; they are taken up when it does."""
+
+
+class Unfit(Exception):
+    """What is installed does not work: whoever executed it would not come back."""
+
+
+def installed_version() -> str | None:
+    """Of what would be executed; `None` where nothing tells."""
+    try:
+        return metadata.version("sfad")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+async def check() -> None:
+    """Whether the installed program starts and can read the config. Raises `Unfit`, `OSError`."""
+    # in a thread: its child is a thread's, and so not taken for an orphan of a run (`launch.reaper`)
+    done = await trio.to_thread.run_sync(_check_config)
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip()[-500:]
+        raise Unfit(f"what is installed does not work: 'sfad check-config' exited with code {done.returncode}: {said}")
+
+
+def _check_config() -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "sfad", "check-config", *_config_option(sys.argv)]
+    try:
+        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=CHECK_TIMEOUT, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise Unfit(f"'sfad check-config' did not end within {CHECK_TIMEOUT:g} s") from error
+
+
+def _config_option(argv: list[str]) -> list[str]:
+    if "--config" in argv[:-1]:
+        return ["--config", argv[argv.index("--config") + 1]]
+    return [word for word in argv if word.startswith("--config=")]
+
+
+async def execute(runtime: Runtime, server: Server, lock: int) -> None:
+    """Does not return. Raises `OSError`, `Unfit` if it could not be done; then everything is as it was."""
+    server.rest(resting=True)
+    try:
+        with _signals_held_back():
+            for _ in range(ROUNDS):
+                await runtime.ledger.flush()
+                if all(live.run.committed for live in runtime.live.values()):
+                    break
+            await trio.lowlevel.checkpoint()  # whoever obeys signals has seen those that came before
+            if runtime.machine.draining:
+                raise Unfit("it was told to end meanwhile")
+            _execute(runtime, server, lock)
+    finally:
+        server.rest(resting=False)
+
+
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """They are blocked in this thread, and pending there for the program that it becomes: what another thread takes is sent on."""
+    thread = threading.get_ident()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+    handlers = {each: signal.signal(each, lambda number, _: signal.pthread_kill(thread, number)) for each in HELD_BACK}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _execute(runtime: Runtime, server: Server, lock: int) -> None:
+    """Without a pause from here on: what is handed over is as it is."""
+    effect("hand over")
+    handover = Handover(
+        listener=server.listener,
+        lock=lock,
+        runs=runtime.hand_over(),
+        tickets=list(runtime.machine.tickets()),
+        last_token=runtime.last_token,
+        clients=server.hand_over(),
+        admitted=runtime.machine.admitted,
+        refused=runtime.machine.refused,
+    )
+    try:
+        memory = store(handover)
+        descriptors = [*handover.descriptors(), memory]
+        effect("handed over")
+        _become(descriptors, memory)
+    except OSError:
+        runtime.launcher.take_back()
+        raise
+
+
+def _become(descriptors: Iterable[int], memory: int) -> None:
+    try:
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, True)
+        os.execve(sys.executable, sys.orig_argv, os.environ | {VARIABLE: str(memory)} | carried())
+    except OSError:
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)
+        os.close(memory)
+        raise
+
+
+__all__ = ["Clients", "Unfit", "check", "execute", "installed_version"]

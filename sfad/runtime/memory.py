@@ -1,0 +1,312 @@
+"""What is remembered of live runs in the spool, so that a daemon that is killed at any instruction loses none of them.
+
+    run/ID            settled at admission: the core's `Birth` and the shell's part
+    now/ID            what changes: the core's `State` and the shell's part
+    meter/ID          where its meter was, at most `SAVE_USE` old
+    key/ID            what its request is known by; that of an ended run as well, for who has lost the answer
+    charge/SCOPE/NAME what a budget was charged in its period
+
+It is written before what was decided is done, and goes when the ledger holds the run's end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+import trio
+from msgspec import Struct
+
+from ..core.ids import run_number
+from ..core.memory import Birth, State, birth_of, state_of
+from ..core.run import Run
+from ..faults import effect
+from ..launch.base import Launcher
+from ..ledger.ledger import current_boot
+from ..protocol.messages import Spawn
+from ..protocol.types import RunId, Status
+from ..spool import Journal, Spawns
+from .live import Live
+from .timers import Timers
+
+AGAIN = 1.0
+"""Seconds between two tries to remember what the disk had no room for."""
+
+Position = Callable[[RunId], bytes | None]
+"""Where a run's meter is; `None` for one without."""
+
+KEYS = 1000
+"""Ended runs whose requests are known still."""
+
+_RUN = "run/"
+_KEY = "key/"
+_BOOT = "boot"
+_FORMAT = "format"
+_THIS_FORMAT = b"1"
+
+
+SpawnKey = tuple[int, RunId | None, str]
+"""A uid, the run that asked, and what it called its request (`Spawn.key`)."""
+
+
+class Origin(Struct, frozen=True, array_like=True):
+    """What is settled when a run is admitted."""
+
+    birth: Birth
+    spawn: Spawn
+    """Without command and environment: `Spawns` has them until its last start, and then they are nobody's business."""
+    nonce: str
+    created_at: datetime
+    program: str | None
+    """What its stdout is metered as."""
+    asker: RunId | None
+    """The run that the peer was in."""
+
+
+class Progress(Struct, frozen=True, array_like=True):
+    """What changes."""
+
+    state: State
+    started_at: datetime | None
+    ended_at: datetime | None
+    pid_started: int | None
+
+
+class Charged(Struct, frozen=True, array_like=True):
+    """What a budget was charged in the period that began then."""
+
+    begins: datetime
+    usd: float
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A run as it was when it was last remembered."""
+
+    origin: Origin
+    progress: Progress
+    meter: bytes | None
+
+
+class Memory:
+    """The spool in `directory`. Raises `OSError` and `JournalError`. Failures to write are told to `trouble` and tried again; only
+    what must not begin without it raises."""
+
+    def __init__(self, directory: Path, trouble: Callable[[str], None]) -> None:
+        self.spawns = Spawns(directory)
+        self._journal = Journal(directory / "runs")
+        self._trouble = trouble
+        self._late: dict[RunId, Live] = {}
+        """Runs of which something newer is to be remembered than could be written."""
+        self._gone: set[RunId] = set()
+        """Runs that could not be forgotten yet."""
+        self._encode = msgspec.msgpack.Encoder().encode
+        known = (key.removeprefix(_KEY) for key in self._journal.items if key.startswith(_KEY))
+        self._known = deque(sorted((run for run in known if f"{_RUN}{run}" not in self._journal.items), key=run_number))
+        """Ended runs whose requests are known, the oldest first."""
+        self._first: dict[str, bytes | None] = {}
+        """What goes with the next change."""
+        self._launcher: Launcher
+        self._timers: Timers
+        self.same_boot = self._journal.items.get(_BOOT) == _boot()
+        """Whether what is remembered was so since the machine was booted."""
+
+    @property
+    def sound(self) -> bool:
+        """Whether everything that was remembered can be read: if not, something may have been forgotten, such as what a budget was
+        charged."""
+        return self._journal.sound
+
+    @property
+    def notes(self) -> list[str]:
+        """What opening had to mend, a line each."""
+        return self._journal.notes
+
+    @property
+    def highest_number(self) -> int:
+        """Of the runs that are remembered; 0 for none."""
+        return max((_number(key) for key in self._journal.items if key.startswith(_RUN)), default=0)
+
+    def begin(self, launcher: Launcher, timers: Timers) -> None:
+        """From now on things are remembered, of this boot."""
+        self._launcher, self._timers = launcher, timers
+        self._first = {_BOOT: _boot(), _FORMAT: _THIS_FORMAT}
+        self._written({})
+
+    def close(self) -> None:
+        """Gives the descriptor back."""
+        self._journal.close()
+
+    # ---- runs
+
+    def entries(self) -> tuple[dict[RunId, Entry], list[RunId]]:
+        """What is remembered, by run, and the runs of which it cannot be read."""
+        found: dict[RunId, Entry] = {}
+        broken: list[RunId] = []
+        for key, value in self._journal.items.items():
+            if not key.startswith(_RUN):
+                continue
+            run = key.removeprefix(_RUN)
+            try:
+                found[run] = self._entry(run, value)
+            except (msgspec.MsgspecError, KeyError):
+                broken.append(run)
+        return found, broken
+
+    def _entry(self, run: RunId, origin: bytes) -> Entry:
+        items = self._journal.items
+        return Entry(
+            msgspec.msgpack.decode(origin, type=Origin),
+            msgspec.msgpack.decode(items[f"now/{run}"], type=Progress),
+            items.get(f"meter/{run}"),
+        )
+
+    def admit(self, live: Live) -> None:
+        """Remembers a run that was admitted just now. Raises `OSError`: then it must not be."""
+        run = live.run
+        if run.status is Status.QUEUED or run.asked.attempts > 1:
+            self.spawns.keep(run.id, self._encode(live.spawn))
+            effect("spawn kept")
+        try:
+            key = {f"{_KEY}{run.id}": self._encode(live.key)} if live.key is not None else {}
+            self._write({f"{_RUN}{run.id}": self._encode(self._origin(live)), **self._now(live), **key})
+        except OSError:
+            self.spawns.forget(run.id)
+            raise
+
+    def keep(self, runs: Collection[Live], position: Position = lambda _run: None) -> None:
+        """Remembers them as they are now, with where their meters are."""
+        for live in self._late.values() if self._late else ():
+            if live not in runs:
+                runs = [*runs, live]
+        if self._written(self._all(runs, position)):
+            self._late.clear()
+        else:
+            self._late |= {live.run.id: live for live in runs}
+
+    def bring_up_to_date(self, runs: Iterable[Live], position: Position) -> None:
+        """Remembers everything as it is at this moment. Raises `OSError`."""
+        self._write(self._all(runs, position))
+        self._late.clear()
+
+    def _all(self, runs: Iterable[Live], position: Position) -> dict[str, bytes | None]:
+        changes: dict[str, bytes | None] = {}
+        for live in runs:
+            changes |= self._now(live)
+            if (where := position(live.run.id)) is not None:
+                changes[f"meter/{live.run.id}"] = where
+        return changes
+
+    def started(self, run: Run) -> None:
+        """An attempt was launched; if there cannot be another, its environment is needed no more."""
+        if run.asked.attempts > 1 and run.attempt < run.asked.attempts:
+            return
+        self._forget_spawn(run.id)
+
+    def forget(self, runs: Iterable[RunId]) -> None:
+        """The ledger holds how they ended."""
+        self._gone.update(runs)
+        changes: dict[str, bytes | None] = {}
+        for run in self._gone:
+            self._late.pop(run, None)
+            self._forget_spawn(run)
+            changes |= {f"{_RUN}{run}": None, f"now/{run}": None}
+            if f"meter/{run}" in self._journal.items:
+                changes[f"meter/{run}"] = None
+            if f"{_KEY}{run}" in self._journal.items and run not in self._known:
+                self._known.append(run)
+        while len(self._known) > KEYS:
+            changes[f"{_KEY}{self._known.popleft()}"] = None
+        if self._written(changes):
+            self._gone.clear()
+
+    def forget_entirely(self, runs: Iterable[RunId]) -> None:
+        """Nobody was ever told of them: whoever asks again is to have another."""
+        never = list(runs)
+        self._written({f"{_KEY}{run}": None for run in never if f"{_KEY}{run}" in self._journal.items})
+        self.forget(never)
+
+    def keys(self) -> dict[SpawnKey, RunId]:
+        """By what requests are known by: the runs that were admitted for them."""
+        items = self._journal.items.items()
+        found = {key.removeprefix(_KEY): value for key, value in items if key.startswith(_KEY)}
+        return {msgspec.msgpack.decode(value, type=SpawnKey): run for run, value in found.items()}
+
+    def spawn(self, run: RunId) -> Spawn | None:
+        """What it takes to start the run; `None` if that is gone or unreadable."""
+        try:
+            kept = self.spawns.read(run)
+            return msgspec.msgpack.decode(kept, type=Spawn) if kept is not None else None
+        except (OSError, msgspec.MsgspecError) as error:
+            self._trouble(f"run {run}: what it was to be started with cannot be read: {error}")
+            return None
+
+    def _forget_spawn(self, run: RunId) -> None:
+        effect("forget spawn")
+        try:
+            self.spawns.forget(run)
+        except OSError as error:
+            self._trouble(f"run {run}: its environment is still in the spool: {error}")
+
+    def _origin(self, live: Live) -> Origin:
+        bare = msgspec.structs.replace(live.spawn, argv=[], cwd=b"", env=[])
+        program = live.program.name if live.program is not None else None
+        return Origin(birth_of(live.run), bare, live.nonce, live.created_at, program, live.asker)
+
+    def _now(self, live: Live) -> dict[str, bytes]:
+        run = live.run
+        if run.pid is not None and run.pid != live.pid_told:
+            remains = self._launcher.remains(run.id)
+            live.pid_told, live.pid_started = run.pid, remains.started if remains is not None else None
+        progress = Progress(state_of(run), live.started_at, live.ended_at, live.pid_started)
+        return {f"now/{run.id}": self._encode(progress)}
+
+    # ---- budgets
+
+    def charged(self, scope: str, name: str) -> Charged | None:
+        """What a budget was charged, as far as it is remembered."""
+        kept = self._journal.items.get(f"charge/{scope}/{name}")
+        return msgspec.msgpack.decode(kept, type=Charged) if kept is not None else None
+
+    def charge(self, scope: str, name: str, begins: datetime, usd: float) -> None:
+        """Remembers what it was charged since then."""
+        with suppress(OSError):  # the ledger has it too
+            self._write({f"charge/{scope}/{name}": self._encode(Charged(begins, usd))})
+
+    # ---- trouble
+
+    def _write(self, changes: dict[str, bytes | None]) -> None:
+        effect("remember")
+        self._journal.write(self._first | changes)
+        effect("remembered")
+        self._first = {}
+
+    def _written(self, changes: dict[str, bytes | None]) -> bool:
+        try:
+            self._write(changes)
+        except OSError as error:
+            if not self._late and not self._gone:
+                self._trouble(f"what happens to runs cannot be remembered for now: {error}")
+            self._timers.arm("remember", trio.current_time() + AGAIN, self._again)
+            return False
+        return True
+
+    def _again(self) -> None:
+        self.forget(())
+        self.keep(())
+
+
+def _boot() -> bytes:
+    return (current_boot() or "unknown").encode()
+
+
+def _number(key: str) -> int:
+    try:
+        return run_number(key.removeprefix(_RUN))
+    except ValueError:
+        return 0

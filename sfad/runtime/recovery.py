@@ -1,0 +1,178 @@
+"""Takes over what an earlier daemon held (SPEC section 10).
+
+spool ─▶ what it remembered ┐
+ledger ─▶ what is on record ┼─▶ rows to mend, and `Recovered` for the core
+launcher ─▶ what is alive   ┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+import trio
+
+from ..core import events as e
+from ..core.memory import Remembered, rebased, restored
+from ..core.run import Run
+from ..faults import effect
+from ..launch.base import Found, Remains
+from ..ledger import RunExtra
+from ..meters import named
+from ..protocol.types import Reason, RunId, RunInfo, Status
+from .handover import Handover, Held
+from .live import Live, wall_clock
+from .memory import Entry
+from .metering import bounds_of
+from .stdin import StdinPipe
+
+if TYPE_CHECKING:
+    from .runtime import Runtime
+
+NOT_HELD = Held(None, [], None)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What was found. `rows` go into the ledger before it takes anything else, `event` is the core's first."""
+
+    event: e.Recovered
+    rows: list[tuple[RunInfo, RunExtra]]
+    notes: list[str]
+    """What could not be taken over, a line each."""
+    never: list[RunId]
+    unwritten: tuple[tuple[RunInfo, RunExtra], ...] = ()
+    """Of `rows`, what the ledger could not take."""
+    """Runs of which nobody was ever told."""
+
+    def __str__(self) -> str:
+        live = sum(1 for one in self.event.runs if one.run.pid is not None)
+        queued = sum(1 for one in self.event.runs if one.run.status is Status.QUEUED)
+        closed = sum(1 for info, _ in self.rows if info.status.terminal)
+        others = len(self.event.runs) - live - queued
+        return f"{live} runs were alive and are supervised again, {queued} are queued, {others} had ended, {closed} were closed"
+
+    @property
+    def held(self) -> frozenset[RunId]:
+        """Runs of which something may be alive, by intention."""
+        return frozenset(one.run.id for one in self.event.runs)
+
+
+def recover(runtime: Runtime, handed: Handover | None) -> Recovery:
+    """Finds what is left of an earlier daemon's runs, and holds it. Raises `OSError` where the launcher cannot tell."""
+    return _Recoverer(runtime, handed).recovery()
+
+
+class _Recoverer:
+    def __init__(self, runtime: Runtime, handed: Handover | None) -> None:
+        self._runtime = runtime
+        self._handed = handed
+        self._memory = runtime.memory
+        self._now = trio.current_time()
+        self._wall = wall_clock()
+        self._open = {info.id: info for info in runtime.ledger.open_runs()}
+        self._runs: dict[RunId, Run] = {}
+        if handed is not None:
+            self._why = "the daemon executed itself anew"
+        else:
+            self._why = "the daemon died" if self._memory.same_boot else "the machine was restarted"
+
+    def recovery(self) -> Recovery:
+        effect("recover")
+        entries, broken = self._memory.entries()
+        tickets = tuple(self._handed.tickets) if self._handed is not None else ()
+        held: list[Remembered] = []
+        rows: list[tuple[RunInfo, RunExtra]] = []
+        never: list[RunId] = []
+        notes = [f"run {run}: what was remembered of it cannot be read; it is ended" for run in broken]
+        for entry in sorted(entries.values(), key=lambda each: each.origin.birth.number):
+            live = self._live(entry)
+            if live.run.status.terminal:
+                rows.append(self._row(live))
+            elif self._never_was(live.run):
+                never.append(live.run.id)
+            else:
+                held.append(self._hold(live, entry))
+                if live.run.id not in self._open:
+                    rows.append(self._row(live))
+        rows += self._lost(entries)
+        event = e.Recovered(self._now, tuple(_with_descendants(held)), self._why, self._handed is not None, tickets)
+        return Recovery(event, rows, notes, never)
+
+    def _live(self, entry: Entry) -> Live:
+        origin, progress = entry.origin, entry.progress
+        birth, state = origin.birth, progress.state
+        if not self._memory.same_boot and self._handed is None:
+            birth, state = rebased(birth, state, self._now)
+        run = restored(birth, state, self._runs.get(birth.parent) if birth.parent is not None else None)
+        self._runs[run.id] = run
+        spawn = self._memory.spawn(run.id) or origin.spawn
+        return Live(
+            run,
+            spawn,
+            self._runtime.launcher,
+            origin.created_at,
+            named(origin.program) if origin.program is not None else None,
+            nonce=origin.nonce,
+            asker=origin.asker,
+            started_at=progress.started_at,
+            ended_at=progress.ended_at,
+            pid_told=run.pid,
+            pid_started=progress.pid_started,
+        )
+
+    def _never_was(self, run: Run) -> bool:
+        """Nothing of it has run, nobody was told of it, and it is not on record: there is nothing to be honest about."""
+        return run.attempt == 0 and run.status is not Status.QUEUED and run.id not in self._open
+
+    def _hold(self, live: Live, entry: Entry) -> Remembered:
+        run = live.run
+        held = self._handed.runs.get(run.id, NOT_HELD) if self._handed is not None else NOT_HELD
+        live.descriptors = list(held.descriptors)
+        if held.stdin is not None:
+            live.stdin = StdinPipe.resumed(held.stdin)
+        found = self._found(live, held)
+        run.pid = found.pid
+        self._runtime.take_over(live, entry.meter)
+        effect("adopted")
+        return Remembered(run, empty=found.empty, starting=found.starting, startable=self._startable(live))
+
+    def _found(self, live: Live, held: Held) -> Found:
+        run = live.run
+        if not run.attempt or not (self._memory.same_boot or self._handed is not None):
+            return Found(None, empty=True)
+        # one that is known to have ended is not looked for: what it left behind would be taken for it
+        pid = 0 if run.pid is None and run.exit is not None else run.pid
+        remains = held.remains or Remains(live.nonce, bounds_of(run), pid, live.pid_started)
+        return self._runtime.launcher.adopt(run.id, run.parent.id if run.parent is not None else None, remains)
+
+    def _startable(self, live: Live) -> bool:
+        spawn = live.spawn
+        descriptors = 3 if spawn.stdio == "inherit" else 1 if spawn.stdin == "descriptor" else 0
+        return bool(spawn.argv) and len(live.descriptors) >= descriptors
+
+    def _row(self, live: Live) -> tuple[RunInfo, RunExtra]:
+        return live.info(self._now), live.extra
+
+    def _lost(self, entries: dict[RunId, Entry]) -> Iterator[tuple[RunInfo, RunExtra]]:
+        """On record as not ended, but not remembered: what may be alive of it is ended by the sweep."""
+        reason = Reason(
+            kind="daemon", message=f"{self._why}, and nothing was remembered of this run; what was left of it was ended"
+        )
+        for run, info in self._open.items():
+            if run not in entries:
+                ended = msgspec.structs.replace(
+                    info, status=Status.LOST, reason=reason, ended_at=self._wall, pid=None, deadline=None
+                )
+                yield ended, self._runtime.ledger.details(run) or RunExtra()
+
+
+def _with_descendants(held: list[Remembered]) -> list[Remembered]:
+    """What a launcher without cgroups calls empty is a run alone."""
+    inhabited: set[RunId] = set()
+    for one in reversed(held):
+        if (not one.empty or one.run.id in inhabited) and one.run.parent is not None:
+            inhabited.add(one.run.parent.id)
+    return [replace(one, empty=one.empty and one.run.id not in inhabited) for one in held]

@@ -1,0 +1,289 @@
+"""What a machine runs short of, or what somebody does to it: said clearly, costs no run, and passes (SPEC section 10)."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sfactl.connection import Client
+from sfad.protocol import messages as m
+from sfad.protocol.errors import ErrorCode
+from sfad.protocol.types import Status
+from tests.conftest import Start
+from tests.harness import Daemon, ended, running, spawn, started, stopped, wait_until
+
+from .agents import info, limit
+
+ROOM = 16 * 1024 * 1024
+"""Bytes of the disk of a daemon that is to run out of it."""
+
+
+@contextmanager
+def disk(directory: Path) -> Iterator[Path]:
+    """A small file system at `directory`/state."""
+    if os.geteuid():
+        pytest.skip("mounting a tmpfs takes root")
+    state = directory / "state"
+    state.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={ROOM},mode=0700", "sfad-test", state], check=True)
+    try:
+        yield state
+    finally:
+        subprocess.run(["umount", "--lazy", state], check=True)
+
+
+@pytest.fixture
+def cramped(tmp_path: Path) -> Iterator[Daemon]:
+    """A daemon on a small disk."""
+    directory = tmp_path / "cramped"
+    with disk(directory), running(directory, config="[quotas]\nspawns_per_hour = 100000\n") as daemon:
+        yield daemon
+
+
+def fill(state: Path) -> Path:
+    """Leaves no byte free."""
+    filler = state / "filler"
+    with filler.open("wb", buffering=0) as file:
+        for size in (1 << 20, 4096, 1):
+            try:
+                while file.write(b"x" * size):
+                    pass
+            except OSError:
+                continue
+    return filler
+
+
+def refused(client: Client) -> m.Error:
+    """A spawn that the daemon is too short of something for."""
+    reply = spawn(client, ["true"])
+    assert isinstance(reply, m.Error), reply
+    assert reply.code is ErrorCode.UNAVAILABLE
+    return reply
+
+
+def test_a_full_disk_refuses_starts_and_keeps_what_runs(cramped: Daemon) -> None:
+    with cramped.client() as client:
+        held = started(client, ["sh", "-c", "sleep 0.5; exit 7"])
+        long = started(client, ["sleep", "60"])
+        filler = fill(cramped.state_dir)
+        exhaust(client)
+        said = refused(client)
+        assert "disk is full" in said.message or "No space left" in said.message
+        assert cramped.sfactl("spawn", "--", "true").returncode == 75
+        done = ended(client, held.id)
+        assert (done.status, done.exit_code) == (Status.FAILED, 7)
+        assert info(client, long.id).status is Status.RUNNING
+        filler.unlink()
+        wait_until(lambda: isinstance(spawn(client, ["true"]), m.RunReply), "it takes runs again")
+        stopped(client, long.id)
+        ended(client, long.id)
+    with closing(sqlite3.connect(cramped.state_dir / "ledger.db")) as ledger:
+        wait_until(
+            lambda: ledger.execute("SELECT exit_code FROM runs WHERE id = ?", (held.id,)).fetchone() == (7,), "the end is on record"
+        )
+
+
+def exhaust(client: Client) -> None:
+    """Admits until something cannot be written any more: what was allocated before is used up first."""
+    wait_until(lambda: isinstance(spawn(client, ["true"]), m.Error), "the disk is full")
+
+
+def test_a_crash_on_a_full_disk_loses_no_run(cramped: Daemon) -> None:
+    with cramped.client() as client:
+        run = started(client, ["sleep", "60"])
+        gone = started(client, ["sh", "-c", "sleep 0.3; exit 7"])
+        filler = fill(cramped.state_dir)
+        exhaust(client)
+        ended(client, gone.id)
+    cramped.kill()
+    cramped.restart()
+    with cramped.client() as client:
+        assert info(client, run.id).pid == run.pid
+        assert (info(client, gone.id).status, info(client, gone.id).exit_code) == (Status.FAILED, 7)
+        filler.unlink()
+        stopped(client, run.id)
+
+
+def test_output_that_finds_no_room_costs_the_run_its_output_only(cramped: Daemon) -> None:
+    with cramped.client() as client:
+        script = f"head -c {2 * ROOM} /dev/zero | tr '\\\\0' x; echo $? >&2; exit 3"
+        done = ended(client, started(client, ["sh", "-c", script]).id)
+        assert done.exit_code == 3
+        assert (cramped.state_dir / "output" / f"{done.id}.out").stat().st_size > ROOM // 4
+        (cramped.state_dir / "output" / f"{done.id}.out").unlink()
+        wait_until(lambda: isinstance(spawn(client, ["true"]), m.RunReply), "it takes runs again")
+
+
+def test_a_state_directory_that_becomes_read_only(tmp_path: Path) -> None:
+    directory = tmp_path / "d"
+    with disk(directory) as state, running(directory) as daemon, daemon.client() as client:
+        run = started(client, ["sleep", "60"])
+        # a read-only remount is refused while files are open for writing: the mount point is made so, not the file system
+        subprocess.run(["mount", "-o", "remount,bind,ro", state], check=True)
+        try:
+            said = refused(client)
+            assert "read-only" in said.message.lower() or "readonly" in said.message.lower()
+            assert info(client, run.id).status is Status.RUNNING
+            second = subprocess.run(
+                [sys.executable, "-m", "sfad", "serve", "--socket", str(tmp_path / "other")],
+                capture_output=True, text=True, timeout=60, env=daemon.env,
+            )  # fmt: skip
+            assert second.returncode == 69
+        finally:
+            subprocess.run(["mount", "-o", "remount,bind,rw", state], check=True)
+        wait_until(lambda: isinstance(spawn(client, ["true"]), m.RunReply), "it takes runs again")
+        stopped(client, run.id)
+
+
+def test_a_read_only_state_directory_is_said_at_the_start(tmp_path: Path) -> None:
+    directory = tmp_path / "d"
+    with disk(directory) as state:
+        subprocess.run(["mount", "-o", "remount,bind,ro", state], check=True)
+        found = subprocess.run(
+            [sys.executable, "-m", "sfad", "serve", "--socket", str(tmp_path / "s"), "--state-dir", str(state)],
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+    assert found.returncode == 69
+    assert str(state) in found.stderr
+    assert "Read-only file system" in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def test_a_ledger_that_somebody_locks_for_ten_seconds(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        run = started(client, ["sh", "-c", "sleep 1; exit 7"])
+        with closing(sqlite3.connect(daemon.state_dir / "ledger.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            until = time.monotonic() + 10
+            assert "locked" in refused(client).message
+            done = ended(client, run.id)
+            assert done.exit_code == 7
+            assert info(client, run.id).exit_code == 7
+            while time.monotonic() < until:
+                info(client, run.id)  # the daemon answers all the while
+                time.sleep(0.2)
+            other.execute("ROLLBACK")
+        wait_until(lambda: isinstance(spawn(client, ["true"]), m.RunReply), "it takes runs again")
+    with closing(sqlite3.connect(daemon.state_dir / "ledger.db")) as ledger:
+        wait_until(
+            lambda: ledger.execute("SELECT exit_code FROM runs WHERE id = ?", (run.id,)).fetchone() == (7,), "the end is on record"
+        )
+
+
+def test_no_descriptor_left(daemon: Daemon) -> None:
+    with daemon.client() as client, daemon.client() as other:
+        run = started(client, ["sleep", "60"])
+        soft, hard = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (daemon.descriptors(), hard))
+        try:
+            reply = spawn(client, ["true"])
+            assert isinstance(reply, m.RunReply), reply
+            failed = ended(client, reply.run.id)
+            assert failed.status is Status.FAILED
+            assert failed.reason is not None
+            assert "Too many open files" in failed.reason.message
+            found = stopped(other, run.id)
+            assert found.stopped == [run.id]
+        finally:
+            resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (soft, hard))
+        assert ended(client, started(client, ["true"]).id).exit_code == 0
+
+
+CLOCKED = """\
+import datetime, sys
+from pathlib import Path
+from sfad.runtime import live
+shift = Path(sys.argv.pop(1))
+class Clock(datetime.datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return datetime.datetime.now(tz) + datetime.timedelta(seconds=float(shift.read_text() or 0))
+live.datetime = Clock
+from sfad.__main__ import main
+sys.argv[0] = "sfad"
+main()
+"""
+"""A daemon whose wall clock somebody else sets; nobody sets this machine's."""
+
+
+def test_a_clock_that_is_set_back_and_forth_ends_nothing_and_loses_no_order(start: Start, tmp_path: Path) -> None:
+    daemon = start()
+    daemon.stop()
+    shift, program = tmp_path / "shift", tmp_path / "clocked.py"
+    shift.write_text("0")
+    program.write_text(CLOCKED)
+    daemon.process = daemon._start(command=[sys.executable, str(program), str(shift)])
+    with daemon.client() as client:
+        run = started(client, ["sleep", "60"], limits=[limit("time", 100)])
+        seen = []
+        for seconds in (86400 * 365, -86400 * 365, 0):
+            shift.write_text(str(seconds))
+            seen.append(ended(client, started(client, ["true"]).id))
+            assert info(client, run.id).status is Status.RUNNING
+        assert [one.status for one in seen] == [Status.COMPLETED] * 3
+        assert [one.id for one in seen] == sorted(one.id for one in seen)
+        assert seen[0].created_at > datetime.now(UTC) > seen[1].created_at
+        listed = client.call(m.List(id=client.next_id()), m.RunList).runs
+        assert [one.id for one in listed] == [run.id, *(one.id for one in seen)]
+        shift.write_text(str(86400 * 365))
+        daemon.kill()
+        daemon.process = daemon._start(command=[sys.executable, str(program), str(shift)])
+    with daemon.client() as client:
+        assert info(client, run.id).status is Status.RUNNING
+        stopped(client, run.id)
+
+
+def test_a_storm_of_children_and_a_thousand_zombies_of_unknown_parentage(daemon: Daemon) -> None:
+    storm = "import os\nfor _ in range(1000):\n    if os.fork() == 0:\n        os.fork()\n        os._exit(0)\n"
+    with daemon.client() as client:
+        # what its children leave is the daemon's, and nobody has told it of them
+        run = started(client, [sys.executable, "-c", storm + "import time; time.sleep(60)"])
+        mother = psutil.Process(daemon.pid)
+        wait_until(lambda: len(psutil.Process(run.pid).children()) >= 1000, "a thousand zombies")
+        stopped(client, run.id)
+        wait_until(lambda: not mother.children(), "all of them are reaped")
+        assert ended(client, started(client, ["sh", "-c", "exit 5"]).id).exit_code == 5
+
+
+def test_the_cgroups_are_removed_under_the_daemon(start: Start) -> None:
+    daemon = start(mode="auto")
+    with daemon.client() as client:
+        status = client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus)
+        if status.containment != "cgroup":
+            pytest.skip("no cgroups here")
+        ended(client, started(client, ["true"]).id)
+        base = Path(status.containment_detail)
+        wait_until(lambda: not [each for each in base.iterdir() if each.is_dir()], "the run's cgroup is gone")
+        base.rmdir()
+        assert ended(client, started(client, ["sh", "-c", "exit 4"]).id).exit_code == 4
+
+
+def test_a_burst_of_signals_to_the_daemon_itself(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        run = started(client, ["sleep", "60"])
+
+        def pelt() -> None:
+            for _ in range(300):
+                os.kill(daemon.pid, signal.SIGCHLD)
+                os.kill(daemon.pid, signal.SIGHUP)
+
+        thread = threading.Thread(target=pelt)
+        thread.start()
+        codes = [ended(client, started(client, ["sh", "-c", f"exit {n}"], name=f"n{n}").id).exit_code for n in range(20)]
+        thread.join()
+        assert codes == list(range(20))
+        assert info(client, run.id).status is Status.RUNNING
+        stopped(client, run.id)

@@ -1,0 +1,619 @@
+"""A daemon that is killed, or executes itself anew: nothing is lost, nothing runs unmanaged (SPEC section 10)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sfactl.connection import Client, Unreachable
+from sfad.protocol import messages as m
+from sfad.protocol.types import RunInfo, Status
+from tests.conftest import Start
+from tests.harness import PATIENCE, Daemon, ended, spawn, started, stopped, strays, wait_until
+
+from .agents import info, limit, reserve, turns, until_over, watched
+
+TICK = "i=0; while :; do echo $i; i=$((i+1)); sleep 0.02; done"
+
+MANY = "[quotas]\nspawns_per_hour = 100000\ntrees_per_user = 1000\ntrees = 1000\n[guard]\nmax_descendants = 1000\n"
+
+
+def ticking(client: Client, **options: object) -> RunInfo:
+    """A run that prints numbers in order until it is stopped."""
+    return started(client, ["sh", "-c", TICK], **options)
+
+
+def printed(daemon: Daemon, run: str) -> list[int]:
+    """The numbers that it has printed; a line that is being written is left out."""
+    text = (daemon.state_dir / "output" / f"{run}.out").read_text()
+    return [int(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def alive(pid: int | None) -> bool:
+    """Whether it is a process that has not ended."""
+    try:
+        return pid is not None and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def spooled(daemon: Daemon) -> list[str]:
+    """Environments that are kept for runs that may be started."""
+    return sorted(path.name for path in (daemon.state_dir / "spool").glob("*.spawn"))
+
+
+def every(client: Client) -> list[RunInfo]:
+    """All runs."""
+    return client.call(m.List(id=client.next_id(), rows=10_000), m.RunList).runs
+
+
+def test_eight_ticking_runs_outlive_their_daemon(start: Start, containment: str) -> None:
+    daemon = start(mode=containment)
+    with daemon.client() as client:
+        runs = [ticking(client, name=f"t{number}") for number in range(8)]
+        wait_until(lambda: all(len(printed(daemon, run.id)) > 3 for run in runs), "all of them tick")
+    daemon.kill()
+    daemon.restart()
+    with daemon.client() as client:
+        now = [info(client, run.id) for run in runs]
+        assert [(run.status, run.pid) for run in now] == [(Status.RUNNING, run.pid) for run in runs]
+        assert client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).adopted == 8
+        before = {run.id: len(printed(daemon, run.id)) for run in runs}
+        wait_until(lambda: all(len(printed(daemon, run.id)) > before[run.id] + 3 for run in runs), "all of them tick on")
+        done = stopped(client, *(run.id for run in runs))
+        assert (sorted(done.stopped), done.survivors) == ([run.id for run in runs], [])
+        assert {ended(client, run.id).status for run in runs} == {Status.CANCELLED}
+    for run in runs:
+        numbers = printed(daemon, run.id)
+        assert numbers == list(range(len(numbers)))
+
+
+def test_a_tree_is_the_same_tree_afterwards(start: Start, containment: str) -> None:
+    daemon = start(mode=containment)
+    child = f"{sys.executable} -m sfactl run --name child -- sh -c '{TICK}'"
+    with daemon.client() as client:
+        root = started(
+            client, ["sh", "-c", f"{child} & {child.replace('name child', 'name other')} & wait"], name="top", max_depth=None
+        )
+        wait_until(lambda: len([r for r in every(client) if r.status is Status.RUNNING]) == 3, "both children run")
+        before = {run.id: (run.name, run.parent_id, run.root_id, run.depth, run.chain, run.pid) for run in every(client)}
+    daemon.kill()
+    daemon.restart()
+    with daemon.client() as client:
+        after = {run.id: (run.name, run.parent_id, run.root_id, run.depth, run.chain, run.pid) for run in every(client)}
+        assert after == before
+        assert info(client, root.id).descendants == 2
+        assert len(stopped(client, root.id).stopped) == 1
+        assert {run.status for run in every(client)} == {Status.CANCELLED}
+
+
+def test_from_inside_an_adopted_run_a_peer_is_still_inside_it(start: Start, containment: str, tmp_path: Path) -> None:
+    daemon = start(mode=containment)
+    go, said = tmp_path / "go", tmp_path / "said"
+    os.mkfifo(go)
+    script = f"read line < {go}; {sys.executable} -m sfactl run --name looper -- true 2> {said}; exec sleep 60"
+    with daemon.client() as client:
+        started(client, ["sh", "-c", script], name="looper")
+    daemon.kill()
+    daemon.restart()
+    go.write_text("now\n")
+    wait_until(lambda: said.exists() and "looper → looper" in said.read_text(), "the loop rule knows the chain")
+
+
+def test_deadlines_hold_that_pass_while_no_daemon_is_there_and_afterwards(start: Start, containment: str) -> None:
+    daemon = start(mode=containment)
+    with daemon.client() as client:
+        first = started(client, ["sleep", "60"], limits=[limit("time", 1)])
+        later = started(client, ["sleep", "60"], limits=[limit("time", 3)])
+    daemon.kill()
+    time.sleep(1.2)  # the deadline is to pass while nobody is there to see it
+    daemon.restart()
+    with daemon.client() as client:
+        assert ended(client, first.id).status is Status.TIMEOUT
+        run = ended(client, later.id)
+        assert run.status is Status.TIMEOUT
+        assert run.started_at is not None
+        assert run.ended_at is not None
+        assert 2.9 <= (run.ended_at - run.started_at).total_seconds() <= 20
+
+
+def test_what_ended_meanwhile_is_lost_or_has_its_exit_code(start: Start, containment: str, tmp_path: Path) -> None:
+    daemon = start(mode=containment)
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    with daemon.client() as client:
+        gone = started(client, ["sh", "-c", f"read line < {go}; exit 7"])
+        done = ended(client, started(client, ["sh", "-c", "exit 3"]).id)
+    daemon.kill()
+    go.write_text("now\n")
+    wait_until(lambda: not alive(gone.pid), "it ends while no daemon is there")
+    daemon.restart()
+    with daemon.client() as client:
+        run = info(client, gone.id)
+        assert (run.status, run.exit_code) in {(Status.LOST, None), (Status.FAILED, 7)}
+        assert run.reason is not None
+        assert "the daemon died while it ran" in run.reason.message
+        assert info(client, done.id).exit_code == 3
+    waited = daemon.sfactl("wait", gone.id)
+    assert waited.returncode in {70, 7}
+
+
+def test_what_a_dead_main_process_left_is_stopped(start: Start, containment: str, tmp_path: Path) -> None:
+    daemon = start(mode=containment)
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    with daemon.client() as client:
+        run = started(client, ["sh", "-c", f"setsid sh -c 'setsid sleep 300 & sleep 300' & read line < {go}; exit 0"])
+        wait_until(lambda: len(strays(daemon.instance)) >= 4, "its processes are there")
+    daemon.kill()
+    go.write_text("now\n")
+    wait_until(lambda: not alive(run.pid), "the main process ends")
+    daemon.restart()
+    with daemon.client() as client:
+        assert ended(client, run.id).status in {Status.LOST, Status.COMPLETED}
+    assert strays(daemon.instance) == []
+
+
+def test_three_kills_in_the_middle_of_a_burst(start: Start, containment: str) -> None:
+    daemon = start(mode=containment, config=MANY)
+    acknowledged: list[str] = []
+    lock = threading.Lock()
+
+    def burst(numbers: Iterable[int]) -> None:
+        for number in numbers:
+            run = patiently(daemon, ["sleep", "300"], name=f"n{number}", key=f"burst-{number}")
+            with lock:
+                acknowledged.append(run)
+
+    workers = [threading.Thread(target=burst, args=(range(first, 36, 4),)) for first in range(4)]
+    for worker in workers:
+        worker.start()
+    for enough in (6, 14, 22):
+        wait_until(lambda enough=enough: len(acknowledged) >= enough, "some are acknowledged")  # type: ignore[misc]
+        daemon.kill()
+        daemon.restart()
+    for worker in workers:
+        worker.join(4 * PATIENCE)
+    with daemon.client() as client:
+        runs = {run.id: run for run in every(client)}
+        assert len(set(acknowledged)) == 36
+        assert set(acknowledged) <= set(runs)
+        live = [run for run in runs.values() if not run.status.terminal]
+        assert all(alive(run.pid) for run in live)
+        assert {stray.pid for stray in strays(daemon.instance)} == {run.pid for run in live}
+        assert len({run.name for run in live}) == len(live), "no request was carried out twice"
+        stopped(client, everything=True)
+
+
+def patiently(daemon: Daemon, argv: list[str], **options: object) -> str:
+    """The id of a run that is asked for again, with the same key, whenever the connection is lost before the answer."""
+
+    def asked() -> str | None:
+        try:
+            with daemon.client() as client:
+                reply = spawn(client, argv, **options)
+        except (Unreachable, OSError):
+            return None
+        assert isinstance(reply, m.RunReply), reply
+        return reply.run.id
+
+    found = wait_until(asked, "the daemon answers", seconds=2 * PATIENCE)
+    assert isinstance(found, str)
+    return found
+
+
+def test_the_same_key_starts_nothing_twice(start: Start) -> None:
+    daemon = start()
+    with daemon.client() as client:
+        first = ticking(client, key="k")
+        assert ticking(client, key="k").id == first.id
+        assert ticking(client, key="other").id != first.id
+    daemon.kill()
+    daemon.restart()
+    with daemon.client() as client:
+        assert ticking(client, key="k").id == first.id
+        stopped(client, everything=True)
+        assert spawn(client, ["true"], key="k").run.id == first.id  # type: ignore[union-attr]
+
+
+def test_a_stop_under_way_ends(start: Start, containment: str) -> None:
+    daemon = start(mode=containment, config="[stop]\ngrace = 2")
+    with daemon.client() as client:
+        run = started(client, ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done"])
+        wait_until(lambda: (daemon.state_dir / "output" / f"{run.id}.out").read_text(), "the trap is set")
+        client.send(m.Stop(id=client.next_id(), runs=[run.id]))
+        wait_until(lambda: info(client, run.id).status is Status.STOPPING, "it is being stopped")
+    daemon.kill()
+    daemon.restart()
+    with daemon.client() as client:
+        assert ended(client, run.id).status is Status.CANCELLED
+
+
+def test_what_is_paused_stays_paused(start: Start, containment: str) -> None:
+    daemon = start(mode=containment)
+    with daemon.client() as client:
+        run = ticking(client, limits=[limit("time", 5)])
+        wait_until(lambda: len(printed(daemon, run.id)) > 3, "it ticks")
+        client.call(m.Pause(id=client.next_id(), run=run.id), m.RunReply)
+        still = printed(daemon, run.id)
+    daemon.kill()
+    daemon.restart()
+    with daemon.client() as client:
+        assert info(client, run.id).status is Status.PAUSED
+        assert info(client, run.id).deadline is None
+        assert printed(daemon, run.id)[:-1] == still[:-1] or printed(daemon, run.id) == still
+        client.call(m.Resume(id=client.next_id(), run=run.id), m.RunReply)
+        wait_until(lambda: len(printed(daemon, run.id)) > len(still) + 3, "it ticks on")
+        assert ended(client, run.id).status is Status.TIMEOUT
+
+
+def test_what_was_queued_is_queued_again_and_starts_in_order(start: Start) -> None:
+    daemon = start(config="[quotas]\ntrees_per_user = 1")
+    with daemon.client() as client:
+        first = ticking(client)
+        waiting = [started(client, ["sh", "-c", 'echo "$SECRET"; sleep 0.1'], name=f"q{n}") for n in range(3)]
+        assert {run.status for run in waiting} == {Status.QUEUED}
+    assert spooled(daemon) == [f"{run.id}.spawn" for run in waiting]
+    assert {(daemon.state_dir / "spool" / name).stat().st_mode & 0o777 for name in spooled(daemon)} == {0o600}
+    daemon.kill()
+    daemon.restart()
+    with daemon.client() as client:
+        assert [info(client, run.id).status for run in waiting] == [Status.QUEUED] * 3
+        stopped(client, first.id)
+        done = [ended(client, run.id) for run in waiting]
+        assert [run.status for run in done] == [Status.COMPLETED] * 3
+        begun = [run.started_at for run in done]
+        assert begun == sorted(begun, key=str)
+    assert spooled(daemon) == []
+
+
+def test_an_environment_is_kept_as_long_as_it_may_be_needed_and_nowhere_else(start: Start) -> None:
+    daemon = start()
+    with daemon.client() as client:
+        env = [b"PATH=" + os.environb[b"PATH"], b"TOKEN=very-secret-indeed"]
+        request = m.Spawn(
+            id=client.next_id(), argv=[b"sh", b"-c", b"sleep 0.2; exit 1"], cwd=b"/", env=env, attempts=2, retry_delay=0.1
+        )
+        run = client.call(request, m.RunReply).run
+        assert spooled(daemon) == [f"{run.id}.spawn"]
+        wait_until(lambda: info(client, run.id).attempts == 2, "its last attempt")
+        wait_until(lambda: spooled(daemon) == [], "what it was started with is gone with its last start")
+        assert ended(client, run.id).status is Status.FAILED
+    for path in daemon.state_dir.rglob("*"):
+        if path.is_file():
+            assert b"very-secret" not in path.read_bytes(), path
+
+
+def test_a_run_between_two_attempts_is_tried_again(start: Start, tmp_path: Path) -> None:
+    daemon = start()
+    count = tmp_path / "count"
+    with daemon.client() as client:
+        run = started(client, ["sh", "-c", f"echo $SFA_ATTEMPT >> {count}; [ $SFA_ATTEMPT = 2 ]"], attempts=3, retry_delay=1.5)
+        wait_until(lambda: info(client, run.id).status is Status.RETRYING, "the first attempt failed")
+    daemon.kill()
+    daemon.restart()
+    with daemon.client() as client:
+        done = ended(client, run.id)
+        assert (done.status, done.attempts) == (Status.COMPLETED, 2)
+    assert count.read_text().split() == ["1", "2"]
+
+
+def test_what_was_used_is_remembered_and_counted_once(start: Start) -> None:
+    daemon = start()
+    with daemon.client() as client:
+        run, _ = watched(client, turns(8, then="sys.stdin.read() if 0 else time.sleep(60)"), limit("turns", 50))
+        wait_until(lambda: info(client, run.id).usage.turns == 8, "its turns are seen")
+        held = reserve(client, run.id, 1000, 1000)
+        cost = info(client, run.id).usage.cost_usd
+    daemon.kill()
+    daemon.restart()
+    with daemon.client() as client:
+        now = info(client, run.id)
+        assert (now.usage.turns, now.usage.cost_usd) == (8, cost)
+        assert held.reservation is not None
+        settled = m.Settle(id=client.next_id(), reservation=held.reservation, input_tokens=10, output_tokens=10)
+        after = client.call(settled, m.RunReply).run
+        assert after.usage_by_source["report"].tokens == 20
+        assert reserve(client, run.id, 1, 1).reservation != held.reservation
+
+
+def test_a_limit_on_turns_holds_over_a_crash(start: Start) -> None:
+    daemon = start()
+    with daemon.client() as client:
+        run, _ = watched(client, turns(40, then="time.sleep(60)"), limit("turns", 30))
+        wait_until(lambda: (info(client, run.id).usage.turns or 0) >= 10, "a third of it")
+    daemon.kill()
+    daemon.restart()
+    with daemon.client() as client:
+        done = ended(client, run.id)
+        assert done.status is Status.FAILED
+        assert done.reason is not None
+        assert (done.reason.limit_kind, done.reason.threshold) == ("turns", 30)
+        assert 31 <= (done.usage.turns or 0) <= 40
+
+
+def test_an_approval_is_still_asked_for(start: Start) -> None:
+    daemon = start()
+    with daemon.client() as client:
+        run, _ = watched(client, turns(4, then="time.sleep(60)"), limit("turns", 2, "request_increase"))
+        wait_until(lambda: info(client, run.id).status is Status.PAUSED, "it waits for an approval")
+    daemon.kill()
+    daemon.restart()
+    with daemon.client() as client:
+        assert info(client, run.id).status is Status.PAUSED
+        assert client.call(m.Approve(id=client.next_id(), run=run.id), m.RunReply).run.status is Status.RUNNING
+
+
+def test_a_foreground_client_comes_back_and_gets_all_of_the_output_and_the_code(daemon: Daemon, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    script = f"echo one; read line < {go}; echo two; exit 7"
+    command = [sys.executable, "-m", "sfactl", "run", "--", "sh", "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=daemon.env, text=True) as foreground:
+        assert foreground.stdout is not None
+        assert foreground.stdout.readline() == "one\n"
+        daemon.kill()
+        daemon.restart()
+        with daemon.client() as client:
+            wait_until(lambda: connections(client) >= 2, "it has come back")
+        go.write_text("now\n")
+        out, err = foreground.communicate(timeout=PATIENCE)
+        assert (foreground.returncode, out) in {(7, "two\n"), (70, "two\n")}, err
+
+
+def connections(client: Client) -> int:
+    """How many the daemon has."""
+    return client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).connections
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_run_whose_foreground_client_does_not_come_back_is_stopped_unless_it_is_to_be_kept(daemon: Daemon, keep: bool) -> None:
+    with daemon.client() as client:
+        run = ticking(client, tied=not keep)
+    if keep:
+        daemon.kill()
+        daemon.restart()
+        with daemon.client() as client:
+            assert info(client, run.id).status is Status.RUNNING
+            stopped(client, run.id)
+        return
+    with daemon.client() as client:
+        assert ended(client, run.id).status is Status.CANCELLED
+        again = ticking(client, tied=True)
+        daemon.kill()
+    daemon.restart()
+    with daemon.client() as client:
+        assert info(client, again.id).status is Status.RUNNING
+        done = ended(client, again.id)
+        assert done.reason is not None
+        assert "did not come back" in done.reason.message
+
+
+def test_a_recycled_pid_is_never_signalled(start: Start, containment: str) -> None:
+    """The stranger carries the number of a run's main process, and nothing else of it."""
+    daemon = start(mode=containment)
+    with daemon.client() as client:
+        run = started(client, ["sleep", "300"])
+    daemon.kill()
+    psutil.Process(run.pid).kill()
+    wait_until(lambda: not psutil.pid_exists(run.pid or 0), "it is gone", seconds=60)
+    stranger = process_with_pid(run.pid or 0)
+    try:
+        daemon.restart()
+        with daemon.client() as client:
+            assert info(client, run.id).status is Status.LOST
+            stopped(client, run.id)
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def process_with_pid(pid: int) -> subprocess.Popen[bytes]:
+    """A process that has exactly this pid."""
+    last = Path("/proc/sys/kernel/ns_last_pid")
+    for _ in range(200):
+        try:
+            last.write_text(str(pid - 1))
+        except OSError:
+            pytest.skip("pids cannot be chosen here (ns_last_pid)")
+        process = subprocess.Popen(["sleep", "300"], env={})
+        if process.pid == pid:
+            return process
+        process.kill()
+        process.wait()
+    pytest.skip("somebody else takes the pid each time")
+
+
+def test_after_a_reboot_everything_is_closed_and_the_queue_goes_on(start: Start) -> None:
+    """The spool is made to be of another boot; what ran is killed as a reboot would."""
+    daemon = start(config="[quotas]\ntrees_per_user = 1")
+    with daemon.client() as client:
+        run = started(client, ["sleep", "300"])
+        waiting = started(client, ["true"])
+    daemon.kill()
+    for stray in strays(daemon.instance):
+        stray.kill()
+    wait_until(lambda: not alive(run.pid), "it is gone")
+    journal = daemon.state_dir / "spool" / "runs"
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip().encode()
+    other_boot(journal, boot)
+    daemon.restart()
+    with daemon.client() as client:
+        lost = info(client, run.id)
+        assert lost.status is Status.LOST
+        assert lost.reason is not None
+        assert lost.reason.message.startswith("the machine was restarted while it ran")
+        assert ended(client, waiting.id).status is Status.COMPLETED
+
+
+def other_boot(journal: Path, boot: bytes) -> None:
+    """Makes the spool one of another boot."""
+    from sfad.spool import Journal
+
+    with closing(Journal(journal)) as spool:
+        assert spool.items["boot"] == boot
+        spool.write({"boot": b"another"})
+
+
+def ruin_ledger(daemon: Daemon) -> None:
+    """The file and its log, from which the file could be mended."""
+    for name in ("ledger.db", "ledger.db-wal"):
+        (daemon.state_dir / name).write_bytes(b"this is not a database, whatever its name says" * 1000)
+
+
+def test_a_corrupt_ledger_costs_no_live_run(start: Start, containment: str) -> None:
+    daemon = start(mode=containment)
+    with daemon.client() as client:
+        run = ticking(client, limits=[limit("time", 300)])
+    daemon.kill()
+    ruin_ledger(daemon)
+    daemon.restart()
+    with daemon.client() as client:
+        now = info(client, run.id)
+        assert (now.status, now.pid) == (Status.RUNNING, run.pid)
+        assert now.limits[0].threshold == 300
+        assert ticking(client).id > run.id
+        stopped(client, everything=True)
+        ended(client, run.id)  # which is on record then
+    assert list(daemon.state_dir.glob("ledger.db.corrupt-*"))
+    with closing(sqlite3.connect(daemon.state_dir / "ledger.db")) as connection:
+        assert connection.execute("SELECT status FROM runs WHERE id = ?", (run.id,)).fetchone() == ("cancelled",)
+
+
+def test_money_that_was_charged_outlives_the_ledger(start: Start) -> None:
+    user = psutil.Process().username()
+    daemon = start(config=f"[budgets.users.{user}]\ndaily_usd = 10\n")
+    with daemon.client() as client:
+        run = ticking(client)
+        client.call(m.Report(id=client.next_id(), run=run.id, cost_usd=0.5), m.RunReply)
+    daemon.kill()
+    ruin_ledger(daemon)
+    daemon.restart()
+    with daemon.client() as client:
+        budget = client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).budgets[0]
+        assert budget.used_usd == 0.5
+        stopped(client, everything=True)
+
+
+def test_a_lost_ledger_and_a_damaged_spool_leave_no_money(start: Start) -> None:
+    user = psutil.Process().username()
+    daemon = start(config=f"[budgets.users.{user}]\ndaily_usd = 10\n")
+    with daemon.client() as client:
+        run = ticking(client)
+        client.call(m.Report(id=client.next_id(), run=run.id, cost_usd=0.5), m.RunReply)
+    daemon.kill()
+    ruin_ledger(daemon)
+    (daemon.state_dir / "spool" / "runs").write_bytes(b"rubbish" * 1000)
+    daemon.restart()
+    assert strays(daemon.instance) == [], "of which nothing is remembered is ended"
+    with daemon.client() as client:
+        budget = client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).budgets[0]
+        assert budget.used_usd == 10
+        refused = spawn(client, ["true"])
+        assert isinstance(refused, m.Refused)
+        assert refused.refused.kind == "rejected_budget" or "budget" in refused.refused.message
+
+
+# ---- executed anew, in place
+
+
+def test_reexecution_under_load_loses_neither_a_status_nor_a_line(start: Start, containment: str) -> None:
+    daemon = start(mode=containment, config=MANY)
+    count = 200 if containment == "cgroup" else 60
+    with daemon.client() as client:
+        long = [started(client, ["sh", "-c", "i=0; while :; do echo $i; i=$((i+1)); sleep 0.2; done"]) for _ in range(count - 20)]
+        coded = [started(client, ["sh", "-c", f"sleep {1 + n / 10}; echo bye; exit {n + 1}"], name=f"c{n}") for n in range(20)]
+    pid = daemon.pid
+    clients = [daemon.client() for _ in range(20)]
+    asked = [one.send(m.Wait(id=one.next_id(), run=run.id)) for one, run in zip(clients, coded, strict=True)]
+    daemon.reexecute()
+    codes = [one.answer(number, m.RunReply)[0].run.exit_code for one, number in zip(clients, asked, strict=True)]
+    assert codes == list(range(1, 21))
+    assert daemon.pid == pid
+    daemon.reexecute()
+    with daemon.client() as client:
+        runs = {run.id: run for run in every(client)}
+        assert all(runs[run.id].status is Status.RUNNING and runs[run.id].pid == run.pid for run in long)
+        stopped(client, everything=True)
+        assert {ended(client, run.id).status for run in long} == {Status.CANCELLED}
+    for run in long:
+        numbers = printed(daemon, run.id)
+        assert numbers == list(range(len(numbers)))
+    assert all((daemon.state_dir / "output" / f"{run.id}.out").read_text() == "bye\n" for run in coded)
+    for one in clients:
+        one.close()
+
+
+def test_connections_and_what_they_wait_for_outlive_a_reexecution(start: Start, containment: str) -> None:
+    daemon = start(mode=containment, config="[stop]\ngrace = 1\n[quotas]\ntrees_per_user = 4")
+    with daemon.client() as client, daemon.client() as other:
+        run, watch = watched(client, turns(2, then="time.sleep(60)"), limit("turns", 50))
+        stubborn = started(client, ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done"])
+        wait_until(lambda: (daemon.state_dir / "output" / f"{stubborn.id}.out").read_text(), "the trap is set")
+        tied = ticking(client, tied=True)
+        stop = other.send(m.Stop(id=other.next_id(), runs=[stubborn.id]))
+        wait_until(lambda: info(client, stubborn.id).status is Status.STOPPING, "it is being stopped")
+        part = m.pack_message(m.Info(id=99, run=run.id))
+        client._socket.sendall(part[:7])
+        daemon.reexecute()
+        assert other.answer(stop, m.Stopped)[0].stopped == [stubborn.id]
+        client._socket.sendall(part[7:])
+        assert client.answer(99, m.RunReply)[0].run.id == run.id
+        assert info(client, tied.id).status is Status.RUNNING
+        other.call(m.Stop(id=other.next_id(), runs=[run.id]), m.Stopped)
+        _, events = until_over(client, run.id)
+        assert "run_cancelled" in {event.type for event in events}
+        assert watch
+    with daemon.client() as client:
+        assert ended(client, tied.id).status is Status.CANCELLED
+
+
+def test_stdin_outlives_a_reexecution_and_ends_with_a_crash(start: Start) -> None:
+    daemon = start()
+    with daemon.client() as client:
+        run = started(client, ["cat"], stdin="pipe")
+        client.call(m.Send(id=client.next_id(), run=run.id, data=b"one\n"), m.Done)
+        daemon.reexecute()
+        client.call(m.Send(id=client.next_id(), run=run.id, data=b"two\n"), m.Done)
+        output = daemon.state_dir / "output" / f"{run.id}.out"
+        wait_until(lambda: output.read_text() == "one\ntwo\n", "both arrive")
+    daemon.kill()
+    daemon.restart()
+    with daemon.client() as client:
+        assert ended(client, run.id).status in {Status.LOST, Status.COMPLETED}
+
+
+def test_a_daemon_that_would_not_come_back_is_not_executed_anew(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        run = ticking(client)
+        good = daemon.config.read_text()
+        daemon.config.write_text("nonsense")
+        daemon.process.send_signal(signal.SIGUSR2)
+        wait_until(lambda: "was not executed anew" in daemon.log.read_text(), "it says why not")
+        assert "not TOML" in daemon.log.read_text()
+        assert info(client, run.id).status is Status.RUNNING
+        daemon.config.write_text(good)
+        daemon.reexecute()
+        assert info(client, run.id).pid == run.pid
+
+
+def test_nothing_leaks_over_many_reexecutions(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        ticking(client)
+        daemon.reexecute()
+        before = daemon.descriptors()
+        for _ in range(5):
+            daemon.reexecute()
+        assert daemon.descriptors() <= before
