@@ -1,5 +1,4 @@
-"""Unit files say only what `sfad` and systemd understand. How they behave is tried by hand in a booted systemd: start,
-kill -9 of the daemon, reload and stop leave no process and no cgroup (docs/containment.md)."""
+"""Unit files say only what `sfad` and systemd understand. How they behave: `test_service`."""
 
 from __future__ import annotations
 
@@ -11,6 +10,14 @@ from pathlib import Path
 import pytest
 
 UNITS = sorted((Path(__file__).parents[2] / "systemd").rglob("*.service"))
+SERVICES = [unit for unit in UNITS if unit.name == "sfad.service"]
+
+LATER = ("DelegateSubgroup", "RestartMode")
+"""Keys that the units use where systemd knows them, and do without elsewhere."""
+
+
+def name(unit: Path) -> str:
+    return "-".join(unit.parts[-2:])
 
 
 def directives(unit: Path) -> dict[str, str]:
@@ -21,22 +28,36 @@ def directives(unit: Path) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: "-".join(unit.parts[-2:]))
+@pytest.mark.parametrize("unit", UNITS, ids=name)
 def test_its_commands_are_sfads(unit: Path) -> None:
     lines = directives(unit)
-    for key in ("ExecStart", "ExecStopPost"):
+    for key in {"ExecStart", "ExecStopPost"} & set(lines):
         env, program, *words = lines[key].split()
         assert (env, program) == ("/usr/bin/env", "sfad")
         done = subprocess.run([sys.executable, "-m", "sfad", *words, "--help"], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
-    assert lines["Delegate"] == "yes"
-    assert lines["Type"] == "notify"
+
+
+@pytest.mark.parametrize("unit", SERVICES, ids=name)
+def test_runs_outlive_the_daemon_and_nobody_else(unit: Path) -> None:
+    lines = directives(unit)
+    assert (lines["Type"], lines["Delegate"], lines["KillMode"]) == ("notify", "yes", "process")
+    assert lines["OnFailure"] == "sfad-sweep.service"
+    assert unit.with_name(lines["OnFailure"]) in UNITS
+
+
+@pytest.mark.parametrize("service", SERVICES, ids=name)
+def test_all_of_them_mean_the_same_state_directory(service: Path) -> None:
+    lines = directives(service)
+    words = [lines["ExecStart"], lines["ExecStopPost"], directives(service.with_name("sfad-sweep.service"))["ExecStart"]]
+    assert len({line.partition("--state-dir ")[2] for line in words}) == 1
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze here")
-@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: "-".join(unit.parts[-2:]))
+@pytest.mark.parametrize("unit", UNITS, ids=name)
 def test_systemd_understands_it(unit: Path) -> None:
     scope = "--user" if unit.parent.name == "user" else "--system"
     done = subprocess.run(["systemd-analyze", scope, "verify", unit], capture_output=True, text=True, timeout=60)
     # it exits 0 on unknown keys, and complains about units of the machine that are not ours
-    assert [line for line in done.stderr.splitlines() if unit.name in line] == []
+    said = [line for line in done.stderr.splitlines() if unit.name in line]
+    assert [line for line in said if not any(f"'{key}' in section" in line for key in LATER)] == []

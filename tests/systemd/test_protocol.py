@@ -1,0 +1,99 @@
+"""What is said to systemd, and what it hands over; the other end is played here."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from sfad import systemd
+from sfad.systemd import FdStore
+
+
+@pytest.fixture
+def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """Where systemd would listen."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(str(tmp_path / "notify"))
+        sock.settimeout(10)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        yield sock
+
+
+def test_a_reload_says_when_it_began(manager: socket.socket) -> None:
+    before = time.monotonic_ns() // 1000
+    systemd.notify(systemd.reloading())
+    first, second = manager.recv(4096).decode().splitlines()
+    assert first == "RELOADING=1"
+    assert before <= int(second.removeprefix("MONOTONIC_USEC=")) <= time.monotonic_ns() // 1000
+
+
+async def test_the_watchdog_is_fed_twice_as_often_as_it_asks(manager: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", "40000")
+    monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
+    assert systemd.watchdog_interval() == 0.02
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(systemd.feed_watchdog)
+        for _ in range(3):
+            assert await trio.to_thread.run_sync(manager.recv, 4096) == b"WATCHDOG=1"
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(("limit", "pid"), [("", ""), ("0", ""), ("x", ""), ("40000", "1")])
+async def test_no_watchdog(limit: str, pid: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", limit)
+    monkeypatch.setenv("WATCHDOG_PID", pid)
+    with trio.fail_after(10):
+        await systemd.feed_watchdog()
+
+
+def test_what_is_kept(manager: socket.socket) -> None:
+    store, (near, far) = FdStore(), os.pipe()
+    assert store.keep("a1", far)
+    state, descriptors, _, _ = socket.recv_fds(manager, 4096, 4)
+    assert state == b"FDSTORE=1\nFDNAME=a1\nFDPOLL=0"
+    os.write(descriptors[0], b"x")
+    assert os.read(near, 1) == b"x"
+    store.forget("a1")
+    assert manager.recv(4096) == b"FDSTOREREMOVE=1\nFDNAME=a1"
+    store.close()
+    for descriptor in (near, far, *descriptors):
+        os.close(descriptor)
+
+
+def test_nobody_waits_for_systemd_and_all_is_forgotten_in_the_end(manager: socket.socket) -> None:
+    store = FdStore()
+    asked = 0
+    while store.settle():
+        store.forget(f"a{asked}")
+        asked += 1
+    assert not store.keep("a0", 0)  # it would be forgotten again
+    told: list[bytes] = []
+    while len(told) < asked:
+        told.append(manager.recv(4096))
+        store.settle()
+    assert told == [f"FDSTOREREMOVE=1\nFDNAME=a{number}".encode() for number in range(asked)]
+    store.close()
+
+
+def test_no_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    store = FdStore()
+    assert not store.keep("a1", 0)
+    store.forget("a1")
+    store.close()
+    assert FdStore.taken() == {}
+
+
+@pytest.mark.parametrize(("result", "follows"), [("success", False), ("exit-code", True), ("watchdog", True), (None, False)])
+def test_who_comes_after_the_daemon(result: str | None, follows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if result is None:
+        monkeypatch.delenv("SERVICE_RESULT", raising=False)
+    else:
+        monkeypatch.setenv("SERVICE_RESULT", result)
+    assert systemd.another_follows() is follows
