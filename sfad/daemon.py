@@ -19,13 +19,14 @@ import trio
 
 from . import __version__, reexec, systemd
 from . import config as configuration
+from .ballast import Ballast
 from .core.events import DrainRequested
 from .faults import effect
 from .launch import choose
 from .launch.base import Launcher
 from .launch.reaper import ChildSignals
 from .launch.sweep import sweep
-from .ledger import Ledger
+from .ledger import Ledger, LedgerError
 from .observe.log import Log
 from .output.files import OutputStore
 from .paths import PathError, bind_socket, lock_state_dir, prepare_state_dir, unbind_socket
@@ -127,11 +128,24 @@ class Daemon:
         except OSError as error:
             raise PathError(f"the state directory {state_dir} cannot be used: {error}") from error
         floor = max(output.highest_number(), memory.highest_number)
-        ledger = Ledger(state_dir, floor_number=floor, handed_over=self._handed is not None)
+        ledger = self._open_ledger(floor, log)
         stack.callback(lambda: _tell_unwritten(ledger.close(), log))
         for note in (*memory.notes, *ledger.notes):
             log.warning(note)
         return memory, output, ledger
+
+    def _open_ledger(self, floor: int, log: Log) -> Ledger:
+        state_dir, handed_over = self._place.state_dir, self._handed is not None
+        ballast = Ballast(state_dir)
+        try:
+            ledger = Ledger(state_dir, floor_number=floor, handed_over=handed_over)
+        except LedgerError as error:
+            if not ballast.throw_away():
+                raise
+            log.error(f"{error}; trying again with the room that was kept for this")
+            return Ledger(state_dir, floor_number=floor, handed_over=handed_over)
+        ballast.take_on()
+        return ledger
 
     def _choose_launcher(self, stack: ExitStack, log: Log) -> Launcher:
         containment = self._loaded.config.containment

@@ -76,6 +76,8 @@ async def execute(runtime: Runtime, server: Server, lock: int) -> None:
                 await runtime.ledger.flush()
                 if all(live.run.committed for live in runtime.live.values()):
                     break
+            else:
+                raise Unfit(f"the ledger does not take what was admitted: {runtime.ledger.trouble}")
             await trio.lowlevel.checkpoint()  # whoever obeys signals has seen those that came before
             if runtime.machine.draining:
                 raise Unfit("it was told to end meanwhile")

@@ -52,10 +52,12 @@ class BudgetKeeper:
 
     def charge(self, scope: str, name: str, usd: float) -> None:
         """Writes a charge to the ledger, in the present period."""
-        begins = self._periods[scope, name]
-        self._ledger.charge(scope, name, begins, usd)
+        self._ledger.charge(scope, name, self._periods[scope, name], usd)
+
+    def remember(self, scope: str, name: str) -> None:
+        """Has it remembered what a budget was charged, with what is kept next."""
         charged = next(budget.charged for budget in self._known if (budget.scope, budget.name) == (scope, name))
-        self._memory.charge(scope, name, begins, charged)
+        self._memory.charge(scope, name, self._periods[scope, name], charged)
 
     def _look(self) -> None:
         now = wall_clock().astimezone()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -42,6 +41,11 @@ Position = Callable[[RunId], bytes | None]
 
 KEYS = 1000
 """Ended runs whose requests are known still."""
+
+
+def nowhere(_run: RunId) -> None:
+    """The position where nothing new is to be said of meters."""
+
 
 _RUN = "run/"
 _KEY = "key/"
@@ -166,20 +170,21 @@ class Memory:
             items.get(f"meter/{run}"),
         )
 
-    def admit(self, live: Live) -> None:
-        """Remembers a run that was admitted just now. Raises `OSError`: then it must not be."""
+    def admit(self, live: Live, others: Iterable[Live]) -> None:
+        """Remembers a run that was admitted just now, and those that this has changed. Raises `OSError`: then it must not be."""
         run = live.run
         if run.status is Status.QUEUED or run.asked.attempts > 1:
             self.spawns.keep(run.id, self._encode(live.spawn))
             effect("spawn kept")
         try:
             key = {f"{_KEY}{run.id}": self._encode(live.key)} if live.key is not None else {}
-            self._write({f"{_RUN}{run.id}": self._encode(self._origin(live)), **self._now(live), **key})
+            others_now = self._all(others, nowhere)
+            self._write({f"{_RUN}{run.id}": self._encode(self._origin(live)), **self._now(live), **key, **others_now})
         except OSError:
             self.spawns.forget(run.id)
             raise
 
-    def keep(self, runs: Collection[Live], position: Position = lambda _run: None) -> None:
+    def keep(self, runs: Collection[Live], position: Position = nowhere) -> None:
         """Remembers them as they are now, with where their meters are."""
         for live in self._late.values() if self._late else ():
             if live not in runs:
@@ -274,9 +279,8 @@ class Memory:
         return msgspec.msgpack.decode(kept, type=Charged) if kept is not None else None
 
     def charge(self, scope: str, name: str, begins: datetime, usd: float) -> None:
-        """Remembers what it was charged since then."""
-        with suppress(OSError):  # the ledger has it too
-            self._write({f"charge/{scope}/{name}": self._encode(Charged(begins, usd))})
+        """Remembers what it was charged since then, together with what is kept next: the run that has used it."""
+        self._first[f"charge/{scope}/{name}"] = self._encode(Charged(begins, usd))
 
     # ---- trouble
 

@@ -43,9 +43,9 @@ class Recovery:
     notes: list[str]
     """What could not be taken over, a line each."""
     never: list[RunId]
+    """Runs of which nobody was ever told."""
     unwritten: tuple[tuple[RunInfo, RunExtra], ...] = ()
     """Of `rows`, what the ledger could not take."""
-    """Runs of which nobody was ever told."""
 
     def __str__(self) -> str:
         live = sum(1 for one in self.event.runs if one.run.pid is not None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -39,7 +39,7 @@ from .environment import run_environment
 from .handover import Held
 from .live import Live, wall_clock
 from .maintenance import Maintenance
-from .memory import Memory, SpawnKey
+from .memory import Memory, SpawnKey, nowhere
 from .metering import Metering, bounds_of, program_of
 from .recovery import Recovery
 from .stdin import StdinPipe
@@ -133,6 +133,8 @@ class Runtime:
         self._on_shutdown = on_shutdown
         self._events: deque[e.Event] = deque()
         self._feeding = False
+        self._with_admission: list[Live] = []
+        """What has changed with the admission that is being handled: they are remembered together."""
         self._early: list[e.Event] | None = None
         """What the launcher has reported of runs that were taken over, before the core knows of them."""
         self._to_meter: list[tuple[Live, bytes | None]] = []
@@ -325,17 +327,28 @@ class Runtime:
             except Exception:  # noqa: BLE001 - what was decided stands: the commands after it, a timer, a reply, must be applied
                 self._internal_error(command)
 
-    def _keep(self, commands: Iterable[c.Command]) -> None:
+    def _keep(self, commands: Sequence[c.Command]) -> None:
         """What was decided is remembered before any of it is done: whatever is done may be found half done by the next daemon."""
-        changed: dict[RunId, Live] = {}
-        for command in commands:
-            if isinstance(command, c.Keep | c.Save) and (live := self.live.get(command.run.id)) is not None:
-                changed[command.run.id] = live
-        now = wall_clock()  # the same for all: no run has ended before its descendants
-        for live in changed.values():
-            live.look_at_the_clock(now)
+        charges = [command for command in commands if isinstance(command, c.Charge)]
+        for charge in charges:
+            self._budgets.remember(charge.scope, charge.name)
+        changed = self._changed(commands, with_use=bool(charges))
+        if any(isinstance(command, c.Admit) for command in commands):
+            self._with_admission = changed
+        elif changed:
+            self.memory.keep(changed, self.metering.position if charges else nowhere)
+
+    def _changed(self, commands: Sequence[c.Command], *, with_use: bool) -> list[Live]:
+        """The runs to be remembered. `with_use`: also those that have only used more. Where a budget was charged for that, the next
+        daemon would charge it again."""
+        kinds = (c.Keep, c.Save, c.NoteUse) if with_use else (c.Keep, c.Save)
+        runs = {command.run.id: None for command in commands if isinstance(command, kinds)}
+        changed = [live for run in runs if (live := self.live.get(run)) is not None]
         if changed:
-            self.memory.keep(changed.values())
+            now = wall_clock()  # the same for all: no run has ended before its descendants
+            for live in changed:
+                live.look_at_the_clock(now)
+        return changed
 
     def _internal_error(self, what: object) -> None:
         self.log.error(
@@ -434,7 +447,7 @@ class Runtime:
         request.admitted(run.id)
         self.adviser.noticed(run.asked.type, run.name)
         try:
-            self.memory.admit(live)
+            self.memory.admit(live, self._with_admission)
             effect("admitted, not on record")
         except OSError as error:
             self.commit_failed([run.id], f"the spool: {error}")
