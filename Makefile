@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
-.PHONY: help demo test lint bench docs wheel clean
+.PHONY: help demo test crash soak lint bench docs wheel clean
 
 help: ## show this
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -22,6 +22,12 @@ demo: $(READY) ## see a tree of agents refused, limited and stopped, in under 15
 
 test: lint ## lint, types, and the whole test suite
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile
+
+crash: $(READY) ## kill the daemon at each of its effects in turn (an hour; tests.crash --help)
+	$(BIN)/python -m tests.crash
+
+soak: $(READY) ## ten minutes of everything at random
+	$(BIN)/python -m tests.soak --minutes 10
 
 lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check .

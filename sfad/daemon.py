@@ -79,6 +79,8 @@ class Daemon:
     async def serve(self) -> None:
         """Serves until told to end and every tree is gone. Raises `PathError`, `LedgerError`, `CgroupImpossible`."""
         with ExitStack() as stack:
+            stored = systemd.FdStore.taken()  # before any descriptor is opened
+            stack.callback(_close_all, stored)
             children = ChildSignals()
             stack.callback(children.close)
             log = self._open_log()
@@ -90,7 +92,7 @@ class Daemon:
             _raise_descriptor_limit()
             runtime = self._make_runtime(ledger, output, launcher, memory, log)
             stack.callback(runtime.close)
-            recovery = self._recover(runtime, log)
+            recovery = self._recover(runtime, stored, log)
             # what start-up has made lives as long as the daemon, and every collection would walk it again
             gc.collect()
             gc.freeze()
@@ -174,10 +176,10 @@ class Daemon:
         )
         return self._runtime
 
-    def _recover(self, runtime: Runtime, log: Log) -> Recovery:
+    def _recover(self, runtime: Runtime, stored: dict[str, int], log: Log) -> Recovery:
         """Takes over what lives, and brings the ledger in line with it."""
         try:
-            recovery = recover(runtime, self._handed)
+            recovery = recover(runtime, self._handed, stored)
         except OSError as error:
             raise PathError(f"what an earlier daemon left cannot be taken over: {error}") from error
         for note in recovery.notes:
@@ -198,6 +200,9 @@ class Daemon:
             on_ended=runtime.recorded,
             on_trouble=runtime.trouble,
         )
+        for run in set(stored) - {one.run.id for one in recovery.event.runs if one.run.pid is not None}:
+            runtime.fd_store.forget(run)
+        _close_all(stored)
         return recovery
 
     async def _sweep_others(self, recovery: Recovery, log: Log) -> None:
@@ -308,6 +313,11 @@ class Daemon:
         log.info("config reloaded", files=[str(path) for path in loaded.files])
         if waiting:
             log.warning("these take effect at the next start", keys=waiting)
+
+
+def _close_all(descriptors: dict[str, int]) -> None:
+    while descriptors:
+        os.close(descriptors.popitem()[1])
 
 
 def _unbind(socket: Path, log: Log) -> None:

@@ -74,6 +74,11 @@ class FdStore:
         self._unwanted: deque[str] = deque()
         """Names that systemd has not been told to forget yet."""
 
+    @property
+    def there(self) -> bool:
+        """Whether anything can be kept."""
+        return self._socket is not None
+
     def keep(self, name: str, fd: int) -> bool:
         """Has a copy of `fd` kept, also when it hangs up, as the pidfd of an ended process does (`FDPOLL=0`, systemd 246). A
         name is ASCII without ':' and control characters, at most 255 of them. Whether systemd was asked; it does not answer."""

@@ -7,8 +7,10 @@ launcher ─▶ what is alive   ┘
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,6 +21,7 @@ from ..core.memory import Remembered, rebased, restored
 from ..core.run import Run
 from ..faults import effect
 from ..launch.base import Found, Remains
+from ..launch.pidfd import exit_status
 from ..ledger import RunExtra
 from ..meters import named
 from ..protocol.types import Reason, RunId, RunInfo, Status
@@ -60,14 +63,16 @@ class Recovery:
         return frozenset(one.run.id for one in self.event.runs)
 
 
-def recover(runtime: Runtime, handed: Handover | None) -> Recovery:
-    """Finds what is left of an earlier daemon's runs, and holds it. Raises `OSError` where the launcher cannot tell."""
-    return _Recoverer(runtime, handed).recovery()
+def recover(runtime: Runtime, handed: Handover | None, stored: Mapping[str, int] = MappingProxyType({})) -> Recovery:
+    """Finds what is left of an earlier daemon's runs, and holds it. `stored`: pidfds of main processes that somebody has kept, by
+    run. Raises `OSError` where the launcher cannot tell."""
+    return _Recoverer(runtime, handed, stored).recovery()
 
 
 class _Recoverer:
-    def __init__(self, runtime: Runtime, handed: Handover | None) -> None:
+    def __init__(self, runtime: Runtime, handed: Handover | None, stored: Mapping[str, int]) -> None:
         self._runtime = runtime
+        self._stored = stored
         self._handed = handed
         self._memory = runtime.memory
         self._now = trio.current_time()
@@ -134,8 +139,10 @@ class _Recoverer:
         if held.stdin is not None:
             live.stdin = StdinPipe.resumed(held.stdin)
         found = self._found(live, held)
-        run.pid = found.pid
-        self._runtime.take_over(live, entry.meter)
+        ended = self._ended(run, found)
+        if ended is None:  # else the core is told in a moment that it is over
+            run.pid = found.pid
+        self._runtime.take_over(live, entry.meter, ended)
         effect("adopted")
         return Remembered(run, empty=found.empty, starting=found.starting, startable=self._startable(live))
 
@@ -147,6 +154,14 @@ class _Recoverer:
         pid = 0 if run.pid is None and run.exit is not None else run.pid
         remains = held.remains or Remains(live.nonce, bounds_of(run), pid, live.pid_started)
         return self._runtime.launcher.adopt(run.id, run.parent.id if run.parent is not None else None, remains)
+
+    def _ended(self, run: Run, found: Found) -> e.MainExited | None:
+        """How a main process has ended that is not there any more, if the kernel tells who kept its pidfd."""
+        status = exit_status(self._stored[run.id]) if run.pid and found.pid is None and run.id in self._stored else None
+        if status is None:
+            return None
+        code = os.waitstatus_to_exitcode(status)
+        return e.MainExited(self._now, run.id, code if code >= 0 else None, -code if code < 0 else None, found.empty)
 
     def _startable(self, live: Live) -> bool:
         spawn = live.spawn

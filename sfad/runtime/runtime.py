@@ -33,6 +33,7 @@ from ..protocol import types
 from ..protocol.errors import ErrorCode
 from ..protocol.messages import Spawn
 from ..protocol.types import Action, Bound, Limit, LimitKind, RunId, RunInfo
+from ..systemd import FdStore
 from .advising import Adviser
 from .budgets import BudgetKeeper
 from .environment import run_environment
@@ -129,6 +130,7 @@ class Runtime:
         self.adviser = Adviser(Path(state_dir), self.feed, log.warning)
         self._budgets = BudgetKeeper(self.machine.limiter.budgets, ledger, self.timers, self.feed, log.warning, self.memory)
         self.live: dict[RunId, Live] = {}
+        self.fd_store = FdStore()
         self.recent: OrderedDict[RunId, Recent] = OrderedDict()
         self._on_shutdown = on_shutdown
         self._events: deque[e.Event] = deque()
@@ -253,8 +255,8 @@ class Runtime:
             if ago >= 0:  # else somebody has set the clock
                 self.machine.spawned_before(user, at - ago)
 
-    def take_over(self, live: Live, position: bytes | None) -> None:
-        """Holds an earlier daemon's run; `position` is where its meter was."""
+    def take_over(self, live: Live, position: bytes | None, ended: e.MainExited | None = None) -> None:
+        """Holds an earlier daemon's run; `position` is where its meter was, `ended` how its main process has ended meanwhile."""
         self.live[live.run.id] = live
         if live.key is not None:
             self._keys[live.key] = live.run.id
@@ -262,6 +264,8 @@ class Runtime:
             self._early = self._early or []
             self.adopted += 1
             self._to_meter.append((live, position))
+            if ended is not None:
+                self._early.append(ended)
 
     def close(self) -> None:
         """Gives back what live runs still hold; on the orderly way there are none."""
@@ -270,6 +274,7 @@ class Runtime:
         self.live.clear()
         self.metering.close()
         self.memory.close()
+        self.fd_store.close()
 
     def reconfigure(self, loaded: configuration.Loaded) -> None:
         """Decides by other numbers from now on. What was admitted keeps its own."""
@@ -303,11 +308,23 @@ class Runtime:
         if self._early is not None:
             self._early.append(event)
             return
+        if isinstance(event, e.LaunchSucceeded):
+            self._store(event.run, event.pid)
+        elif isinstance(event, e.MainExited):
+            self.fd_store.forget(event.run)
         if isinstance(event, e.MainExited | e.Emptied):
             run = self.machine.tree.get(event.run)
             if run is not None:
                 self.metering.catch_up(run, event.signal if isinstance(event, e.MainExited) else None)
         self.feed(event)
+
+    def _store(self, run: RunId, pid: int) -> None:
+        """Should this daemon die, the next one learns from the pidfd how the process has ended, where the kernel tells."""
+        if self.fd_store.there:
+            with suppress(OSError):  # then it does not
+                pidfd = os.pidfd_open(pid)
+                self.fd_store.keep(run, pidfd)
+                os.close(pidfd)
 
     def _handle(self, event: e.Event) -> None:
         try:

@@ -1,0 +1,145 @@
+"""What the daemon is put through."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+
+from sfad.faults import STATUS
+from tests.crash.victim import Victim
+from tests.harness import PATIENCE
+
+UNAVAILABLE = 69
+"""What a daemon that finds its ledger locked, or no room, exits with: whoever starts it tries again."""
+
+ROOM = 48 << 20
+"""Bytes of the small disk."""
+
+
+@contextmanager
+def small_disk(directory: Path) -> Iterator[bool]:
+    """A tmpfs there, if we may; whether there is one."""
+    directory.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={ROOM}", "sfad-soak", str(directory)]
+    mounted = subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode == 0
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", "--lazy", str(directory)], check=False)
+
+
+class Chaos:
+    """One fault after the other, and a daemon that is started again whenever it has died."""
+
+    def __init__(self, daemon: Victim, random: Random, *, disk: bool) -> None:
+        self.done: Counter[str] = Counter()
+        self.died: Counter[str] = Counter()
+        self.deaths: list[datetime] = []
+        self.longest = 0.0
+        """Seconds of a restart, from the death on."""
+        self.wrong: list[str] = []
+        self._daemon = daemon
+        self._random = random
+        self._faults = [self.kill, self.kill, self.renew, self.renew, self.stall, self.lock, self.lose_output]
+        self._faults += [self.fill] if disk else []
+
+    def strike(self) -> None:
+        """Some fault."""
+        fault = self._random.choice(self._faults)
+        self.done[fault.__name__] += 1
+        fault()
+        self.look_after()
+
+    def look_after(self) -> None:
+        """Starts the daemon again if it is dead."""
+        code = self._daemon.process.poll()
+        if code is None:
+            return
+        if code == UNAVAILABLE:
+            self.done["start refused"] += 1
+        elif code not in {STATUS, -signal.SIGKILL}:
+            self.wrong.append(f"the daemon ended with {code}: {self._daemon.log.read_text()[-2000:]}")
+        else:
+            self.died[(self._daemon.fallen or "") if code == STATUS else "kill -9"] += 1
+        self._restart(self._crash_at())
+
+    def _crash_at(self) -> str:
+        return str(self._random.randint(1, 300)) if self._random.random() < 0.6 else ""
+
+    def _restart(self, crash_at: str) -> None:
+        self.deaths.append(datetime.now(UTC))
+        began = time.monotonic()
+        self._daemon.start_again(crash_at)
+        while (code := self._daemon.process.poll()) is not None and time.monotonic() - began < PATIENCE:
+            if code == UNAVAILABLE:
+                self.done["start refused"] += 1
+            self._daemon.start_again()
+        self.deaths.append(datetime.now(UTC))
+        self.longest = max(self.longest, time.monotonic() - began)
+
+    # ---- faults
+
+    def kill(self) -> None:
+        """kill -9."""
+        self._daemon.process.kill()
+        self._daemon.process.wait()
+
+    def renew(self) -> None:
+        """It executes itself anew."""
+        before = self._daemon.log.read_text().count("executing itself anew")
+        self._daemon.process.send_signal(signal.SIGUSR2)
+        until = time.monotonic() + 5
+        while self._daemon.log.read_text().count("executing itself anew") == before and time.monotonic() < until:
+            time.sleep(0.05)
+        self.deaths.append(datetime.now(UTC))
+
+    def stall(self) -> None:
+        """It stands still for a while."""
+        self._daemon.process.send_signal(signal.SIGSTOP)
+        time.sleep(self._random.uniform(0.1, 2))
+        self._daemon.process.send_signal(signal.SIGCONT)
+
+    def lock(self) -> None:
+        """Somebody else writes to the ledger; perhaps the daemon dies meanwhile."""
+        with suppress(sqlite3.Error), closing(sqlite3.connect(self._daemon.state_dir / "ledger.db", timeout=5)) as ledger:
+            ledger.execute("BEGIN IMMEDIATE")
+            self._suffer(self._random.uniform(0.5, 4))
+
+    def fill(self) -> None:
+        """The disk is full for a while."""
+        ballast = self._daemon.state_dir / "ballast"
+        with suppress(OSError), ballast.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1 << 16))
+        with suppress(OSError), ballast.open("ab", buffering=0) as file:
+            while True:
+                file.write(bytes(256))
+        self._suffer(self._random.uniform(0.5, 3))
+        ballast.unlink()
+
+    def _suffer(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        if self._random.random() < 0.3:
+            time.sleep(seconds / 2)
+            self.done["kill meanwhile"] += 1
+            self.kill()
+            self._daemon.start_again()
+        while time.monotonic() < until:
+            time.sleep(0.05)
+
+    def lose_output(self) -> None:
+        """Somebody removes a file."""
+        with suppress(OSError):
+            files = sorted((self._daemon.state_dir / "output").iterdir())
+            if files:
+                os.unlink(self._random.choice(files))
