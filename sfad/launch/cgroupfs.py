@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic, sleep
 
 from . import procfs
 from .spawn import Job, Spawner
@@ -19,6 +20,10 @@ SUPERVISOR = "supervisor"
 
 class CgroupImpossible(Exception):
     """Runs cannot be contained in cgroups here, and why."""
+
+
+_PATIENCE, _PAUSE = 5.0, 0.1
+"""Seconds that a probe is tried again for, and between two tries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +129,25 @@ def probe(base: Base) -> None:
     made = not os.path.isdir(base.directory)
     try:
         os.makedirs(base.directory, exist_ok=True)
-        _probe_inside(base.directory)
+        _probe_soon(base.directory)
     except OSError as error:
         raise CgroupImpossible(f"{error.filename or base.directory}: {error.strerror}") from error
     except CgroupImpossible:
         if made:
             remove_tree(base.directory)
         raise
+
+
+def _probe_soon(directory: str) -> None:
+    """A machine that has no process or descriptor to spare for a moment may have cgroups all the same."""
+    until = monotonic() + _PATIENCE
+    while True:
+        try:
+            return _probe_inside(directory)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE) or monotonic() > until:
+                raise
+        sleep(_PAUSE)
 
 
 def _probe_inside(directory: str) -> None:

@@ -31,6 +31,9 @@ from .writer import MEND_CHARGE, MEND_LABEL, MEND_RUN, Outcome, Writer
 FOUND = 10
 """Ids that `find` returns at most: enough to show a person that a prefix is ambiguous."""
 
+PATIENCE = 15.0
+"""Seconds that opening and mending wait for an outsider's lock."""
+
 _LAST_RUN, _LAST_EVENT = ("runs", "number"), ("events", "seq")
 
 
@@ -72,7 +75,9 @@ class Ledger:
         self.lost = 0
         """Operations that will never be written, since opening; each was reported."""
         self._boot = current_boot()
-        opened = open_writer(directory, self.notes, busy_timeout=busy_timeout, handed_over=handed_over)
+        self._busy_timeout = busy_timeout
+        # nobody waits for an answer yet, and who does not get the ledger leaves everything that lives on its own
+        opened = open_writer(directory, self.notes, busy_timeout=max(busy_timeout, PATIENCE), handed_over=handed_over)
         self._connection = opened.connection
         self.begun_anew = opened.begun_anew
         """There was no ledger, or it was set aside: runs that live are not in it."""
@@ -161,6 +166,7 @@ class Ledger:
         self._on_committed, self._on_failed, self._on_trouble = on_committed, on_failed, on_trouble
         self._on_ended = on_ended
         self._token = token or trio.lowlevel.current_trio_token()
+        self._connection.execute(f"PRAGMA busy_timeout = {int(1000 * self._busy_timeout)}")
         self._writer = Writer(self._connection, self._report)
 
     @property

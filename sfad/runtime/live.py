@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
+from msgspec import Struct
+
 from ..core.limits import COSTS, KINDS, METERED, Held
 from ..core.run import Run
 from ..core.usage import Use
@@ -19,6 +21,15 @@ from ..protocol.types import Action, LimitKind, LimitState, RunId, RunInfo, Sour
 from .stdin import StdinPipe
 
 Enforcer = Literal["clock", "meter", "kernel", "watching", "nothing"]
+
+
+class Main(Struct, frozen=True, array_like=True):
+    """The main process of an attempt, as it was launched."""
+
+    attempt: int
+    pid: int
+    started: int | None
+    """In clock ticks since boot."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,10 +52,8 @@ class Live:
     ended_at: datetime | None = None
     unused: list[LimitState] | None = None
     """The limits but time, as they are shown while nothing of them is known to be used; `None` if they have changed."""
-    pid_told: int | None = None
-    """The main process whose `pid_started` is known."""
-    pid_started: int | None = None
-    """When that started, in clock ticks since boot."""
+    main: Main | None = None
+    """Of the attempt that was launched last."""
     saved: RunInfo | None = None
     """As the ledger was last given it."""
 
@@ -74,7 +83,13 @@ class Live:
         """What its row in the ledger holds beside `info`."""
         spawn = self.spawn
         mode = "detached" if spawn.detach else "foreground" if spawn.tied else "background"
-        return RunExtra(uid=self.run.uid, mode=mode, allowed_tools=spawn.allowed_tools, blocked_tools=spawn.blocked_tools)
+        return RunExtra(
+            uid=self.run.uid,
+            mode=mode,
+            allowed_tools=spawn.allowed_tools,
+            blocked_tools=spawn.blocked_tools,
+            pid_started=self.main.started if self.main is not None and self.run.pid is not None else None,
+        )
 
     @property
     def kept(self) -> bool:

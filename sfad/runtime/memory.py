@@ -25,12 +25,11 @@ from ..core.ids import run_number
 from ..core.memory import Birth, State, birth_of, state_of
 from ..core.run import Run
 from ..faults import effect
-from ..launch.base import Launcher
 from ..ledger.ledger import current_boot
 from ..protocol.messages import Spawn
 from ..protocol.types import RunId, Status
 from ..spool import Journal, Spawns
-from .live import Live
+from .live import Live, Main
 from .timers import Timers
 
 AGAIN = 1.0
@@ -78,7 +77,7 @@ class Progress(Struct, frozen=True, array_like=True):
     state: State
     started_at: datetime | None
     ended_at: datetime | None
-    pid_started: int | None
+    main: Main | None
 
 
 class Charged(Struct, frozen=True, array_like=True):
@@ -115,7 +114,6 @@ class Memory:
         """Ended runs whose requests are known, the oldest first."""
         self._first: dict[str, bytes | None] = {}
         """What goes with the next change."""
-        self._launcher: Launcher
         self._timers: Timers
         self.same_boot = self._journal.items.get(_BOOT) == _boot()
         """Whether what is remembered was so since the machine was booted."""
@@ -136,9 +134,9 @@ class Memory:
         """Of the runs that are remembered; 0 for none."""
         return max((_number(key) for key in self._journal.items if key.startswith(_RUN)), default=0)
 
-    def begin(self, launcher: Launcher, timers: Timers) -> None:
+    def begin(self, timers: Timers) -> None:
         """From now on things are remembered, of this boot."""
-        self._launcher, self._timers = launcher, timers
+        self._timers = timers
         self._first = {_BOOT: _boot(), _FORMAT: _THIS_FORMAT}
         self._written({})
 
@@ -264,12 +262,8 @@ class Memory:
         return Origin(birth_of(live.run), bare, live.nonce, live.created_at, program, live.asker)
 
     def _now(self, live: Live) -> dict[str, bytes]:
-        run = live.run
-        if run.pid is not None and run.pid != live.pid_told:
-            remains = self._launcher.remains(run.id)
-            live.pid_told, live.pid_started = run.pid, remains.started if remains is not None else None
-        progress = Progress(state_of(run), live.started_at, live.ended_at, live.pid_started)
-        return {f"now/{run.id}": self._encode(progress)}
+        progress = Progress(state_of(live.run), live.started_at, live.ended_at, live.main)
+        return {f"now/{live.run.id}": self._encode(progress)}
 
     # ---- budgets
 

@@ -124,8 +124,7 @@ class _Recoverer:
             asker=origin.asker,
             started_at=progress.started_at,
             ended_at=progress.ended_at,
-            pid_told=run.pid,
-            pid_started=progress.pid_started,
+            main=progress.main,
         )
 
     def _never_was(self, run: Run) -> bool:
@@ -150,9 +149,7 @@ class _Recoverer:
         run = live.run
         if not run.attempt or not (self._memory.same_boot or self._handed is not None):
             return Found(None, empty=True)
-        # one that is known to have ended is not looked for: what it left behind would be taken for it
-        pid = 0 if run.pid is None and run.exit is not None else run.pid
-        remains = held.remains or Remains(live.nonce, bounds_of(run), pid, live.pid_started)
+        remains = held.remains or _remains(live)
         return self._runtime.launcher.adopt(run.id, run.parent.id if run.parent is not None else None, remains)
 
     def _ended(self, run: Run, found: Found) -> e.MainExited | None:
@@ -182,6 +179,16 @@ class _Recoverer:
                     info, status=Status.LOST, reason=reason, ended_at=self._wall, pid=None, deadline=None
                 )
                 yield ended, self._runtime.ledger.details(run) or RunExtra()
+
+
+def _remains(live: Live) -> Remains:
+    """Who is known to have been launched is not looked for once it has ended: what it left behind would be taken for it."""
+    run, main = live.run, live.main
+    if run.exit is not None:
+        return Remains(live.nonce, bounds_of(run), 0)
+    if main is None or main.attempt != run.attempt:
+        return Remains(live.nonce, bounds_of(run), run.pid)
+    return Remains(live.nonce, bounds_of(run), main.pid, main.started)
 
 
 def _with_descendants(held: list[Remembered]) -> list[Remembered]:

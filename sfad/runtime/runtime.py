@@ -38,7 +38,7 @@ from .advising import Adviser
 from .budgets import BudgetKeeper
 from .environment import run_environment
 from .handover import Held
-from .live import Live, wall_clock
+from .live import Live, Main, wall_clock
 from .maintenance import Maintenance
 from .memory import Memory, SpawnKey, nowhere
 from .metering import Metering, bounds_of, program_of
@@ -117,7 +117,7 @@ class Runtime:
         self.settings = loaded.settings
         self.timers = Timers()
         self.memory = memory
-        memory.begin(launcher, self.timers)
+        memory.begin(self.timers)
         self.metering = Metering(
             feed=self.feed,
             publish=self._tell,
@@ -525,6 +525,11 @@ class Runtime:
             return
         try:
             self.launcher.launch(run.id, run.parent.id if run.parent is not None else None, spec)
+            remains = self.launcher.remains(run.id)
+            if remains is not None and remains.pid:
+                # before it is told: what it leaves behind, should it have ended by then, must not be taken for it
+                live.main = Main(run.attempt, remains.pid, remains.started)
+                self.memory.keep([live])
             effect("launched")
             self.memory.started(run)
         finally:
