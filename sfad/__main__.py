@@ -20,11 +20,14 @@ from .launch.controllers import release_unit
 from .launch.sweep import sweep as sweep_instance
 from .ledger import LedgerError, back_up
 from .ledger.opening import FILE as LEDGER_FILE
+from .ledger.opening import check_known
 from .paths import PathError, config_files, lock_state_dir
 from .protocol.paths import daemon_socket
 from .protocol.paths import state_dir as resolve_state_dir
 from .runtime.clock import MonotonicClock
 from .runtime.handover import taken
+from .spool import JournalError
+from .spool.journal import check_version
 
 EXIT_USAGE = 2
 EXIT_UNAVAILABLE = 69
@@ -88,6 +91,18 @@ def check_config(config: ConfigFile = None) -> None:
     loaded = _load(config_files(os.environ, config))
     for setting in loaded.settings:
         print(f"{setting.key} = {msgspec.json.encode(setting.value).decode()}  ({setting.source})")
+
+
+@app.command("check-start", hidden=True)
+def check_start(state_dir: StateDir = None, config: ConfigFile = None) -> None:
+    """Exit 0 if this sfad could go on in the place of the one that serves this state directory."""
+    place = _place(None, state_dir, config)
+    _load(place.config_files)
+    try:
+        check_known(place.state_dir)
+        check_version(place.state_dir / "spool" / "runs")
+    except (LedgerError, JournalError) as error:
+        _die(str(error), EXIT_UNAVAILABLE)
 
 
 @app.command()

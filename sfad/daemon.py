@@ -142,7 +142,7 @@ class Daemon:
         try:
             ledger = Ledger(state_dir, floor_number=floor, handed_over=handed_over)
         except LedgerError as error:
-            if not ballast.throw_away():
+            if not (error.full and ballast.throw_away()):
                 raise
             log.error(f"{error}; trying again with the room that was kept for this")
             return Ledger(state_dir, floor_number=floor, handed_over=handed_over)
@@ -207,7 +207,7 @@ class Daemon:
 
     async def _sweep_others(self, recovery: Recovery, log: Log) -> None:
         """Ends what carries our name and is no run that is known: a run of which nothing was remembered."""
-        if self._handed is None:
+        if self._handed is None or recovery.notes:
             await trio.to_thread.run_sync(self._sweep, log, recovery.held, self._runtime.launcher.detail)
 
     def _sweep(self, log: Log, spare: frozenset[RunId], home: str | None = None) -> None:
@@ -229,6 +229,7 @@ class Daemon:
         if handed is not None:
             server.take_over(handed.clients, handed.last_token)
             runtime.machine.admitted, runtime.machine.refused = handed.admitted, handed.refused
+            runtime.began = handed.began
         # outside the nursery: trio's receiver breaks a task that still iterates over it when it is closed
         with trio.open_signal_receiver(*_SIGNALS) as signals:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # blocked across execve(2)
@@ -289,7 +290,7 @@ class Daemon:
             return
         self._renewing = True
         try:
-            await reexec.check()
+            await reexec.check(runtime.state_dir)
             log.info("executing itself anew", version=__version__, live=len(runtime.live))
             _notify(systemd.reloading(), log)
             await reexec.execute(runtime, server, self._lock)

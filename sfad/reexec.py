@@ -44,21 +44,21 @@ def installed_version() -> str | None:
         return None
 
 
-async def check() -> None:
-    """Whether the installed program starts and can read the config. Raises `Unfit`, `OSError`."""
+async def check(state_dir: str) -> None:
+    """Whether the installed program starts, and can read the config and what this one has written. Raises `Unfit`, `OSError`."""
     # in a thread: its child is a thread's, and so not taken for an orphan of a run (`launch.reaper`)
-    done = await trio.to_thread.run_sync(_check_config)
+    done = await trio.to_thread.run_sync(_check, state_dir)
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip()[-500:]
-        raise Unfit(f"what is installed does not work: 'sfad check-config' exited with code {done.returncode}: {said}")
+        raise Unfit(f"what is installed does not work: 'sfad check-start' exited with code {done.returncode}: {said}")
 
 
-def _check_config() -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "sfad", "check-config", *_config_option(sys.argv)]
+def _check(state_dir: str) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "sfad", "check-start", "--state-dir", state_dir, *_config_option(sys.argv)]
     try:
         return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=CHECK_TIMEOUT, check=False)
     except subprocess.TimeoutExpired as error:
-        raise Unfit(f"'sfad check-config' did not end within {CHECK_TIMEOUT:g} s") from error
+        raise Unfit(f"'sfad check-start' did not end within {CHECK_TIMEOUT:g} s") from error
 
 
 def _config_option(argv: list[str]) -> list[str]:
@@ -112,6 +112,7 @@ def _execute(runtime: Runtime, server: Server, lock: int) -> None:
         clients=server.hand_over(),
         admitted=runtime.machine.admitted,
         refused=runtime.machine.refused,
+        began=runtime.began,
     )
     try:
         memory = store(handover)

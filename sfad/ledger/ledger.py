@@ -205,6 +205,15 @@ class Ledger:
         """USD charged in that period, as far as it is committed: for a budget that is not known yet, of which nothing is queued."""
         return self._reader.charged(scope, name, period_start.timestamp())
 
+    @property
+    def last_event(self) -> int:
+        """The highest number that an event bears."""
+        return self._seq
+
+    def skip_events(self, number: int) -> None:
+        """The next event has a higher number than this one."""
+        self._seq = max(self._seq, number)
+
     def event(self, event: Event) -> Event:
         """Queues an event and returns it with its number. Raises `ValueError` for one without a time."""
         numbered = msgspec.structs.replace(event, seq=self._seq + 1)

@@ -103,6 +103,17 @@ def mark_damaged(directory: Path, found: str) -> None:
     _mark(directory / _UNCHECKED, found)
 
 
+def check_known(directory: Path) -> None:
+    """Raises `LedgerError` for a ledger that this build cannot go on with; nothing is changed in it."""
+    if not (directory / FILE).exists():
+        return
+    try:
+        with closing(open_reader(directory)) as connection:
+            check_ours(connection)
+    except (sqlite3.Error, LedgerError) as error:
+        raise LedgerError(f"the ledger {directory / FILE} cannot be used: {error}") from error
+
+
 def open_reader(directory: Path, busy_timeout: float = 0.25) -> sqlite3.Connection:
     """A read-only connection, for the thread that opens it. In WAL mode it never waits for the writer; the short timeout
     bounds what an outsider's exclusive lock can cost the thread that reads."""

@@ -76,6 +76,8 @@ class Handover(Struct, frozen=True):
     clients: Clients
     admitted: int
     refused: int
+    began: float
+    """When the daemon was started, on the monotonic clock."""
     format: int = FORMAT
 
     def descriptors(self) -> Iterable[int]:

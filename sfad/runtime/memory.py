@@ -49,8 +49,7 @@ def nowhere(_run: RunId) -> None:
 _RUN = "run/"
 _KEY = "key/"
 _BOOT = "boot"
-_FORMAT = "format"
-_THIS_FORMAT = b"1"
+_EVENTS = "events"
 
 
 SpawnKey = tuple[int, RunId | None, str]
@@ -125,6 +124,11 @@ class Memory:
         return self._journal.sound
 
     @property
+    def found(self) -> bool:
+        """Whether there was one."""
+        return self._journal.found
+
+    @property
     def notes(self) -> list[str]:
         """What opening had to mend, a line each."""
         return self._journal.notes
@@ -137,8 +141,18 @@ class Memory:
     def begin(self, timers: Timers) -> None:
         """From now on things are remembered, of this boot."""
         self._timers = timers
-        self._first = {_BOOT: _boot(), _FORMAT: _THIS_FORMAT}
+        self._first = {_BOOT: _boot()}
         self._written({})
+
+    @property
+    def events(self) -> int:
+        """No event bears a higher number, as far as is known."""
+        return int(self._journal.items.get(_EVENTS, b"0"))
+
+    def reserve_events(self, number: int) -> None:
+        """Events may bear numbers up to this one from now on. They are pushed before they are on record, and a daemon that comes
+        after this one must not give their numbers to others."""
+        self._written({_EVENTS: str(number).encode()})
 
     def close(self) -> None:
         """Gives the descriptor back."""

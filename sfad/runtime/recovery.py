@@ -47,6 +47,8 @@ class Recovery:
     """What could not be taken over, a line each."""
     never: list[RunId]
     """Runs of which nobody was ever told."""
+    over: list[RunId]
+    """Runs that are known to have ended, and those of which nothing can be read."""
     unwritten: tuple[tuple[RunInfo, RunExtra], ...] = ()
     """Of `rows`, what the ledger could not take."""
 
@@ -82,7 +84,8 @@ class _Recoverer:
         if handed is not None:
             self._why = "the daemon executed itself anew"
         else:
-            self._why = "the daemon died" if self._memory.same_boot else "the machine was restarted"
+            rebooted = self._memory.found and not self._memory.same_boot
+            self._why = "the machine was restarted" if rebooted else "the daemon died"
 
     def recovery(self) -> Recovery:
         effect("recover")
@@ -91,10 +94,13 @@ class _Recoverer:
         held: list[Remembered] = []
         rows: list[tuple[RunInfo, RunExtra]] = []
         never: list[RunId] = []
+        over = list(broken)
         notes = [f"run {run}: what was remembered of it cannot be read; it is ended" for run in broken]
         for entry in sorted(entries.values(), key=lambda each: each.origin.birth.number):
             live = self._live(entry)
-            if live.run.status.terminal:
+            if self._over(live.run):
+                over.append(live.run.id)
+            elif live.run.status.terminal:
                 rows.append(self._row(live))
             elif self._never_was(live.run):
                 never.append(live.run.id)
@@ -104,7 +110,7 @@ class _Recoverer:
                     rows.append(self._row(live))
         rows += self._lost(entries)
         event = e.Recovered(self._now, tuple(_with_descendants(held)), self._why, self._handed is not None, tickets)
-        return Recovery(event, rows, notes, never)
+        return Recovery(event, rows, notes, never, over)
 
     def _live(self, entry: Entry) -> Live:
         origin, progress = entry.origin, entry.progress
@@ -130,6 +136,10 @@ class _Recoverer:
     def _never_was(self, run: Run) -> bool:
         """Nothing of it has run, nobody was told of it, and it is not on record: there is nothing to be honest about."""
         return run.attempt == 0 and run.status is not Status.QUEUED and run.id not in self._open
+
+    def _over(self, run: Run) -> bool:
+        """It is on record how it ended: what was remembered is older, as after a power cut or from a copy that was put back."""
+        return run.id not in self._open and (info := self._runtime.ledger.get(run.id)) is not None and info.status.terminal
 
     def _hold(self, live: Live, entry: Entry) -> Remembered:
         run = live.run
@@ -171,7 +181,7 @@ class _Recoverer:
     def _lost(self, entries: dict[RunId, Entry]) -> Iterator[tuple[RunInfo, RunExtra]]:
         """On record as not ended, but not remembered: what may be alive of it is ended by the sweep."""
         reason = Reason(
-            kind="daemon", message=f"{self._why}, and nothing was remembered of this run; what was left of it was ended"
+            kind="daemon", message="it was on record as live, and nothing was remembered of it; what was left was ended"
         )
         for run, info in self._open.items():
             if run not in entries:

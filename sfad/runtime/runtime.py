@@ -49,6 +49,9 @@ from .timers import Timers
 RECENT = 1000
 """Ended runs kept in memory. It covers what the ledger's writer has not committed yet, and the pages people ask for most."""
 
+RESERVED = 1000
+"""Numbers of events that are reserved at once; so many are left out by the daemon that follows one which was killed."""
+
 SAVE_USE = 1.0
 """Seconds until a changed use is in the ledger: what a daemon that is killed forgets, and a row a run in that time."""
 
@@ -115,9 +118,13 @@ class Runtime:
         self.socket = socket
         self.state_dir = state_dir
         self.settings = loaded.settings
+        self.began = trio.current_time()
         self.timers = Timers()
         self.memory = memory
         memory.begin(self.timers)
+        ledger.skip_events(memory.events)
+        self._numbers = 0
+        """Numbers of events that are reserved."""
         self.metering = Metering(
             feed=self.feed,
             publish=self._tell,
@@ -213,7 +220,7 @@ class Runtime:
         for info, extra in recovery.unwritten:
             self.ledger.save(info, extra)
         closed = [info.id for info, _ in recovery.rows if info.status.terminal and info.id not in unwritten]
-        self.memory.forget(closed)
+        self.memory.forget([*closed, *recovery.over])
         self.memory.forget_entirely(recovery.never)
         self._keys = {key: run for key, run in self._keys.items() if run not in recovery.never}
         for live in self.live.values():
@@ -222,6 +229,7 @@ class Runtime:
         for live, position in self._to_meter:
             self.metering.take_over(live, position)
         self._to_meter.clear()
+        self.adopted = sum(1 for one in recovery.event.runs if one.run.pid is not None)
         self.feed(recovery.event)
         early, self._early = self._early or [], None
         for event in early:
@@ -237,10 +245,10 @@ class Runtime:
         if not recovery.event.runs and not recovery.rows:
             return
         message = f"{recovery.event.why}: {recovery}"
-        event = types.Event(type="daemon_recovered", severity="medium", message=message, time=wall_clock())
+        event = types.Event(type="daemon_recovered", severity="medium", message=message)
         if recovery.event.continued:
             event = msgspec.structs.replace(event, type="daemon_reexecuted", severity="low")
-        self.log.event(self.ledger.event(event))
+        self._record(event)
 
     @property
     def last_token(self) -> int:
@@ -262,7 +270,6 @@ class Runtime:
             self._keys[live.key] = live.run.id
         if live.run.attempt:
             self._early = self._early or []
-            self.adopted += 1
             self._to_meter.append((live, position))
             if ended is not None:
                 self._early.append(ended)
@@ -273,6 +280,7 @@ class Runtime:
             live.close()
         self.live.clear()
         self.metering.close()
+        self.memory.reserve_events(self.ledger.last_event)
         self.memory.close()
         self.fd_store.close()
 
@@ -581,11 +589,19 @@ class Runtime:
             self._publish(c.Publish(event, live.chain))
 
     def _publish(self, command: c.Publish) -> None:
-        event = self.ledger.event(msgspec.structs.replace(command.event, time=wall_clock()))
-        self.log.event(event)
+        event = self._record(command.event)
         for run in command.chain if self._watchers else ():
             for watcher in list(self._watchers.get(run, ())):
                 watcher(event)
+
+    def _record(self, event: types.Event) -> types.Event:
+        event = self.ledger.event(msgspec.structs.replace(event, time=wall_clock()))
+        number = self.ledger.last_event
+        if number > self._numbers:
+            self._numbers = number + RESERVED
+            self.memory.reserve_events(self._numbers)
+        self.log.event(event)
+        return event
 
     def _ended(self, command: c.Ended) -> None:
         live = self.live.pop(command.run.id)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -84,7 +83,6 @@ class Verbs:
     def __init__(self, runtime: Runtime, *, connections: Callable[[], int]) -> None:
         self._runtime = runtime
         self._connections = connections
-        self._began = time.monotonic()
         self._handlers: dict[type, Callable[[Connection, Any], None]] = {
             m.Spawn: self._spawn,
             m.Stop: self._stop,
@@ -411,10 +409,7 @@ class Verbs:
         try:
             descriptors = self._runtime.output.open_for_reader(info.id, create=live)
         except FileNotFoundError:
-            raise RequestFailed(
-                ErrorCode.WRONG_STATE,
-                f"the output of run {info.id} is not there: it was not kept, or has been removed since",
-            ) from None
+            raise RequestFailed(ErrorCode.WRONG_STATE, _no_output(info.id)) from None
         try:
             connection.send(m.LogFiles(id=request.id, run=info.id, ended=not live, kept=self._kept(info.id)), descriptors)
         finally:
@@ -431,11 +426,10 @@ class Verbs:
         info, _ = self._resolve(connection, request.run, "result")
         if not info.status.terminal:
             raise RequestFailed(ErrorCode.WRONG_STATE, f"run {info.id} is {info.status}; wait for its end, or read its logs")
+        if self._runtime.output.status(info.id, ".out") is None:
+            raise RequestFailed(ErrorCode.WRONG_STATE, _no_output(info.id))
         most = max(1, min(request.max_bytes, MAX_RESULT))
-        try:
-            data, truncated = self._runtime.output.tail(info.id, most)
-        except FileNotFoundError:
-            data, truncated = b"", False
+        data, truncated = self._runtime.output.tail(info.id, most)
         safe, cut = cut_oldest(sanitise(data), most)
         truncated = truncated or cut
         text = wrap_result(safe, run_id=info.id, name=info.name, status=info.status.value, truncated=truncated)
@@ -473,7 +467,7 @@ class Verbs:
                 id=request.id,
                 version=__version__,
                 pid=os.getpid(),
-                uptime_s=round(time.monotonic() - self._began, 3),
+                uptime_s=round(trio.current_time() - runtime.began, 3),
                 socket=runtime.socket,
                 state_dir=str(runtime.state_dir),
                 containment=runtime.launcher.containment,
@@ -562,6 +556,10 @@ class Verbs:
                 connection.send(reply)
             case c.Failed(code, message):
                 _fail(connection, request, code, message)
+
+
+def _no_output(run: RunId) -> str:
+    return f"the output of run {run} is not there: it was not kept, or has been removed since"
 
 
 def _peer(connection: Connection) -> Peer:

@@ -229,7 +229,7 @@ class Journal:
 
     def _load(self, data: memoryview) -> str | None:
         """Takes what the file says, as far as it can be used. What is wrong with the rest; an unfinished frame is not wrong."""
-        fault = self._check_head(data)
+        fault = _check_head(self._path, data)
         if fault:
             return fault
         self._dirty = _filled(data)
@@ -252,18 +252,26 @@ class Journal:
         self._dirty = max(self._dirty, self._end)
         return None
 
-    def _check_head(self, data: memoryview) -> str | None:
-        if len(data) < _FILE_HEAD.size:
-            return f"it ends after {len(data)} bytes, within its head"
-        magic, version, check = _FILE_HEAD.unpack_from(data)
-        if magic != _MAGIC or check != _file_head(version)[2]:
-            return "it does not begin as a journal"
-        if version != VERSION:
-            raise JournalError(
-                f"{self._path} is a journal of version {version}, and this sfad knows version {VERSION} only; "
-                "start the sfad that wrote it, or move the file away: then the runs that are alive are found by other means"
-            )
-        return None
+
+def check_version(path: Path) -> None:
+    """Raises `JournalError` for a journal that this build cannot go on with; nothing is changed in it."""
+    with suppress(FileNotFoundError), open(path, "rb") as file:
+        _check_head(path, memoryview(file.read(_FILE_HEAD.size)))
+
+
+def _check_head(path: Path, data: memoryview) -> str | None:
+    """What is wrong with it. Raises `JournalError`."""
+    if len(data) < _FILE_HEAD.size:
+        return f"it ends after {len(data)} bytes, within its head"
+    magic, version, check = _FILE_HEAD.unpack_from(data)
+    if magic != _MAGIC or check != _file_head(version)[2]:
+        return "it does not begin as a journal"
+    if version != VERSION:
+        raise JournalError(
+            f"{path} is a journal of version {version}, and this sfad knows version {VERSION} only; "
+            "start the sfad that wrote it; or move the file away, which ends the runs that are alive"
+        )
+    return None
 
 
 # ---- the format

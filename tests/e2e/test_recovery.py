@@ -526,6 +526,34 @@ def test_a_lost_ledger_and_a_damaged_spool_leave_no_money(start: Start) -> None:
         assert refused.refused.kind == "rejected_budget" or "budget" in refused.refused.message
 
 
+def test_what_is_on_record_as_ended_is_not_made_lost_by_an_old_spool(start: Start) -> None:
+    """As after a power cut, or from a copy that was put back."""
+    daemon = start()
+    with daemon.client() as client:
+        run = started(client, ["sh", "-c", "sleep 0.3"])
+        old = (daemon.state_dir / "spool" / "runs").read_bytes()
+        assert ended(client, run.id).status is Status.COMPLETED
+    daemon.kill()
+    (daemon.state_dir / "spool" / "runs").write_bytes(old)
+    daemon.restart()
+    with daemon.client() as client:
+        assert info(client, run.id).status is Status.COMPLETED
+
+
+def test_two_events_never_have_the_same_number(daemon: Daemon) -> None:
+    seen: list[int] = []
+    for _ in range(3):
+        with daemon.client() as client:
+            run, watch = watched(client, ["sleep", "0.2"], meter=None)
+            _, events = until_over(client, run.id)
+            seen += [int(str(event.seq)) for event in events]
+            assert watch
+        daemon.kill()
+        daemon.restart()
+    assert len(seen) == len(set(seen)) >= 3
+    assert seen == sorted(seen)
+
+
 # ---- executed anew, in place
 
 
@@ -607,6 +635,19 @@ def test_a_daemon_that_would_not_come_back_is_not_executed_anew(daemon: Daemon) 
         daemon.config.write_text(good)
         daemon.reexecute()
         assert info(client, run.id).pid == run.pid
+
+
+def test_a_ledger_that_what_is_installed_does_not_know_is_no_reason_to_end(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        run = ticking(client)
+        with closing(sqlite3.connect(daemon.state_dir / "ledger.db", isolation_level=None)) as ledger:
+            known = ledger.execute("PRAGMA user_version").fetchone()[0]
+            ledger.execute("PRAGMA user_version = 99")
+            daemon.process.send_signal(signal.SIGUSR2)
+            wait_until(lambda: "was not executed anew" in daemon.log.read_text(), "it says why not")
+            ledger.execute(f"PRAGMA user_version = {known}")
+        assert info(client, run.id).status is Status.RUNNING
+        stopped(client, run.id)
 
 
 def test_nothing_leaks_over_many_reexecutions(daemon: Daemon) -> None:
