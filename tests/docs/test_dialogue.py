@@ -102,9 +102,11 @@ def test_limits_and_money(stranger: Stranger) -> None:
     shown = EXAMPLES["reserved"]
     assert isinstance(held, m.Reserved)
     assert isinstance(shown, m.Reserved)
-    assert held == msgspec.structs.replace(shown, cost_usd=held.cost_usd)
-    assert held.cost_usd  # how much, is the library's to say
-    stranger.say("settle")
+    # how much is the library's to say, and the name is the daemon's
+    assert held == msgspec.structs.replace(shown, cost_usd=held.cost_usd, reservation=held.reservation)
+    assert held.cost_usd
+    assert held.reservation
+    stranger.send(m.pack_message(msgspec.structs.replace(EXAMPLES["settle"], reservation=held.reservation)))
     settled = stranger.hear()
     assert isinstance(settled, m.RunReply)
     assert (settled.id, settled.run.usage.cost_usd, settled.run.usage.output_tokens) == (12, 0.07, 900)
@@ -162,6 +164,26 @@ def _stopped(stranger: Stranger) -> None:
     assert (stopped.id, stopped.stopped, stopped.survivors) == (8, ["a1"], [])
     assert isinstance(over, m.RunReply)
     assert (over.id, over.run.status, over.run.signal) == (7, Status.CANCELLED, 15)
+
+
+def test_a_connection_that_is_lost(stranger: Stranger, daemon: Daemon) -> None:
+    for name in ("hello", "spawn with a key"):
+        stranger.say(name)
+    assert isinstance(stranger.hear(), m.Welcome)
+    first = stranger.hear()
+    again = Stranger(daemon)
+    for name in ("hello", "spawn with a key", "wait and tie"):
+        again.say(name)
+    assert isinstance(again.hear(), m.Welcome)
+    second = again.hear()
+    assert isinstance(first, m.RunReply)
+    assert isinstance(second, m.RunReply)
+    assert (first.run.id, second.run.id) == ("a1", "a1")
+    again.close()
+    stranger.say("wait")
+    over = stranger.hear()
+    assert isinstance(over, m.RunReply)
+    assert (over.run.status, over.run.reason and over.run.reason.kind) == (Status.CANCELLED, "client")
 
 
 def _error(reply: m.AnyReply) -> tuple[int, ErrorCode]:

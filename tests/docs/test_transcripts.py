@@ -1,4 +1,5 @@
-"""README, tutorial and the page on limits, typed in: every command that is shown is run, in order, and prints what is shown.
+"""README, tutorial and the pages on limits and durability, typed in: every command that is shown is run, in order, and prints
+what is shown.
 
 Ids are real. What no two runs have in common (times, sizes, pids, paths, who ran it) is not compared, and neither is the
 order of lines, since stdout and stderr reach the reader by two roads.
@@ -118,7 +119,9 @@ def follow(reader: Reader, command: str, shown: str) -> None:
         assert lines(reader.type(command)) == lines(shown), command
 
 
-@pytest.mark.parametrize("page", [README, DOCS / "tutorial.md", DOCS / "limits.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [README, DOCS / "tutorial.md", DOCS / "limits.md", DOCS / "durability.md"], ids=lambda page: page.name
+)
 def test_it_is_as_shown(reader: Reader, page: Path) -> None:
     for block in blocks(page.read_text()):
         if block.language == "sh":
