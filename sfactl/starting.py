@@ -88,7 +88,9 @@ def transient(environ: Mapping[str, str]) -> list[str]:
     starts adopts them. Exit codes 2 and 69 say that another start would not help (config, ledger, another daemon)."""
     settings = [f"--setenv={name}={environ[name]}" for name in PASSED_ON if name in environ]
     properties = ["Delegate=yes", "KillMode=process", "Type=notify", "NotifyAccess=main", "Restart=on-failure"]
-    properties.append("RestartPreventExitStatus=2 69")
+    properties += ["RestartPreventExitStatus=2 69", "FileDescriptorStoreMax=4096"]
+    # makes the unit startable again while runs are alive in it
+    properties.append(f"ExecStopPost={sys.executable} -m sfad sweep --stop-post")
     unit = f"--unit=sfad-on-demand-{os.getpid()}-{time.time_ns()}"
     flags = ["--user", "--quiet", "--collect", unit, *settings, *(f"--property={p}" for p in properties)]
     return ["systemd-run", *flags, "--", *daemon_command()]
