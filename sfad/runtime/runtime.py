@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import trio
@@ -51,6 +51,9 @@ RECENT = 1000
 
 RESERVED = 1000
 """Numbers of events that are reserved at once; so many are left out by the daemon that follows one which was killed."""
+
+NO_ROOM = 64 * 1024
+"""Bytes on a disk that is as good as full."""
 
 SAVE_USE = 1.0
 """Seconds until a changed use is in the ledger: what a daemon that is killed forgets, and a row a run in that time."""
@@ -580,11 +583,11 @@ class Runtime:
         run, timer = command.run, command.timer
         self.timers.arm((run, timer), command.at, lambda: self.feed(e.TimerFired(trio.current_time(), run, timer)))
 
-    def _tell(self, what: str, run: RunId, message: str) -> None:
+    def _tell(self, what: str, run: RunId, message: str, severity: Literal["medium", "high"] = "medium") -> None:
         live = self.live.get(run)
         if live is not None:
             event = types.Event(
-                type=what, severity="medium", run_id=run, root_id=live.chain[0], agent_name=live.run.name, message=message
+                type=what, severity=severity, run_id=run, root_id=live.chain[0], agent_name=live.run.name, message=message
             )
             self._publish(c.Publish(event, live.chain))
 
@@ -639,6 +642,17 @@ class Runtime:
             return
         self.log.error(f"the ledger cannot be written: {error}; new runs are refused, ends are held in memory", lost=lost)
         self._tell_waiters(list(self._unrecorded))
+        self._tell_of_full_disk()
+
+    def _tell_of_full_disk(self) -> None:
+        """Runs write their output themselves, and nobody tells the daemon that it found no room."""
+        with suppress(OSError):
+            disk = os.statvfs(self.output.directory)
+            if disk.f_bavail * disk.f_frsize < NO_ROOM:
+                for run in [run for run, live in self.live.items() if live.kept]:
+                    self._tell(
+                        "alert_disk_full", run, f"no room is left in {self.output.directory}: what it prints is lost", "high"
+                    )
 
     def _remember(self, recent: Recent) -> None:
         self.recent[recent.info.id] = recent

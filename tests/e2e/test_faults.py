@@ -25,7 +25,7 @@ from sfad.protocol.types import Status
 from tests.conftest import Start
 from tests.harness import Daemon, ended, running, spawn, started, stopped, wait_until
 
-from .agents import info, limit
+from .agents import info, limit, until_event, watched
 
 ROOM = 16 * 1024 * 1024
 """Bytes of the disk of a daemon that is to run out of it."""
@@ -77,9 +77,10 @@ def refused(client: Client) -> m.Error:
 def test_a_full_disk_refuses_starts_and_keeps_what_runs(cramped: Daemon) -> None:
     with cramped.client() as client:
         held = started(client, ["sh", "-c", "sleep 0.5; exit 7"])
-        long = started(client, ["sleep", "60"])
+        long, _ = watched(client, ["sleep", "60"], meter=None)
         filler = fill(cramped.state_dir)
         exhaust(client)
+        assert until_event(client, "alert_disk_full").run_id == long.id
         said = refused(client)
         assert "disk is full" in said.message or "No space left" in said.message
         assert cramped.sfactl("spawn", "--", "true").returncode == 75
