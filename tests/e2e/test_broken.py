@@ -36,15 +36,21 @@ def goes_on(daemon: Daemon) -> None:
     wait_until(decided, "it has decided", seconds=60)
 
 
-def test_runs_have_the_same_descriptor_limit_after_a_reexecution(daemon: Daemon) -> None:
+def test_runs_have_the_same_descriptor_limit_after_a_reexecution(start: Start) -> None:
     """A run's soft RLIMIT_NOFILE is what the daemon was started with; after SIGUSR2 it is the daemon's own, raised one."""
+    daemon = start()
+    daemon.stop()
+    limited = ["sh", "-c", 'ulimit -Sn 512; exec "$@"', "sh", sys.executable, "-m", "sfad"]
+    daemon.process = daemon._start(command=limited)
     with daemon.client() as client:
+
         def ask() -> str:
             run = ended(client, started(client, ["sh", "-c", "ulimit -Sn"]).id)
             return (daemon.state_dir / "output" / f"{run.id}.out").read_text().strip()
-        before = ask()
+
+        assert ask() == "512"
         daemon.reexecute()
-        assert ask() == before
+        assert ask() == "512"
 
 
 @pytest.mark.parametrize("setting", ["[log]\nfile = '/nonexistent/log'\n", "[containment]\nmode = 'cgroup'\ncgroup_parent = '/nonexistent'\n"])
@@ -176,8 +182,7 @@ def test_a_changed_containment_leaves_nothing_unmanaged(start: Start, change: st
     with daemon.client() as client:
         status = client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus)
         run = started(client, ["sh", "-c", "env -i setsid sleep 4242 & echo $!; sleep 300"])
-        wait_until(lambda: printed(daemon, run.id), "child")
-        wait_until(lambda: [p for p in psutil.process_iter() if p.info if False] or True, "")
+        wait_until(lambda: [p for p in psutil.Process(run.pid).children() if "4242" in p.cmdline()], "child")
     child = next(p for p in psutil.Process(run.pid).children(recursive=True) if "4242" in p.cmdline())
     daemon.kill()
     parent = Path(status.containment_detail).parent / "broken-test"
@@ -253,3 +258,175 @@ def test_the_working_directory_is_gone(start: Start, tmp_path: Path) -> None:
         goes_on(daemon)
         assert info(client, run.id).pid == run.pid
         stopped(client, run.id)
+
+
+# ---- probes
+
+
+def test_probe_budget_exact(start: Start) -> None:
+    """Costs of metered runs and reports over crashes."""
+    user = psutil.Process().username()
+    daemon = start(config=f"[budgets.users.{user}]\ndaily_usd = 1000\n")
+    program = """
+import sys, time
+for number in range(150):
+    print('{"type": "usage", "cost_usd": 0.01, "input_tokens": 10, "output_tokens": 1}', flush=True)
+    time.sleep(0.03)
+time.sleep(600)
+"""
+    with daemon.client() as client:
+        runs = [watched(client, [sys.executable, "-c", program], name=f"r{n}")[0] for n in range(3)]
+    reported = 0
+    for n in range(6):
+        time.sleep(0.3)
+        with daemon.client() as client:
+            client.call(m.Report(id=client.next_id(), run=runs[0].id, cost_usd=1), m.RunReply)
+            reported += 1
+        if n % 2:
+            daemon.reexecute()
+        else:
+            daemon.kill()
+            daemon.restart()
+    with daemon.client() as client:
+        time.sleep(6)
+        infos = [info(client, run.id) for run in runs]
+        print([one.usage_by_source for one in infos])
+        budget = client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).budgets[0]
+        print(budget)
+        stopped(client, everything=True)
+        for one in infos:
+            assert abs(one.usage_by_source["stream"].cost_usd - 1.5) < 1e-6
+        assert abs(budget.used_usd - 4.5 - reported) < 1e-6
+    with closing(sqlite3.connect(daemon.state_dir / "ledger.db")) as ledger:
+        wait_until(lambda: abs(ledger.execute("SELECT SUM(usd) FROM budgets").fetchone()[0] - 4.5 - reported) < 1e-6, str(ledger.execute("SELECT * FROM budgets").fetchall()))
+
+
+def test_probe_two_thousand_connections(daemon: Daemon) -> None:
+    import resource
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    clients = [daemon.client() for _ in range(2000)]
+    with daemon.client() as client:
+        run = ticking(client)
+    ids = [one.send(m.Wait(id=one.next_id(), run=run.id)) for one in clients]
+    one = clients[0]
+    # unread replies: megabytes
+    many = clients[1]
+    sent = [many.send(m.Config(id=many.next_id())) for _ in range(2000)]
+    half = m.pack_message(m.Info(id=77, run=run.id))
+    one._socket.sendall(half[:9])
+    t = time.time()
+    daemon.reexecute()
+    print("reexec", time.time() - t)
+    one._socket.sendall(half[9:])
+    assert one.answer(77, m.RunReply)[0].run.id == run.id
+    for number in sent:
+        many.answer(number, m.ConfigReply)
+    stopped(clients[5], run.id)
+    for c, number in zip(clients, ids, strict=True):
+        assert c.answer(number, m.RunReply)[0].run.status is Status.CANCELLED
+    for c in clients:
+        c.close()
+    wait_until(lambda: daemon.descriptors() < 100, "descriptors are given back")
+
+
+def test_probe_stress(start: Start, containment: str, tmp_path: Path) -> None:
+    """Spawns with descriptors and pipes while it is executed anew again and again."""
+    import threading
+    daemon = start(mode=containment, config=MANY)
+    over = threading.Event()
+    errors = []
+    def work(n: int) -> None:
+        try:
+            with daemon.client() as client:
+                k = 0
+                while not over.is_set():
+                    k += 1
+                    r, w = os.pipe()
+                    request = m.Spawn(id=client.next_id(), argv=[b"sh", b"-c", b"cat; exit %d" % (k % 100)], cwd=b"/", env=[b"PATH=/bin:/usr/bin"], stdin="descriptor", descriptors=1, name=f"w{n}-{k}", tied=True)
+                    client.send(request, [r])
+                    os.close(r)
+                    os.write(w, b"x" * 10)
+                    os.close(w)
+                    run = client.answer(request.id, m.RunReply)[0].run
+                    done = ended(client, run.id)
+                    assert done.exit_code == k % 100, done
+                    text = (daemon.state_dir / "output" / f"{run.id}.out").read_text()
+                    assert text == "x" * 10, text
+        except BaseException as e:
+            errors.append(repr(e))
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for t in threads:
+        t.start()
+    base = None
+    for n in range(12):
+        daemon.reexecute()
+        if n == 2:
+            base = daemon.descriptors()
+    over.set()
+    for t in threads:
+        t.join()
+    assert errors == []
+    print(base, daemon.descriptors())
+
+
+@pytest.mark.parametrize("delay", [0, 0.05, 0.3, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.4])
+def test_probe_sigterm_around_exec(daemon: Daemon, delay: float) -> None:
+    with daemon.client() as client:
+        [ticking(client) for _ in range(3)]
+    daemon.process.send_signal(signal.SIGUSR2)
+    time.sleep(delay)
+    assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2])
+def test_probe_signal_right_after_exec(daemon: Daemon, number: int) -> None:
+    with daemon.client() as client:
+        run = ticking(client)
+        daemon.process.send_signal(signal.SIGUSR2)
+        wait_until(lambda: b"SFAD_HANDOVER" in Path(f"/proc/{daemon.pid}/environ").read_bytes(), "exec")
+        daemon.process.send_signal(number)
+        if number == signal.SIGTERM:
+            assert daemon.process.wait(30) == 0
+        else:
+            assert info(client, run.id).pid == run.pid
+
+
+def test_probe_crash_loop(start: Start, containment: str) -> None:
+    """Killed while starting, again and again."""
+    import random
+    daemon = start(mode=containment)
+    with daemon.client() as client:
+        runs = [ticking(client) for _ in range(5)]
+    daemon.kill()
+    rnd = random.Random(1)
+    for n in range(12):
+        p = subprocess.Popen([sys.executable, "-m", "sfad", "serve"], env=daemon.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(rnd.uniform(0.2, 1.5))
+        p.kill()
+        p.wait()
+    daemon.restart()
+    with daemon.client() as client:
+        assert [(info(client, r.id).status, info(client, r.id).pid) for r in runs] == [(Status.RUNNING, r.pid) for r in runs]
+
+
+@pytest.mark.parametrize("words", [["wait", "a1"], ["logs", "-f", "a1"], ["list"], ["stop", "a1"], ["run", "--", "sleep", "5"], ["info", "a1", "--json"]])
+def test_probe_ctrl_c_in_absence(daemon: Daemon, words: list[str]) -> None:
+    with daemon.client() as client:
+        ticking(client)
+    if words[0] in ("wait", "logs"):
+        p = subprocess.Popen([sys.executable, "-m", "sfactl", *words], env=daemon.env | {"SFAD_AUTOSTART": "0"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        time.sleep(1)
+        daemon.kill()
+    else:
+        daemon.kill()
+        p = subprocess.Popen([sys.executable, "-m", "sfactl", *words], env=daemon.env | {"SFAD_AUTOSTART": "0"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(1)
+    t = time.time()
+    if p.poll() is None:
+        p.send_signal(signal.SIGINT)
+    out, err = p.communicate(timeout=20)
+    print(words, p.returncode, round(time.time() - t, 2), out[-200:], err[-500:])
+    daemon.restart()
+    assert "Traceback" not in err
+    assert p.returncode in (130, 69)

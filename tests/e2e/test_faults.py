@@ -75,12 +75,12 @@ def refused(client: Client) -> m.Error:
 
 
 def test_a_full_disk_refuses_starts_and_keeps_what_runs(cramped: Daemon) -> None:
-    with cramped.client() as client:
+    with cramped.client() as client, cramped.client() as watcher:
         held = started(client, ["sh", "-c", "sleep 0.5; exit 7"])
-        long, _ = watched(client, ["sleep", "60"], meter=None)
+        long, _ = watched(watcher, ["sleep", "60"], meter=None)
         filler = fill(cramped.state_dir)
         exhaust(client)
-        assert until_event(client, "alert_disk_full").run_id == long.id
+        assert until_event(watcher, "alert_disk_full").run_id == long.id
         said = refused(client)
         assert "disk is full" in said.message or "No space left" in said.message
         assert cramped.sfactl("spawn", "--", "true").returncode == 75
