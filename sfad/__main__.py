@@ -16,6 +16,7 @@ from . import __version__, systemd
 from . import config as configuration
 from .daemon import Daemon, Place
 from .launch import CgroupImpossible
+from .launch import check as check_containment
 from .launch.controllers import release_unit
 from .launch.sweep import sweep as sweep_instance
 from .ledger import LedgerError, back_up
@@ -97,11 +98,12 @@ def check_config(config: ConfigFile = None) -> None:
 def check_start(state_dir: StateDir = None, config: ConfigFile = None) -> None:
     """Exit 0 if this sfad could go on in the place of the one that serves this state directory."""
     place = _place(None, state_dir, config)
-    _load(place.config_files)
+    containment = _load(place.config_files).config.containment
     try:
         check_known(place.state_dir)
         check_version(place.state_dir / "spool" / "runs")
-    except (LedgerError, JournalError) as error:
+        check_containment(place.instance, containment.mode, containment.cgroup_parent)
+    except (LedgerError, JournalError, CgroupImpossible) as error:
         _die(str(error), EXIT_UNAVAILABLE)
 
 

@@ -21,9 +21,11 @@ from . import __version__, reexec, systemd
 from . import config as configuration
 from .ballast import Ballast
 from .core.events import DrainRequested
+from .core.guard import counted
 from .faults import effect
 from .launch import choose
 from .launch.base import Launcher
+from .launch.procfs import is_alive
 from .launch.reaper import ChildSignals
 from .launch.sweep import sweep
 from .ledger import Ledger, LedgerError
@@ -75,6 +77,8 @@ class Daemon:
         """It is about to execute itself anew."""
         self._runtime: Runtime
         self._lock = -1
+        self._nofile = 0
+        """The soft limit of descriptors that it was started with."""
 
     async def serve(self) -> None:
         """Serves until told to end and every tree is gone. Raises `PathError`, `LedgerError`, `CgroupImpossible`."""
@@ -89,7 +93,7 @@ class Daemon:
             memory, output, ledger = self._open_state(stack, log)
             launcher = self._choose_launcher(stack, log)
             # after the launcher has seen the limit that runs are to have
-            _raise_descriptor_limit()
+            self._nofile = _raise_descriptor_limit()
             runtime = self._make_runtime(ledger, output, launcher, memory, log)
             stack.callback(runtime.close)
             recovery = self._recover(runtime, stored, log)
@@ -109,7 +113,11 @@ class Daemon:
         try:
             return Log(level=setting.level, file=_file(setting.file))
         except OSError as error:
-            raise PathError(f"log.file = {setting.file} cannot be opened: {error.strerror}") from error
+            if self._handed is None:
+                raise PathError(f"log.file = {setting.file} cannot be opened: {error.strerror}") from error
+            log = Log(level=setting.level)
+            log.error(f"log.file = {setting.file} cannot be opened: {error.strerror}; going on with stderr")
+            return log
 
     def _take_state_dir(self, stack: ExitStack) -> None:
         if self._handed is not None:
@@ -129,12 +137,22 @@ class Daemon:
             raise PathError(str(error)) from error
         except OSError as error:
             raise PathError(f"the state directory {state_dir} cannot be used: {error}") from error
+        self._refuse_moved(memory)
         floor = max(output.highest_number(), memory.highest_number)
         ledger = self._open_ledger(floor, log)
         stack.callback(lambda: _tell_unwritten(ledger.close(), log))
         for note in (*memory.notes, *ledger.notes):
             log.warning(note)
         return memory, output, ledger
+
+    def _refuse_moved(self, memory: Memory) -> None:
+        before, here = memory.place, str(self._place.state_dir.resolve())
+        alive = [run for run, main in memory.mains() if is_alive(main.pid, main.started)] if before not in (None, here) else []
+        if alive:
+            raise PathError(
+                f"{here} was {before} when {counted(len(alive), 'run')} began that are still alive ({', '.join(alive[:8])}), and "
+                f"by that path they are known: move it back, or end them with 'sfad sweep --state-dir {before}'"
+            )
 
     def _open_ledger(self, floor: int, log: Log) -> Ledger:
         state_dir, handed_over = self._place.state_dir, self._handed is not None
@@ -236,9 +254,9 @@ class Daemon:
             async with trio.open_nursery() as nursery:
                 await nursery.start(runtime.serve)
                 await self._sweep_others(recovery, log)
-                runtime.recover(recovery)
                 if handed is not None:
-                    server.go_on(handed.clients)
+                    server.go_on(handed.clients)  # who watches is told what has happened meanwhile
+                runtime.recover(recovery)
                 nursery.start_soon(server.serve)
                 nursery.start_soon(children.serve, runtime.launcher.child_signalled)
                 nursery.start_soon(self._obey, signals, runtime, server, log, nursery)
@@ -293,9 +311,9 @@ class Daemon:
             await reexec.check(runtime.state_dir)
             log.info("executing itself anew", version=__version__, live=len(runtime.live))
             _notify(systemd.reloading(), log)
-            await reexec.execute(runtime, server, self._lock)
-        except (OSError, reexec.Unfit) as error:
-            log.error(f"the daemon goes on as it is, and was not executed anew: {error}")
+            await reexec.execute(runtime, server, self._lock, self._nofile)
+        except Exception as error:  # noqa: BLE001 - whatever it was, it must not leave every tree without a supervisor
+            log.error(f"the daemon goes on as it is, and was not executed anew: {error or type(error).__name__}")
             _notify("READY=1", log)
         finally:
             self._renewing = False
@@ -353,10 +371,12 @@ def _file(path: str | None) -> Path | None:
     return Path(path) if path is not None else None
 
 
-def _raise_descriptor_limit() -> None:
-    """Every live run costs up to four descriptors; the usual soft limit of 1 024 is for programs that use select()."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+def _raise_descriptor_limit() -> int:
+    """Every live run costs up to four descriptors; the usual soft limit of 1 024 is for programs that use select(). Returns what
+    it was."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return soft
 
 
 def _tell_unwritten(count: int, log: Log) -> None:

@@ -7,6 +7,7 @@ socket with what waits at it, and every client's connection.
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from importlib import metadata
 
 import trio
 
+from . import __version__
 from .faults import carried, effect
 from .runtime.handover import VARIABLE, Clients, Handover, store
 from .runtime.runtime import Runtime
@@ -67,13 +69,17 @@ def _config_option(argv: list[str]) -> list[str]:
     return [word for word in argv if word.startswith("--config=")]
 
 
-async def execute(runtime: Runtime, server: Server, lock: int) -> None:
-    """Does not return. Raises `OSError`, `Unfit` if it could not be done; then everything is as it was."""
+async def execute(runtime: Runtime, server: Server, lock: int, nofile: int) -> None:
+    """Does not return. `nofile`: the soft limit of descriptors that this process was started with. Raises `OSError`, `Unfit` if it
+    could not be done; then everything is as it was."""
     server.rest(resting=True)
     try:
         with _signals_held_back():
+            # something has to be written, or nobody knows whether it can be: the next program does not start without
+            runtime.tell("daemon_reexecuting", f"sfad {__version__} executes itself anew")
             for _ in range(ROUNDS):
-                await runtime.ledger.flush()
+                if not await runtime.ledger.flush():
+                    raise Unfit(f"the ledger cannot be written: {runtime.ledger.trouble}")
                 if all(live.run.committed for live in runtime.live.values()):
                     break
             else:
@@ -81,7 +87,7 @@ async def execute(runtime: Runtime, server: Server, lock: int) -> None:
             await trio.lowlevel.checkpoint()  # whoever obeys signals has seen those that came before
             if runtime.machine.draining:
                 raise Unfit("it was told to end meanwhile")
-            _execute(runtime, server, lock)
+            _execute(runtime, server, lock, nofile)
     finally:
         server.rest(resting=False)
 
@@ -100,7 +106,7 @@ def _signals_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _execute(runtime: Runtime, server: Server, lock: int) -> None:
+def _execute(runtime: Runtime, server: Server, lock: int, nofile: int) -> None:
     """Without a pause from here on: what is handed over is as it is."""
     effect("hand over")
     handover = Handover(
@@ -118,18 +124,21 @@ def _execute(runtime: Runtime, server: Server, lock: int) -> None:
         memory = store(handover)
         descriptors = [*handover.descriptors(), memory]
         effect("handed over")
-        _become(descriptors, memory)
-    except OSError:
+        _become(descriptors, memory, nofile)
+    except Exception:
         runtime.launcher.take_back()
         raise
 
 
-def _become(descriptors: Iterable[int], memory: int) -> None:
+def _become(descriptors: Iterable[int], memory: int, nofile: int) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (nofile, limits[1]))  # that of runs is taken from it
         for descriptor in descriptors:
             os.set_inheritable(descriptor, True)
-        os.execve(sys.executable, sys.orig_argv, os.environ | {VARIABLE: str(memory)} | carried())
+        os.execve(sys.executable, [sys.executable, "-m", "sfad", *sys.argv[1:]], os.environ | {VARIABLE: str(memory)} | carried())
     except OSError:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)
         os.close(memory)

@@ -34,6 +34,12 @@ from .tags import TagsLauncher
 __all__ = ["CgroupImpossible", "CgroupLauncher", "TagsLauncher", "choose"]
 
 
+def check(instance: str, forced: Literal["auto", "cgroup", "tags"], cgroup_parent: str | None) -> None:
+    """Raises `CgroupImpossible` where `choose` would."""
+    if forced == "cgroup":
+        cgroupfs.probe(cgroupfs.inhabited(instance, cgroup_parent) or cgroupfs.locate(instance, cgroup_parent))
+
+
 def choose(
     *,
     instance: str,
@@ -52,7 +58,9 @@ def choose(
     and is tried again. Raises `CgroupImpossible`, with the reason, where
     cgroups are forced and cannot be had.
     """
-    if forced == "tags":
+    if forced == "tags" and cgroupfs.inhabited(instance, cgroup_parent) is not None:
+        complain("containment.mode = tags takes effect when nothing is alive any more in the cgroups of an earlier daemon")
+    elif forced == "tags":
         return TagsLauncher(instance=instance, emit=emit, clock=clock, nofile=nofile, complain=complain, why="set in the config")
     try:
         base = cgroupfs.inhabited(instance, cgroup_parent) or cgroupfs.locate(instance, cgroup_parent)

@@ -80,6 +80,12 @@ def _read(path: str, *, whole: bool) -> bytes | None:
     return content
 
 
+def is_alive(pid: int, started: int | None) -> bool:
+    """Whether the process that started then, in clock ticks since boot, has not ended."""
+    process = stat(pid)
+    return process is not None and process.alive and started in (None, process.started)
+
+
 def stat(pid: int) -> Stat | None:
     """One process."""
     content = read(f"/proc/{pid}/stat")

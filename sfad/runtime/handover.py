@@ -61,8 +61,8 @@ class Clients(Struct, frozen=True):
 
     connections: list[Connected]
     last_number: int
-    answers: dict[int, tuple[int, int]]
-    """By token of a request that the core has not answered: connection and request."""
+    answers: dict[int, list[tuple[int, int]]]
+    """By token of a request that the core has not answered: connections and their requests."""
 
 
 class Handover(Struct, frozen=True):

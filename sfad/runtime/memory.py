@@ -12,7 +12,8 @@ It is written before what was decided is done, and goes when the ledger holds th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -50,6 +51,7 @@ _RUN = "run/"
 _KEY = "key/"
 _BOOT = "boot"
 _EVENTS = "events"
+_PLACE = "place"
 
 
 SpawnKey = tuple[int, RunId | None, str]
@@ -138,10 +140,16 @@ class Memory:
         """Of the runs that are remembered; 0 for none."""
         return max((_number(key) for key in self._journal.items if key.startswith(_RUN)), default=0)
 
-    def begin(self, timers: Timers) -> None:
-        """From now on things are remembered, of this boot."""
+    @property
+    def place(self) -> str | None:
+        """The state directory that it was written for; its path is what processes of runs are known by."""
+        kept = self._journal.items.get(_PLACE)
+        return kept.decode(errors="surrogateescape") if kept is not None else None
+
+    def begin(self, timers: Timers, place: str) -> None:
+        """From now on things are remembered, of this boot, and of the state directory `place`."""
         self._timers = timers
-        self._first = {_BOOT: _boot()}
+        self._first = {_BOOT: _boot(), _PLACE: place.encode(errors="surrogateescape")}
         self._written({})
 
     @property
@@ -181,6 +189,11 @@ class Memory:
             msgspec.msgpack.decode(items[f"now/{run}"], type=Progress),
             items.get(f"meter/{run}"),
         )
+
+    def mains(self) -> list[tuple[RunId, Main]]:
+        """The main processes that are remembered, if they were launched since the machine was booted."""
+        entries = self.entries()[0] if self.same_boot else {}
+        return [(run, entry.progress.main) for run, entry in entries.items() if entry.progress.main is not None]
 
     def admit(self, live: Live, others: Iterable[Live]) -> None:
         """Remembers a run that was admitted just now, and those that this has changed. Raises `OSError`: then it must not be."""
@@ -247,6 +260,13 @@ class Memory:
         never = list(runs)
         self._written({f"{_KEY}{run}": None for run in never if f"{_KEY}{run}" in self._journal.items})
         self.forget(never)
+
+    def forget_spawns(self, *, but: Container[RunId]) -> None:
+        """Removes what was to start runs that are not live: a daemon was killed before it had remembered them."""
+        with suppress(OSError):
+            for run in self.spawns.runs():
+                if run not in but:
+                    self._forget_spawn(run)
 
     def keys(self) -> dict[SpawnKey, RunId]:
         """By what requests are known by: the runs that were admitted for them."""

@@ -8,7 +8,7 @@ launcher ─▶ what is alive   ┘
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -108,7 +108,7 @@ class _Recoverer:
                 held.append(self._hold(live, entry))
                 if live.run.id not in self._open:
                     rows.append(self._row(live))
-        rows += self._lost(entries)
+        rows += self._lost(entries.keys() - over)
         event = e.Recovered(self._now, tuple(_with_descendants(held)), self._why, self._handed is not None, tickets)
         return Recovery(event, rows, notes, never, over)
 
@@ -138,8 +138,10 @@ class _Recoverer:
         return run.attempt == 0 and run.status is not Status.QUEUED and run.id not in self._open
 
     def _over(self, run: Run) -> bool:
-        """It is on record how it ended: what was remembered is older, as after a power cut or from a copy that was put back."""
-        return run.id not in self._open and (info := self._runtime.ledger.get(run.id)) is not None and info.status.terminal
+        """What was remembered is older than what is on record, as after a power cut or from a copy that was put back: it has ended,
+        or has begun since and is not to do so again."""
+        on_record = self._open.get(run.id) or self._runtime.ledger.get(run.id)
+        return on_record is not None and (on_record.status.terminal or on_record.attempts > run.attempt)
 
     def _hold(self, live: Live, entry: Entry) -> Remembered:
         run = live.run
@@ -178,13 +180,13 @@ class _Recoverer:
     def _row(self, live: Live) -> tuple[RunInfo, RunExtra]:
         return live.info(self._now), live.extra
 
-    def _lost(self, entries: dict[RunId, Entry]) -> Iterator[tuple[RunInfo, RunExtra]]:
+    def _lost(self, remembered: Set[RunId]) -> Iterator[tuple[RunInfo, RunExtra]]:
         """On record as not ended, but not remembered: what may be alive of it is ended by the sweep."""
         reason = Reason(
             kind="daemon", message="it was on record as live, and nothing was remembered of it; what was left was ended"
         )
         for run, info in self._open.items():
-            if run not in entries:
+            if run not in remembered:
                 ended = msgspec.structs.replace(
                     info, status=Status.LOST, reason=reason, ended_at=self._wall, pid=None, deadline=None
                 )

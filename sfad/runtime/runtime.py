@@ -61,6 +61,7 @@ SAVE_USE = 1.0
 _WITHIN = c.Keep | c.Arm | c.Disarm | c.NoteUse
 """Nothing of these is seen outside of the process: to die before one or after it is the same."""
 
+Asker = Callable[[c.Answer], None]
 Waiter = Callable[[RunInfo], None]
 Watcher = Callable[[types.Event], None]
 Admitted = Callable[[RunId], None]
@@ -124,7 +125,7 @@ class Runtime:
         self.began = trio.current_time()
         self.timers = Timers()
         self.memory = memory
-        memory.begin(self.timers)
+        memory.begin(self.timers, os.path.realpath(state_dir))
         ledger.skip_events(memory.events)
         self._numbers = 0
         """Numbers of events that are reserved."""
@@ -154,7 +155,8 @@ class Runtime:
         self.adopted = 0
         """Live runs that were taken over from an earlier daemon."""
         self._token = 0
-        self._answers: dict[int, Callable[[c.Answer], None]] = {}
+        self._answers: dict[int, list[Asker]] = {}
+        """Several, where one has asked again what another has lost the connection over."""
         self._spawns: dict[int, Request] = {}
         self._waiters: dict[RunId, set[Waiter]] = {}
         self.maintenance = Maintenance(
@@ -225,6 +227,7 @@ class Runtime:
         closed = [info.id for info, _ in recovery.rows if info.status.terminal and info.id not in unwritten]
         self.memory.forget([*closed, *recovery.over])
         self.memory.forget_entirely(recovery.never)
+        self.memory.forget_spawns(but=self.live)
         self._keys = {key: run for key, run in self._keys.items() if run not in recovery.never}
         for live in self.live.values():
             if live.stdin is not None:
@@ -252,6 +255,10 @@ class Runtime:
         if recovery.event.continued:
             event = msgspec.structs.replace(event, type="daemon_reexecuted", severity="low")
         self._record(event)
+
+    def tell(self, what: str, message: str) -> None:
+        """Says something about the daemon itself."""
+        self._record(types.Event(type=what, message=message))
 
     @property
     def last_token(self) -> int:
@@ -386,7 +393,7 @@ class Runtime:
     def ask(self, answer: Callable[[c.Answer], None], make: Callable[[int, float], e.Event]) -> None:
         """Feeds the event that `make(token, now)` returns; `answer` is called once, when the core replies to it."""
         self._token += 1
-        self._answers[self._token] = answer
+        self._answers[self._token] = [answer]
         self.feed(make(self._token, trio.current_time()))
 
     def spawn(
@@ -420,17 +427,17 @@ class Runtime:
                 raise
         self._token += 1
         token = self._token
-        self._answers[token] = answer
+        self._answers[token] = [answer]
         self._spawns[token] = request
         self.feed(e.SpawnRequested(trio.current_time(), token, peer, asked))
 
-    def answerers(self) -> dict[int, Callable[[c.Answer], None]]:
+    def answerers(self) -> dict[int, list[Asker]]:
         """Who waits for an answer of the core, by token."""
         return dict(self._answers)
 
-    def expect_answers(self, answerers: Mapping[int, Callable[[c.Answer], None]], *, last_token: int) -> None:
+    def expect_answers(self, answerers: Mapping[int, Sequence[Asker]], *, last_token: int) -> None:
         """They do so still."""
-        self._answers.update(answerers)
+        self._answers |= {token: list(waiting) for token, waiting in answerers.items()}
         self._token = last_token
 
     def _answer_again(self, run: RunId, client: int | None, answer: Callable[[c.Answer], None]) -> None:
@@ -439,7 +446,7 @@ class Runtime:
             self.feed(e.ClientBack(trio.current_time(), client, run))
         live = self.live.get(run)
         if live is not None and live.run.admit_token is not None:
-            self._answers[live.run.admit_token] = answer
+            self._answers[live.run.admit_token].append(answer)
         else:
             answer(c.Known(run))
 
@@ -614,8 +621,10 @@ class Runtime:
         live.close()
         self.adviser.noticed(info.type, info.name)
         self._unrecorded[info.id] = (info, self._waiters.pop(info.id, set()))
-        if saved is None:
-            self.recorded([info.id])
+        if saved is None:  # it never was: who asks again, with the same key, is to have another
+            self._keys = {key: run for key, run in self._keys.items() if run != info.id}
+            self.memory.forget_entirely([info.id])
+            self._tell_waiters([info.id])
         elif self.ledger.trouble is not None:
             self._tell_waiters([info.id])
 
@@ -668,8 +677,7 @@ class Runtime:
         unclaimed = self._spawns.pop(token, None)  # of a spawn that was not admitted
         if unclaimed is not None:
             unclaimed.close()
-        asker = self._answers.pop(token, None)
-        if asker is not None:
+        for asker in self._answers.pop(token, ()):
             asker(answer)
 
     # ---- reading

@@ -179,9 +179,11 @@ class Connection:
 
 def _as_of(pending: Pending, now: float) -> Wait | Watch:
     request = pending.request
-    if isinstance(request, Wait) and pending.until is not None:
-        return structs.replace(request, timeout=max(0.001, pending.until - now))
-    return request
+    if not isinstance(request, Wait):
+        return request
+    # it was tied long ago, and perhaps to somebody else since
+    timeout = max(0.001, pending.until - now) if pending.until is not None else None
+    return structs.replace(request, tie=False, timeout=timeout)
 
 
 def _descriptors(payload: bytes) -> list[int]:

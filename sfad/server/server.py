@@ -75,9 +75,12 @@ class Server:
         for connection in list(self._connections.values()):
             self._verbs.give_up(connection)
         answers = {
-            token: (answerer.connection.number, answerer.request)
-            for token, answerer in self._runtime.answerers().items()
-            if isinstance(answerer, Answerer) and not answerer.connection.closed
+            token: [
+                (answerer.connection.number, answerer.request)
+                for answerer in answerers
+                if isinstance(answerer, Answerer) and not answerer.connection.closed
+            ]
+            for token, answerers in self._runtime.answerers().items()
         }
         connections = [connection.hand_over(now) for connection in self._connections.values()]
         return Clients(connections, self._number, answers)
@@ -96,9 +99,8 @@ class Server:
             if connection.peer is None or (connection.decoder.pending and not connection.bodies):
                 self._give_time(connection, "a handshake" if connection.peer is None else "the rest of a frame")
         answerers = {
-            token: self._verbs.answerer(numbered[number], request)
-            for token, (number, request) in clients.answers.items()
-            if number in numbered
+            token: [self._verbs.answerer(numbered[number], request) for number, request in waiting]
+            for token, waiting in clients.answers.items()
         }
         self._runtime.expect_answers(answerers, last_token=last_token)
 

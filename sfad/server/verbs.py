@@ -260,6 +260,8 @@ class Verbs:
         connection.elsewhere.add(request.id)
 
         def report() -> None:
+            if request.id not in connection.elsewhere:
+                return  # it has been given up
             connection.elsewhere.discard(request.id)
             use = metering.use_of_report(run, request)
             self._runtime.ask(answer, lambda token, now: e.ReportRequested(now, token, peer, run, use))
@@ -274,6 +276,8 @@ class Verbs:
         connection.elsewhere.add(request.id)
 
         def reserve() -> None:
+            if request.id not in connection.elsewhere:
+                return
             connection.elsewhere.discard(request.id)
             hold = metering.hold_of(run, request)
             self._runtime.ask(answer, lambda token, now: e.ReserveRequested(now, token, peer, run, hold))

@@ -116,8 +116,8 @@ def test_a_reservation_is_asked_for_held_and_settled(daemon: World) -> None:
         ),
     )  # fmt: skip
     name, held, settled, again, other = done.stdout.splitlines()
-    assert name == "a1-1"
-    assert "'a1-1'" in done.stderr
+    assert name.startswith("a1-")
+    assert "'a1-" in done.stderr
     assert (again, msgspec.json.decode(other)["reserved"]["run"]) == ("1", "a1")
     assert [used(text, "tokens") for text in (held, settled)] == [200, 95]
     assert daemon.json("info", "a1")["usage"]["tokens"] == 295, "what was never settled is charged in full"

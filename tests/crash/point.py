@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from sfad.protocol.types import RunInfo
 from tests.harness import PATIENCE, strays, wait_until
 from tests.leaks import cgroups
@@ -154,7 +156,8 @@ class _Play:
             process.kill()
             process.wait()
         for stray in strays(self.daemon.instance):
-            stray.kill()
+            with suppress(psutil.NoSuchProcess):
+                stray.kill()
         for base in (path for path in cgroups() if path.endswith(f"/sfad-{self.daemon.instance}")):
             for directory, _, _ in os.walk(base, topdown=False):
                 with suppress(OSError):
