@@ -21,7 +21,7 @@ demo: $(READY) ## see a tree of agents refused, limited and stopped, in under 15
 	$(BIN)/sfactl demo
 
 test: lint ## lint, types, and the whole test suite
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile
 
 crash: $(READY) ## kill the daemon at each of its effects in turn (an hour; tests.crash --help)
 	$(BIN)/python -m tests.crash

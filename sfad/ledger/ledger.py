@@ -61,10 +61,18 @@ class Ledger:
     Between opening and `start` it is read and mended (`open_runs`, `mend`, `set_charged`); from `start` on it takes writes.
     `floor_number`: no run gets a number up to this one, whatever the file says: the highest one that output files bear,
     so that a ledger begun anew does not use an id twice. `busy_timeout`: seconds a transaction waits for an outsider's lock.
-    `handed_over`: this process has flushed the file and executed itself anew, so that there is nothing to check.
+    `patience`: seconds that opening and mending wait for it. `handed_over`: this process has flushed the file and executed itself anew, so that there is nothing to check.
     """
 
-    def __init__(self, directory: Path, *, floor_number: int = 0, busy_timeout: float = 2.0, handed_over: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        floor_number: int = 0,
+        busy_timeout: float = 2.0,
+        patience: float = PATIENCE,
+        handed_over: bool = False,
+    ) -> None:
         self.directory = directory
         self.notes: list[str] = []
         """What opening had to do, a line each, for the log and an event."""
@@ -77,7 +85,7 @@ class Ledger:
         self._boot = current_boot()
         self._busy_timeout = busy_timeout
         # nobody waits for an answer yet, and who does not get the ledger leaves everything that lives on its own
-        opened = open_writer(directory, self.notes, busy_timeout=max(busy_timeout, PATIENCE), handed_over=handed_over)
+        opened = open_writer(directory, self.notes, busy_timeout=patience, handed_over=handed_over)
         self._connection = opened.connection
         self.begun_anew = opened.begun_anew
         """There was no ledger, or it was set aside: runs that live are not in it."""

@@ -113,6 +113,7 @@ class Memory:
         known = (key.removeprefix(_KEY) for key in self._journal.items if key.startswith(_KEY))
         self._known = deque(sorted((run for run in known if f"{_RUN}{run}" not in self._journal.items), key=run_number))
         """Ended runs whose requests are known, the oldest first."""
+        self._closed = False
         self._first: dict[str, bytes | None] = {}
         """What goes with the next change."""
         self._timers: Timers
@@ -163,7 +164,8 @@ class Memory:
         self._written({_EVENTS: str(number).encode()})
 
     def close(self) -> None:
-        """Gives the descriptor back."""
+        """Gives the descriptor back. What the ledger still has to tell is for the next daemon to find."""
+        self._closed = True
         self._journal.close()
 
     # ---- runs
@@ -319,6 +321,8 @@ class Memory:
         self._first = {}
 
     def _written(self, changes: dict[str, bytes | None]) -> bool:
+        if self._closed:
+            return False
         try:
             self._write(changes)
         except OSError as error:

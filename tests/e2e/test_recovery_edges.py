@@ -1,4 +1,4 @@
-"""What was found by trying to break recovery, re-execution and keys. Each test fails until its promise is kept."""
+"""What was found by trying to break recovery, re-execution and keys. Each says which promise it broke."""
 
 from __future__ import annotations
 

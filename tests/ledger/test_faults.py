@@ -301,7 +301,7 @@ def test_a_ledger_locked_from_outside_is_not_taken_for_corrupt(tmp_path: Path) -
         other.execute("PRAGMA locking_mode = EXCLUSIVE")
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(LedgerError, match="locked"):
-            Ledger(tmp_path, busy_timeout=0.05)
+            Ledger(tmp_path, patience=0.05)
     assert list(tmp_path.glob("*corrupt*")) == []
 
 

@@ -37,7 +37,7 @@ async def test_rows_are_brought_up_to_date_and_missing_ones_inserted(tmp_path: P
 
 
 def test_mending_that_fails_changes_nothing(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path, busy_timeout=0.05)
+    ledger = Ledger(tmp_path, patience=0.05)
     with pytest.raises(ValueError, match="surrogates"):
         ledger.mend([(run(1), PLAIN), (run(2, cwd="\udc80"), PLAIN)])
     with closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as other:

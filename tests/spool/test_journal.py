@@ -270,7 +270,7 @@ def test_a_death_while_it_is_blanked(path: Path, begun: int) -> None:
     frame = journal._frame(journal._packed({"l": b"\xff" * 293}))
     assert len(frame) == 313
     data = written(path, BATCHES)
-    for allowed in (*range(1, 20), *range(20, 400, 11)):
+    for allowed in (*range(1, 16), *range(16, 400, 43)):
         path.write_bytes(data + bytes(1000))
         with closing(Journal(path)) as one:
             os.pwrite(one._descriptor, frame[:begun], one._end)
@@ -290,7 +290,7 @@ def test_a_death_while_it_is_blanked(path: Path, begun: int) -> None:
 def test_no_flipped_byte_makes_a_value(path: Path) -> None:
     data = written(path, BATCHES) + bytes(50)
     for at in range(len(data)):
-        for flip in (0x01, 0x80, 0xFF, data[at]):
+        for flip in (0x01 if at % 2 else 0x80, data[at]):
             path.write_bytes(data[:at] + bytes([data[at] ^ flip]) + data[at + 1 :])
             one = opened(path)
             assert one.items in STATES
