@@ -61,7 +61,8 @@ class Ledger:
     Between opening and `start` it is read and mended (`open_runs`, `mend`, `set_charged`); from `start` on it takes writes.
     `floor_number`: no run gets a number up to this one, whatever the file says: the highest one that output files bear,
     so that a ledger begun anew does not use an id twice. `busy_timeout`: seconds a transaction waits for an outsider's lock.
-    `patience`: seconds that opening and mending wait for it. `handed_over`: this process has flushed the file and executed itself anew, so that there is nothing to check.
+    `patience`: seconds that opening and mending wait for it. `handed_over`: this process has flushed the file and executed
+    itself anew, so that there is nothing to check.
     """
 
     def __init__(

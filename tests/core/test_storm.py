@@ -28,7 +28,7 @@ from .test_machine_stateful import KERNELS, MAX_TIME, OFTEN, THRESHOLDS, Machine
 from .transcript import ANN
 
 STEPS = 120
-WALKS = range(60)
+WALKS = range(100)
 EVERY_ACTION = [None, *Action, Action.PAUSE, Action.REQUEST_INCREASE]
 
 INVARIANTS = [

@@ -21,7 +21,7 @@ from .scenario import fork_away
 from .victim import Agents, Victim
 
 SAMPLE = [
-    *(Point("scenario", mode, number) for mode, first in (("cgroup", 20), ("tags", 75)) for number in range(first, 340, 110)),
+    *(Point("scenario", mode, number) for mode, first in (("cgroup", 20), ("tags", 75)) for number in range(first, 340, 220)),
     *(Point("recovery", mode, number) for mode, number in (("cgroup", 12), ("tags", 25))),
     *(Point("reexec", mode, number) for mode, number in (("cgroup", 2), ("tags", 9))),
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -111,8 +110,8 @@ def test_from_inside_an_adopted_run_a_peer_is_still_inside_it(start: Start, cont
     wait_until(lambda: said.exists() and "looper → looper" in said.read_text(), "the loop rule knows the chain")
 
 
-def test_deadlines_hold_that_pass_while_no_daemon_is_there_and_afterwards(start: Start, containment: str) -> None:
-    daemon = start(mode=containment)
+def test_deadlines_hold_that_pass_while_no_daemon_is_there_and_afterwards(start: Start) -> None:
+    daemon = start()
     with daemon.client() as client:
         first = started(client, ["sleep", "60"], limits=[limit("time", 1)])
         later = started(client, ["sleep", "60"], limits=[limit("time", 3)])
@@ -128,8 +127,8 @@ def test_deadlines_hold_that_pass_while_no_daemon_is_there_and_afterwards(start:
         assert 2.9 <= (run.ended_at - run.started_at).total_seconds() <= 20
 
 
-def test_what_ended_meanwhile_is_lost_or_has_its_exit_code(start: Start, containment: str, tmp_path: Path) -> None:
-    daemon = start(mode=containment)
+def test_what_ended_meanwhile_is_lost_or_has_its_exit_code(start: Start, tmp_path: Path) -> None:
+    daemon = start()
     go = tmp_path / "go"
     os.mkfifo(go)
     with daemon.client() as client:
@@ -165,8 +164,8 @@ def test_what_a_dead_main_process_left_is_stopped(start: Start, containment: str
     assert strays(daemon.instance) == []
 
 
-def test_three_kills_in_the_middle_of_a_burst(start: Start, containment: str) -> None:
-    daemon = start(mode=containment, config=MANY)
+def test_three_kills_in_the_middle_of_a_burst(start: Start) -> None:
+    daemon = start(config=MANY)
     acknowledged: list[str] = []
     lock = threading.Lock()
 
@@ -227,8 +226,8 @@ def test_the_same_key_starts_nothing_twice(start: Start) -> None:
         assert spawn(client, ["true"], key="k").run.id == first.id  # type: ignore[union-attr]
 
 
-def test_a_stop_under_way_ends(start: Start, containment: str) -> None:
-    daemon = start(mode=containment, config="[stop]\ngrace = 2")
+def test_a_stop_under_way_ends(start: Start) -> None:
+    daemon = start(config="[stop]\ngrace = 2")
     with daemon.client() as client:
         run = started(client, ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done"])
         wait_until(lambda: (daemon.state_dir / "output" / f"{run.id}.out").read_text(), "the trap is set")
@@ -400,9 +399,9 @@ def test_a_run_whose_foreground_client_does_not_come_back_is_stopped_unless_it_i
         assert "did not come back" in done.reason.message
 
 
-def test_a_recycled_pid_is_never_signalled(start: Start, containment: str) -> None:
+def test_a_recycled_pid_is_never_signalled(start: Start) -> None:
     """The stranger carries the number of a run's main process, and nothing else of it."""
-    daemon = start(mode=containment)
+    daemon = start()
     with daemon.client() as client:
         run = started(client, ["sleep", "300"])
     daemon.kill()
@@ -473,8 +472,8 @@ def ruin_ledger(daemon: Daemon) -> None:
         (daemon.state_dir / name).write_bytes(b"this is not a database, whatever its name says" * 1000)
 
 
-def test_a_corrupt_ledger_costs_no_live_run(start: Start, containment: str) -> None:
-    daemon = start(mode=containment)
+def test_a_corrupt_ledger_costs_no_live_run(start: Start) -> None:
+    daemon = start()
     with daemon.client() as client:
         run = ticking(client, limits=[limit("time", 300)])
     daemon.kill()
@@ -552,109 +551,3 @@ def test_two_events_never_have_the_same_number(daemon: Daemon) -> None:
         daemon.restart()
     assert len(seen) == len(set(seen)) >= 3
     assert seen == sorted(seen)
-
-
-# ---- executed anew, in place
-
-
-def test_reexecution_under_load_loses_neither_a_status_nor_a_line(start: Start, containment: str) -> None:
-    daemon = start(mode=containment, config=MANY)
-    count = 200 if containment == "cgroup" else 60
-    with daemon.client() as client:
-        long = [started(client, ["sh", "-c", "i=0; while :; do echo $i; i=$((i+1)); sleep 0.2; done"]) for _ in range(count - 20)]
-        coded = [started(client, ["sh", "-c", f"sleep {1 + n / 10}; echo bye; exit {n + 1}"], name=f"c{n}") for n in range(20)]
-    pid = daemon.pid
-    clients = [daemon.client() for _ in range(20)]
-    asked = [one.send(m.Wait(id=one.next_id(), run=run.id)) for one, run in zip(clients, coded, strict=True)]
-    daemon.reexecute()
-    codes = [one.answer(number, m.RunReply)[0].run.exit_code for one, number in zip(clients, asked, strict=True)]
-    assert codes == list(range(1, 21))
-    assert daemon.pid == pid
-    daemon.reexecute()
-    with daemon.client() as client:
-        runs = {run.id: run for run in every(client)}
-        assert all(runs[run.id].status is Status.RUNNING and runs[run.id].pid == run.pid for run in long)
-        stopped(client, everything=True)
-        assert {ended(client, run.id).status for run in long} == {Status.CANCELLED}
-    for run in long:
-        numbers = printed(daemon, run.id)
-        assert numbers == list(range(len(numbers)))
-    assert all((daemon.state_dir / "output" / f"{run.id}.out").read_text() == "bye\n" for run in coded)
-    for one in clients:
-        one.close()
-
-
-def test_connections_and_what_they_wait_for_outlive_a_reexecution(start: Start, containment: str) -> None:
-    daemon = start(mode=containment, config="[stop]\ngrace = 1\n[quotas]\ntrees_per_user = 4")
-    with daemon.client() as client, daemon.client() as other:
-        run, watch = watched(client, turns(2, then="time.sleep(60)"), limit("turns", 50))
-        stubborn = started(client, ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done"])
-        wait_until(lambda: (daemon.state_dir / "output" / f"{stubborn.id}.out").read_text(), "the trap is set")
-        tied = ticking(client, tied=True)
-        stop = other.send(m.Stop(id=other.next_id(), runs=[stubborn.id]))
-        wait_until(lambda: info(client, stubborn.id).status is Status.STOPPING, "it is being stopped")
-        part = m.pack_message(m.Info(id=99, run=run.id))
-        client._socket.sendall(part[:7])
-        daemon.reexecute()
-        assert other.answer(stop, m.Stopped)[0].stopped == [stubborn.id]
-        client._socket.sendall(part[7:])
-        assert client.answer(99, m.RunReply)[0].run.id == run.id
-        assert info(client, tied.id).status is Status.RUNNING
-        other.call(m.Stop(id=other.next_id(), runs=[run.id]), m.Stopped)
-        _, events = until_over(client, run.id)
-        assert "run_cancelled" in {event.type for event in events}
-        assert watch
-    with daemon.client() as client:
-        assert ended(client, tied.id).status is Status.CANCELLED
-
-
-def test_stdin_outlives_a_reexecution_and_ends_with_a_crash(start: Start) -> None:
-    daemon = start()
-    with daemon.client() as client:
-        run = started(client, ["cat"], stdin="pipe")
-        client.call(m.Send(id=client.next_id(), run=run.id, data=b"one\n"), m.Done)
-        daemon.reexecute()
-        client.call(m.Send(id=client.next_id(), run=run.id, data=b"two\n"), m.Done)
-        output = daemon.state_dir / "output" / f"{run.id}.out"
-        wait_until(lambda: output.read_text() == "one\ntwo\n", "both arrive")
-    daemon.kill()
-    daemon.restart()
-    with daemon.client() as client:
-        assert ended(client, run.id).status in {Status.LOST, Status.COMPLETED}
-
-
-def test_a_daemon_that_would_not_come_back_is_not_executed_anew(daemon: Daemon) -> None:
-    with daemon.client() as client:
-        run = ticking(client)
-        good = daemon.config.read_text()
-        daemon.config.write_text("nonsense")
-        daemon.process.send_signal(signal.SIGUSR2)
-        wait_until(lambda: "was not executed anew" in daemon.log.read_text(), "it says why not")
-        assert "not TOML" in daemon.log.read_text()
-        assert info(client, run.id).status is Status.RUNNING
-        daemon.config.write_text(good)
-        daemon.reexecute()
-        assert info(client, run.id).pid == run.pid
-
-
-def test_a_ledger_that_what_is_installed_does_not_know_is_no_reason_to_end(daemon: Daemon) -> None:
-    with daemon.client() as client:
-        run = ticking(client)
-        with closing(sqlite3.connect(daemon.state_dir / "ledger.db", isolation_level=None)) as ledger:
-            known = ledger.execute("PRAGMA user_version").fetchone()[0]
-            ledger.execute("PRAGMA user_version = 99")
-            daemon.process.send_signal(signal.SIGUSR2)
-            wait_until(lambda: "was not executed anew" in daemon.log.read_text(), "it says why not")
-            ledger.execute(f"PRAGMA user_version = {known}")
-        assert info(client, run.id).status is Status.RUNNING
-        stopped(client, run.id)
-
-
-def test_nothing_leaks_over_many_reexecutions(daemon: Daemon) -> None:
-    with daemon.client() as client:
-        ticking(client)
-        daemon.reexecute()
-        before = daemon.descriptors()
-        for _ in range(5):
-            daemon.reexecute()
-        assert daemon.descriptors() <= before
