@@ -19,10 +19,7 @@ from .. import config as configuration
 from ..core import commands as c
 from ..core import events as e
 from ..core.access import Peer
-from ..core.limits import KINDS
 from ..core.machine import HOUR, Machine
-from ..core.naming import derive_name
-from ..core.policy import Policy
 from ..faults import effect
 from ..launch.base import Launcher, LaunchSpec
 from ..ledger import Ledger
@@ -32,9 +29,10 @@ from ..output.files import OutputStore
 from ..protocol import types
 from ..protocol.errors import ErrorCode
 from ..protocol.messages import Spawn
-from ..protocol.types import Action, Bound, Limit, LimitKind, RunId, RunInfo
+from ..protocol.types import RunId, RunInfo
 from ..systemd import FdStore
 from .advising import Adviser
+from .asking import asked_of, policy_of
 from .budgets import BudgetKeeper
 from .environment import run_environment
 from .handover import Held
@@ -732,100 +730,3 @@ class Runtime:
                     del self._watchers[run]
 
         return forget
-
-
-def asked_of(spawn: Spawn, client: int) -> e.Asked:
-    """What the core decides about, out of what a client sent."""
-    argv = tuple(shown(word) for word in spawn.argv)
-    return e.Asked(
-        argv=abridged(argv),
-        cwd=shown(spawn.cwd),
-        # of the whole command: a hash of its beginning would make one agent of several
-        name=spawn.name if spawn.name is not None else derive_name(argv),
-        kind=spawn.kind,
-        type=spawn.run_type,
-        limits=tuple(spawn.limits),
-        on_limit=spawn.on_limit,
-        max_depth=spawn.max_depth,
-        max_descendants=spawn.max_descendants,
-        attempts=spawn.attempts,
-        retry_delay=spawn.retry_delay,
-        grace=spawn.grace,
-        tied_to=client if spawn.tied else None,
-        detach=spawn.detach,
-        leaf=spawn.leaf,
-        interactive=spawn.stdin == "pipe",
-        queue=spawn.queue,
-        priority=spawn.priority,
-        labels=spawn.labels,
-        channel=spawn.channel,
-        allow=frozenset(spawn.allow),
-        deny=frozenset(spawn.deny),
-        allowed_tools=tuple(spawn.allowed_tools),
-        blocked_tools=tuple(spawn.blocked_tools),
-        claim=spawn.claim,
-    )
-
-
-MAX_SHOWN = 4096
-"""Characters of a command line that are kept to be shown. A command may have megabytes, and a thousand runs are in memory."""
-
-
-def abridged(argv: tuple[str, ...]) -> tuple[str, ...]:
-    """A command line as it is shown: what is too much ends in `…`."""
-    kept: list[str] = []
-    room = MAX_SHOWN
-    for word in argv:
-        if len(word) > room:
-            kept.append(word[:room] + "…")
-            break
-        kept.append(word)
-        room -= len(word) + 1
-    return tuple(kept)
-
-
-def shown(raw: bytes) -> str:
-    """An operating-system string as text; bytes that are not UTF-8 appear as `\\xNN`."""
-    return raw.decode(errors="backslashreplace")
-
-
-def policy_of(loaded: configuration.Loaded) -> Policy:
-    """The core's numbers, each bound with where it was set."""
-    config = loaded.config
-    source = {setting.key: setting.source for setting in loaded.settings}
-
-    def origin(key: str) -> str:
-        return "default" if source[key] == configuration.BUILT_IN else f"{key} in {source[key]}"
-
-    def bound(value: int, key: str) -> Bound:
-        return Bound(value=value, source=origin(key))
-
-    def default(kind: LimitKind) -> Limit | None:
-        key = "timeout" if kind is LimitKind.TIME else kind.value
-        threshold = getattr(config.defaults, key, None)
-        if threshold is None:
-            return None
-        action = Action.TERMINATE if KINDS[kind].acts else Action.WARN
-        return Limit(kind=kind, threshold=threshold, action=action, source=origin(f"defaults.{key}"))
-
-    return Policy(
-        enabled=config.enabled,
-        max_depth=bound(config.guard.max_depth, "guard.max_depth"),
-        max_descendants=bound(config.guard.max_descendants, "guard.max_descendants"),
-        depth_ceiling=config.guard.depth_ceiling,
-        descendants_ceiling=config.guard.descendants_ceiling,
-        allow_detach=config.guard.allow_detach,
-        defaults={kind: limit for kind in LimitKind if (limit := default(kind)) is not None},
-        max_time=config.limits.max_time,
-        nearing=config.limits.nearing,
-        pause_max=config.limits.pause_max,
-        approval_timeout=config.limits.approval_timeout,
-        result_wait=config.stop.result_wait,
-        grace=config.stop.grace,
-        kill_wait=config.stop.kill_wait,
-        trees_per_user=config.quotas.trees_per_user,
-        trees=config.quotas.trees,
-        spawns_per_hour=config.quotas.spawns_per_hour,
-        retry_delay=config.attempts.delay,
-        retry_delay_max=config.attempts.delay_max,
-    )

@@ -18,8 +18,9 @@ from sfad.ledger import Ledger
 from sfad.observe.log import Log
 from sfad.output.files import OutputStore
 from sfad.protocol.messages import Spawn
+from sfad.runtime.asking import MAX_SHOWN, asked_of
 from sfad.runtime.memory import Memory
-from sfad.runtime.runtime import MAX_SHOWN, Runtime, asked_of
+from sfad.runtime.runtime import Runtime
 from tests.harness import PATIENCE
 
 ANN = Peer(0, "ann")
