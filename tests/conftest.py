@@ -38,7 +38,11 @@ def pytest_sessionstart() -> None:
     """Marks what this session starts."""
     if not _WORKER:
         os.environ[_SESSION] = f"{os.getpid()}-{time.time_ns()}"
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup every client here would ignore it, as it should
+    # under nohup, or in the background of a script, every client here would ignore these, as it should
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(trylast=True)
