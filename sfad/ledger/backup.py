@@ -87,7 +87,7 @@ def _check_room(source: Path, directory: Path) -> None:
     system, needed = os.statvfs(directory), source.stat().st_size + ROOM
     free = system.f_bavail * system.f_frsize
     if free < needed:
-        raise LedgerError(f"a copy of the ledger needs {needed >> 20} MiB in {directory}, where {free >> 20} MiB are free")
+        raise LedgerError(f"a copy of the ledger needs {needed >> 20} MiB in {directory}, and there are not so many free")
 
 
 def _claim(path: Path) -> None:
