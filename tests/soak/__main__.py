@@ -169,7 +169,7 @@ def main() -> int:
             soak.tell()
             soak.clean_up()
             if soak.failed:
-                shutil.copytree(directory / "state", directory / "state-kept", ignore=shutil.ignore_patterns("ballast"))
+                shutil.copytree(directory / "state", directory / "state-kept", ignore=shutil.ignore_patterns("filler"))
     if soak.failed:
         print(f"what it left is in {directory}; again with --seed {options.seed} --mode {mode}")
         return 1

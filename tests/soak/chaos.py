@@ -117,7 +117,7 @@ class Chaos:
 
     def fill(self) -> None:
         """The disk is full for a while."""
-        ballast = self._daemon.state_dir / "ballast"
+        ballast = self._daemon.state_dir / "filler"
         with suppress(OSError), ballast.open("wb", buffering=0) as file:
             while True:
                 file.write(bytes(1 << 16))
