@@ -20,7 +20,7 @@ import trio
 
 from . import __version__
 from .faults import carried, effect
-from .runtime.handover import VARIABLE, Clients, Handover, store
+from .runtime.handover import VARIABLE, Handover, store
 from .runtime.runtime import Runtime
 from .server.server import Server
 
@@ -143,6 +143,3 @@ def _become(descriptors: Iterable[int], memory: int, nofile: int) -> None:
             os.set_inheritable(descriptor, False)
         os.close(memory)
         raise
-
-
-__all__ = ["Clients", "Unfit", "check", "execute", "installed_version"]
