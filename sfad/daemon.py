@@ -33,6 +33,7 @@ from .observe.log import Log
 from .output.files import OutputStore
 from .paths import PathError, bind_socket, lock_state_dir, prepare_state_dir, unbind_socket
 from .peers import identify
+from .priority import go_ahead
 from .protocol.messages import Setting
 from .protocol.types import RunId
 from .runtime.budgets import rebuild
@@ -94,6 +95,7 @@ class Daemon:
             launcher = self._choose_launcher(stack, log)
             # after the launcher has seen the limit that runs are to have
             self._nofile = _raise_descriptor_limit()
+            go_ahead()
             runtime = self._make_runtime(ledger, output, launcher, memory, log)
             stack.callback(runtime.close)
             recovery = self._recover(runtime, stored, log)

@@ -63,6 +63,7 @@ class Daemon:
                 stdout=log,
                 stderr=log,
                 env=self.env | dict(environment),
+                start_new_session=True,  # as under systemd, and as sfactl starts it
             )
         os.close(write)
         with os.fdopen(read, "rb") as ready:

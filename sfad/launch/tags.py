@@ -20,7 +20,7 @@ import signal
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, count
 from time import monotonic
 from typing import Literal
 
@@ -36,10 +36,15 @@ from .procfs import Stat
 from .reaper import reap_orphan
 from .trampoline import Trampoline
 
+_LOOKS = 3
+"""At our children, before those that come and go without pause are taken for living."""
 _SLICE = 0.01
 """Seconds of signalling between two looks at the rest of the daemon."""
-_PASSES = 10
-"""Scans of a SIGTERM: what forks faster is for the SIGKILL after the grace."""
+_PASSES = 2
+"""Scans of a SIGTERM at least: the second finds what was forked during the first."""
+_PURSUIT = 0.1
+"""Seconds after which a SIGTERM is not followed further: what forks faster is for the SIGKILL after the grace. Nothing is reaped
+meanwhile: ten scans of twenty lineages that forked without pause left 32 000 zombies, and the machine no pid."""
 _WATCHED = 32
 """Pidfds waited on at a time; the next are looked for when these are gone."""
 _INSIST = 0.5
@@ -166,8 +171,10 @@ class TagsLauncher(LocalLauncher):
         for number in set(asked.values()):
             stopping = [held for held in asked if asked[held] == number]
             done: set[tuple[int, int]] = set()
-            for _ in range(_PASSES):
-                if not self._strike(_runs(stopping), (number, signal.SIGCONT), done):
+            until = monotonic() + _PURSUIT
+            for scans in count(1):
+                fresh = self._strike(_runs(stopping), (number, signal.SIGCONT), done)
+                if not fresh or (scans >= _PASSES and monotonic() > until):
                     break
         self._terminating = {}
         for held in asked:
@@ -237,17 +244,23 @@ class TagsLauncher(LocalLauncher):
         """Our living direct children in the run. While there is none, nothing of the run is alive.
 
         A child that forked and ended between the listing and the look at it has left its children to us: they are in
-        the next listing. So it takes one that shows nobody new to say that there is none.
+        the next listing. So it takes one that shows nobody new to say that there is none. Where each shows somebody new,
+        who may be of the run, something is alive, and others have to get on: to look until one is caught alive took eleven
+        seconds and 32 000 zombies, with twenty lineages that forked without pause on two cores.
         """
         runs = _runs([held])
-        self._orphans.reap()
         seen: set[int] = set()
-        while fresh := [pid for pid in procfs.children() if pid not in seen]:
-            alive = [pid for pid in fresh if self._run_of_child(pid) in runs and _lives(pid)]
+        for _ in range(_LOOKS):
+            self._orphans.reap()
+            fresh = [pid for pid in procfs.children() if pid not in seen]
+            placed = [(pid, self._run_of_child(pid)) for pid in fresh]
+            alive = [pid for pid, run in placed if run in runs and _lives(pid)]
             if alive:
                 return alive
+            if not fresh:
+                return self._tops_outside(runs)
             seen.update(fresh)
-        return self._tops_outside(runs)
+        return [pid for pid, run in placed if run in runs or run is None] or self._tops_outside(runs)
 
     def _tops_outside(self, runs: set[RunId]) -> list[int]:
         """Processes of these that are not below us. Nothing that forks and ends without pause escapes us below; here it may."""
@@ -286,6 +299,7 @@ class TagsLauncher(LocalLauncher):
 
     async def _gone(self, pids: Iterable[int]) -> None:
         """Until these children have ended, or it is time to look again."""
+        await trio.lowlevel.checkpoint()  # those that are gone already are not waited for
         with trio.move_on_after(_INSIST):
             for pid in pids:
                 await self._ended(pid)

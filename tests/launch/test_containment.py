@@ -6,7 +6,11 @@ import os
 import re
 import resource
 import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import psutil
@@ -16,8 +20,9 @@ import trio
 from sfad.core.events import Emptied, Frozen, LaunchSucceeded, MainExited, Surveyed
 from sfad.launch import cgroupfs, procfs
 from sfad.launch.cgroup import CgroupLauncher
+from sfad.launch.tags import TagsLauncher
 from tests.launch import programs
-from tests.launch.rig import Rig, until
+from tests.launch.rig import Rig, rigged, until
 
 
 async def ready(rig: Rig, run: str, program: str, *argv: str, tmp_path: Path, parent: str | None = None) -> int:
@@ -56,17 +61,52 @@ async def test_terminate_reaches_everything(rig: Rig, tmp_path: Path) -> None:
     rig.launcher.release("a1")
 
 
-async def test_three_hundred_and_twenty_relentless_lineages(rig: Rig, tmp_path: Path) -> None:
+@contextmanager
+def counted_children() -> Iterator[list[int]]:
+    """How many this process has, zombies included: looked at from a thread, for the loop may be at work."""
+    counts: list[int] = []
+    enough = threading.Event()
+
+    def look() -> None:
+        counts.append(len(procfs.children()))
+        while not enough.wait(0.05):
+            counts.append(len(procfs.children()))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield counts
+    finally:
+        enough.set()
+        thread.join()
+
+
+async def test_hundreds_and_relentless_lineages(rig: Rig, tmp_path: Path) -> None:
     await ready(rig, "a1", programs.ORPHANS, "300", "ignore", tmp_path=tmp_path)
-    await ready(rig, "a2", programs.HOPPERS, "20", parent="a1", tmp_path=tmp_path)
-    rig.launcher.terminate("a1", signal.SIGTERM)
-    await rig.wait(MainExited, "a2")
-    rig.launcher.kill("a1")
-    await rig.wait(Emptied, "a1")
+    hoppers = "20" if rig.launcher.containment == "cgroup" else "4"  # this process is not ahead of them, as a daemon is
+    await ready(rig, "a2", programs.HOPPERS, hoppers, parent="a1", tmp_path=tmp_path)
+    with counted_children() as counts:
+        rig.launcher.terminate("a1", signal.SIGTERM)
+        await rig.wait(MainExited, "a2")
+        rig.launcher.kill("a1")
+        await rig.wait(Emptied, "a1")
+    assert 0 < max(counts) < 16_384, "zombies take half of the machine's pids"
     assert processes(rig, "a1") == 0
     assert survivors_by_kernel(rig.launcher.instance) == []
     rig.launcher.release("a2")
     rig.launcher.release("a1")
+
+
+async def test_who_comes_and_goes_faster_than_we_look_is_taken_for_living(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with rigged("tags") as rig:
+        assert isinstance(rig.launcher, TagsLauncher)
+        rig.launch("a1", "sleep", "100")
+        await rig.wait(LaunchSucceeded, "a1")
+        beyond = count(1 << 22)  # there is no such pid: who was listed is gone when it is looked at
+        with monkeypatch.context() as patched:
+            patched.setattr(procfs, "children", lambda: [next(beyond)])
+            assert rig.launcher._tops(rig.launcher._runs["a1"]) == [next(beyond) - 1]
+        await rig.stop("a1")
 
 
 async def test_what_the_main_process_leaves(rig: Rig, tmp_path: Path) -> None:
