@@ -1,190 +1,43 @@
-"""The command `sfad`: serve, check-config, sweep, backup, version."""
+"""The entry of the command `sfad`. Serving does without what reads command lines well: typer, and pydantic with it, are a third
+of the time that a start takes, and memory for as long as the daemon lives."""
 
 from __future__ import annotations
 
-import os
-import sqlite3
 import sys
-from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Any
 
-import msgspec
-import trio
-import typer
+from .serving import serve
 
-from . import __version__, systemd
-from . import config as configuration
-from .daemon import Daemon, Place
-from .launch import CgroupImpossible
-from .launch import check as check_containment
-from .launch.controllers import release_unit
-from .launch.sweep import sweep as sweep_instance
-from .ledger import LedgerError, back_up
-from .ledger.opening import FILE as LEDGER_FILE
-from .ledger.opening import check_known
-from .paths import PathError, config_files, lock_state_dir
-from .protocol.paths import daemon_socket
-from .protocol.paths import state_dir as resolve_state_dir
-from .runtime.clock import MonotonicClock
-from .runtime.handover import taken
-from .spool import JournalError
-from .spool.journal import check_version
-
-EXIT_USAGE = 2
-EXIT_UNAVAILABLE = 69
-EXIT_SURVIVED = 5
-EXIT_IO = 74
-
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="The daemon that owns trees of agent processes. Without a command it serves.",
-)
-
-Socket = Annotated[str | None, typer.Option("--socket", metavar="PATH", help="Where to listen. [env: SFAD_SOCKET]")]
-StateDir = Annotated[str | None, typer.Option("--state-dir", metavar="DIR", help="Ledger and output. [env: SFAD_STATE_DIR]")]
-ConfigFile = Annotated[
-    str | None, typer.Option("--config", metavar="FILE", help="The only config file to read. [env: SFAD_CONFIG]")
-]
-BackupFile = Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="The copy to make.")]
-StopPost = Annotated[
-    bool,
-    typer.Option(
-        "--stop-post",
-        help="As ExecStopPost= of a systemd unit: where another daemon follows ($SERVICE_RESULT) kill nothing, and only make the "
-        "unit's cgroup fit to be started in.",
-    ),
-]
-ReadyFd = Annotated[int | None, typer.Option("--ready-fd", hidden=True, help="Write a line to this descriptor once serving.")]
-
-
-@app.callback(invoke_without_command=True)
-def default(context: typer.Context, socket: Socket = None, state_dir: StateDir = None, config: ConfigFile = None) -> None:
-    """Serves if no command is given."""
-    if context.invoked_subcommand is None:
-        serve(socket, state_dir, config)
-
-
-@app.command()
-def serve(socket: Socket = None, state_dir: StateDir = None, config: ConfigFile = None, ready_fd: ReadyFd = None) -> None:
-    """Serve until SIGTERM or SIGINT, then stop every tree and exit 0; a second signal skips the grace."""
-    place = _place(socket, state_dir, config)
-    loaded = _load(place.config_files)
-    try:
-        handed = taken()
-    except ValueError as unreadable:
-        _die(f"what the sfad before this one handed over cannot be used: {unreadable}", EXIT_UNAVAILABLE)
-    try:
-        daemon = Daemon(place, loaded, handed=handed, ready_fd=ready_fd)
-        trio.run(daemon.serve, strict_exception_groups=True, clock=MonotonicClock())
-    except* (PathError, LedgerError, CgroupImpossible) as group:
-        for error in group.exceptions:
-            print(f"sfad: {error}", file=sys.stderr)
-        sys.exit(EXIT_UNAVAILABLE)
-
-
-@app.command("check-config")
-def check_config(config: ConfigFile = None) -> None:
-    """Read the config, say what is wrong with it, and exit 0 if nothing is."""
-    loaded = _load(config_files(os.environ, config))
-    for setting in loaded.settings:
-        print(f"{setting.key} = {msgspec.json.encode(setting.value).decode()}  ({setting.source})")
-
-
-@app.command("check-start", hidden=True)
-def check_start(state_dir: StateDir = None, config: ConfigFile = None) -> None:
-    """Exit 0 if this sfad could go on in the place of the one that serves this state directory."""
-    place = _place(None, state_dir, config)
-    containment = _load(place.config_files).config.containment
-    try:
-        check_known(place.state_dir)
-        check_version(place.state_dir / "spool" / "runs")
-        check_containment(place.instance, containment.mode, containment.cgroup_parent)
-    except (LedgerError, JournalError, CgroupImpossible) as error:
-        _die(str(error), EXIT_UNAVAILABLE)
-
-
-@app.command()
-def sweep(state_dir: StateDir = None, config: ConfigFile = None, stop_post: StopPost = False) -> None:
-    """Kill what a dead daemon of this state directory left behind. Refuses while a daemon is alive."""
-    place = _place(None, state_dir, config)
-    try:
-        if place.state_dir.is_dir():
-            lock_state_dir(place.state_dir)  # until this process ends: no daemon may start in the middle of it
-    except PathError as error:
-        _die(f"{error}; a living daemon looks after its own (sfactl stop --all)", EXIT_UNAVAILABLE)
-    if stop_post and systemd.another_follows():
-        release_unit()
-        return
-    try:
-        report = sweep_instance(place.instance, _cgroup_parent(place.config_files))
-    except OSError as error:
-        _die(f"cannot look for what is left: {error}", EXIT_SURVIVED)
-    print(f"{len(report.pids)} processes of {place.state_dir} were alive; {len(report.pids) - len(report.left)} have been killed")
-    if report.left:
-        _die(f"still alive: {', '.join(map(str, report.left))}", EXIT_SURVIVED)
-
-
-@app.command()
-def backup(file: BackupFile, state_dir: StateDir = None) -> None:
-    """Copy the ledger to FILE, whether a daemon is running or not. FILE must not exist."""
-    place = _place(None, state_dir, None)
-    if not (place.state_dir / LEDGER_FILE).exists():
-        _die(f"there is no ledger in {place.state_dir}", EXIT_UNAVAILABLE)
-    try:
-        copy = back_up(place.state_dir, file.absolute(), replace=False)
-    except FileExistsError:
-        _die(f"{file} exists; choose another name", EXIT_USAGE)
-    except (OSError, sqlite3.Error, LedgerError) as error:
-        _die(f"the ledger could not be copied to {file}: {error}", EXIT_IO)
-    print(f"{copy.path}: {copy.size_bytes} bytes")
-
-
-@app.command()
-def version() -> None:
-    """Print the version."""
-    print(__version__)
-
-
-def _place(socket: str | None, state_dir: str | None, config: str | None) -> Place:
-    try:
-        uid = os.geteuid()
-        return Place(
-            socket=Path(daemon_socket(os.environ, uid, socket)),
-            state_dir=Path(resolve_state_dir(os.environ, uid, state_dir)),
-            config_files=config_files(os.environ, config),
-        )
-    except ValueError as error:
-        _die(str(error), EXIT_USAGE)
-
-
-def _load(files: tuple[list[Path], bool]) -> configuration.Loaded:
-    try:
-        return configuration.load(files[0], required=files[1])
-    except configuration.ConfigError as error:
-        _die(str(error), EXIT_USAGE)
-
-
-def _cgroup_parent(files: tuple[list[Path], bool]) -> str | None:
-    """What cannot be read may be why there is no daemon: a sweep does without it, for it looks everywhere anyway."""
-    try:
-        return configuration.load(files[0], required=files[1]).config.containment.cgroup_parent
-    except configuration.ConfigError as error:
-        print(f"sfad: {error}; containment.cgroup_parent is taken as not set", file=sys.stderr)
-        return None
-
-
-def _die(message: str, code: int) -> NoReturn:
-    print(f"sfad: {message}", file=sys.stderr)
-    sys.exit(code)
+_OPTIONS = {
+    "--socket": ("socket", str),
+    "--state-dir": ("state_dir", str),
+    "--config": ("config", str),
+    "--ready-fd": ("ready_fd", int),
+}
 
 
 def main() -> None:
     """Entry point of the console script."""
+    options = _plain(sys.argv[1:])
+    if options is not None:
+        serve(**options)
+        return
+    from .app import app
+
     app(prog_name="sfad")
+
+
+def _plain(arguments: list[str]) -> dict[str, Any] | None:
+    """The options of `serve`, if there is nothing else, each once and with a value. Of others typer says what is wrong."""
+    words = arguments[1:] if arguments[:1] == ["serve"] else arguments
+    names, values = words[::2], words[1::2]
+    once = len(names) == len(values) == len(set(names))
+    if not once or not _OPTIONS.keys() >= set(names) or any(value.startswith("-") for value in values):
+        return None
+    try:
+        return {_OPTIONS[name][0]: _OPTIONS[name][1](value) for name, value in zip(names, values, strict=True)}
+    except ValueError:
+        return None
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import typer
 from sfactl import verbs
 from sfactl.__main__ import split
 from sfactl.options import NotPlain, read
-from sfad.__main__ import app
+from sfad.app import app
 from tests.docs.pages import DOCS, README, blocks, pages, spans
 
 _ENDS = {"|", "||", "&", "&&", ";", ">", ">>", "<", "(", ")"}

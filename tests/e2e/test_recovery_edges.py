@@ -81,7 +81,7 @@ def test_sigusr2_when_the_script_that_it_was_started_by_is_gone(daemon: Daemon, 
     Checked is `python -m sfad`, executed is `sys.orig_argv`: `bin/sfad` of the installation that an upgrade has replaced."""
     daemon.stop()
     script = tmp_path / "sfad-script"
-    script.write_text("from sfad.__main__ import app\napp()\n")
+    script.write_text("from sfad.__main__ import main\nmain()\n")
     daemon.process = daemon._start(command=[sys.executable, str(script)])
     with daemon.client() as client:
         ticking(client)

@@ -1,0 +1,139 @@
+"""The command `sfad`: serve, check-config, sweep, backup, version."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from . import __version__, serving, systemd
+from . import config as configuration
+from .launch import CgroupImpossible
+from .launch import check as check_containment
+from .launch.controllers import release_unit
+from .launch.sweep import sweep as sweep_instance
+from .ledger import LedgerError, back_up
+from .ledger.opening import FILE as LEDGER_FILE
+from .ledger.opening import check_known
+from .paths import PathError, config_files, lock_state_dir
+from .serving import EXIT_UNAVAILABLE, EXIT_USAGE, die, load, place
+from .spool import JournalError
+from .spool.journal import check_version
+
+EXIT_SURVIVED = 5
+EXIT_IO = 74
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="The daemon that owns trees of agent processes. Without a command it serves.",
+)
+
+Socket = Annotated[str | None, typer.Option("--socket", metavar="PATH", help="Where to listen. [env: SFAD_SOCKET]")]
+StateDir = Annotated[str | None, typer.Option("--state-dir", metavar="DIR", help="Ledger and output. [env: SFAD_STATE_DIR]")]
+ConfigFile = Annotated[
+    str | None, typer.Option("--config", metavar="FILE", help="The only config file to read. [env: SFAD_CONFIG]")
+]
+BackupFile = Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="The copy to make.")]
+StopPost = Annotated[
+    bool,
+    typer.Option(
+        "--stop-post",
+        help="As ExecStopPost= of a systemd unit: where another daemon follows ($SERVICE_RESULT) kill nothing, and only make the "
+        "unit's cgroup fit to be started in.",
+    ),
+]
+ReadyFd = Annotated[int | None, typer.Option("--ready-fd", hidden=True, help="Write a line to this descriptor once serving.")]
+
+
+@app.callback(invoke_without_command=True)
+def default(context: typer.Context, socket: Socket = None, state_dir: StateDir = None, config: ConfigFile = None) -> None:
+    """Serves if no command is given."""
+    if context.invoked_subcommand is None:
+        serving.serve(socket, state_dir, config)
+
+
+@app.command()
+def serve(socket: Socket = None, state_dir: StateDir = None, config: ConfigFile = None, ready_fd: ReadyFd = None) -> None:
+    """Serve until SIGTERM or SIGINT, then stop every tree and exit 0; a second signal skips the grace."""
+    serving.serve(socket, state_dir, config, ready_fd)
+
+
+@app.command("check-config")
+def check_config(config: ConfigFile = None) -> None:
+    """Read the config, say what is wrong with it, and exit 0 if nothing is."""
+    loaded = load(config_files(os.environ, config))
+    for setting in loaded.settings:
+        print(f"{setting.key} = {msgspec.json.encode(setting.value).decode()}  ({setting.source})")
+
+
+@app.command("check-start", hidden=True)
+def check_start(state_dir: StateDir = None, config: ConfigFile = None) -> None:
+    """Exit 0 if this sfad could go on in the place of the one that serves this state directory."""
+    where = place(None, state_dir, config)
+    containment = load(where.config_files).config.containment
+    try:
+        check_known(where.state_dir)
+        check_version(where.state_dir / "spool" / "runs")
+        check_containment(where.instance, containment.mode, containment.cgroup_parent)
+    except (LedgerError, JournalError, CgroupImpossible) as error:
+        die(str(error), EXIT_UNAVAILABLE)
+
+
+@app.command()
+def sweep(state_dir: StateDir = None, config: ConfigFile = None, stop_post: StopPost = False) -> None:
+    """Kill what a dead daemon of this state directory left behind. Refuses while a daemon is alive."""
+    where = place(None, state_dir, config)
+    try:
+        if where.state_dir.is_dir():
+            lock_state_dir(where.state_dir)  # until this process ends: no daemon may start in the middle of it
+    except PathError as error:
+        die(f"{error}; a living daemon looks after its own (sfactl stop --all)", EXIT_UNAVAILABLE)
+    if stop_post and systemd.another_follows():
+        release_unit()
+        return
+    try:
+        report = sweep_instance(where.instance, _cgroup_parent(where.config_files))
+    except OSError as error:
+        die(f"cannot look for what is left: {error}", EXIT_SURVIVED)
+    print(f"{len(report.pids)} processes of {where.state_dir} were alive; {len(report.pids) - len(report.left)} have been killed")
+    if report.left:
+        die(f"still alive: {', '.join(map(str, report.left))}", EXIT_SURVIVED)
+
+
+@app.command()
+def backup(file: BackupFile, state_dir: StateDir = None) -> None:
+    """Copy the ledger to FILE, whether a daemon is running or not. FILE must not exist."""
+    where = place(None, state_dir, None)
+    if not (where.state_dir / LEDGER_FILE).exists():
+        die(f"there is no ledger in {where.state_dir}", EXIT_UNAVAILABLE)
+    try:
+        copy = back_up(where.state_dir, file.absolute(), replace=False)
+    except FileExistsError:
+        die(f"{file} exists; choose another name", EXIT_USAGE)
+    except (OSError, sqlite3.Error, LedgerError) as error:
+        die(f"the ledger could not be copied to {file}: {error}", EXIT_IO)
+    print(f"{copy.path}: {copy.size_bytes} bytes")
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(__version__)
+
+
+def _cgroup_parent(files: tuple[list[Path], bool]) -> str | None:
+    """What cannot be read may be why there is no daemon: a sweep does without it, for it looks everywhere anyway."""
+    try:
+        return configuration.load(files[0], required=files[1]).config.containment.cgroup_parent
+    except configuration.ConfigError as error:
+        print(f"sfad: {error}; containment.cgroup_parent is taken as not set", file=sys.stderr)
+        return None

@@ -1,0 +1,54 @@
+"""The command line of `sfad`: serving is read without typer, everything else by it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from sfad.__main__ import _plain
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        ([], {}),
+        (["serve"], {}),
+        (["--socket", "s"], {"socket": "s"}),
+        (["serve", "--state-dir", "d", "--ready-fd", "7", "--config", "c"], {"state_dir": "d", "ready_fd": 7, "config": "c"}),
+        (["serve", "--socket"], None),
+        (["serve", "--socket", "--config"], None),
+        (["--socket", "a", "--socket", "b"], None),
+        (["--socket=a"], None),
+        (["--socket", "a", "serve"], None),
+        (["serve", "--ready-fd", "x"], None),
+        (["serve", "serve"], None),
+        (["version"], None),
+        (["--help"], None),
+    ],
+)
+def test_only_what_is_plain_is_read_here(arguments: list[str], options: dict[str, object] | None) -> None:
+    assert _plain(arguments) == options
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["serve", "--socket"], "requires an argument"),
+        (["serve", "--ready-fd", "x"], "valid integer"),
+        (["serve", "more"], "unexpected extra argument"),
+        (["--sockt", "s"], "No such option"),
+        (["bogus"], "No such command"),
+    ],
+)
+def test_the_rest_is_refused_in_words(arguments: list[str], says: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "sfad", *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert says in done.stderr
+
+
+def test_to_serve_loads_no_parser_of_command_lines() -> None:
+    program = "import sys, sfad.__main__; print(sorted({'typer', 'pydantic', 'rich'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"
