@@ -3,10 +3,13 @@ of the time that a start takes, and memory for as long as the daemon lives."""
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import Any
 
-from .serving import serve
+gc.disable()  # until the daemon freezes what start-up has made: looking through it again and again takes a sixth of a start
+
+from .serving import serve  # noqa: E402
 
 _OPTIONS = {
     "--socket": ("socket", str),

@@ -100,8 +100,8 @@ class Daemon:
             stack.callback(runtime.close)
             recovery = self._recover(runtime, stored, log)
             # what start-up has made lives as long as the daemon, and every collection would walk it again
-            gc.collect()
             gc.freeze()
+            gc.enable()
             try:
                 await self._run(runtime, recovery, log, stack, children)
             except Exception:
