@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -48,8 +49,13 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(path: Path) -> Iterator[tuple[str, str | None]]:
+@cache
+def imports(path: Path) -> list[tuple[str, str | None]]:
     """Each imported (module, name), wherever it stands in the file; relative ones spelled out."""
+    return list(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[tuple[str, str | None]]:
     package = name_of(path).split(".")
     if path.name != "__init__.py":
         package.pop()

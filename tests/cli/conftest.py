@@ -1,4 +1,4 @@
-"""A daemon of its own for each test, and ways to call `sfactl` at it."""
+"""A daemon, one for all tests of a module that do not need their own, and ways to call `sfactl` at it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+
+from sfactl.connection import Client
+from tests.harness import stopped
 
 PATIENCE = 20.0
 """Seconds after which a test gives up; nothing here takes long on an idle machine."""
@@ -23,11 +27,12 @@ SFACTL = (sys.executable, "-m", "sfactl")
 class World:
     """A private place for a daemon, and the environment that names it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, config: str = "") -> None:
         self.directory = directory
         self.socket = directory / "sock"
         self.state = directory / "state"
         self.config = directory / "sfad.toml"
+        self.config.write_text(config)
         self._daemon: subprocess.Popen[bytes] | None = None
         ours = {key: value for key, value in os.environ.items() if not key.startswith(("SFA_", "SFAD_"))}
         self.env = ours | {
@@ -38,6 +43,20 @@ class World:
             "PYTHONPATH": str(Path(__file__).parents[2]),
             "SFACTL": f"{sys.executable} -m sfactl",
         }
+
+    @contextmanager
+    def served(self) -> Iterator[None]:
+        """With a daemon, which ends well."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
+
+    def stop_all(self) -> None:
+        """Leaves no run alive."""
+        with Client(self.socket) as client:
+            stopped(client, everything=True, grace=0)
 
     def begin(self) -> None:
         """Starts the daemon and waits until it serves."""
@@ -97,12 +116,6 @@ class World:
         return subprocess.Popen([*SFACTL, *words], env=self.env, bufsize=0, **(pipes | options))
 
 
-@pytest.fixture(scope="session")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where bytecode goes, so that hundreds of clients do not compile themselves and the checkout stays as it is."""
-    return tmp_path_factory.mktemp("compiled")
-
-
 @pytest.fixture
 def config() -> str:
     """The daemon's config; a test that wants another one parametrizes it."""
@@ -110,23 +123,30 @@ def config() -> str:
 
 
 @pytest.fixture
-def world(tmp_path: Path, compiled: Path, config: str) -> World:
+def world(tmp_path: Path, config: str) -> World:
     """A place without a daemon."""
-    world = World(tmp_path)
-    world.config.write_text(config)
-    world.env.pop("PYTHONDONTWRITEBYTECODE", None)
-    world.env["PYTHONPYCACHEPREFIX"] = str(compiled)
-    return world
+    return World(tmp_path, config)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A place with a daemon for the tests of a module."""
+    world = World(tmp_path_factory.mktemp("shared"))
+    with world.served():
+        yield world
 
 
 @pytest.fixture
-def daemon(world: World) -> Iterator[World]:
-    """A place with a daemon, which must end with 0 when it is told to."""
-    world.begin()
-    try:
-        yield world
-    finally:
-        world.end()
+def daemon(request: pytest.FixtureRequest, shared: World, config: str) -> Iterator[World]:
+    """A place with a daemon, which must end with 0 when it is told to. It is the test's own where that is marked `alone`, or
+    wants a config; else nothing of the test is left in it."""
+    if config or request.node.get_closest_marker("alone"):
+        world = request.getfixturevalue("world")
+        with world.served():
+            yield world
+    else:
+        yield shared
+        shared.stop_all()
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ def line(process: subprocess.Popen[bytes]) -> bytes:
 
 
 def run_of(daemon: World) -> str:
-    """The id of the only run."""
-    (run,) = daemon.json("list")["runs"]
+    """The id of the last run."""
+    run = daemon.json("list")["runs"][-1]
     found: str = run["id"]
     return found
 
@@ -258,6 +258,7 @@ def test_spawn_wait_is_run(daemon: World) -> None:
     assert (done.stdout, done.stderr) == ("out\n", "")
 
 
+@pytest.mark.alone
 def test_a_run_outlives_its_daemon_and_its_output_goes_on(start: Start, daemon: World, tmp_path: Path) -> None:
     script = "echo ready; while [ ! -e go ]; do sleep 0.05; done; echo after; exit 5"
     process = start("run", "-q", "--cwd", str(tmp_path), "--", "sh", "-c", script)
@@ -272,6 +273,7 @@ def test_a_run_outlives_its_daemon_and_its_output_goes_on(start: Start, daemon: 
     assert line(process) == b""
 
 
+@pytest.mark.alone
 def test_ctrl_c_without_a_daemon_stops_the_run_when_there_is_one(start: Start, daemon: World) -> None:
     process = start("run", "-q", "--", "sh", "-c", "echo ready; exec sleep 60")
     assert line(process) == b"ready\n"
@@ -285,6 +287,7 @@ def test_ctrl_c_without_a_daemon_stops_the_run_when_there_is_one(start: Start, d
     assert daemon.status(run_of(daemon)) in ("cancelled", "lost")
 
 
+@pytest.mark.alone
 def test_waiting_for_it_can_be_ended(start: Start, daemon: World) -> None:
     process = start("run", "-q", "--", "sh", "-c", "echo ready; exec sleep 60")
     assert line(process) == b"ready\n"

@@ -53,6 +53,7 @@ def test_all_is_given_alone(daemon: World) -> None:
     assert said(daemon, b"stop", b"--all", b"--name", b"x")[0] == 2
 
 
+@pytest.mark.alone
 def test_a_status_file_is_tried_before_the_agent_runs(daemon: World, tmp_path: Path) -> None:
     assert said(daemon, b"run", b"-q", b"--status-file", b"/nonexistent/x", b"--", b"true")[0] == 2
     assert json.loads(daemon.sfactl("list", "--json").stdout) == {"runs": []}

@@ -33,6 +33,7 @@ def paused(daemon: World, *words: str) -> str:
     return run
 
 
+@pytest.mark.alone
 def test_a_breach_is_told_once_and_is_exit_4(daemon: World) -> None:
     said = daemon.sfactl(
         "run",
@@ -53,6 +54,7 @@ def test_a_breach_is_told_once_and_is_exit_4(daemon: World) -> None:
     assert (reason["limit_kind"], reason["used"], reason["exceeded_by"]) == ("turns", 6, 1)
 
 
+@pytest.mark.alone
 def test_a_limit_that_nobody_can_keep_is_said_so_at_the_start(daemon: World) -> None:
     done = daemon.sfactl("spawn", "--limit", "cost=2", "--limits", '{"max_turns": 9}', "--", "sleep", "60")
     assert done.stdout == "a1\n"
@@ -105,6 +107,7 @@ def test_what_the_daemon_does_not_take(daemon: World) -> None:
     assert "'zz9-1'" in daemon.sfactl("settle", "zz9-1", "--input-tokens", "1", "--output-tokens", "1", code=1).stderr
 
 
+@pytest.mark.alone
 def test_a_reservation_is_asked_for_held_and_settled(daemon: World) -> None:
     reserve = " ".join(("$SFACTL reserve", *TOKENS))
     done = daemon.sfactl(
@@ -168,6 +171,7 @@ def test_an_increase_is_approved_or_denied_from_outside(daemon: World) -> None:
     assert "denied by user" in daemon.sfactl("why", other).stdout
 
 
+@pytest.mark.alone
 def test_the_person_at_a_run_is_told_how_to_approve(start: Start, daemon: World) -> None:
     process = start(
         "run", "--name", "w", "--on-limit", "request_increase", "--limit", "turns=1", *script("$SFACTL report --turns 2")
@@ -195,6 +199,7 @@ def test_the_schema_is_the_one_in_the_documentation(world: World) -> None:
     assert world.sfactl("config", "schema").stdout == (DOCS / "limits.schema.json").read_text()
 
 
+@pytest.mark.alone
 def test_the_examples_of_the_client_run_in_a_run(daemon: World) -> None:
     reply = "class call_the_model:\n    input_tokens = 1100\n    output_tokens = 90\n"
     code = "\n".join([reply, *EXAMPLES])

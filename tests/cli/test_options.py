@@ -62,7 +62,7 @@ def written(draw: st.DrawFn, option: Option) -> list[str]:
 
 
 @pytest.mark.parametrize("verb", verbs.VERBS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_what_the_reader_takes_typer_reads_the_same(verb: str, data: st.DataObject) -> None:
     arguments = data.draw(lines(verbs.load(verb).PARAMETERS))

@@ -28,6 +28,7 @@ def test_spawn_prints_the_id_alone(daemon: World) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.alone
 def test_a_run_has_every_field_of_the_contract(daemon: World) -> None:
     run = daemon.json("spawn", "--type", "qa", "--label", "team=x", "--", "sleep", "60")
     for found in (run, daemon.json("info", run["id"]), *daemon.json("list")["runs"]):
@@ -41,6 +42,7 @@ def test_what_could_not_start_says_so(daemon: World) -> None:
     assert "no-such-command-anywhere" in done.stderr
 
 
+@pytest.mark.alone
 def test_the_table_and_the_tree(daemon: World) -> None:
     parent = daemon.spawn("--name", "boss", "--", "sh", "-c", "$SFACTL run --name clerk -- sleep 60")
     while len(daemon.json("list")["runs"]) < 2:
@@ -55,6 +57,7 @@ def test_the_table_and_the_tree(daemon: World) -> None:
     assert (tree["run"]["name"], tree["children"][0]["run"]["name"]) == ("boss", "clerk")
 
 
+@pytest.mark.alone
 def test_lists_are_filtered(daemon: World) -> None:
     daemon.sfactl("run", "-q", "--name", "done", "--label", "k=1", "--", "true")
     daemon.spawn("--name", "live", "--label", "k=2", "--", "sleep", "60")
@@ -72,6 +75,7 @@ def test_lists_are_filtered(daemon: World) -> None:
     assert daemon.json("list", "--live", "--status", "running")["runs"][0]["processes"] == 1
 
 
+@pytest.mark.alone
 def test_a_unique_prefix_will_do_and_an_unknown_id_is_66(daemon: World) -> None:
     run = daemon.spawn("--", "sleep", "60")
     assert daemon.json("info", run[0])["id"] == run
@@ -79,6 +83,7 @@ def test_a_unique_prefix_will_do_and_an_unknown_id_is_66(daemon: World) -> None:
         assert "zz9" in daemon.sfactl(verb, "zz9", code=66).stderr
 
 
+@pytest.mark.alone
 def test_stop_by_id_name_label_and_all(daemon: World) -> None:
     by_id = daemon.spawn("--", "sleep", "60")
     by_name = daemon.spawn("--name", "n", "--", "sleep", "60")
@@ -111,6 +116,7 @@ def test_wait_prints_each_and_exits_with_the_first_that_did_not_complete(daemon:
     assert "not over" in daemon.sfactl("wait", "--timeout", "50ms", long, code=75).stderr
 
 
+@pytest.mark.alone
 def test_waiting_goes_on_across_a_death_of_the_daemon(start: Start, daemon: World) -> None:
     run = daemon.spawn("--", "sleep", "60")
     waiting = start("wait", run)

@@ -7,6 +7,7 @@ import random
 import socket
 import struct
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,14 @@ from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, FrameDecoder, frame
 from sfad.protocol.types import Claim
 from sfad.protocol.version import SUPPORTED
 from tests.conftest import Start
-from tests.harness import PATIENCE, Daemon, started, wait_until
+from tests.harness import PATIENCE, Daemon, running, started, wait_until
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """One for all: whatever one test does to it, it serves the next."""
+    with running(tmp_path_factory.mktemp("hostile"), config="[quotas]\nspawns_per_hour = 100000") as one:
+        yield one
 
 
 def raw(daemon: Daemon) -> socket.socket:
@@ -234,16 +242,18 @@ TOO_MUCH: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("what", TOO_MUCH)
 def test_a_spawn_with_a_value_outside_its_range_says_which(daemon: Daemon, what: str) -> None:
     with daemon.client() as client:
+        before = client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).admitted
         fields = {"argv": [b"true"], "cwd": b"/", "env": list[bytes]()} | TOO_MUCH[what]
         client.send(m.Spawn(id=client.next_id(), **fields))
         (answer,) = client.arrived()
         assert isinstance(answer.reply, m.Error)
         assert answer.reply.code is ErrorCode.BAD_REQUEST
         assert len(answer.reply.message) > 20
-        assert client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).admitted == 0
+        assert client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).admitted == before
 
 
-def test_what_is_shown_and_kept_of_a_long_command_is_bounded(daemon: Daemon) -> None:
+def test_what_is_shown_and_kept_of_a_long_command_is_bounded(start: Start) -> None:
+    daemon = start()
     with daemon.client() as client:
         for _ in range(20):
             started(client, ["true", *["x" * 100_000] * 10])
