@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -43,5 +44,6 @@ def test_a_priority_that_was_chosen_stays() -> None:
 
 
 @NEEDS_ROOT
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv of util-linux")
 def test_who_may_not_goes_on_as_one_among_equals() -> None:
     assert chosen("setpriv", "--inh-caps=-all", "--bounding-set=-all") == "0"
