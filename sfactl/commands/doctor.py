@@ -47,7 +47,7 @@ class Finding(Struct, frozen=True):
 def main(*, socket: str | None = None, json: bool = False) -> int:
     """Prints the report."""
     status, reachable = _daemon(socket)
-    findings = [reachable, *_containment(status), *(f for check in CHECKS for f in check())]
+    findings = [reachable, *_ledger(status), *_containment(status), *(f for check in CHECKS for f in check())]
     if json:
         output.print_json({"findings": findings, "containment": status.containment if status else None})
     else:
@@ -82,6 +82,12 @@ def _unreachable(error: Unreachable) -> tuple[str, str, str]:
     }
     verdict = "warn" if error.kind == "missing" else "bad"
     return verdict, error.message, mends.get(error.kind, "look at the daemon's log")
+
+
+def _ledger(status: DaemonStatus | None) -> Iterator[Finding]:
+    if status is not None and status.ledger_trouble is not None:
+        what, _, mend = status.ledger_trouble.partition("; ")
+        yield Finding("ledger", "bad", f"it cannot be written, and nothing new is started: {what}", mend)
 
 
 def _containment(status: DaemonStatus | None) -> Iterator[Finding]:

@@ -38,6 +38,8 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
     yield "runs", f"{live}, {status.queued} queued, {status.admitted} admitted, {status.refused} refused"
     yield "connections", str(status.connections)
     yield "memory", f"{output.size(status.memory_bytes)}; ledger {output.size(status.ledger_bytes)}; {_backup(status)}"
+    if status.ledger_trouble is not None:
+        yield "LEDGER", output.plain(f"CANNOT BE WRITTEN, nothing new is started: {status.ledger_trouble}")
     if status.enforcement:
         who = (f"{kind} by {'nobody' if by == 'nothing' else by}" for kind, by in status.enforcement.items())
         yield "enforcement", ", ".join(who)

@@ -23,7 +23,7 @@ from ..protocol.messages import List
 from ..protocol.types import Event, RunId, RunInfo
 from .backup import Backup, newest_backup, put_by
 from .errors import LedgerError
-from .opening import open_reader, open_writer
+from .opening import mark_damaged, open_reader, open_writer
 from .reader import Page, Reader
 from .rows import Op, RunExtra, charge_op, event_op, insert_op, save_op
 from .writer import MEND_CHARGE, MEND_LABEL, MEND_RUN, Outcome, Writer
@@ -337,6 +337,8 @@ class Ledger:
         self._unwritten[info.id] = _Unwritten(op, info, extra)
 
     def _report(self, outcome: Outcome) -> None:
+        if outcome.damaged:
+            mark_damaged(self.directory, outcome.error or "")
         try:
             self._token.run_sync_soon(self._settle, outcome)
         except trio.RunFinishedError:

@@ -60,6 +60,23 @@ def damaged(error: sqlite3.Error) -> bool:
     return code is not None and (code & 0xFF in _DAMAGE or code in _UNREADABLE)
 
 
+_REMEDIES = {
+    sqlite3.SQLITE_FULL: "free some of the disk",
+    sqlite3.SQLITE_BUSY: "end what else holds the ledger open, or wait for it",
+    sqlite3.SQLITE_READONLY: "let sfad write to the state directory",
+}
+
+
+def explained(error: Exception) -> str:
+    """What went wrong with a write, and what helps."""
+    if not isinstance(error, sqlite3.Error):
+        return str(error)
+    remedy = _REMEDIES.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
+    if damaged(error):
+        remedy = "restart sfad: it sets the damaged ledger aside, keeps its runs, and begins another"
+    return f"{error}; {remedy}" if remedy else str(error)
+
+
 def open_writer(directory: Path, notes: list[str], *, busy_timeout: float, handed_over: bool = False) -> Opened:
     """Opens the file, made if it is missing.
 

@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar
 
 from ..faults import effect
 from .inbox import Inbox
-from .opening import CHECKPOINT_ROWS
+from .opening import CHECKPOINT_ROWS, damaged, explained
 from .rows import EVENT_COLUMNS, RUN_COLUMNS, SAVE_COLUMNS, Op
 
 MAX_BATCH = 1024
@@ -67,6 +67,8 @@ class Outcome:
     lost: Sequence[Op] = ()
     """Other operations that will never be written: over the bound, or refused by SQLite for what they contain."""
     error: str | None = None
+    damaged: bool = False
+    """The file is: it does not help to try again."""
     held: int = 0
     """Operations that wait for the disk."""
 
@@ -267,7 +269,15 @@ class Writer:
         self._next_try = time.monotonic() + self._delay
         failed = [op for op in ops if op.kind == "admit"]
         lost = self._held.keep([op for op in ops if op.kind != "admit"])
-        self._report(Outcome(failed=failed, lost=lost, error=str(error), held=len(self._held)))
+        self._report(
+            Outcome(
+                failed=failed,
+                lost=lost,
+                error=explained(error),
+                held=len(self._held),
+                damaged=isinstance(error, sqlite3.Error) and damaged(error),
+            )
+        )
 
     def _tell_lost(self, lost: list[Op], error: str) -> None:
         if lost:

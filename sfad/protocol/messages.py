@@ -410,6 +410,8 @@ class DaemonStatus(Reply, tag="daemon_status"):
     connections: int
     memory_bytes: int
     ledger_bytes: int
+    ledger_trouble: str | None = None
+    """Why the ledger cannot be written, and what helps: nothing new is started meanwhile. `None` if it can."""
     backup_bytes: int | None = None
     """Of the newest backup of the ledger; `None` if there is none."""
     backup_at: datetime | None = None

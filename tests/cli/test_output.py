@@ -134,6 +134,11 @@ def test_info_of_a_lost_run_says_what_is_not_known() -> None:
             "memory",
             "1.0 MiB; ledger 12.0 KiB; backup 8.0 KiB, 3d03h old",
         ),
+        (
+            {"ledger_trouble": "the disk is full; free some"},
+            "LEDGER",
+            "CANNOT BE WRITTEN, nothing new is started: the disk is full; free some",
+        ),
         ({"live": 3}, "runs", "3 live, 0 queued, 0 admitted, 0 refused"),
         ({"live": 3, "adopted": 2}, "runs", "3 live (adopted 2), 0 queued, 0 admitted, 0 refused"),
     ],

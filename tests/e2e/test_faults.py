@@ -179,7 +179,9 @@ def test_a_ledger_that_somebody_locks_for_ten_seconds(daemon: Daemon) -> None:
         with closing(sqlite3.connect(daemon.state_dir / "ledger.db", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             until = time.monotonic() + 10
-            assert "locked" in refused(client).message
+            assert "locked; end what else holds the ledger open" in refused(client).message
+            assert "locked" in daemon.sfactl("status").stdout
+            assert "BAD    ledger: it cannot be written" in daemon.sfactl("doctor").stdout
             done = ended(client, run.id)
             assert done.exit_code == 7
             assert info(client, run.id).exit_code == 7
@@ -188,6 +190,7 @@ def test_a_ledger_that_somebody_locks_for_ten_seconds(daemon: Daemon) -> None:
                 time.sleep(0.2)
             other.execute("ROLLBACK")
         wait_until(lambda: isinstance(spawn(client, ["true"]), m.RunReply), "it takes runs again")
+        assert "LEDGER" not in daemon.sfactl("status").stdout
     with closing(sqlite3.connect(daemon.state_dir / "ledger.db")) as ledger:
         wait_until(
             lambda: ledger.execute("SELECT exit_code FROM runs WHERE id = ?", (run.id,)).fetchone() == (7,), "the end is on record"

@@ -260,7 +260,7 @@ def test_two_who_ask_with_the_same_key_at_once_are_both_answered(daemon: Daemon)
 
 
 def test_what_could_not_be_recorded_may_be_tried_again_with_its_key(daemon: Daemon) -> None:
-    """Promise: "free what is short and try again" (75); a key stands for a run that was admitted.
+    """Promise: "try again then" (75); a key stands for a run that was admitted.
 
     The key of an admission that was taken back stays with the run that never was: trying again gives that, for ever."""
     with daemon.client() as client:

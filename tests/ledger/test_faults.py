@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from sfad.ledger import Ledger, LedgerError, LedgerTooNew, writer
+from sfad.ledger import Ledger, LedgerError, LedgerTooNew, opening, writer
 from sfad.ledger.rows import Op
 from sfad.ledger.writer import Held
 from sfad.protocol.messages import List
@@ -261,6 +261,27 @@ async def test_damage_that_only_a_full_check_finds_is_found_after_an_unclean_end
     ledger.close()
 
 
+async def test_damage_under_an_open_ledger_is_told_with_what_helps_and_set_aside_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = Answers()
+    with started(tmp_path) as ledger:
+        ledger.admit(run(1), PLAIN)
+    file = tmp_path / "ledger.db"
+    content = bytearray(file.read_bytes())
+    content[2 * 4096 :] = b"\xff" * (len(content) - 2 * 4096)
+    monkeypatch.setattr(opening, "CHECKED_AT_ONCE", 0)  # as one that is too large for that
+    with started(tmp_path, answers) as ledger:
+        file.write_bytes(content)
+        ledger.admit(run(2), PLAIN)
+        await answers.until(lambda: bool(answers.failed))
+        assert "restart sfad: it sets the damaged ledger aside" in answers.failed[0][1]
+        assert set_aside(tmp_path) == []
+    ledger = Ledger(tmp_path, floor_number=1)
+    assert len(set_aside(tmp_path)) == 1
+    ledger.close()
+
+
 def test_two_corrupt_files_of_the_same_second_are_both_kept(tmp_path: Path) -> None:
     for content in ("one" * 500, "two" * 500):
         (tmp_path / "ledger.db").write_text(content)
@@ -330,7 +351,10 @@ async def test_somebody_who_holds_the_lock_for_ten_seconds_costs_admissions_and_
         assert longest < 0.5
         assert answers.committed == ["a1"]
         assert {one for one, _ in answers.failed} == {"a2"}
-        assert [error for error, _ in answers.trouble] == ["database is locked", None]
+        assert [error for error, _ in answers.trouble] == [
+            "database is locked; end what else holds the ledger open, or wait for it",
+            None,
+        ]
         assert ledger.lost == 0
         assert [event.seq for event in ledger.events()] == [1, 2, 3, 4, 5, 6, 7, 8]
         ledger.admit(run(3), PLAIN)
