@@ -152,12 +152,17 @@ def running(directory: Path, *, config: str = "", mode: str = "auto") -> Iterato
 
 def strays(instance: str) -> list[psutil.Process]:
     """Live processes that carry the cookie of one of the instance's runs."""
+    return [process for process, _ in carriers(instance)]
+
+
+def carriers(instance: str) -> list[tuple[psutil.Process, str]]:
+    """And the run that the cookie names."""
     found = []
     for process in psutil.process_iter():
         try:
             cookie = process.environ().get("SFA_COOKIE", "")
             if cookie.startswith(f"{instance}:") and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+                found.append((process, cookie.split(":")[1]))
         except psutil.Error:  # gone meanwhile, or not ours to look at
             continue
     return found

@@ -19,7 +19,7 @@ from sfad.core.ids import run_number
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunId, RunInfo, Status
 from sfad.spool import Journal
-from tests.harness import Daemon, strays
+from tests.harness import Daemon, carriers
 from tests.leaks import cgroups
 
 from .victim import Diary
@@ -46,10 +46,10 @@ def all_runs(client: Client) -> dict[RunId, RunInfo]:
 
 def present(client: Client, daemon: Daemon, acknowledged: Collection[RunId], read: Callable[[], Diary]) -> list[str]:
     """Of what is alive: all of it is a live run's, and every live run is what it is shown to be."""
-    carriers = _carriers(daemon)
+    members = _carriers(daemon)
     shown = all_runs(client)
     wrong = [f"{run} was acknowledged and is not listed" for run in acknowledged if run not in shown]
-    for process, run in carriers:
+    for process, run in members:
         if (run not in shown or shown[run].status.terminal) and process.is_running() and _alive(process.pid):
             wrong.append(f"process {process.pid} of {run} is alive, and the run {_status(shown, run)}")
     diary = read()
@@ -82,12 +82,7 @@ def _alive(pid: int) -> bool:
 
 def _carriers(daemon: Daemon) -> list[tuple[psutil.Process, RunId]]:
     """Processes with a cookie of the instance, or in its cgroups."""
-    found: dict[int, tuple[psutil.Process, RunId]] = {}
-    for process in strays(daemon.instance):
-        try:
-            found[process.pid] = process, process.environ()["SFA_COOKIE"].split(":")[1]
-        except psutil.Error:
-            continue
+    found: dict[int, tuple[psutil.Process, RunId]] = {one[0].pid: one for one in carriers(daemon.instance)}
     for base in (path for path in cgroups() if path.endswith(f"/sfad-{daemon.instance}")):
         for directory, _, _ in os.walk(base):
             for pid in _procs(directory):
