@@ -209,11 +209,14 @@ class Daemon:
             effect("mend")
             ledger.mend(recovery.rows)
             effect("mended")
-            for note in rebuild(self._loaded.config.budgets, ledger, runtime.memory):
-                log.error(note)
         except sqlite3.Error as error:
             log.error(f"the ledger cannot be brought in line with what was found: {error}; it will be when it can be written")
             recovery = replace(recovery, unwritten=tuple(recovery.rows))
+        try:
+            for note in rebuild(self._loaded.config.budgets, ledger, runtime.memory):
+                log.error(note)
+        except sqlite3.Error as error:
+            log.error(f"the ledger was not told what budgets were charged: {error}; what is remembered counts")
         ledger.start(
             on_committed=runtime.committed,
             on_failed=runtime.commit_failed,

@@ -260,7 +260,7 @@ class LaunchFailed(At):
     errno: int
     error: str
     kind: Literal["launch", "output"] = "launch"
-    """`output`: not the command is to blame, but the place where its output was to go."""
+    """`output`: not the command is to blame, but the place where its output, or what is remembered of it, was to go."""
 
 
 @dataclass(frozen=True, slots=True)

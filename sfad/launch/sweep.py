@@ -13,7 +13,7 @@ import os
 import select
 import signal
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Set
+from collections.abc import Container, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from time import monotonic, sleep
@@ -147,15 +147,15 @@ def _carriers(instance: str, spare: Set[RunId], kept: Set[int]) -> Iterator[dict
     """Kills those who carry the cookie until a look finds none; yields what each look found."""
     until = monotonic() + BOUND
     while monotonic() < until:
-        found = _find(instance, spare, kept)
+        found, table = _find(instance, spare, kept)
         yield found
         if not found:
             return
-        _kill_all(found, until)
+        _kill_all([table[pid] for pid in found], until)
 
 
-def _find(instance: str, spare: Set[RunId], kept: Set[int]) -> dict[int, RunId]:
-    """Who carries a cookie that is not to be spared, and their descendants."""
+def _find(instance: str, spare: Set[RunId], kept: Set[int]) -> tuple[dict[int, RunId], dict[int, procfs.Stat]]:
+    """Who carries a cookie that is not to be spared, and their descendants; and what lives on this machine."""
     table = {pid: process for pid, process in procfs.scan().items() if process.alive}
     families: dict[int, list[int]] = defaultdict(list)
     for process in table.values():
@@ -163,7 +163,7 @@ def _find(instance: str, spare: Set[RunId], kept: Set[int]) -> dict[int, RunId]:
     carriers = {pid: cookie_run(value) for pid in table if (value := cookie(pid, instance))}
     spared = {pid: run for pid, run in carriers.items() if run in spare} | dict.fromkeys(kept, "")
     mine = dict.fromkeys(procfs.ancestry(os.getpid()), "")
-    return _with_descendants(carriers, families, {**_with_descendants(spared, families, {}), **mine})
+    return _with_descendants(carriers, families, {**_with_descendants(spared, families, {}), **mine}), table
 
 
 def _with_descendants(tops: dict[int, RunId], families: Mapping[int, list[int]], spared: Container[int]) -> dict[int, RunId]:
@@ -177,14 +177,16 @@ def _with_descendants(tops: dict[int, RunId], families: Mapping[int, list[int]],
     return found
 
 
-def _kill_all(pids: Iterable[int], until: float) -> None:
+def _kill_all(processes: Sequence[procfs.Stat], until: float) -> None:
     with ExitStack() as stack:
         poll = select.poll()
         waiting: set[int] = set()
-        for pid in list(pids)[:_BATCH]:
+        for process in processes[:_BATCH]:
             with suppress(ProcessLookupError, PermissionError):
-                pidfd = os.pidfd_open(pid)
+                pidfd = os.pidfd_open(process.pid)
                 stack.callback(os.close, pidfd)
+                if not procfs.is_alive(process.pid, process.started):
+                    continue  # it has ended since, and its pid may be somebody else's
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                 poll.register(pidfd, select.POLLIN)
                 waiting.add(pidfd)

@@ -197,6 +197,10 @@ class Ledger:
         """Queues a run's present state. Never lost: held in memory until the disk takes it."""
         self._put_seen(save_op(info, extra, self._boot), info, extra)
 
+    def mend_later(self, info: RunInfo, extra: RunExtra) -> None:
+        """Queues what `mend` could not do for this run. Never lost: held in memory until the disk takes it."""
+        self._put_seen(insert_op("mend", info, extra, self._boot), info, extra)
+
     def refuse(self, info: RunInfo, extra: RunExtra) -> None:
         """Queues a refused run's row. Nobody waits for it, and it is held while the disk refuses it."""
         self._put_seen(insert_op("refuse", info, extra, self._boot), info, extra)
@@ -352,7 +356,7 @@ class Ledger:
         self._tell_trouble(outcome)
         if committed := [op.run_id for op in outcome.committed if op.kind == "admit" and op.run_id]:
             self._on_committed(committed)
-        if ended := [op.run_id for op in (*outcome.committed, *outcome.lost) if op.kind == "save" and op.urgent and op.run_id]:
+        if ended := [op.run_id for op in (*outcome.committed, *outcome.lost) if op.run_id and _is_end(op)]:
             self._on_ended(ended)
         if failed := [op.run_id for op in outcome.failed if op.run_id]:
             self._on_failed(failed, outcome.error or "the ledger cannot be written")
@@ -368,6 +372,10 @@ class Ledger:
         self.trouble = outcome.error
         if changed or outcome.lost:
             self._on_trouble(outcome.error, len(outcome.lost))
+
+
+def _is_end(op: Op) -> bool:
+    return op.urgent and op.kind in ("save", "mend")
 
 
 def _newest(runs: list[RunInfo], rows: int) -> list[RunInfo]:

@@ -39,7 +39,7 @@ class RunExtra(Struct, frozen=True, kw_only=True):
 class Op:
     """One queued write, already encoded, so that a later change of the run cannot reach it."""
 
-    kind: Literal["admit", "refuse", "save", "event", "count", "charge"]
+    kind: Literal["admit", "refuse", "mend", "save", "event", "count", "charge"]
     run_id: RunId | None
     row: tuple[Any, ...]
     labels: tuple[tuple[str, str, int], ...] = ()
@@ -109,11 +109,12 @@ _limits = msgspec.json.Decoder(list[LimitState])
 _usage = msgspec.json.Decoder(dict[Source, Usage])
 
 
-def insert_op(kind: Literal["admit", "refuse"], info: RunInfo, extra: RunExtra, boot_id: str | None) -> Op:
+def insert_op(kind: Literal["admit", "refuse", "mend"], info: RunInfo, extra: RunExtra, boot_id: str | None) -> Op:
     """The write that creates a run's row."""
     number = run_number(info.id)
+    urgent = kind == "admit" or (kind == "mend" and info.status.terminal)
     labels = tuple((key, value, number) for key, value in info.labels.items())
-    return Op(kind, info.id, (*_born(number, info, extra), *_state(info, extra, boot_id)), labels, urgent=kind == "admit")
+    return Op(kind, info.id, (*_born(number, info, extra), *_state(info, extra, boot_id)), labels, urgent=urgent)
 
 
 def save_op(info: RunInfo, extra: RunExtra, boot_id: str | None) -> Op:

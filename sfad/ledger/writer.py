@@ -316,6 +316,9 @@ def statements(batch: Sequence[Op]) -> Iterator[tuple[str, Sequence[Any]]]:
     inserts = [op for op in batch if op.kind in ("admit", "refuse")]
     yield from _many(_insert_runs, [op.row for op in inserts])
     yield from _many(_insert_labels, [label for op in inserts for label in op.labels])
+    for op in (op for op in batch if op.kind == "mend"):
+        yield MEND_RUN, op.row
+        yield from ((MEND_LABEL, label) for label in op.labels)
     yield from _updates(list({op.run_id: op.row for op in batch if op.kind == "save"}.values()))
     yield from _many(_insert_events, [op.row for op in batch if op.kind == "event"])
     for op in batch:

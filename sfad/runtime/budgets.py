@@ -67,6 +67,12 @@ class BudgetKeeper:
             self._trouble(f"the ledger does not tell what budgets were charged: {error}; they stay as they are")
             self._timers.arm("budgets", trio.current_time() + LOOK_AGAIN_SOON, self._look)
 
+    def _charged(self, scope: str, name: str, begin: datetime) -> float:
+        """The ledger may lag behind the spool: it could not be written when a daemon died, or when this one began."""
+        remembered = self._memory.charged(scope, name)
+        known = remembered.usd if remembered is not None and remembered.begins == begin else 0.0
+        return max(known, self._ledger.charged(scope, name, begin))
+
     def _renew(self, now: datetime) -> None:
         configured = wanted(self._config)
         if not configured and not self._periods:
@@ -78,7 +84,7 @@ class BudgetKeeper:
             key = (budget.scope, budget.name)
             begin, end = periods[key]
             old = kept.get(key) if self._periods.get(key) == begin else None
-            charged = old.charged if old is not None else self._ledger.charged(*key, begin)
+            charged = old.charged if old is not None else self._charged(*key, begin)
             over = old is not None and old.over and charged >= budget.usd
             budgets.append(
                 replace(
@@ -125,10 +131,16 @@ def rebuild(config: configuration.Budgets, ledger: Ledger, memory: Memory) -> li
     for budget in wanted(config):
         begin, _ = period(wall_clock().astimezone(), budget.period)
         charged = memory.charged(budget.scope, budget.name)
-        if charged is not None and charged.begins == begin:
-            ledger.set_charged(budget.scope, budget.name, begin, charged.usd)
-        elif ledger.begun_anew and not memory.sound:
-            ledger.set_charged(budget.scope, budget.name, begin, budget.usd)
+        known = charged.usd if charged is not None and charged.begins == begin else None
+        if memory.sound:
+            if known is not None:
+                ledger.set_charged(budget.scope, budget.name, begin, known)
+        elif not ledger.begun_anew:
+            # what stands before the damage may be older than what the ledger holds
+            on_record = ledger.charged(budget.scope, budget.name, begin)
+            ledger.set_charged(budget.scope, budget.name, begin, max(known or 0.0, on_record))
+        else:
+            ledger.set_charged(budget.scope, budget.name, begin, max(known or 0.0, budget.usd))
             notes.append(
                 f"what the budget of {budget.scope} {budget.name} was charged since {begin:%Y-%m-%d} is lost with the ledger: it "
                 f"counts as exhausted ({budget.usd:g} USD); set more in [budgets] to let it go on"

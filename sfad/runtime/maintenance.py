@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import trio
 
+from ..ballast import Ballast
 from ..config import Retention
 from ..ledger import Ledger, LedgerError, back_up
 from ..ledger.backup import BACKUP, Backup, DamagedCopy
@@ -100,6 +101,7 @@ class Maintenance:
     ) -> None:
         self._ledger = ledger
         self._output = output
+        self._ballast = Ballast(ledger.directory)
         self._settings = settings
         self._live = live
         self._report = report
@@ -123,6 +125,7 @@ class Maintenance:
 
     async def look(self) -> None:
         """Does everything that is due. Raises nothing."""
+        await self._try("ballast", self._ballast.take_on)
         await self._try("check", self._check)
         if await self._clock_is_sane():
             await self._try("output", self._sweep_output)

@@ -221,6 +221,10 @@ class Memory:
         else:
             self._late |= {live.run.id: live for live in runs}
 
+    def remembers(self, run: RunId) -> bool:
+        """Whether the next daemon would know of the run what there is to know."""
+        return run not in self._late
+
     def bring_up_to_date(self, runs: Iterable[Live], position: Position) -> None:
         """Remembers everything as it is at this moment. Raises `OSError`."""
         self._write(self._all(runs, position))
@@ -229,6 +233,8 @@ class Memory:
     def _all(self, runs: Iterable[Live], position: Position) -> dict[str, bytes | None]:
         changes: dict[str, bytes | None] = {}
         for live in runs:
+            if f"{_RUN}{live.run.id}" not in self._journal.items:
+                continue  # it was refused, and there is nothing to find again
             changes |= self._now(live)
             if (where := position(live.run.id)) is not None:
                 changes[f"meter/{live.run.id}"] = where
@@ -247,14 +253,12 @@ class Memory:
         for run in self._gone:
             self._late.pop(run, None)
             self._forget_spawn(run)
-            changes |= {f"{_RUN}{run}": None, f"now/{run}": None}
-            if f"meter/{run}" in self._journal.items:
-                changes[f"meter/{run}"] = None
+            changes |= {key: None for key in (f"{_RUN}{run}", f"now/{run}", f"meter/{run}") if key in self._journal.items}
             if f"{_KEY}{run}" in self._journal.items and run not in self._known:
                 self._known.append(run)
         while len(self._known) > KEYS:
             changes[f"{_KEY}{self._known.popleft()}"] = None
-        if self._written(changes):
+        if not changes or self._written(changes):
             self._gone.clear()
 
     def forget_entirely(self, runs: Iterable[RunId]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import traceback
 from collections import OrderedDict, deque
@@ -221,7 +222,7 @@ class Runtime:
         """Goes on with what an earlier daemon held. To be called once, when served, before anything is asked."""
         unwritten = [info.id for info, _ in recovery.unwritten]
         for info, extra in recovery.unwritten:
-            self.ledger.save(info, extra)
+            self.ledger.mend_later(info, extra)
         closed = [info.id for info, _ in recovery.rows if info.status.terminal and info.id not in unwritten]
         self.memory.forget([*closed, *recovery.over])
         self.memory.forget_entirely(recovery.never)
@@ -479,6 +480,10 @@ class Runtime:
             self._nursery.start_soon(live.stdin.serve)
         request.admitted(run.id)
         self.adviser.noticed(run.asked.type, run.name)
+        if self.ledger.trouble is not None and self.ledger.held:
+            # it is tried again for what is held; who asks without pause meanwhile must not use up what the spool has left for ends
+            self.commit_failed([run.id], self.ledger.trouble)
+            return
         try:
             self.memory.admit(live, self._with_admission)
             effect("admitted, not on record")
@@ -533,13 +538,17 @@ class Runtime:
         try:
             spec, opened = self._spec(live)
             self.metering.begin_attempt(live)
-            if run.attempt > 1:  # where the meter was before says nothing of the new attempt
-                self.memory.keep([live], self.metering.position)
         except OSError as error:
             message = f"run {run.id} was not started: its output could not be opened: {error}"
             self.feed(e.LaunchFailed(trio.current_time(), run.id, error.errno or 0, message, "output"))
             return
         try:
+            if run.attempt > 1:  # where the meter was before says nothing of the new attempt
+                self.memory.keep([live], self.metering.position)
+            if not self.memory.remembers(run.id):
+                message = f"run {run.id} was not started: the disk has no room to remember that it was, free some"
+                self.feed(e.LaunchFailed(trio.current_time(), run.id, errno.ENOSPC, message, "output"))
+                return
             self.launcher.launch(run.id, run.parent.id if run.parent is not None else None, spec)
             remains = self.launcher.remains(run.id)
             if remains is not None and remains.pid:
@@ -648,6 +657,7 @@ class Runtime:
             self.log.warning("the ledger can be written again", lost=lost)
             return
         self.log.error(f"the ledger cannot be written: {error}; new runs are refused, ends are held in memory", lost=lost)
+        self.tell("daemon_ledger_failing", f"the ledger cannot be written: {error}; new runs are refused")
         self._tell_waiters(list(self._unrecorded))
         self._tell_of_full_disk()
 
