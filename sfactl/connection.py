@@ -364,7 +364,9 @@ def explain(path: Path, error: OSError) -> Unreachable:
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return Unreachable(path, "missing", "the socket does not exist; no daemon was started there")
     if error.errno == errno.ECONNREFUSED:
-        return Unreachable(path, "refused", "the socket is there but nobody listens on it; the daemon has died or is starting")
+        return Unreachable(
+            path, "refused", "the socket is there but nobody listens on it; the daemon has died, or is starting or stopping"
+        )
     if isinstance(error, TimeoutError) or error.errno == errno.EAGAIN:
         return Unreachable(path, "silent", f"not accepted within {HANDSHAKE_TIMEOUT:g} s; the daemon hangs or is overrun")
     if error.errno in (errno.EACCES, errno.EPERM):

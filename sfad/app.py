@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import sys
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ import typer
 
 from . import __version__, serving, systemd
 from . import config as configuration
+from .daemon import Place
 from .launch import CgroupImpossible
 from .launch import check as check_containment
 from .launch.controllers import release_unit
@@ -21,6 +23,7 @@ from .ledger import LedgerError, back_up
 from .ledger.opening import FILE as LEDGER_FILE
 from .ledger.opening import check_known
 from .paths import PathError, config_files, lock_state_dir
+from .runtime.memory import Memory
 from .serving import EXIT_UNAVAILABLE, EXIT_USAGE, die, load, place
 from .spool import JournalError
 from .spool.journal import check_version
@@ -59,6 +62,9 @@ def default(context: typer.Context, socket: Socket = None, state_dir: StateDir =
     """Serves if no command is given."""
     if context.invoked_subcommand is None:
         serving.serve(socket, state_dir, config)
+    else:  # what stands before the command holds for it, unless it says otherwise
+        given = {"socket": socket, "state_dir": state_dir, "config": config}
+        context.default_map = {context.invoked_subcommand: {name: value for name, value in given.items() if value is not None}}
 
 
 @app.command()
@@ -104,6 +110,8 @@ def sweep(state_dir: StateDir = None, config: ConfigFile = None, stop_post: Stop
         report = sweep_instance(where.instance, _cgroup_parent(where.config_files))
     except OSError as error:
         die(f"cannot look for what is left: {error}", EXIT_SURVIVED)
+    if not report.pids:
+        _die_if_elsewhere(where)
     print(f"{len(report.pids)} processes of {where.state_dir} were alive; {len(report.pids) - len(report.left)} have been killed")
     if report.left:
         die(f"still alive: {', '.join(map(str, report.left))}", EXIT_SURVIVED)
@@ -128,6 +136,16 @@ def backup(file: BackupFile, state_dir: StateDir = None) -> None:
 def version() -> None:
     """Print the version."""
     print(__version__)
+
+
+def _die_if_elsewhere(where: Place) -> None:
+    """Nothing was found, and that says nothing: it is not the path by which the runs are known."""
+    if not where.state_dir.is_dir():
+        die(f"{where.state_dir} is no directory, and nothing of a daemon of that state directory was found", EXIT_UNAVAILABLE)
+    with suppress(JournalError, OSError), closing(Memory(where.state_dir / "spool", print)) as memory:
+        before, here = memory.place, str(where.state_dir.resolve())
+        if memory.mains() and before not in (None, here):
+            die(f"{here} was {before} when its runs began, and by that path they are known: --state-dir {before}", EXIT_UNAVAILABLE)
 
 
 def _cgroup_parent(files: tuple[list[Path], bool]) -> str | None:

@@ -145,6 +145,10 @@ class Daemon:
         stack.callback(lambda: _tell_unwritten(ledger.close(), log))
         for note in (*memory.notes, *ledger.notes):
             log.warning(note)
+        if ledger.begun_anew and floor and not ledger.notes:
+            log.warning(
+                f"there was no ledger in {state_dir}, though runs have been there: one was begun, without those that had ended"
+            )
         return memory, output, ledger
 
     def _refuse_moved(self, memory: Memory) -> None:

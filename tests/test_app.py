@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -46,6 +47,19 @@ def test_the_rest_is_refused_in_words(arguments: list[str], says: str) -> None:
     done = subprocess.run([sys.executable, "-m", "sfad", *arguments], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert says in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--config", "/nowhere", "check-config"], ["check-config", "--config", "/nowhere"]])
+def test_what_stands_before_the_command_holds_for_it(arguments: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", "sfad", *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (2, "sfad: /nowhere: no such file\n")
+
+
+def test_a_sweep_of_what_is_not_there_is_no_all_clear(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sfad", "--state-dir", str(tmp_path / "nowhere"), "sweep"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 69
+    assert f"{tmp_path}/nowhere is no directory" in done.stderr
 
 
 def test_to_serve_loads_no_parser_of_command_lines() -> None:

@@ -83,7 +83,7 @@ def _started(run: RunInfo, message: m.Spawn) -> int:
         output.note(f"sfactl: {run.id} is queued: every slot for trees is taken")
     if words := request.unenforceable(run, message):
         output.note(words)
-    if run.reason is not None and run.reason.kind == "launch":
+    if run.reason is not None and run.reason.kind in {"launch", "output"}:
         output.note(f"sfactl: {run.id} could not be started: {output.plain(run.reason.message)}")
         return exits.of_run(run)
     return exits.Exit.DONE

@@ -1,7 +1,7 @@
 """`sfactl wait RUN…`
 
-Prints each run as it ends: its id, status and reason. Exits with the outcome of the first run that did not complete, in
-the order given; with 75 if one is not over when --timeout is. A daemon that is restarted meanwhile is waited for.
+Prints id, status and reason of each run when it has ended, in the order given. Exits with the outcome of the first that
+did not complete; with 75 if one is not over when --timeout is. A daemon that is restarted meanwhile is waited for.
 """
 
 from __future__ import annotations

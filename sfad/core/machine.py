@@ -826,7 +826,7 @@ class Machine:
 
     def publish(self, what: str, run: Run, message: str = "", *, severity: Any = None, **fields: Any) -> None:
         """Tells everybody who watches the run or an ancestor."""
-        severity = severity or ("medium" if what in {"run_failed", "run_timeout"} else "low")
+        severity = severity or ("medium" if what in {"run_failed", "run_timeout", "run_lost"} else "low")
         event = types.Event(
             type=what,
             severity=severity,

@@ -114,6 +114,7 @@ class Memory:
         self._known = deque(sorted((run for run in known if f"{_RUN}{run}" not in self._journal.items), key=run_number))
         """Ended runs whose requests are known, the oldest first."""
         self._closed = False
+        self._failing = False
         self._first: dict[str, bytes | None] = {}
         """What goes with the next change."""
         self._timers: Timers
@@ -258,7 +259,7 @@ class Memory:
                 self._known.append(run)
         while len(self._known) > KEYS:
             changes[f"{_KEY}{self._known.popleft()}"] = None
-        if not changes or self._written(changes):
+        if self._written(changes):
             self._gone.clear()
 
     def forget_entirely(self, runs: Iterable[RunId]) -> None:
@@ -327,13 +328,17 @@ class Memory:
     def _written(self, changes: dict[str, bytes | None]) -> bool:
         if self._closed:
             return False
+        if not changes and not self._first:
+            return True
         try:
             self._write(changes)
         except OSError as error:
-            if not self._late and not self._gone:
+            if not self._failing:
                 self._trouble(f"what happens to runs cannot be remembered for now: {error}")
+            self._failing = True
             self._timers.arm("remember", trio.current_time() + AGAIN, self._again)
             return False
+        self._failing = False
         return True
 
     def _again(self) -> None:

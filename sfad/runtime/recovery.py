@@ -17,6 +17,7 @@ import msgspec
 import trio
 
 from ..core import events as e
+from ..core.guard import counted
 from ..core.memory import Remembered, rebased, restored
 from ..core.run import Run
 from ..faults import effect
@@ -55,9 +56,13 @@ class Recovery:
     def __str__(self) -> str:
         live = sum(1 for one in self.event.runs if one.run.pid is not None)
         queued = sum(1 for one in self.event.runs if one.run.status is Status.QUEUED)
-        closed = sum(1 for info, _ in self.rows if info.status.terminal)
-        others = len(self.event.runs) - live - queued
-        return f"{live} runs were alive and are supervised again, {queued} are queued, {others} had ended, {closed} were closed"
+        retrying = sum(1 for one in self.event.runs if one.run.status is Status.RETRYING)
+        forgotten = sum(1 for info, _ in self.rows if info.status.terminal)
+        ended = len(self.event.runs) - live - queued - retrying
+        return (
+            f"{counted(live, 'run')} alive and supervised again, {queued} queued, {retrying} between two attempts, {ended} ended "
+            f"meanwhile, {forgotten} of which nothing but the end was left to write down"
+        )
 
     @property
     def held(self) -> frozenset[RunId]:

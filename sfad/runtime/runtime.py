@@ -255,9 +255,9 @@ class Runtime:
             event = msgspec.structs.replace(event, type="daemon_reexecuted", severity="low")
         self._record(event)
 
-    def tell(self, what: str, message: str) -> None:
+    def tell(self, what: str, message: str, severity: Literal["low", "medium"] = "low") -> None:
         """Says something about the daemon itself."""
-        self._record(types.Event(type=what, message=message))
+        self._record(types.Event(type=what, message=message, severity=severity))
 
     @property
     def last_token(self) -> int:
@@ -657,7 +657,7 @@ class Runtime:
             self.log.warning("the ledger can be written again", lost=lost)
             return
         self.log.error(f"the ledger cannot be written: {error}; new runs are refused, ends are held in memory", lost=lost)
-        self.tell("daemon_ledger_failing", f"the ledger cannot be written: {error}; new runs are refused")
+        self.tell("daemon_ledger_failing", f"the ledger cannot be written: {error}; new runs are refused", "medium")
         self._tell_waiters(list(self._unrecorded))
         self._tell_of_full_disk()
 
