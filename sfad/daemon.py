@@ -38,6 +38,7 @@ from .protocol.messages import Setting
 from .protocol.types import RunId
 from .runtime.budgets import rebuild
 from .runtime.handover import Handover
+from .runtime.live import name_of_main
 from .runtime.memory import Memory
 from .runtime.recovery import Recovery, recover
 from .runtime.runtime import Runtime
@@ -227,8 +228,8 @@ class Daemon:
             on_ended=runtime.recorded,
             on_trouble=runtime.trouble,
         )
-        for run in set(stored) - {one.run.id for one in recovery.event.runs if one.run.pid is not None}:
-            runtime.fd_store.forget(run)
+        for name in set(stored) - {name_of_main(one.run) for one in recovery.event.runs if one.run.pid is not None}:
+            runtime.fd_store.forget(name)
         _close_all(stored)
         return recovery
 

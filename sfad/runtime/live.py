@@ -226,3 +226,8 @@ def _money(usd: float | None) -> float | None:
 def wall_clock() -> datetime:
     """Now, in UTC. For people only: nothing is decided by it, so a clock that is set cannot end a run."""
     return datetime.now(UTC)
+
+
+def name_of_main(run: Run) -> str:
+    """What systemd keeps the pidfd of its main process by: of another attempt it tells nothing."""
+    return f"{run.id}.{run.attempt}"

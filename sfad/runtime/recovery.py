@@ -27,7 +27,7 @@ from ..ledger import RunExtra
 from ..meters import named
 from ..protocol.types import Reason, RunId, RunInfo, Status
 from .handover import Handover, Held
-from .live import Live, wall_clock
+from .live import Live, name_of_main, wall_clock
 from .memory import Entry
 from .metering import bounds_of
 from .stdin import StdinPipe
@@ -72,7 +72,7 @@ class Recovery:
 
 def recover(runtime: Runtime, handed: Handover | None, stored: Mapping[str, int] = MappingProxyType({})) -> Recovery:
     """Finds what is left of an earlier daemon's runs, and holds it. `stored`: pidfds of main processes that somebody has kept, by
-    run. Raises `OSError` where the launcher cannot tell."""
+    name (`name_of_main`). Raises `OSError` where the launcher cannot tell."""
     return _Recoverer(runtime, handed, stored).recovery()
 
 
@@ -171,7 +171,8 @@ class _Recoverer:
 
     def _ended(self, run: Run, found: Found) -> e.MainExited | None:
         """How a main process has ended that is not there any more, if the kernel tells who kept its pidfd."""
-        status = exit_status(self._stored[run.id]) if run.pid and found.pid is None and run.id in self._stored else None
+        pidfd = self._stored.get(name_of_main(run))
+        status = exit_status(pidfd) if run.pid and found.pid is None and pidfd is not None else None
         if status is None:
             return None
         code = os.waitstatus_to_exitcode(status)

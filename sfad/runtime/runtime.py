@@ -21,6 +21,7 @@ from ..core import commands as c
 from ..core import events as e
 from ..core.access import Peer
 from ..core.machine import HOUR, Machine
+from ..core.run import Run
 from ..faults import effect
 from ..launch.base import Launcher, LaunchSpec
 from ..ledger import Ledger
@@ -37,7 +38,7 @@ from .asking import asked_of, policy_of
 from .budgets import BudgetKeeper
 from .environment import run_environment
 from .handover import Held
-from .live import Live, Main, wall_clock
+from .live import Live, Main, name_of_main, wall_clock
 from .maintenance import Maintenance
 from .memory import Memory, SpawnKey, nowhere
 from .metering import Metering, bounds_of, program_of
@@ -325,22 +326,21 @@ class Runtime:
         if self._early is not None:
             self._early.append(event)
             return
-        if isinstance(event, e.LaunchSucceeded):
-            self._store(event.run, event.pid)
-        elif isinstance(event, e.MainExited):
-            self.fd_store.forget(event.run)
-        if isinstance(event, e.MainExited | e.Emptied):
-            run = self.machine.tree.get(event.run)
-            if run is not None:
-                self.metering.catch_up(run, event.signal if isinstance(event, e.MainExited) else None)
+        run = self.machine.tree.get(event.run) if isinstance(event, e.LaunchSucceeded | e.MainExited | e.Emptied) else None
+        if run is not None and isinstance(event, e.LaunchSucceeded):
+            self._store(run, event.pid)
+        elif run is not None:
+            self.metering.catch_up(run, event.signal if isinstance(event, e.MainExited) else None)
+            if isinstance(event, e.MainExited):
+                self.fd_store.forget(name_of_main(run))
         self.feed(event)
 
-    def _store(self, run: RunId, pid: int) -> None:
+    def _store(self, run: Run, pid: int) -> None:
         """Should this daemon die, the next one learns from the pidfd how the process has ended, where the kernel tells."""
         if self.fd_store.there:
             with suppress(OSError):  # then it does not
                 pidfd = os.pidfd_open(pid)
-                self.fd_store.keep(run, pidfd)
+                self.fd_store.keep(name_of_main(run), pidfd)
                 os.close(pidfd)
 
     def _handle(self, event: e.Event) -> None:
