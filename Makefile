@@ -25,7 +25,7 @@ demo: $(READY) ## see a tree of agents refused, limited and stopped, in under 15
 test: lint ## lint, types, and the whole test suite
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile
 
-crash: $(READY) ## kill the daemon at each of its effects in turn (an hour; tests.crash --help)
+crash: $(READY) ## kill the daemon at each of its effects in turn (half an hour; tests.crash --help)
 	$(BIN)/python -m tests.crash
 
 soak: $(READY) ## ten minutes of everything at random

@@ -127,7 +127,7 @@ class TagsLauncher(LocalLauncher):
         found = {process.pid: process for look in self._looks.recent() for process in self._seen(held, look)}
         parents = {*found, os.getpid()}
         leaders = [one for one in found.values() if one.session == one.pid and one.parent not in parents]
-        return min(leaders, key=lambda one: one.started, default=None)
+        return min(leaders, key=lambda one: (one.started, one.pid), default=None)  # of a clock tick, the lower pid is the elder
 
     def _settle(self, held: Held) -> bool:
         if held.main is not None:
