@@ -142,10 +142,12 @@ def _die_if_elsewhere(where: Place) -> None:
     """Nothing was found, and that says nothing: it is not the path by which the runs are known."""
     if not where.state_dir.is_dir():
         die(f"{where.state_dir} is no directory, and nothing of a daemon of that state directory was found", EXIT_UNAVAILABLE)
+    if not (where.state_dir / "spool" / "runs").exists():
+        return
     with suppress(JournalError, OSError), closing(Memory(where.state_dir / "spool", print)) as memory:
-        before, here = memory.place, str(where.state_dir.resolve())
-        if memory.mains() and before not in (None, here):
-            die(f"{here} was {before} when its runs began, and by that path they are known: --state-dir {before}", EXIT_UNAVAILABLE)
+        if memory.moved_alive(where.state_dir):
+            text = f"{where.state_dir} was {memory.place} when runs began that are still alive, and by that path they are known"
+            die(f"{text}: --state-dir {memory.place}", EXIT_UNAVAILABLE)
 
 
 def _cgroup_parent(files: tuple[list[Path], bool]) -> str | None:

@@ -25,7 +25,6 @@ from .core.guard import counted
 from .faults import effect
 from .launch import choose
 from .launch.base import Launcher
-from .launch.procfs import is_alive
 from .launch.reaper import ChildSignals
 from .launch.sweep import sweep
 from .ledger import Ledger, LedgerError
@@ -153,8 +152,8 @@ class Daemon:
         return memory, output, ledger
 
     def _refuse_moved(self, memory: Memory) -> None:
-        before, here = memory.place, str(self._place.state_dir.resolve())
-        alive = [run for run, main in memory.mains() if is_alive(main.pid, main.started)] if before not in (None, here) else []
+        here, before = self._place.state_dir, memory.place
+        alive = memory.moved_alive(here)
         if alive:
             raise PathError(
                 f"{here} was {before} when {counted(len(alive), 'run')} began that are still alive ({', '.join(alive[:8])}), and "

@@ -26,6 +26,7 @@ from ..core.ids import run_number
 from ..core.memory import Birth, State, birth_of, state_of
 from ..core.run import Run
 from ..faults import effect
+from ..launch.procfs import is_alive
 from ..ledger.ledger import current_boot
 from ..protocol.messages import Spawn
 from ..protocol.types import RunId, Status
@@ -147,6 +148,12 @@ class Memory:
         """The state directory that it was written for; its path is what processes of runs are known by."""
         kept = self._journal.items.get(_PLACE)
         return kept.decode(errors="surrogateescape") if kept is not None else None
+
+    def moved_alive(self, here: Path) -> list[RunId]:
+        """Runs that are still alive and were begun when the state directory had another path: by that one they are known."""
+        if self.place in (None, str(here.resolve())):
+            return []
+        return [run for run, main in self.mains() if is_alive(main.pid, main.started)]
 
     def begin(self, timers: Timers, place: str) -> None:
         """From now on things are remembered, of this boot, and of the state directory `place`."""

@@ -183,8 +183,11 @@ def test_runs_of_a_state_directory_that_was_moved_are_not_given_up(start: Start,
     refused = sfad(daemon, "serve", "--state-dir", str(moved))
     assert refused.returncode == 69
     assert f"move it back, or end them with 'sfad sweep --state-dir {here}'" in refused.stderr
+    swept = sfad(daemon, "sweep", "--state-dir", str(moved))
+    assert (swept.returncode, swept.stdout) == (69, "")
     assert alive(run.pid)
     assert sfad(daemon, "sweep", "--state-dir", str(here)).returncode == 0
+    assert sfad(daemon, "sweep", "--state-dir", str(moved)).returncode == 0
     assert not alive(run.pid)
     daemon.state_dir = moved
     daemon.restart()
