@@ -34,6 +34,9 @@ from ..spool import Journal, Spawns
 from .live import Live, Main
 from .timers import Timers
 
+AHEAD = 256
+"""Numbers that a crash costs at most: a write for each refusal would use up a full disk's spare room sooner."""
+
 AGAIN = 1.0
 """Seconds between two tries to remember what the disk had no room for."""
 
@@ -52,6 +55,7 @@ _RUN = "run/"
 _KEY = "key/"
 _BOOT = "boot"
 _EVENTS = "events"
+_NUMBERS = "numbers"
 _PLACE = "place"
 
 
@@ -140,8 +144,18 @@ class Memory:
 
     @property
     def highest_number(self) -> int:
-        """Of the runs that are remembered; 0 for none."""
-        return max((_number(key) for key in self._journal.items if key.startswith(_RUN)), default=0)
+        """That was given to a run, as far as is remembered; 0 for none."""
+        return max([self._told, *(_number(key) for key in self._journal.items if key.startswith(_RUN))])
+
+    @property
+    def _told(self) -> int:
+        return int(self._journal.items.get(_NUMBERS, b"0"))
+
+    def never_again(self, number: int) -> None:
+        """Somebody is told of a run with this number that may never be on record: no other run is to have it. Written down
+        for the next ones as well, for who is refused asks again."""
+        if number > self._told:
+            self._written({_NUMBERS: str(number + AHEAD).encode()})
 
     @property
     def place(self) -> str | None:

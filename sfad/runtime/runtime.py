@@ -20,6 +20,7 @@ from .. import config as configuration
 from ..core import commands as c
 from ..core import events as e
 from ..core.access import Peer
+from ..core.ids import run_number
 from ..core.machine import HOUR, Machine
 from ..core.run import Run
 from ..faults import effect
@@ -455,7 +456,9 @@ class Runtime:
 
     def commit_failed(self, runs: Iterable[RunId], error: str) -> None:
         """The ledger's writer reports admissions that it could not write."""
-        self.log.error(f"the ledger cannot be written: {error}", runs=list(runs))
+        runs = list(runs)
+        self.memory.never_again(max(map(run_number, runs)))
+        self.log.error(f"the ledger cannot be written: {error}", runs=runs)
         self.feed(e.CommitFailed(trio.current_time(), tuple(runs), error))
 
     # ---- commands out
@@ -529,6 +532,7 @@ class Runtime:
         now = wall_clock()
         refused = Live(run, spawn, self.launcher, now, ended_at=now)
         info = refused.info(run.created_at)
+        self.memory.never_again(run.number)
         self.ledger.refuse(info, refused.extra)
         self._remember(Recent(info, refused.chain, kept=False))
 

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from sfactl.connection import Client
+from sfad.core.ids import run_number
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
@@ -193,6 +194,22 @@ def test_runs_of_a_state_directory_that_was_moved_are_not_given_up(start: Start,
     daemon.restart()
     with daemon.client() as client:
         assert info(client, run.id).status is Status.LOST
+
+
+def test_the_id_of_a_refused_run_is_not_given_to_another_after_a_crash(start: Start) -> None:
+    """Promise: run ids are never used twice. Nobody waits for the row of a refusal."""
+    daemon = start(config="[quotas]\ntrees_per_user = 1")
+    with daemon.client() as client:
+        started(client, ["sleep", "60"])
+        with closing(sqlite3.connect(daemon.state_dir / "ledger.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            told = [spawn(client, ["true"], queue=False) for _ in range(3)]
+            daemon.kill()
+    assert all(isinstance(one, m.Refused) for one in told)
+    daemon.restart()
+    with daemon.client() as client:
+        stopped(client, everything=True)
+        assert run_number(started(client, ["true"]).id) > 4
 
 
 def sfad(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:

@@ -146,7 +146,7 @@ async def test_refusals_while_the_ledger_fails_cost_the_spool_nothing(tmp_path: 
                 patched.setattr(Journal, "write", written := Mock())
                 for _ in range(50):
                     assert "locked" in await refused(runtime)
-                assert written.call_count == 0
+                assert written.call_count <= 1, "numbers are taken by the hundred"
             other.execute("ROLLBACK")
         await until(lambda: runtime.ledger.trouble is None)
         await spawned(runtime)
