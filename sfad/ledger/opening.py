@@ -73,7 +73,7 @@ def explained(error: Exception) -> str:
         return str(error)
     remedy = _REMEDIES.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
     if damaged(error):
-        remedy = "restart sfad: it sets the damaged ledger aside, keeps its runs, and begins another"
+        remedy = "restart sfad: it sets the damaged ledger aside and begins another (an orderly restart stops the runs)"
     return f"{error}; {remedy}" if remedy else str(error)
 
 
