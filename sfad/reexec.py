@@ -107,7 +107,9 @@ def _signals_held_back() -> Iterator[None]:
 
 
 def _execute(runtime: Runtime, server: Server, lock: int, nofile: int) -> None:
-    """Without a pause from here on: what is handed over is as it is."""
+    """Without a pause from here on: what is handed over is as it is, and what was said of it is on record."""
+    if not runtime.ledger.flush_now():
+        raise Unfit(f"the ledger cannot be written: {runtime.ledger.trouble or 'it takes longer than a second'}")
     effect("hand over")
     handover = Handover(
         listener=server.listener,

@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 import msgspec
@@ -247,6 +248,15 @@ class Ledger:
         self._running().flush(lambda clean: self._token.run_sync_soon(wake, clean))
         await done.wait()
         return outcome[0]
+
+    def flush_now(self, timeout: float = 1.0) -> bool:
+        """`flush`, for who must not let anything happen meanwhile; false after `timeout` seconds as well."""
+        outcome: SimpleQueue[bool] = SimpleQueue()
+        self._running().flush(outcome.put)
+        try:
+            return outcome.get(timeout=timeout)
+        except Empty:
+            return False
 
     def when_idle(self, work: Callable[[sqlite3.Connection], T]) -> Future[T]:
         """Calls `work` with the write connection in the writer's thread, when nothing is to be written, or after a second.

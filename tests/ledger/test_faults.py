@@ -131,6 +131,19 @@ async def test_a_held_operation_costs_no_try_each(tmp_path: Path, monkeypatch: p
     assert tries.count("BEGIN IMMEDIATE") == 2
 
 
+async def test_what_was_queued_is_on_record_before_anything_else_happens(tmp_path: Path) -> None:
+    with started(tmp_path) as ledger:
+        for _ in range(50):
+            ledger.event(Event(type="x", time=WHEN))
+        assert ledger.flush_now()
+        assert count(tmp_path, "events") == 50
+        with closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            ledger.event(Event(type="x", time=WHEN))
+            assert not ledger.flush_now(timeout=0.1)
+            other.execute("ROLLBACK")
+
+
 def test_only_the_newest_save_of_a_run_is_held() -> None:
     held = Held()
     old, new, event = Op("save", "a1", (1, "old")), Op("save", "a1", (1, "new")), Op("event", None, (1,))
