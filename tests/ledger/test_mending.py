@@ -36,6 +36,22 @@ async def test_rows_are_brought_up_to_date_and_missing_ones_inserted(tmp_path: P
     ledger.close()
 
 
+async def test_what_could_not_be_mended_is_inserted_later_and_an_end_is_told(tmp_path: Path) -> None:
+    ended: list[str] = []
+    lost = run(1, status=Status.LOST, ended_at=WHEN, labels={"team": "blue"})
+    live = run(9, status=Status.RUNNING, pid=77)
+    ledger = Ledger(tmp_path)
+    ledger.start(on_committed=lambda _runs: None, on_failed=lambda _runs, _error: None, on_ended=ended.extend)
+    ledger.mend_later(lost, PLAIN)
+    ledger.mend_later(live, PLAIN)
+    ledger.save(run(9, status=Status.PAUSED, pid=77), PLAIN)
+    assert await ledger.flush()
+    assert ended == ["a1"]
+    assert [(info.id, info.status) for info in ledger.select(List(id=1))] == [("a1", Status.LOST), ("a9", Status.PAUSED)]
+    assert [info.id for info in ledger.select(List(id=1, labels={"team": "blue"}))] == ["a1"]
+    ledger.close()
+
+
 def test_mending_that_fails_changes_nothing(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path, patience=0.05)
     with pytest.raises(ValueError, match="surrogates"):

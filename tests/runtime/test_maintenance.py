@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import trio
 
+from sfad.ballast import Ballast
 from sfad.config import Retention
 from sfad.ledger import Ledger, backup, opening
 from sfad.output import OutputStore
@@ -93,6 +94,14 @@ async def test_each_thing_goes_at_its_age(tmp_path: Path) -> None:
             "backed up the ledger",
         ]
         assert it.ledger.backup is not None
+
+
+async def test_the_room_that_a_start_has_used_is_kept_again(tmp_path: Path) -> None:
+    """The next start may need it as well."""
+    with world(tmp_path, output=None, ledger=None, backup_every=None) as it:
+        assert not Ballast(it.ledger.directory).throw_away()
+        await it.maintenance.look()
+        assert Ballast(it.ledger.directory).throw_away()
 
 
 async def test_off_is_off(tmp_path: Path) -> None:
