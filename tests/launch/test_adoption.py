@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from sfad.launch.base import Bounds, Found, Remains
 from sfad.launch.cgroup import CgroupLauncher
 from sfad.launch.pidfd import tells_exits
 from sfad.launch.sweep import sweep
+from tests.harness import wait_until
 from tests.launch import programs
 from tests.launch.first import Plan, daemon, dead
 from tests.launch.rig import PATIENCE, Rig, rigged, until
@@ -375,7 +377,14 @@ def elsewhere() -> Iterator[str]:
     except OSError as error:
         pytest.skip(str(error))
     yield directory
-    cgroupfs.remove_tree(directory)
+
+    def removed() -> bool:
+        """Who was killed in it is counted until the kernel has done with him."""
+        with suppress(OSError):
+            cgroupfs.remove_tree(directory)
+        return not os.path.exists(directory)
+
+    wait_until(removed, "it is empty")
 
 
 async def test_runs_stay_where_the_first_daemon_put_them(instance: str, elsewhere: str) -> None:
