@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import sys
 from contextlib import closing, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import msgspec
@@ -142,12 +144,17 @@ def _die_if_elsewhere(where: Place) -> None:
     """Nothing was found, and that says nothing: it is not the path by which the runs are known."""
     if not where.state_dir.is_dir():
         die(f"{where.state_dir} is no directory, and nothing of a daemon of that state directory was found", EXIT_UNAVAILABLE)
-    if not (where.state_dir / "spool" / "runs").exists():
-        return
-    with suppress(JournalError, OSError), closing(Memory(where.state_dir / "spool", print)) as memory:
-        if memory.moved_alive(where.state_dir):
-            text = f"{where.state_dir} was {memory.place} when runs began that are still alive, and by that path they are known"
-            die(f"{text}: --state-dir {memory.place}", EXIT_UNAVAILABLE)
+    with suppress(JournalError, OSError), TemporaryDirectory() as copies:
+        # a copy: who opens a damaged one sets it aside, and the next daemon would not know that anything was damaged
+        shutil.copy(where.state_dir / "spool" / "runs", copies)
+        with closing(Memory(Path(copies), print)) as memory:
+            _die_if_moved(where, memory)
+
+
+def _die_if_moved(where: Place, memory: Memory) -> None:
+    if memory.moved_alive(where.state_dir):
+        text = f"{where.state_dir} was {memory.place} when runs began that are still alive, and by that path they are known"
+        die(f"{text}: --state-dir {memory.place}", EXIT_UNAVAILABLE)
 
 
 def _cgroup_parent(files: tuple[list[Path], bool]) -> str | None:

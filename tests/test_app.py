@@ -62,6 +62,16 @@ def test_a_sweep_of_what_is_not_there_is_no_all_clear(tmp_path: Path) -> None:
     assert f"{tmp_path}/nowhere is no directory" in done.stderr
 
 
+def test_a_sweep_leaves_a_damaged_spool_for_the_next_daemon_to_find(tmp_path: Path) -> None:
+    journal = tmp_path / "spool" / "runs"
+    journal.parent.mkdir()
+    journal.write_bytes(b"damaged" * 100)
+    command = [sys.executable, "-m", "sfad", "sweep", "--state-dir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {file.name: file.read_bytes() for file in journal.parent.iterdir()} == {"runs": b"damaged" * 100}
+
+
 def test_to_serve_loads_no_parser_of_command_lines() -> None:
     program = "import sys, sfad.__main__; print(sorted({'typer', 'pydantic', 'rich'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

@@ -130,17 +130,14 @@ def rebuild(config: configuration.Budgets, ledger: Ledger, memory: Memory) -> li
     notes: list[str] = []
     for budget in wanted(config):
         begin, _ = period(wall_clock().astimezone(), budget.period)
-        charged = memory.charged(budget.scope, budget.name)
-        known = charged.usd if charged is not None and charged.begins == begin else None
-        if memory.sound:
-            if known is not None:
-                ledger.set_charged(budget.scope, budget.name, begin, known)
-        elif not ledger.begun_anew:
-            # what stands before the damage may be older than what the ledger holds
-            on_record = ledger.charged(budget.scope, budget.name, begin)
-            ledger.set_charged(budget.scope, budget.name, begin, max(known or 0.0, on_record))
-        else:
-            ledger.set_charged(budget.scope, budget.name, begin, max(known or 0.0, budget.usd))
+        remembered = memory.charged(budget.scope, budget.name)
+        # neither is wound back: a spool is older than the ledger where its newest part was damaged, and so is a restored ledger
+        charged = ledger.charged(budget.scope, budget.name, begin)
+        if remembered is not None and remembered.begins == begin:
+            charged = max(charged, remembered.usd)
+        lost = ledger.begun_anew and not memory.sound
+        ledger.set_charged(budget.scope, budget.name, begin, max(charged, budget.usd) if lost else charged)
+        if lost:
             notes.append(
                 f"what the budget of {budget.scope} {budget.name} was charged since {begin:%Y-%m-%d} is lost with the ledger: it "
                 f"counts as exhausted ({budget.usd:g} USD); set more in [budgets] to let it go on"

@@ -64,6 +64,9 @@ def test_the_spool_was_told_before_the_ledger(tmp_path: Path) -> None:
 
 def test_what_stands_before_the_damage_does_not_wind_a_budget_back(tmp_path: Path) -> None:
     assert rebuilt(tmp_path, damaged(tmp_path / "spool", 2.0, 9.5), 9.5) == (9.5, [])
+    again = Memory(tmp_path / "spool", pytest.fail)
+    assert again.sound  # the damaged file was set aside, and what stood before the damage is in its place
+    assert rebuilt(tmp_path, again, None) == (9.5, [])
 
 
 def test_with_the_ledger_lost_too_it_counts_as_exhausted(tmp_path: Path) -> None:
