@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.harness import Daemon, instance_of, running
+from tests.harness import Daemon, argv, instance_of, running
 from tests.leaks import cgroups, no_leaks
 
 Start = Callable[..., Daemon]
@@ -67,7 +67,7 @@ def _remains(config: pytest.Config) -> list[str]:
         with suppress(psutil.Error):
             ours = process.environ().get(_SESSION) == os.environ[_SESSION] and process.pid != os.getpid()
             if ours and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(f"process {process.pid}: {' '.join(process.cmdline())}")
+                found.append(f"process {process.pid}: {' '.join(argv(process.pid))}")
     return sorted(found)
 
 

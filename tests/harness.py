@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from sfactl.connection import Client
+from sfad.launch import procfs
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo
 from tests.leaks import cgroups
@@ -106,7 +107,7 @@ class Daemon:
 
     def leftovers(self) -> list[str]:
         """Processes and cgroups of its runs that are still there."""
-        found = [f"process {p.pid} {p.cmdline()}" for p in strays(self.instance)]
+        found = [f"process {stray.pid} {argv(stray.pid)}" for stray in strays(self.instance)]
         return found + [path for path in cgroups() if path.endswith(f"/sfad-{self.instance}")]
 
     def kill(self) -> None:
@@ -147,12 +148,19 @@ def running(directory: Path, *, config: str = "", mode: str = "auto") -> Iterato
             daemon.process.kill()
             daemon.process.wait()
         for stray in strays(daemon.instance):
-            stray.kill()
+            with suppress(psutil.NoSuchProcess):
+                stray.kill()
 
 
 def strays(instance: str) -> list[psutil.Process]:
     """Live processes that carry the cookie of one of the instance's runs."""
     return [process for process, _ in carriers(instance)]
+
+
+def argv(pid: int) -> list[str]:
+    """The command line of a process; empty for one that has ended, reaped or not: what a test looks at may end under its eyes."""
+    content = procfs.read(f"/proc/{pid}/cmdline") or b""
+    return [os.fsdecode(word) for word in content.split(b"\0")[:-1]]
 
 
 def carriers(instance: str) -> list[tuple[psutil.Process, str]]:

@@ -19,7 +19,7 @@ from sfad.core.ids import run_number
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
-from tests.harness import Daemon, ended, spawn, started, stopped, strays, wait_until
+from tests.harness import Daemon, argv, ended, spawn, started, stopped, strays, wait_until
 
 from .agents import info, until_over, watched
 from .test_recovery import alive, other_boot, spooled, ticking
@@ -150,11 +150,11 @@ def test_a_containment_that_was_changed_leaves_nothing_unmanaged(start: Start) -
         base = Path(client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).containment_detail)
         run = started(client, ["sh", "-c", "(env -i setsid sleep 4242 &); sleep 300"])
 
-        def escaped() -> list[psutil.Process]:
+        def escaped() -> list[int]:
             pids = [int(line) for path in base.rglob("cgroup.procs") for line in path.read_text().split()]
-            return [process for process in map(psutil.Process, pids) if process.cmdline() == ["sleep", "4242"]]
+            return [pid for pid in pids if argv(pid) == ["sleep", "4242"]]
 
-        orphan = wait_until(escaped, "the orphan is there")[0]
+        orphan = psutil.Process(wait_until(escaped, "the orphan is there")[0])
     daemon.kill()
     daemon.config.write_text('[containment]\nmode = "tags"\n')
     daemon.restart()
