@@ -22,7 +22,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo
 from tests.leaks import cgroups
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds that a test waits for what should come in milliseconds: the machine is shared."""
 
 
@@ -155,6 +155,14 @@ def running(directory: Path, *, config: str = "", mode: str = "auto") -> Iterato
 def strays(instance: str) -> list[psutil.Process]:
     """Live processes that carry the cookie of one of the instance's runs."""
     return [process for process, _ in carriers(instance)]
+
+
+def alive(pid: int | None) -> bool:
+    """Whether it is a process that has not ended; a zombie has."""
+    try:
+        return pid is not None and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def argv(pid: int) -> list[str]:

@@ -33,7 +33,7 @@ FOUND = 10
 """Ids that `find` returns at most: enough to show a person that a prefix is ambiguous."""
 
 PATIENCE = 15.0
-"""Seconds that opening and mending wait for an outsider's lock."""
+"""Seconds that opening waits for an outsider's lock, if it needs one: to migrate, or because that lock keeps readers out."""
 
 _LAST_RUN, _LAST_EVENT = ("runs", "number"), ("events", "seq")
 
@@ -62,8 +62,8 @@ class Ledger:
     Between opening and `start` it is read and mended (`open_runs`, `mend`, `set_charged`); from `start` on it takes writes.
     `floor_number`: no run gets a number up to this one, whatever the file says: the highest one that output files bear,
     so that a ledger begun anew does not use an id twice. `busy_timeout`: seconds a transaction waits for an outsider's lock.
-    `patience`: seconds that opening and mending wait for it. `handed_over`: this process has flushed the file and executed
-    itself anew, so that there is nothing to check.
+    `patience`: seconds that opening waits for it. `handed_over`: this process has flushed the file and executed itself anew, so
+    that there is nothing to check.
     """
 
     def __init__(
@@ -85,10 +85,11 @@ class Ledger:
         self.lost = 0
         """Operations that will never be written, since opening; each was reported."""
         self._boot = current_boot()
-        self._busy_timeout = busy_timeout
         # nobody waits for an answer yet, and who does not get the ledger leaves everything that lives on its own
         opened = open_writer(directory, self.notes, busy_timeout=patience, handed_over=handed_over)
         self._connection = opened.connection
+        # what cannot be mended at once is mended later: until then nobody looks after what lives
+        self._connection.execute(f"PRAGMA busy_timeout = {int(1000 * busy_timeout)}")
         self.begun_anew = opened.begun_anew
         """There was no ledger, or it was set aside: runs that live are not in it."""
         self.unchecked = opened.unchecked
@@ -144,7 +145,7 @@ class Ledger:
     def _mending(self) -> Iterator[sqlite3.Connection]:
         if self._writer is not None:
             raise RuntimeError("mending is for what a dead daemon left; once started, save the runs instead")
-        self._connection.execute("BEGIN IMMEDIATE")
+        self._connection.execute("BEGIN")  # not IMMEDIATE: whoever has nothing to mend needs no lock, and waits for none
         try:
             yield self._connection
             self._connection.execute("COMMIT")
@@ -176,7 +177,6 @@ class Ledger:
         self._on_committed, self._on_failed, self._on_trouble = on_committed, on_failed, on_trouble
         self._on_ended = on_ended
         self._token = token or trio.lowlevel.current_trio_token()
-        self._connection.execute(f"PRAGMA busy_timeout = {int(1000 * self._busy_timeout)}")
         self._writer = Writer(self._connection, self._report)
 
     @property

@@ -220,8 +220,10 @@ def _check_pages(connection: sqlite3.Connection) -> None:
 
 
 def _configure(connection: sqlite3.Connection) -> None:
-    # only before the first page is written; the free pages of an older file stay in it, for later rows
-    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    if not version_of(connection):
+        # only before the first page is written; the free pages of an older file stay in it, for later rows. Said of any
+        # other it changes nothing, and wants the write lock: whoever holds that would keep the live runs unsupervised
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
     mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
     if mode != "wal":
         raise LedgerError(f"its file system does not support WAL (journal mode stays {mode!r})")

@@ -132,11 +132,13 @@ def rebuild(config: configuration.Budgets, ledger: Ledger, memory: Memory) -> li
         begin, _ = period(wall_clock().astimezone(), budget.period)
         remembered = memory.charged(budget.scope, budget.name)
         # neither is wound back: a spool is older than the ledger where its newest part was damaged, and so is a restored ledger
-        charged = ledger.charged(budget.scope, budget.name, begin)
+        charged = recorded = ledger.charged(budget.scope, budget.name, begin)
         if remembered is not None and remembered.begins == begin:
             charged = max(charged, remembered.usd)
         lost = ledger.begun_anew and not memory.sound
-        ledger.set_charged(budget.scope, budget.name, begin, max(charged, budget.usd) if lost else charged)
+        charged = max(charged, budget.usd) if lost else charged
+        if charged != recorded:
+            ledger.set_charged(budget.scope, budget.name, begin, charged)
         if lost:
             notes.append(
                 f"what the budget of {budget.scope} {budget.name} was charged since {begin:%Y-%m-%d} is lost with the ledger: it "

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from itertools import repeat
 from pathlib import Path
-
-import psutil
 
 from tests.agents.clis import CLAUDE, Cli
 from tests.agents.conftest import MakeDesk
 from tests.agents.desk import Desk, held_up
 from tests.agents.script import Say, Shell
-from tests.harness import strays, wait_until
+from tests.harness import alive, strays, wait_until
 
 LEAVES_SOMETHING = "setsid sleep 300 > /dev/null 2>&1 & echo $!; sleep 0.5"
 """A tool call of ordinary length that leaves a process in a session of its own."""
-
-
-def alive(pid: int) -> bool:
-    """Whether there is such a process, a zombie not counted."""
-    with suppress(psutil.Error):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 def test_a_turn_limit_ends_an_agent_that_would_go_on_for_ever(desk: MakeDesk, cli: Cli, containment: str) -> None:

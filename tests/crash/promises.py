@@ -19,7 +19,7 @@ from sfad.core.ids import run_number
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunId, RunInfo, Status
 from sfad.spool import Journal
-from tests.harness import Daemon, carriers
+from tests.harness import Daemon, alive, carriers
 from tests.leaks import cgroups
 
 from .victim import Diary
@@ -52,7 +52,7 @@ def present(
     shown = all_runs(client)
     wrong = [f"{run} was acknowledged and is not listed" for run in acknowledged if run not in shown]
     for process, run in members:
-        if (run not in shown or shown[run].status.terminal) and process.is_running() and _alive(process.pid):
+        if (run not in shown or shown[run].status.terminal) and process.is_running() and alive(process.pid):
             wrong.append(f"process {process.pid} of {run} is alive, and the run {_status(shown, run)}")
     diary = read()
     for info in shown.values():
@@ -67,21 +67,14 @@ def _status(shown: Mapping[RunId, RunInfo], run: RunId) -> str:
 def _not_as_shown(info: RunInfo, diary: Diary, unheard: bool) -> list[str]:
     if info.status not in {Status.RUNNING, Status.PAUSED}:
         return []
-    if info.pid is None or not _alive(info.pid):
+    if info.pid is None or not alive(info.pid):
         return [f"{info.id} is shown {info.status} with pid {info.pid}, which is dead"]
     pids = {attempt.pid for attempt in diary.of(info.id) if attempt.number == info.attempts}
-    if unheard and not any(map(_alive, pids)):
+    if unheard and not any(map(alive, pids)):
         return []  # its pid was not remembered yet, and it has ended: what it left is the run (docs/durability.md)
     if pids and pids != {info.pid}:
         return [f"{info.id} is shown with pid {info.pid}, and is {pids}"]
     return []
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
 
 
 def _carriers(daemon: Daemon) -> list[tuple[psutil.Process, RunId]]:

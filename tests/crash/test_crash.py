@@ -97,7 +97,7 @@ def test_what_is_left_of_a_start_nobody_heard_of_is_not_taken_for_the_run(tmp_pa
         daemon.start_again()
         with daemon.client() as client:
             run = next(iter(all_runs(client)))
-            final = client.call(m.Wait(id=client.next_id(), run=run, timeout=2), m.RunReply).run
+            final = client.call(m.Wait(id=client.next_id(), run=run, timeout=PATIENCE), m.RunReply).run
         assert final.status in {Status.LOST, Status.FAILED}
     finally:
         with daemon.client() as client:

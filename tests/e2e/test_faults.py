@@ -23,7 +23,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.errors import ErrorCode
 from sfad.protocol.types import Status
 from tests.conftest import Start
-from tests.harness import Daemon, ended, running, spawn, started, stopped, wait_until
+from tests.harness import Daemon, alive, ended, running, spawn, started, stopped, wait_until
 
 from .agents import info, limit, until_event, watched
 
@@ -95,6 +95,30 @@ def test_a_full_disk_refuses_starts_and_keeps_what_runs(cramped: Daemon) -> None
         wait_until(
             lambda: ledger.execute("SELECT exit_code FROM runs WHERE id = ?", (held.id,)).fetchone() == (7,), "the end is on record"
         )
+
+
+def test_a_ledger_that_is_locked_at_a_start_keeps_no_run_from_its_daemon(start: Start) -> None:
+    """Promise: no agent is left unmanaged. Somebody sits in a shell of the ledger, within a transaction, when the daemon dies."""
+    daemon = start(config="[quotas]\nspawns_per_hour = 100000")
+    with daemon.client() as client:
+        run = started(client, ["sleep", "300"])
+        late = started(client, ["sleep", "300"], limits=[limit("time", 1)])
+    daemon.kill()
+    with closing(sqlite3.connect(daemon.state_dir / "ledger.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        daemon.restart()
+        with daemon.client() as client:
+            assert (info(client, run.id).pid, info(client, run.id).status) == (run.pid, Status.RUNNING)
+            wait_until(lambda: not alive(late.pid), "its deadline is kept")
+            assert "locked" in refused(client).message
+            assert stopped(client, run.id).survivors == []
+            other.execute("ROLLBACK")
+            wait_until(lambda: isinstance(spawn(client, ["true"]), m.RunReply), "it takes runs again")
+            ends = {one: info(client, one).status for one in (run.id, late.id)}
+    assert daemon.stop() == 0
+    with closing(sqlite3.connect(daemon.state_dir / "ledger.db")) as ledger:
+        on_record = dict(ledger.execute("SELECT id, status FROM runs WHERE id IN (?, ?)", tuple(ends)))
+    assert on_record == ends == {run.id: Status.CANCELLED, late.id: Status.TIMEOUT}
 
 
 def exhaust(client: Client) -> None:

@@ -19,7 +19,7 @@ from sfactl.connection import Client, Unreachable
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
-from tests.harness import PATIENCE, Daemon, ended, spawn, started, stopped, strays, wait_until
+from tests.harness import PATIENCE, Daemon, alive, ended, spawn, started, stopped, strays, wait_until
 
 from .agents import info, limit, reserve, turns, until_over, watched
 
@@ -37,14 +37,6 @@ def printed(daemon: Daemon, run: str) -> list[int]:
     """The numbers that it has printed; a line that is being written is left out."""
     text = (daemon.state_dir / "output" / f"{run}.out").read_text()
     return [int(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-
-def alive(pid: int | None) -> bool:
-    """Whether it is a process that has not ended."""
-    try:
-        return pid is not None and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def spooled(daemon: Daemon) -> list[str]:

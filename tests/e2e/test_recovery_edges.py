@@ -19,10 +19,10 @@ from sfad.core.ids import run_number
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
-from tests.harness import Daemon, argv, ended, spawn, started, stopped, strays, wait_until
+from tests.harness import Daemon, alive, argv, ended, spawn, started, stopped, strays, wait_until
 
 from .agents import info, until_over, watched
-from .test_recovery import alive, other_boot, spooled, ticking
+from .test_recovery import other_boot, spooled, ticking
 
 
 def survives_sigusr2(daemon: Daemon) -> bool:
