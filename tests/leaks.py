@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-_PATIENCE = 2.0
+_PATIENCE = 10.0
 """Seconds that what is on its way out gets: a killed process becomes a zombie and is reaped by whoever owns it."""
 _KEPT_THREADS = ("Trio thread", "Trio worker", "MainThread", "pydevd", "Tokio")
 """trio keeps idle worker threads for the next one who needs them."""

@@ -43,7 +43,7 @@ def listener(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 async def accept(listener: socket.socket) -> socket.socket:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         await trio.lowlevel.wait_readable(listener)
     return listener.accept()[0]
 
@@ -68,7 +68,7 @@ async def test_a_peer_inside_a_run(rig: Rig, listener: socket.socket, tmp_path: 
         began = time.perf_counter()
         for _ in range(100):
             peers.identify(server, rig.launcher)
-        assert time.perf_counter() - began < 1
+        assert time.perf_counter() - began < 10
     await rig.wait(LaunchSucceeded, "a1")
     await rig.stop("a2", "a1")
 
@@ -78,7 +78,7 @@ async def test_a_peer_that_has_died(rig: Rig, listener: socket.socket, tmp_path:
     (tmp_path / "connect").write_text(CONNECT)
     rig.launch("a1", sys.executable, f"{tmp_path}/connect", listener.getsockname(), "die")
     with closing(await accept(listener)) as server:
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             await trio.lowlevel.wait_readable(server)
         await rig.wait(MainExited, "a1")
         peer = peers.identify(server, rig.launcher)

@@ -18,7 +18,7 @@ import pytest
 from sfactl.connection import Client
 from tests.harness import stopped
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 """Seconds after which a test gives up; nothing here takes long on an idle machine."""
 
 SFACTL = (sys.executable, "-m", "sfactl")

@@ -19,7 +19,7 @@ Answer = Callable[[m.AnyRequest], m.Reply | Sequence[m.Reply] | None]
 
 Q = TypeVar("Q", bound=m.Request)
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 class Scripted:

@@ -190,20 +190,20 @@ def test_a_daemon_that_stays_away_is_unreachable_and_waited_for_once(
 
 
 def test_a_daemon_that_is_away_is_not_waited_for_longer_than_for_an_answer(daemon: Scripted) -> None:
-    with Sfad(socket=str(daemon.path), timeout=0.2) as sfad:
+    with Sfad(socket=str(daemon.path), timeout=1) as sfad:
         sfad.report(turns=1)
         daemon.stop()
-        with pytest.raises(DaemonUnreachable, match=r"within 0\.2 s"):
+        with pytest.raises(DaemonUnreachable, match=r"within 1 s"):
             sfad.report(turns=2)
     daemon.start()
 
 
 def test_an_answer_may_still_take_no_longer_after_a_restart(daemon: Scripted) -> None:
-    with Sfad(socket=str(daemon.path), timeout=0.3) as sfad:
+    with Sfad(socket=str(daemon.path), timeout=1) as sfad:
         sfad.report(turns=1)
         daemon.restart()
         daemon.answer = lambda _request: ()
-        with pytest.raises(Unanswered, match=r"0\.3 s"):
+        with pytest.raises(Unanswered, match="1 s"):
             sfad.report(turns=2)
 
 
@@ -233,9 +233,9 @@ def test_a_question_is_asked_again(daemon: Scripted, sfad: Sfad) -> None:
 
 def test_an_answer_that_does_not_come_is_not_waited_for_for_ever(daemon: Scripted) -> None:
     told = threading.Event()
-    daemon.answer = lambda request: agreeable(request) if told.wait(10) else None
-    with Sfad(socket=str(daemon.path), timeout=0.05) as sfad:
-        with pytest.raises(Unanswered, match=r"0\.05 s"):
+    daemon.answer = lambda request: agreeable(request) if told.wait(60) else None
+    with Sfad(socket=str(daemon.path), timeout=0.5) as sfad:
+        with pytest.raises(Unanswered, match=r"0\.5 s"):
             sfad.report(turns=1)
         told.set()
         with Sfad(socket=str(daemon.path)) as patient:

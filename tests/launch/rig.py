@@ -24,7 +24,7 @@ from sfad.launch.local import LocalLauncher
 from sfad.launch.sweep import sweep
 from sfad.launch.tags import TagsLauncher
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds within which anything must have happened, on a machine that is shared."""
 
 E = TypeVar("E", bound=Event)

@@ -18,7 +18,7 @@ import trio
 from sfad.core.events import Emptied, LaunchFailed, LaunchSucceeded, MainExited
 from sfad.launch import trampoline
 from sfad.launch.spawn import LaunchError, resolve
-from tests.launch.rig import Rig, rigged
+from tests.launch.rig import PATIENCE, Rig, rigged
 
 SHOW = "import os,sys; sys.stdout.buffer.write(open('/proc/self/environ','rb').read())"
 
@@ -277,5 +277,5 @@ async def test_nothing_is_reported_from_within_a_verb(rig: Rig) -> None:
     rig.launcher.terminate("nobody", signal.SIGTERM)
     assert rig.events == []
     await rig.wait(Emptied, "nobody")
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE):
         await rig.wait(LaunchFailed, "a1")

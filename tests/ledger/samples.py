@@ -84,7 +84,7 @@ class Answers:
 
     async def until(self, true: Callable[[], bool]) -> None:
         """Returns once the condition holds after some answer; fails after ten seconds."""
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while not true():
                 await self._changed.wait()
 

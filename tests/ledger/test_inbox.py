@@ -37,7 +37,7 @@ def transactions(ledger: Ledger) -> Iterator[list[str]]:
 
 async def until(true: Callable[[], bool]) -> None:
     """Asks again and again: only admissions are answered, so that there is nothing to wait for."""
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         while not true():  # noqa: ASYNC110
             await trio.sleep(0.001)
 

@@ -416,4 +416,4 @@ def test_a_snapshot_is_cheap(again: Again) -> None:
     took = (time.perf_counter() - began) / 100
     assert saved is not None
     assert len(saved) < 15_000
-    assert took < 0.002  # 30 µs on a quiet machine
+    assert took < 0.02  # 30 µs on a quiet machine

@@ -16,7 +16,7 @@ from sfad.launch.base import LaunchSpec
 from sfad.launch.fake import FakeLauncher, Script
 from sfad.runtime.sampling import Machine, Sampler
 from tests.launch import programs
-from tests.launch.rig import Rig, rigged, until
+from tests.launch.rig import PATIENCE, Rig, rigged, until
 
 MIB = 1 << 20
 
@@ -280,7 +280,7 @@ async def test_a_fork_bomb_is_found(containment: str) -> None:
         made.watch("a2", "pids", 100)
         made.rig.python("a1", programs.BOMB, "400", "10")
         made.watch("a1", "pids", 100)
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE):
             await made.over.wait()
         print("found at", made.most["a1"])
         assert 100 < made.most["a1"] <= 401
@@ -292,7 +292,7 @@ async def test_a_memory_hog_is_found(containment: str) -> None:
     async with watching(containment) as made:
         made.rig.python("a1", programs.HOG, "400", "10")
         made.watch("a1", "memory", 200 * MIB)
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE):
             await made.over.wait()
         print("found at", made.most["a1"])
         assert 200 * MIB < made.most["a1"] < 450 * MIB
