@@ -163,21 +163,20 @@ def _probe_inside(directory: str) -> None:
 
 
 def _attach_a_child(cell: str) -> None:
-    """A child that attaches itself and then fails to run a command that does not exist: it must get that far."""
+    """A child that attaches itself and then has nothing to execute: it must get that far."""
     with ExitStack() as stack:
         opened: list[int] = []
-        for path in ("/", "/dev/null", f"{cell}/cgroup.procs"):
-            flags = {"/": os.O_PATH, "/dev/null": os.O_RDWR}.get(path, os.O_WRONLY)
+        for path, flags in (("/dev/null", os.O_RDWR), (f"{cell}/cgroup.procs", os.O_WRONLY)):
             opened.append(os.open(path, flags | os.O_CLOEXEC))
             stack.callback(os.close, opened[-1])
-        cwd, null, door = opened
+        null, door = opened
         near, far = os.pipe2(os.O_CLOEXEC)
         stack.callback(os.close, near)
         spawner = Spawner(best())
         with ExitStack() as spawning:
             spawning.callback(os.close, far)
             spawning.callback(spawner.close)
-            pid = spawner.spawn(Job(b"/\x01", [b"probe"], [], 0o022, cwd, (null, null, null), door, far))
+            pid = spawner.spawn(Job([], [b"probe"], [], 0o022, b"/", (null, null, null), door, far))
         report = os.read(near, REPORT.size)
         os.waitid(os.P_PID, pid, os.WEXITED)
     stage, number = REPORT.unpack(report) if len(report) == REPORT.size else (ATTACH, 0)

@@ -37,8 +37,8 @@ from .base import UNBOUND, Bounds, Emit, Enforcement, Found, LaunchSpec, Load, R
 from .pidfd import ended, exit_status, reaped, tells_exits
 from .procfs import Stat
 from .reaper import Orphans
-from .spawn import Job, LaunchError, Spawner, resolve
-from .trampoline import ATTACH, EXEC, REPORT, Trampoline, best
+from .spawn import Job, LaunchError, Spawner, candidates
+from .trampoline import ATTACH, ENTER, EXEC, REPORT, Trampoline, best
 from .watch import PAUSE, Watch
 
 COOKIE = b"SFA_COOKIE"
@@ -51,11 +51,19 @@ _COMPLAIN_EVERY = 10.0
 _NEWS = 3.0
 """Seconds within which whoever adopted an ended main process is expected to reap it: pid 1 of some containers looks for
 zombies every two seconds, that of others never."""
-_ITS_COMMAND = b"its command"
-"""What is said of the command of a run that was adopted: its name is not remembered."""
 
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _libc = ctypes.CDLL(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What is being executed, for an error to name."""
+
+    name: bytes = b"its command"
+    """As it is here for a run that was adopted: the name is not remembered."""
+    cwd: bytes = b"of its own"
+    files: tuple[bytes, ...] = ()
 
 
 @dataclass(slots=True)
@@ -64,9 +72,10 @@ class Main:
 
     pid: int
     pidfd: int
-    command: bytes
     report: int | None
     """The read end of the trampoline's report; `None` once it has become the command, or failed to."""
+    command: Command | None = None
+    """Until then."""
     failure: LaunchError | None = None
     started: int | None = None
     """Of one that was adopted: clock ticks since boot."""
@@ -422,17 +431,17 @@ class LocalLauncher(ABC):
             raise LaunchError(errno.EINVAL, "cannot execute", b"".join(spec.argv[:1]), " (null byte)")
         opened: list[int] = []
         try:
-            pid, path, report = self._spawn(held, spec, opened)
+            main = self._spawn(held, spec, opened)
         finally:
             for fd in opened:
                 os.close(fd)
         effect("spawned")
-        return self._own(held, Main(pid, -1, path, report))  # two descriptors at least are free again: enough
+        return self._own(held, main)  # a descriptor at least is free again: enough
 
-    def _spawn(self, held: Held, spec: LaunchSpec, opened: list[int]) -> tuple[int, bytes, int]:
-        """The child's pid, the file that it executes, and the near end of its report."""
-        cwd = _directory(spec.cwd, opened)
-        path = resolve(spec.argv[0] if spec.argv else b"", spec.env, cwd)
+    def _spawn(self, held: Held, spec: LaunchSpec, opened: list[int]) -> Main:
+        """The child, which nobody watches yet."""
+        name = spec.argv[0] if spec.argv else b""
+        command = Command(name, spec.cwd, tuple(candidates(name, spec.env)))
         try:
             door = self._enter(held)
             if door.fd is not None:
@@ -440,24 +449,24 @@ class LocalLauncher(ABC):
             report, far_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             opened.append(far_end)
             try:
-                return self._spawner.spawn(self._job(held, spec, path, cwd, door, far_end)), path, report
+                return Main(self._spawner.spawn(self._job(held, spec, command, door, far_end)), -1, report, command)
             except BaseException:
                 os.close(report)
                 raise
         except OSError as error:
             note = _SHORT_OF.get(error.errno or 0, "")
-            raise LaunchError(error.errno or errno.EIO, "cannot start", path, note) from error
+            raise LaunchError(error.errno or errno.EIO, "cannot start", name, note) from error
 
-    def _job(self, held: Held, spec: LaunchSpec, path: bytes, cwd: int, door: Door, report: int) -> Job:
+    def _job(self, held: Held, spec: LaunchSpec, command: Command, door: Door, report: int) -> Job:
         null = self._null
         stdin, stdout, stderr = (null if fd is None else fd for fd in (spec.stdin, spec.stdout, spec.stderr))
         env = [item for item in spec.env if not item.startswith(_COOKIE_IS)]
         return Job(
-            path=path,
+            files=[*command.files],
             argv=spec.argv,
             env=[*env, _COOKIE_IS + held.cookie],
             umask=spec.umask,
-            cwd=cwd,
+            cwd=spec.cwd,
             stdio=(stdin, stdout, stderr),
             door=door.fd if door.fd is not None else null,
             report=report,
@@ -474,7 +483,7 @@ class LocalLauncher(ABC):
         except OSError as error:
             os.kill(main.pid, signal.SIGKILL)  # our unreaped child: the pid is its own
             self._orphans.notice()
-            raise LaunchError(error.errno or errno.EIO, "cannot watch", main.command) from error
+            raise LaunchError(error.errno or errno.EIO, "cannot watch", (main.command or Command()).name) from error
 
     def _watch_over(self, held: Held, main: Main) -> Main:
         """Has it reaped and its report read. Raises `OSError`; then its descriptors are closed, and it has no owner."""
@@ -560,11 +569,11 @@ class LocalLauncher(ABC):
         if not remains.pid or remains.report is None:
             return None
         report = fcntl.fcntl(remains.report, fcntl.F_DUPFD_CLOEXEC, 0)
-        return self._watch_over(held, Main(remains.pid, -1, _ITS_COMMAND, report, started=remains.started))
+        return self._watch_over(held, Main(remains.pid, -1, report, Command(), started=remains.started))
 
     def _hear(self, held: Held, report: int) -> None:
         if held.main is None:
-            held.failing = _failure(os.read(report, REPORT.size), _ITS_COMMAND)
+            held.failing = _failure(os.read(report, REPORT.size), Command())
             self._watch.soon(self._fail, held, held.failing)
         os.close(report)
 
@@ -585,7 +594,7 @@ class LocalLauncher(ABC):
     def _take(self, held: Held, process: Stat) -> Main | None:
         """Watches that process. `None` if it is gone: the pid may be another's by now."""
         ours = process.parent == os.getpid()
-        main = Main(process.pid, -1, _ITS_COMMAND, None, started=process.started, ours=ours)
+        main = Main(process.pid, -1, None, started=process.started, ours=ours)
         try:
             self._watch_over(held, main)
             now = procfs.stat(main.pid)
@@ -691,8 +700,9 @@ class LocalLauncher(ABC):
         self._watch.discard(main.report)
         os.close(main.report)
         main.report = None
+        command, main.command = main.command or Command(), None
         if content:
-            main.failure = _failure(content, main.command)  # told once the trampoline is reaped
+            main.failure = _failure(content, command)  # told once the trampoline is reaped
         else:
             self._emit(LaunchSucceeded(self._clock(), held.id, main.pid))
 
@@ -824,17 +834,6 @@ def _use(kind: str, pids: list[int], worth: float) -> int:
     return resident if resident < worth else sum(map(procfs.proportional, pids))
 
 
-def _directory(path: bytes, opened: list[int]) -> int:
-    try:
-        fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise LaunchError(error.errno or errno.EIO, "cannot enter directory", path) from error
-    opened.append(fd)
-    if not os.access(path, os.X_OK, effective_ids=True):
-        raise LaunchError(errno.EACCES, "cannot enter directory", path)
-    return fd
-
-
 def _subreaper() -> int:
     answer = ctypes.c_int()
     _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0)
@@ -848,12 +847,15 @@ def _signal(main: Main, number: int) -> bool:
     return False
 
 
-def _failure(report: bytes, command: bytes) -> LaunchError:
+def _failure(report: bytes, command: Command) -> LaunchError:
     stage, number = REPORT.unpack(report)
     if stage == ATTACH:
-        return LaunchError(-number, "cannot contain", command)
-    note = " (its interpreter is missing)" if number == -errno.ENOENT and os.path.exists(command) else ""
-    return LaunchError(-number, "cannot execute", command, note)
+        return LaunchError(-number, "cannot contain", command.name)
+    if stage == ENTER:
+        return LaunchError(-number, "cannot enter directory", command.cwd)
+    # they have just answered the trampoline, so that looking at them is no risk
+    there = number == -errno.ENOENT and any(os.path.exists(os.path.join(command.cwd, file)) for file in command.files)
+    return LaunchError(-number, "cannot execute", command.name, " (its interpreter is missing)" if there else "")
 
 
 def _said(error: LaunchError) -> int:

@@ -1,4 +1,4 @@
-"""posix_spawn(3) through ctypes: what `os.posix_spawn` lacks is a working directory and descriptors that are not inheritable.
+"""posix_spawn(3) through ctypes: what `os.posix_spawn` lacks is descriptors that are not inheritable.
 
 The daemon is suspended until the child has executed the trampoline (vfork), about 0.1 ms whatever the daemon's size,
 and never forks itself. The calls keep the interpreter's lock (`PyDLL`), so that limits which are set around one
@@ -8,11 +8,9 @@ are not seen by other Python threads.
 from __future__ import annotations
 
 import ctypes
-import errno
 import fcntl
 import os
 import resource
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,12 +35,12 @@ class LaunchError(Exception):
 class Job:
     """One spawn. The descriptors stay the caller's."""
 
-    path: bytes
+    files: list[bytes]
+    """What to execute: the first that is there."""
     argv: list[bytes]
     env: list[bytes]
     umask: int
-    cwd: int
-    """A descriptor of the directory."""
+    cwd: bytes
     stdio: tuple[int, int, int]
     door: int
     report: int
@@ -72,7 +70,7 @@ class Spawner:
 
         What holds a null byte would be cut at it: that is for the caller to refuse.
         """
-        argv = _strings(self._trampoline.argv(job.umask, job.path, job.argv))
+        argv = _strings(self._trampoline.argv(job.umask, job.cwd, job.files, job.argv))
         env = _strings(job.env)
         pid = ctypes.c_int()
         actions = _buffer()
@@ -97,7 +95,6 @@ class Spawner:
         return pid.value
 
     def _describe(self, actions: object, job: Job, moved: list[int]) -> None:
-        _check(_libc.posix_spawn_file_actions_addfchdir_np(actions, job.cwd))
         image = () if self._trampoline.image is None else (self._trampoline.image,)
         for target, source in enumerate((*job.stdio, job.door, job.report, *image)):  # to 0-2, FD_DOOR, FD_REPORT, FD_IMAGE
             if target == FD_DOOR and job.terminal:
@@ -147,33 +144,13 @@ def _bind(cpus: frozenset[int] | None) -> set[int] | None:
     return mine
 
 
-def resolve(name: bytes, env: Sequence[bytes], cwd: int) -> bytes:
-    """The file that execvp(3) would run, by the *run's* PATH and working directory.
-
-    Raises `LaunchError`: ENOENT, or EACCES where only files that may not be executed were found.
-    """
+def candidates(name: bytes, env: Sequence[bytes]) -> list[bytes]:
+    """The files that execvp(3) would try to execute, by the *run's* PATH, in its working directory. None is looked at here."""
     if b"/" in name:
-        return name
-    verdict = errno.ENOENT
-    for directory in _search_path(env) if name else ():
-        candidate = directory + b"/" + name if directory else b"./" + name
-        found = _executable(candidate, cwd)
-        if found is None:
-            return candidate
-        verdict = errno.EACCES if found == errno.EACCES else verdict
-    raise LaunchError(verdict, "cannot execute", name)
+        return [name]
+    return [directory + b"/" + name if directory else b"./" + name for directory in _search_path(env)] if name else []
 
 
 def _search_path(env: Sequence[bytes]) -> list[bytes]:
     path = next((item[5:] for item in env if item.startswith(b"PATH=")), b"/bin:/usr/bin")
     return path.split(b":")
-
-
-def _executable(path: bytes, cwd: int) -> int | None:
-    """Why this file cannot be executed, or `None`."""
-    try:
-        mode = os.stat(path, dir_fd=cwd).st_mode
-    except OSError as error:
-        return error.errno
-    regular = stat.S_ISREG(mode) and os.access(path, os.X_OK, dir_fd=cwd, effective_ids=True)
-    return None if regular else errno.EACCES

@@ -4,14 +4,18 @@ The daemon cannot attach a child to a cgroup itself before the child runs (glibc
 POSIX_SPAWN_SETCGROUP), cannot wait the 6 ms that an attach takes, and must not fork itself. So what it spawns is this
 program, which attaches *itself* and then becomes the command. It never runs the command uncontained. Its contract:
 
-    argv    /bin/sh  UMASK(octal)  PATH  ARGV0 ARGV1 …      environment: the command's, not looked at
+    argv    /bin/sh  UMASK(octal)  CWD  FILE…  ""  ARGV0 ARGV1 …      environment: the command's, not looked at
     fd 0-2  the command's
     fd 3    what to write "0" to in order to be contained: the run's cgroup.procs, or /dev/null
     fd 4    where failure is reported: 16 bytes, the stage and -errno, in the machine's order
     fd 5    this program, when it is an ELF image
 
-It sets the umask, writes "0" to fd 3, marks every descriptor above 2 close-on-exec, and execs PATH. So the other end
-of fd 4 reads end-of-file if the command runs. What the kernel calls ENOEXEC is given to /bin/sh, as execvp(3) does.
+It sets the umask, writes "0" to fd 3, enters CWD, marks every descriptor above 2 close-on-exec, and execs the first FILE that is
+there, as execvp(3) does: it goes on after ENOENT, ENOTDIR, EACCES and what a network file system says (the errnos from 64 on), and
+what the kernel calls ENOEXEC is given to /bin/sh. So the other end of fd 4 reads end-of-file if the command runs.
+
+That the directory and the files are first touched here, and not by the daemon, is the point: on a mount that does not answer it is
+this process that hangs, within its run, where it can be stopped.
 
 Tried and rejected: clone3(2) straight into the cgroup, from a few instructions mapped into the daemon. Throughput and
 latency under load were the same, isolated starts some milliseconds sooner; but a vforked child that is born in a frozen
@@ -32,8 +36,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-ATTACH, CLOSE, EXEC = 1, 2, 3
-"""Stages of a failure: writing to fd 3, close_range(2), execve(2)."""
+ATTACH, ENTER, CLOSE, EXEC = 1, 2, 3, 4
+"""Stages of a failure: writing to fd 3, chdir(2), close_range(2), execve(2)."""
 
 REPORT = struct.Struct("=qq")
 SHELL = b"/bin/sh"
@@ -41,127 +45,191 @@ FD_DOOR, FD_REPORT, FD_IMAGE, FD_FREE = 3, 4, 5, 6
 
 _LOAD = 0x400000
 _X86_64 = """
-00  31 ff           xor edi, edi
-02  48 8b 74 24 10  mov rsi, [rsp+16]       ; argv[1], octal digits
-07  ac              lodsb
-08  84 c0           test al, al
-0a  74 08           jz 14
-0c  83 e0 07        and eax, 7
-0f  8d 3c f8        lea edi, [rax+rdi*8]
-12  eb f3           jmp 07
-14  6a 5f           push 95                 ; umask(edi)
-16  58              pop rax
-17  0f 05           syscall
-19  6a 01           push 1                  ; stage = ATTACH
-1b  5b              pop rbx
-1c  6a 03           push 3                  ; write(3, "0", 1)
-1e  5f              pop rdi
-1f  6a 30           push '0'
-21  54              push rsp
-22  5e              pop rsi
-23  6a 01           push 1
-25  5a              pop rdx
-26  6a 01           push 1
-28  58              pop rax
-29  0f 05           syscall
-2b  59              pop rcx
-2c  85 c0           test eax, eax
-2e  78 50           js 80
-30  ff c3           inc ebx                 ; stage = CLOSE
-32  6a 04           push 4                  ; close_range(3, ~0, CLOSE_RANGE_CLOEXEC)
-34  5a              pop rdx
-35  83 ce ff        or esi, -1
-38  b8 b4 01 00 00  mov eax, 436
-3d  0f 05           syscall
-3f  85 c0           test eax, eax
-41  78 3d           js 80
-43  ff c3           inc ebx                 ; stage = EXEC
-45  48 8b 7c 24 18  mov rdi, [rsp+24]       ; execve(argv[2], &argv[3], envp)
-4a  48 8d 74 24 20  lea rsi, [rsp+32]
-4f  48 8b 04 24     mov rax, [rsp]          ; argc
-53  48 8d 54 c4 10  lea rdx, [rsp+rax*8+16]
-58  6a 3b           push 59
-5a  58              pop rax
-5b  0f 05           syscall
-5d  83 f8 f8        cmp eax, -8             ; ENOEXEC
-60  75 1e           jne 80
-62  48 8b 44 24 18  mov rax, [rsp+24]       ; argv[3] = argv[2]; argv[2] = argv[0]
-67  48 89 44 24 20  mov [rsp+32], rax
-6c  48 8b 7c 24 08  mov rdi, [rsp+8]
-71  48 89 7c 24 18  mov [rsp+24], rdi
-76  48 8d 74 24 18  lea rsi, [rsp+24]       ; execve(argv[0], &argv[2], envp)
-7b  6a 3b           push 59
-7d  58              pop rax
-7e  0f 05           syscall
-80  50              push rax                ; write(4, {stage, -errno}, 16)
-81  53              push rbx
-82  6a 04           push 4
-84  5f              pop rdi
-85  54              push rsp
-86  5e              pop rsi
-87  6a 10           push 16
-89  5a              pop rdx
-8a  6a 01           push 1
-8c  58              pop rax
-8d  0f 05           syscall
-8f  6a 7f           push 127                ; exit(127)
-91  5f              pop rdi
-92  6a 3c           push 60
-94  58              pop rax
-95  0f 05           syscall
+000 31 ff             xor edi, edi
+002 48 8b 74 24 10    mov rsi, [rsp+16]         ; argv[1], octal digits
+007 ac                lodsb
+008 84 c0             test al, al
+00a 74 08             jz 014
+00c 83 e0 07          and eax, 7
+00f 8d 3c f8          lea edi, [rax+rdi*8]
+012 eb f3             jmp 007
+014 6a 5f             push 95                   ; umask(edi)
+016 58                pop rax
+017 0f 05             syscall
+019 6a 01             push 1                    ; stage = ATTACH
+01b 5b                pop rbx
+01c 6a 03             push 3                    ; write(3, "0", 1)
+01e 5f                pop rdi
+01f 6a 30             push '0'
+021 54                push rsp
+022 5e                pop rsi
+023 6a 01             push 1
+025 5a                pop rdx
+026 6a 01             push 1
+028 58                pop rax
+029 0f 05             syscall
+02b 59                pop rcx
+02c 85 c0             test eax, eax
+02e 0f 88 ae 00 00 00 js 0e2
+034 ff c3             inc ebx                   ; stage = ENTER
+036 48 8b 7c 24 18    mov rdi, [rsp+24]         ; chdir(argv[2])
+03b 6a 50             push 80
+03d 58                pop rax
+03e 0f 05             syscall
+040 85 c0             test eax, eax
+042 0f 88 9a 00 00 00 js 0e2
+048 ff c3             inc ebx                   ; stage = CLOSE
+04a 6a 03             push 3                    ; close_range(3, ~0, CLOSE_RANGE_CLOEXEC)
+04c 5f                pop rdi
+04d 6a 04             push 4
+04f 5a                pop rdx
+050 83 ce ff          or esi, -1
+053 b8 b4 01 00 00    mov eax, 436
+058 0f 05             syscall
+05a 85 c0             test eax, eax
+05c 0f 88 80 00 00 00 js 0e2
+062 ff c3             inc ebx                   ; stage = EXEC
+064 48 8b 04 24       mov rax, [rsp]            ; r15 = envp
+068 4c 8d 7c c4 10    lea r15, [rsp+rax*8+16]
+06d 4c 8d 64 24 20    lea r12, [rsp+32]         ; r12 = &argv[3], the files
+072 4d 89 e5          mov r13, r12              ; r13 = what follows the empty one, ARGV
+075 49 8b 7d 00       mov rdi, [r13]
+079 49 83 c5 08       add r13, 8
+07d 80 3f 00          cmp byte [rdi], 0
+080 75 f3             jne 075
+082 6a fe             push -2                   ; r14 = -ENOENT
+084 41 5e             pop r14
+086 49 8b 3c 24       mov rdi, [r12]            ; execve(*r12, r13, r15)
+08a 80 3f 00          cmp byte [rdi], 0
+08d 74 50             je 0df
+08f 4c 89 ee          mov rsi, r13
+092 4c 89 fa          mov rdx, r15
+095 6a 3b             push 59
+097 58                pop rax
+098 0f 05             syscall
+09a 83 f8 f8          cmp eax, -8               ; ENOEXEC
+09d 74 1d             je 0bc
+09f 49 83 c4 08       add r12, 8                ; the next one, after
+0a3 83 f8 fe          cmp eax, -2               ; ENOENT,
+0a6 74 de             je 086
+0a8 83 f8 ec          cmp eax, -20              ; ENOTDIR,
+0ab 74 d9             je 086
+0ad 49 89 c6          mov r14, rax              ; and, to be reported in the end,
+0b0 83 f8 f3          cmp eax, -13              ; EACCES,
+0b3 74 d1             je 086
+0b5 83 f8 c0          cmp eax, -64              ; and what a network file system says
+0b8 7e cc             jle 086
+0ba eb 23             jmp 0df
+0bc 49 8b 04 24       mov rax, [r12]            ; argv[0] = the file, after argv[-1] = SHELL
+0c0 49 89 45 00       mov [r13], rax
+0c4 49 83 ed 08       sub r13, 8
+0c8 48 8b 7c 24 08    mov rdi, [rsp+8]
+0cd 49 89 7d 00       mov [r13], rdi
+0d1 4c 89 ee          mov rsi, r13              ; execve(SHELL, r13, r15)
+0d4 4c 89 fa          mov rdx, r15
+0d7 6a 3b             push 59
+0d9 58                pop rax
+0da 0f 05             syscall
+0dc 49 89 c6          mov r14, rax
+0df 4c 89 f0          mov rax, r14
+0e2 50                push rax                  ; write(4, {stage, -errno}, 16)
+0e3 53                push rbx
+0e4 6a 04             push 4
+0e6 5f                pop rdi
+0e7 54                push rsp
+0e8 5e                pop rsi
+0e9 6a 10             push 16
+0eb 5a                pop rdx
+0ec 6a 01             push 1
+0ee 58                pop rax
+0ef 0f 05             syscall
+0f1 6a 7f             push 127                  ; exit(127)
+0f3 5f                pop rdi
+0f4 6a 3c             push 60
+0f6 58                pop rax
+0f7 0f 05             syscall
 """
 _AARCH64 = """
-00  52800000        mov w0, #0
-04  f9400be2        ldr x2, [sp, #16]       ; argv[1], octal digits
-08  38401443        ldrb w3, [x2], #1
-0c  34000083        cbz w3, 1c
-10  12000863        and w3, w3, #7
-14  0b000c60        add w0, w3, w0, lsl #3
-18  17fffffc        b 08
-1c  d28014c8        mov x8, #166            ; umask(w0)
-20  d4000001        svc #0
-24  d2800033        mov x19, #1             ; stage = ATTACH
-28  d2800060        mov x0, #3              ; write(3, "0", 1)
-2c  10000481        adr x1, bc
-30  d2800022        mov x2, #1
-34  d2800808        mov x8, #64
-38  d4000001        svc #0
-3c  b7f802e0        tbnz x0, #63, 98
-40  d2800053        mov x19, #2             ; stage = CLOSE
-44  d2800060        mov x0, #3              ; close_range(3, ~0, CLOSE_RANGE_CLOEXEC)
-48  12800001        mov w1, #-1
-4c  d2800082        mov x2, #4
-50  d2803688        mov x8, #436
-54  d4000001        svc #0
-58  b7f80200        tbnz x0, #63, 98
-5c  d2800073        mov x19, #3             ; stage = EXEC
-60  f9400fe0        ldr x0, [sp, #24]       ; execve(argv[2], &argv[3], envp)
-64  910083e1        add x1, sp, #32
-68  f94003e3        ldr x3, [sp]            ; argc
-6c  8b236fe2        add x2, sp, x3, lsl #3
-70  91004042        add x2, x2, #16
-74  d2801ba8        mov x8, #221
-78  d4000001        svc #0
-7c  b100201f        cmn x0, #8              ; ENOEXEC
-80  540000c1        b.ne 98
-84  f9400fe3        ldr x3, [sp, #24]       ; argv[3] = argv[2]; argv[2] = argv[0]
-88  f94007e0        ldr x0, [sp, #8]
-8c  a9018fe0        stp x0, x3, [sp, #24]
-90  910063e1        add x1, sp, #24         ; execve(argv[0], &argv[2], envp)
-94  d4000001        svc #0
-98  a9bf03f3        stp x19, x0, [sp, #-16]!
-9c  d2800080        mov x0, #4              ; write(4, {stage, -errno}, 16)
-a0  910003e1        mov x1, sp
-a4  d2800202        mov x2, #16
-a8  d2800808        mov x8, #64
-ac  d4000001        svc #0
-b0  d2800fe0        mov x0, #127            ; exit(127)
-b4  d2800ba8        mov x8, #93
-b8  d4000001        svc #0
-bc  30000000        .ascii "0"
+000 52800000          mov w0, #0
+004 f9400be2          ldr x2, [sp, #16]         ; argv[1], octal digits
+008 38401443          ldrb w3, [x2], #1
+00c 34000083          cbz w3, 01c
+010 12000863          and w3, w3, #7
+014 0b000c60          add w0, w3, w0, lsl #3
+018 17fffffc          b 008
+01c d28014c8          mov x8, #166              ; umask(w0)
+020 d4000001          svc #0
+024 d2800033          mov x19, #1               ; stage = ATTACH
+028 d2800060          mov x0, #3                ; write(3, "0", 1)
+02c 10000821          adr x1, 130
+030 d2800022          mov x2, #1
+034 d2800808          mov x8, #64
+038 d4000001          svc #0
+03c b7f80680          tbnz x0, #63, 10c
+040 d2800053          mov x19, #2               ; stage = ENTER
+044 f9400fe0          ldr x0, [sp, #24]         ; chdir(argv[2])
+048 d2800628          mov x8, #49
+04c d4000001          svc #0
+050 b7f805e0          tbnz x0, #63, 10c
+054 d2800073          mov x19, #3               ; stage = CLOSE
+058 d2800060          mov x0, #3                ; close_range(3, ~0, CLOSE_RANGE_CLOEXEC)
+05c 12800001          mov w1, #-1
+060 d2800082          mov x2, #4
+064 d2803688          mov x8, #436
+068 d4000001          svc #0
+06c b7f80500          tbnz x0, #63, 10c
+070 d2800093          mov x19, #4               ; stage = EXEC
+074 f94003e3          ldr x3, [sp]              ; x20 = envp
+078 8b236ff4          add x20, sp, x3, lsl #3
+07c 91004294          add x20, x20, #16
+080 910083f5          add x21, sp, #32          ; x21 = &argv[3], the files
+084 aa1503f6          mov x22, x21              ; x22 = what follows the empty one, ARGV
+088 f84086c0          ldr x0, [x22], #8
+08c 39400003          ldrb w3, [x0]
+090 35ffffc3          cbnz w3, 088
+094 92800037          mov x23, #-2              ; x23 = -ENOENT
+098 d2801ba8          mov x8, #221
+09c f94002a0          ldr x0, [x21]             ; execve(*x21, x22, x20)
+0a0 39400003          ldrb w3, [x0]
+0a4 34000323          cbz w3, 108
+0a8 aa1603e1          mov x1, x22
+0ac aa1403e2          mov x2, x20
+0b0 d4000001          svc #0
+0b4 b100201f          cmn x0, #8                ; ENOEXEC
+0b8 54000180          b.eq 0e8
+0bc 910022b5          add x21, x21, #8          ; the next one, after
+0c0 b100081f          cmn x0, #2                ; ENOENT,
+0c4 54fffec0          b.eq 09c
+0c8 b100501f          cmn x0, #20               ; ENOTDIR,
+0cc 54fffe80          b.eq 09c
+0d0 aa0003f7          mov x23, x0               ; and, to be reported in the end,
+0d4 b100341f          cmn x0, #13               ; EACCES,
+0d8 54fffe20          b.eq 09c
+0dc b101001f          cmn x0, #64               ; and what a network file system says
+0e0 54fffded          b.le 09c
+0e4 14000009          b 108
+0e8 f94002a3          ldr x3, [x21]             ; argv[0] = the file, after argv[-1] = SHELL
+0ec f90002c3          str x3, [x22]
+0f0 f94007e0          ldr x0, [sp, #8]
+0f4 f81f8ec0          str x0, [x22, #-8]!
+0f8 aa1603e1          mov x1, x22               ; execve(SHELL, x22, x20)
+0fc aa1403e2          mov x2, x20
+100 d4000001          svc #0
+104 aa0003f7          mov x23, x0
+108 aa1703e0          mov x0, x23
+10c a9bf03f3          stp x19, x0, [sp, #-16]!  ; write(4, {stage, -errno}, 16)
+110 d2800080          mov x0, #4
+114 910003e1          mov x1, sp
+118 d2800202          mov x2, #16
+11c d2800808          mov x8, #64
+120 d4000001          svc #0
+124 d2800fe0          mov x0, #127              ; exit(127)
+128 d2800ba8          mov x8, #93
+12c d4000001          svc #0
+130 30000000          .ascii "0"
 """
 _MACHINES = {"x86_64": (62, _X86_64), "aarch64": (183, _AARCH64)}
-_MNEMONIC = 20
+_MNEMONIC = 22
 
 
 def image(machine: str) -> bytes:
@@ -192,9 +260,9 @@ class Trampoline:
     prefix: tuple[bytes, ...] = ()
     image: int | None = None
 
-    def argv(self, umask: int, path: bytes, argv: list[bytes]) -> list[bytes]:
-        """The trampoline's own argument list for a command."""
-        return [*self.prefix, SHELL, b"%03o" % umask, path, *argv]
+    def argv(self, umask: int, cwd: bytes, files: list[bytes], argv: list[bytes]) -> list[bytes]:
+        """The trampoline's own argument list for a command. None of the files may be empty."""
+        return [*self.prefix, SHELL, b"%03o" % umask, cwd, *files, b"", *argv]
 
     def close(self) -> None:
         """Gives the image back."""

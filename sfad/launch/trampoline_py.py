@@ -7,7 +7,8 @@ import signal
 import struct
 import sys
 
-ATTACH, CLOSE, EXEC = 1, 2, 3
+ATTACH, ENTER, CLOSE, EXEC = 1, 2, 3, 4
+_SEARCH_ON = (errno.ENOENT, errno.ENOTDIR, errno.EACCES)
 
 
 def _array(items: list[bytes]) -> "ctypes.Array[ctypes.c_char_p]":
@@ -26,13 +27,29 @@ def _exec(path: bytes, argv: list[bytes]) -> int:
     return ctypes.get_errno()
 
 
+def _exec_first(shell: bytes, files: list[bytes], argv: list[bytes]) -> int:
+    verdict = errno.ENOENT
+    for file in files:
+        failure = _exec(file, argv)
+        if failure == errno.ENOEXEC:
+            return _exec(shell, [shell, file, *argv[1:]])
+        if failure not in (errno.ENOENT, errno.ENOTDIR):
+            verdict = failure
+        if failure not in _SEARCH_ON and failure < 64:
+            break
+    return verdict
+
+
 def main() -> int:
     """Attaches itself and becomes the command; returns only on failure, with the errno."""
-    shell, umask, path, *argv = (os.fsencode(word) for word in sys.argv[1:])
+    shell, umask, cwd, *words = (os.fsencode(word) for word in sys.argv[1:])
+    files, argv = words[: words.index(b"")], words[words.index(b"") + 1 :]
     stage = ATTACH
     try:
         os.umask(int(umask, 8))
         os.write(3, b"0")
+        stage = ENTER
+        os.chdir(cwd)
         stage = CLOSE
         for name in os.listdir("/proc/self/fd"):
             if int(name) > 2 and os.path.exists(f"/proc/self/fd/{name}"):
@@ -40,9 +57,7 @@ def main() -> int:
         for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and that would be inherited
             signal.signal(ignored, signal.SIG_DFL)
         stage = EXEC
-        failure = _exec(path, argv)
-        if failure == errno.ENOEXEC:
-            failure = _exec(shell, [shell, path, *argv[1:]])
+        failure = _exec_first(shell, files, argv)
     except OSError as error:
         failure = error.errno or errno.EIO
     os.write(4, struct.pack("=qq", stage, -failure))

@@ -52,7 +52,7 @@ async def first(kind: str, instance: str) -> None:
         await rig.wait(MainExited, "a8")
         rig.launch("a4", "sh", "-c", "exit 5")  # these are in flight
         rig.launch("a5", "/nonexistent/command")
-        rig.launch("a6", "true", cwd="/nonexistent")
+        rig.launch("a6", "no\0such")  # it was not even spawned
         rig.launch("a7", "sh", "-c", TICK)
         zombie(pid_of(rig, "a4"))
         zombie(pid_of(rig, "a5"))

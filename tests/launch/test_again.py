@@ -40,7 +40,7 @@ def test_no_run_notices(containment: str) -> None:
     codes = {run: (end["code"], end["signal"]) for run, told in found.items() if (end := told.get("MainExited"))}
     assert codes == {"a1": (7, None), "a2": (7, None), "a3": (None, signal.SIGUSR1), "a4": (5, None), "a7": (7, None)}
     failures = {run: told["LaunchFailed"]["errno"] for run, told in found.items() if "LaunchFailed" in told}
-    assert failures == {"a5": errno.ENOENT, "a6": errno.ENOENT}
+    assert failures == {"a5": errno.ENOENT, "a6": errno.EINVAL}
     assert {run for run, told in found.items() if "LaunchSucceeded" in told} == {"a4", "a7"}
     assert {run for run, told in found.items() if told.get("adopted", {}).get("starting")} == {"a4", "a5", "a6", "a7"}
     assert {run for run, told in found.items() if told.get("adopted", {}).get("pid") is None} == {"a6", "a8", ""}
@@ -50,7 +50,7 @@ def test_no_run_notices(containment: str) -> None:
 
 async def test_taking_it_back(rig: Rig) -> None:
     rig.launch("a1", "sleep", "1000")
-    rig.launch("a2", "true", cwd="/nonexistent")
+    rig.launch("a2", "no\0such")
     remains = rig.launcher.hand_over()
     assert remains["a1"].report is not None
     assert remains["a2"].report is not None

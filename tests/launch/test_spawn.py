@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import pty
@@ -9,6 +10,8 @@ import resource
 import signal
 import struct
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,6 @@ import trio
 
 from sfad.core.events import Emptied, LaunchFailed, LaunchSucceeded, MainExited
 from sfad.launch import trampoline
-from sfad.launch.spawn import LaunchError, resolve
 from tests.launch.rig import PATIENCE, Rig, rigged
 
 SHOW = "import os,sys; sys.stdout.buffer.write(open('/proc/self/environ','rb').read())"
@@ -173,12 +175,21 @@ async def test_missing_interpreter(either: Rig, tmp_path: Path) -> None:
     assert "interpreter" in failed.error
 
 
-async def test_missing_directory(rig: Rig, tmp_path: Path) -> None:
-    failed = await rig.failure("a1", "true", cwd=f"{tmp_path}/gone")
+async def test_missing_interpreter_of_what_was_searched_for(either: Rig, tmp_path: Path) -> None:
+    (tmp_path / "script").write_text("#!/no/such/interpreter\n")
+    (tmp_path / "script").chmod(0o755)
+    failed = await either.failure("a1", "script", cwd=str(tmp_path), env=[b"PATH=/nowhere:."])
     assert (failed.errno, failed.error) == (
         errno.ENOENT,
-        f"cannot enter directory {tmp_path}/gone: No such file or directory",
+        "cannot execute script: No such file or directory (its interpreter is missing)",
     )
+
+
+async def test_missing_directory(either: Rig, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for name, number in (("gone", errno.ENOENT), ("file", errno.ENOTDIR)):
+        failed = await either.failure(name, "true", cwd=f"{tmp_path}/{name}")
+        assert (failed.errno, failed.error) == (number, f"cannot enter directory {tmp_path}/{name}: {os.strerror(number)}")
 
 
 @pytest.mark.parametrize("argv", [[], [""], ["a\0b"], ["/bin/echo", "a\0b"]])
@@ -235,20 +246,82 @@ async def test_two_hundred_at_once_and_no_status_is_stolen(rig: Rig) -> None:
     await rig.stop(*(f"r{number}" for number in range(200)))
 
 
-def test_resolve_like_execvp(tmp_path: Path) -> None:
-    for name in ("denied", "allowed"):
+async def test_commands_are_searched_for_as_execvp_does(either: Rig, tmp_path: Path) -> None:
+    for name, mode in (("denied", 0o644), ("allowed", 0o755), ("later", 0o755)):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "tool").write_text("")
-    (tmp_path / "allowed" / "tool").chmod(0o755)
-    path = os.fsencode(f"PATH={tmp_path}/none:{tmp_path}/denied:{tmp_path}/allowed")
-    root = os.open("/", os.O_PATH)
-    try:
-        assert resolve(b"tool", [path], root) == os.fsencode(tmp_path / "allowed" / "tool")
-        assert resolve(b"sh", [], root) == b"/bin/sh"
-        with pytest.raises(LaunchError):
-            resolve(b"sh", [b"PATH="], root)
-    finally:
-        os.close(root)
+        (tmp_path / name / "tool").write_text(f"echo {name} $0 $1")
+        (tmp_path / name / "tool").chmod(mode)
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").touch()
+
+    def path(*names: str) -> dict[str, Any]:
+        return {"cwd": str(tmp_path), "env": [os.fsencode("PATH=" + ":".join(names))]}
+
+    searched = path(f"{tmp_path}/none", "file", "denied", "allowed", "later")
+    # and without an interpreter's line it is the shell that gets it, by the name under which it was found
+    assert await either.output("a1", "tool", "x", **searched, tmp_path=tmp_path) == b"allowed allowed/tool x\n"
+    assert await either.output("a2", "sh", "-c", "echo $0 there", cwd="/", env=[], tmp_path=tmp_path) == b"sh there\n"
+    assert await either.output("a3", "tool", "x", **path("/nowhere", "") | {"cwd": f"{tmp_path}/later"}, tmp_path=tmp_path) == (
+        b"later ./tool x\n"
+    )
+    for run, names, number in (
+        ("a4", ["denied", "file", "none"], errno.EACCES),
+        ("a5", ["none", "file"], errno.ENOENT),
+        ("a6", [""], errno.ENOENT),
+        ("a7", ["loop", "allowed"], errno.ELOOP),
+        ("a8", ["x" * 300, "allowed"], errno.ENAMETOOLONG),
+    ):
+        failed = await either.failure(run, "tool", **path(*names))
+        assert (failed.errno, failed.error) == (number, f"cannot execute tool: {os.strerror(number)}")
+    await either.stop("a1", "a2", "a3")
+
+
+@contextmanager
+def unanswered(directory: Path) -> Iterator[Callable[[], None]]:
+    """A mount whose server does not answer; what it yields makes the server go away."""
+    directory.mkdir()
+    server = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    libc = ctypes.CDLL(None, use_errno=True)
+    with ExitStack() as stack:
+        closing = stack.enter_context(ExitStack())
+        closing.callback(os.close, server)
+        options = b"fd=%d,rootmode=40000,user_id=0,group_id=0" % server
+        if libc.mount(b"sfad-test", os.fsencode(directory), b"fuse", 0, options):
+            pytest.skip(f"mounting with FUSE: {os.strerror(ctypes.get_errno())}")
+        stack.callback(libc.umount2, os.fsencode(directory), 2)
+        yield closing.close
+
+
+with_fuse = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK) or os.geteuid() != 0, reason="takes root and FUSE")
+
+
+@with_fuse
+@pytest.mark.parametrize("what", ["cwd", "PATH", "command"])
+async def test_a_mount_that_does_not_answer_holds_up_nobody_else(either: Rig, tmp_path: Path, what: str) -> None:
+    mount = tmp_path / "mount"
+    with unanswered(mount):
+        path = f"PATH={mount}:/usr/bin:/bin" if what == "PATH" else "PATH=/usr/bin:/bin"
+        command = f"{mount}/true" if what == "command" else "true"
+        either.launch("a1", command, cwd=str(mount) if what == "cwd" else "/", env=[os.fsencode(path)])
+        either.launch("a2", "sh", "-c", "exit 3")
+        assert (await either.wait(MainExited, "a2")).code == 3
+        assert not [event for event in either.events if getattr(event, "run", "") == "a1"]
+        # and it is in its run, where it can be stopped
+        await either.stop("a1", "a2")
+
+
+@with_fuse
+async def test_a_mount_whose_server_has_gone_is_searched_past(either: Rig, tmp_path: Path) -> None:
+    mount = tmp_path / "mount"
+    with unanswered(mount) as go_away:
+        go_away()
+        either.launch("a1", "true", env=[os.fsencode(f"PATH={mount}:/usr/bin:/bin")])
+        assert (await either.wait(MainExited, "a1")).code == 0
+        failed = await either.failure("a2", "no-such-program", env=[os.fsencode(f"PATH={mount}:/usr/bin:/bin")])
+        assert (failed.errno, failed.error) == (errno.ENOTCONN, f"cannot execute no-such-program: {os.strerror(errno.ENOTCONN)}")
+        failed = await either.failure("a3", "true", cwd=str(mount))
+        assert failed.errno == errno.ENOTCONN
+        either.launcher.release("a1")
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
@@ -256,7 +329,7 @@ def test_the_table_lists_its_addresses(machine: str) -> None:
     number, table = trampoline._MACHINES[machine]
     address = 0
     for line in table.strip().splitlines():
-        assert int(line[:2], 16) == address
+        assert int(line[:3], 16) == address
         address += len(trampoline._instruction(line))
     content = trampoline.image(machine)
     assert struct.unpack_from("<16xHH", content) == (2, number)
