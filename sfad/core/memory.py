@@ -188,6 +188,8 @@ class Remembered:
     """Its launch is in flight, and will be reported."""
     startable: bool = False
     """What it takes to start it is there: command, environment, descriptors."""
+    begun: bool = True
+    """The main process of its latest attempt was remembered. Else that has executed nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,11 @@ class Recovery:
         self._machine.conclude(run, self._at, Status.FAILED, reason, empty=True)
 
     def _was_starting(self, run: Run, one: Remembered) -> None:
-        if run.pid is None:
+        if not one.begun:
+            what = "nothing of it has run" if run.attempt == 1 else f"nothing of attempt {run.attempt} has run"
+            reason = Reason(kind="daemon", message=f"{self._why} while it was being started; {what}")
+            self._machine.conclude(run, self._at, Status.FAILED, reason, empty=one.empty)
+        elif run.pid is None:
             self._gone(run, one, "while it was being started; whether it ran cannot be known")
         else:
             self._machine.launched(run, run.pid, self._at)

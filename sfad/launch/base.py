@@ -66,9 +66,9 @@ class Remains:
 
     nonce: str
     bounds: Bounds = UNBOUND
-    pid: int | None = None
-    """Of the main process; `None` if it had not been told: the daemon may have died between its start and the news of it; 0
-    if there is none, since it has ended or could not be started."""
+    pid: int = 0
+    """Of the main process; 0 if there is none, since it has ended or could not be started, or was not remembered, and so not let
+    run."""
     started: int | None = None
     """When that process started, in clock ticks since boot (field 22 of /proc/PID/stat); what has another start is another
     process. `None` if it had not been told."""
@@ -101,6 +101,11 @@ class Load:
     resident memory, summed over the processes, in which a page that is shared counts once a process."""
 
 
+Remember = Callable[[Remains], bool]
+"""Called once a main process is there, which executes nothing before this returns. False: it was not possible, and the launch
+fails."""
+
+
 class Launcher(Protocol):
     """Every verb names a run. Verbs return at once; what takes time is answered by an event through `Emit`:
     `LaunchSucceeded | LaunchFailed`, `MainExited`, `Emptied`, `Frozen`, `Surveyed`."""
@@ -109,7 +114,7 @@ class Launcher(Protocol):
     detail: str
     """Where runs are contained, or why not by cgroup; for `status` and `doctor`."""
 
-    def launch(self, run: RunId, parent: RunId | None, spec: LaunchSpec) -> None: ...
+    def launch(self, run: RunId, parent: RunId | None, spec: LaunchSpec, remember: Remember) -> None: ...
     def terminate(self, run: RunId, signal: int) -> None: ...
     def kill(self, run: RunId) -> None: ...
     def survey(self, run: RunId) -> None: ...

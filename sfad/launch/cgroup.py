@@ -11,14 +11,12 @@ catches what is being forked, and leaves `cgroup.freeze` as it was.
 
 from __future__ import annotations
 
-import errno
 import os
 import select
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from time import monotonic, sleep
 from typing import Literal
 
 import trio
@@ -39,9 +37,6 @@ _INSIST = 1.0
 """Seconds between two kills of what does not go: something may have been moved in after the first."""
 _REMOVE_TRIES, _REMOVE_PAUSE = 100, 0.02
 """A cgroup whose last process has just gone can be busy for some milliseconds."""
-
-_ARRIVAL, _LOOK_AGAIN = 0.5, 0.002
-"""Seconds that a trampoline gets whose daemon has died, and between two looks: an attach takes 6 ms, Python twenty."""
 
 _PASSES = 10
 """Looks for what forks while it is being moved."""
@@ -224,41 +219,6 @@ class CgroupLauncher(LocalLauncher):
 
     def _settle(self, held: Held) -> bool:
         return self._populated(held)
-
-    def _seek(self, held: Held) -> Stat | None:
-        """The daemon died between the spawn and the news of it, so its trampoline may still be on its way to the cgroup. It
-        gets there; or it is seen by its cookie; or there is no cgroup any more that it could get to, and it gives up."""
-        until = monotonic() + _ARRIVAL
-        while group := self._groups.get(held.id):
-            if self._populated(held):
-                return self._leader(group)
-            carriers = self._leaders_outside(held)
-            if not carriers and self._barred(group):
-                self._forget(held)
-            elif monotonic() > until:
-                return carriers[0] if carriers else None
-            else:
-                sleep(_LOOK_AGAIN)
-        return None
-
-    def _barred(self, group: _Group) -> bool:
-        """Removes the cgroup. That fails if somebody has arrived meanwhile, and for a moment after the last one has gone."""
-        try:
-            cgroupfs.remove_tree(group.directory)
-        except OSError as error:
-            if error.errno != errno.EBUSY:
-                raise
-            return False
-        return True
-
-    def _leader(self, group: _Group) -> Stat | None:
-        """The earliest leader of a session whose parent is not in the run: what a launcher spawns is one, and stays one."""
-        pids = [pid for directory in cgroupfs.nested(f"{group.directory}/{_LEAF}") for pid in cgroupfs.pids(directory)]
-        return min(_leaders(pids, {*pids, os.getpid()}), key=_by_start, default=None)
-
-    def _leaders_outside(self, held: Held) -> list[Stat]:
-        found = [process for process in procfs.scan().values() if process.session == process.pid and process.alive]
-        return sorted((one for one in found if cookie(one.pid, self.instance) == held.cookie), key=_by_start)
 
     # Bounds.
 
@@ -494,13 +454,3 @@ def _move(process: Stat, leaf: str) -> None:
     if now is not None and now.started == process.started:
         with suppress(ProcessLookupError):
             cgroupfs.write(f"{leaf}/cgroup.procs", b"%d" % process.pid)
-
-
-def _leaders(pids: Iterable[int], inside: set[int]) -> Iterator[Stat]:
-    """Those that are alive, lead a session and have no parent in `inside`."""
-    found = (process for pid in pids if (process := procfs.stat(pid)))
-    return (one for one in found if one.alive and one.session == one.pid and one.parent not in inside)
-
-
-def _by_start(process: Stat) -> int:
-    return process.started

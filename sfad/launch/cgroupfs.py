@@ -172,11 +172,15 @@ def _attach_a_child(cell: str) -> None:
         null, door = opened
         near, far = os.pipe2(os.O_CLOEXEC)
         stack.callback(os.close, near)
+        shut, gate = os.pipe2(os.O_CLOEXEC)
+        stack.callback(os.close, shut)
+        os.write(gate, b"\n")
+        os.close(gate)
         spawner = Spawner(best())
         with ExitStack() as spawning:
             spawning.callback(os.close, far)
             spawning.callback(spawner.close)
-            pid = spawner.spawn(Job([], [b"probe"], [], 0o022, b"/", (null, null, null), door, far))
+            pid = spawner.spawn(Job([], [b"probe"], [], 0o022, b"/", (null, null, null), door, far, shut))
         report = os.read(near, REPORT.size)
         os.waitid(os.P_PID, pid, os.WEXITED)
     stage, number = REPORT.unpack(report) if len(report) == REPORT.size else (ATTACH, 0)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import trio
 
 from ..core.events import Emptied, Frozen, LaunchFailed, LaunchSucceeded, MainExited, Surveyed
 from ..protocol.types import RunId, Survivor
-from .base import UNBOUND, Bounds, Emit, Enforcement, Found, LaunchSpec, Load, Remains
+from .base import UNBOUND, Bounds, Emit, Enforcement, Found, LaunchSpec, Load, Remains, Remember
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +93,14 @@ class FakeLauncher:
         self._nursery: trio.Nursery | None = None
         self._last_pid = 1000
 
-    def launch(self, run: RunId, parent: RunId | None, spec: LaunchSpec) -> None:
+    def launch(self, run: RunId, parent: RunId | None, spec: LaunchSpec, remember: Remember) -> None:
         """Starts the scripted attempt."""
         self.calls.append(("launch", run, parent, spec))
         held = self._runs.get(run) or self._hold(run, parent)
         held.script, held.nonce, held.bounds = self._script(run, spec), spec.nonce, spec.bounds
+        self._spawn(held)
+        if not remember(Remains(held.nonce, held.bounds, held.pid, held.pid)):
+            held.script = replace(held.script, errno=errno.ENOSPC)
         self._later(lambda: self._started(held))
 
     def terminate(self, run: RunId, signal: int) -> None:
@@ -187,6 +191,7 @@ class FakeLauncher:
             return Found(None, empty=True)
         held.script, held.rest = script, script.headless
         if remains.report is not None:
+            self._spawn(held)
             self._later(lambda: self._started(held))
             return Found(remains.pid or None, empty=False, starting=True)
         if not script.headless:
@@ -244,14 +249,17 @@ class FakeLauncher:
         self._soon.append(call)
         self._wake.set()
 
+    def _spawn(self, held: _Run) -> None:
+        self._last_pid += 1
+        held.pid, held.main = self._last_pid, True
+
     def _started(self, held: _Run) -> None:
         if held.script.errno:
+            held.main = False
             error = os.strerror(held.script.errno)
             self._emit(LaunchFailed(self._clock(), held.id, held.script.errno, error))
             self._consider(held)
             return
-        self._last_pid += 1
-        held.pid, held.main = self._last_pid, True
         self._emit(LaunchSucceeded(self._clock(), held.id, held.pid))
         self._begin(held)
 

@@ -33,7 +33,7 @@ from ..faults import effect
 from ..protocol.types import RunId, Survivor
 from . import procfs
 from .affinity import Affinity, Cpus, bind
-from .base import UNBOUND, Bounds, Emit, Enforcement, Found, LaunchSpec, Load, Remains
+from .base import UNBOUND, Bounds, Emit, Enforcement, Found, LaunchSpec, Load, Remains, Remember
 from .pidfd import ended, exit_status, reaped, tells_exits
 from .procfs import Stat
 from .reaper import Orphans
@@ -224,10 +224,6 @@ class LocalLauncher(ABC):
         """Undoes that, and leaves what is there as it is. Raises nothing."""
 
     @abstractmethod
-    def _seek(self, held: Held) -> Stat | None:
-        """Its main process, whose pid nobody remembers. `None` if there is none, and never will be."""
-
-    @abstractmethod
     def _carries(self, held: Held, pid: int) -> bool:
         """Whether a process is provably the run's."""
 
@@ -262,13 +258,13 @@ class LocalLauncher(ABC):
 
     # The verbs.
 
-    def launch(self, run: RunId, parent: RunId | None, spec: LaunchSpec) -> None:
+    def launch(self, run: RunId, parent: RunId | None, spec: LaunchSpec, remember: Remember) -> None:
         """Starts the run's command, a first time or again; answered by `LaunchSucceeded` or `LaunchFailed`."""
         held = self._runs.get(run) or self._hold(run, parent, spec.nonce)
         if held.bounds != spec.bounds:
             self._set(held, spec.bounds)
         try:
-            held.main = self._start(held, spec)
+            self._start(held, spec, remember)
         except LaunchError as error:
             held.failing = error
             self._watch.soon(self._fail, held, error)
@@ -424,24 +420,35 @@ class LocalLauncher(ABC):
             above.children.add(held)
         return held
 
-    def _start(self, held: Held, spec: LaunchSpec) -> Main:
+    def _start(self, held: Held, spec: LaunchSpec, remember: Remember) -> None:
         if held.main is not None:
             raise LaunchError(errno.EBUSY, "cannot start again", held.id.encode())
         if b"\0" in b"".join((spec.cwd, *spec.argv, *spec.env)):
             raise LaunchError(errno.EINVAL, "cannot execute", b"".join(spec.argv[:1]), " (null byte)")
-        opened: list[int] = []
-        try:
-            main = self._spawn(held, spec, opened)
-        finally:
-            for fd in opened:
-                os.close(fd)
-        effect("spawned")
-        return self._own(held, main)  # a descriptor at least is free again: enough
-
-    def _spawn(self, held: Held, spec: LaunchSpec, opened: list[int]) -> Main:
-        """The child, which nobody watches yet."""
         name = spec.argv[0] if spec.argv else b""
         command = Command(name, spec.cwd, tuple(candidates(name, spec.env)))
+        try:
+            far_gate, gate = os.pipe2(os.O_CLOEXEC)
+        except OSError as error:
+            raise _short(error, name) from error
+        try:
+            try:
+                main = self._spawn(held, spec, command, far_gate)
+            finally:
+                os.close(far_gate)
+            effect("spawned")
+            held.main = self._own(held, main)  # a descriptor at least is free again: enough
+            if remember(self._remains(held)):
+                with suppress(BrokenPipeError):  # it has failed before it came to the gate
+                    os.write(gate, b"\n")
+            else:
+                main.failure = LaunchError(errno.ENOSPC, "cannot remember the start of", name, kind="output")
+        finally:
+            os.close(gate)
+
+    def _spawn(self, held: Held, spec: LaunchSpec, command: Command, gate: int) -> Main:
+        """The child, which nobody watches yet."""
+        opened: list[int] = []
         try:
             door = self._enter(held)
             if door.fd is not None:
@@ -449,15 +456,17 @@ class LocalLauncher(ABC):
             report, far_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             opened.append(far_end)
             try:
-                return Main(self._spawner.spawn(self._job(held, spec, command, door, far_end)), -1, report, command)
+                return Main(self._spawner.spawn(self._job(held, spec, command, door, far_end, gate)), -1, report, command)
             except BaseException:
                 os.close(report)
                 raise
         except OSError as error:
-            note = _SHORT_OF.get(error.errno or 0, "")
-            raise LaunchError(error.errno or errno.EIO, "cannot start", name, note) from error
+            raise _short(error, command.name) from error
+        finally:
+            for fd in opened:
+                os.close(fd)
 
-    def _job(self, held: Held, spec: LaunchSpec, command: Command, door: Door, report: int) -> Job:
+    def _job(self, held: Held, spec: LaunchSpec, command: Command, door: Door, report: int, gate: int) -> Job:
         null = self._null
         stdin, stdout, stderr = (null if fd is None else fd for fd in (spec.stdin, spec.stdout, spec.stderr))
         env = [item for item in spec.env if not item.startswith(_COOKIE_IS)]
@@ -470,6 +479,7 @@ class LocalLauncher(ABC):
             stdio=(stdin, stdout, stderr),
             door=door.fd if door.fd is not None else null,
             report=report,
+            gate=gate,
             terminal=spec.terminal and os.isatty(stdin),
             nofile=self._nofile,
             msgqueue=door.msgqueue,
@@ -504,10 +514,11 @@ class LocalLauncher(ABC):
     def remains(self, run: RunId) -> Remains | None:
         """See `Launcher.remains`."""
         held = self._runs.get(run)
-        if held is None:
-            return None
+        return self._remains(held) if held is not None else None
+
+    def _remains(self, held: Held) -> Remains:
         if held.main is None:
-            return Remains(held.nonce, held.bounds, 0)
+            return Remains(held.nonce, held.bounds)
         return Remains(held.nonce, held.bounds, held.main.pid, _start_of(held.main))
 
     def hand_over(self) -> dict[RunId, Remains]:
@@ -519,8 +530,7 @@ class LocalLauncher(ABC):
             raise
 
     def _bequest(self, held: Held) -> Remains:
-        remains = self.remains(held.id)
-        assert remains is not None
+        remains = self._remains(held)
         failure = held.main.failure if held.main else held.failing
         if failure:
             self._lent.append(_said(failure))  # a pipe in which the trampoline's report stands once more
@@ -582,9 +592,7 @@ class LocalLauncher(ABC):
         return self._take(held, process) if process else None
 
     def _main_of(self, held: Held, remains: Remains) -> Stat | None:
-        if remains.pid is None:
-            return self._seek(held)
-        process = procfs.stat(remains.pid)
+        process = procfs.stat(remains.pid) if remains.pid else None
         if process is None or remains.started not in (None, process.started):
             return None
         if process.parent == os.getpid() and remains.started is not None:  # unreaped, perhaps ended: the pid is its own
@@ -687,7 +695,7 @@ class LocalLauncher(ABC):
 
     def _fail(self, held: Held, error: LaunchError) -> None:
         held.failing = None
-        self._emit(LaunchFailed(self._clock(), held.id, error.errno, error.text))
+        self._emit(LaunchFailed(self._clock(), held.id, error.errno, error.text, error.kind))
         self._consider(held)
 
     def _read_report(self, held: Held, main: Main) -> None:
@@ -703,7 +711,7 @@ class LocalLauncher(ABC):
         command, main.command = main.command or Command(), None
         if content:
             main.failure = _failure(content, command)  # told once the trampoline is reaped
-        else:
+        elif main.failure is None:
             self._emit(LaunchSucceeded(self._clock(), held.id, main.pid))
 
     def _reap(self, held: Held, main: Main) -> None:
@@ -845,6 +853,10 @@ def _signal(main: Main, number: int) -> bool:
         signal.pidfd_send_signal(main.pidfd, number)
         return True
     return False
+
+
+def _short(error: OSError, name: bytes) -> LaunchError:
+    return LaunchError(error.errno or errno.EIO, "cannot start", name, _SHORT_OF.get(error.errno or 0, ""))
 
 
 def _failure(report: bytes, command: Command) -> LaunchError:

@@ -13,6 +13,7 @@ import os
 import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from .trampoline import FD_DOOR, FD_FREE, Trampoline
 
@@ -25,8 +26,11 @@ _STDIN = b"/proc/self/fd/0"
 class LaunchError(Exception):
     """A command cannot be started: the system's error and a text that names the thing."""
 
-    def __init__(self, number: int, doing: str, what: bytes, note: str = "") -> None:
+    def __init__(
+        self, number: int, doing: str, what: bytes, note: str = "", *, kind: Literal["launch", "output"] = "launch"
+    ) -> None:
         self.errno = number
+        self.kind = kind
         self.text = f"{doing} {what.decode('utf-8', 'backslashreplace')}: {os.strerror(number)}{note}"
         super().__init__(self.text)
 
@@ -44,6 +48,7 @@ class Job:
     stdio: tuple[int, int, int]
     door: int
     report: int
+    gate: int
     terminal: bool = False
     nofile: int | None = None
     """The soft RLIMIT_NOFILE of the command, where it is not the daemon's."""
@@ -96,7 +101,7 @@ class Spawner:
 
     def _describe(self, actions: object, job: Job, moved: list[int]) -> None:
         image = () if self._trampoline.image is None else (self._trampoline.image,)
-        for target, source in enumerate((*job.stdio, job.door, job.report, *image)):  # to 0-2, FD_DOOR, FD_REPORT, FD_IMAGE
+        for target, source in enumerate((*job.stdio, job.door, job.report, job.gate, *image)):  # to 0-2, FD_DOOR, …
             if target == FD_DOOR and job.terminal:
                 _check(_libc.posix_spawn_file_actions_addopen(actions, FD_DOOR, _STDIN, os.O_RDWR, 0))
             if source < FD_FREE:

@@ -122,13 +122,6 @@ class TagsLauncher(LocalLauncher):
         numbers = {number: held.id} if number is not None else {}
         return process is not None and abroad.run_of(abroad.trace(process), None, {held.cookie: held.id}, numbers) == held.id
 
-    def _seek(self, held: Held) -> Stat | None:
-        """Who was spawned has the tag and leads a session before it executes anything. The first of those it is."""
-        found = {process.pid: process for look in self._looks.recent() for process in self._seen(held, look)}
-        parents = {*found, os.getpid()}
-        leaders = [one for one in found.values() if one.session == one.pid and one.parent not in parents]
-        return min(leaders, key=lambda one: (one.started, one.pid), default=None)  # of a clock tick, the lower pid is the elder
-
     def _settle(self, held: Held) -> bool:
         if held.main is not None:
             if not held.main.ours:

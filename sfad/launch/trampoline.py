@@ -8,14 +8,17 @@ program, which attaches *itself* and then becomes the command. It never runs the
     fd 0-2  the command's
     fd 3    what to write "0" to in order to be contained: the run's cgroup.procs, or /dev/null
     fd 4    where failure is reported: 16 bytes, the stage and -errno, in the machine's order
-    fd 5    this program, when it is an ELF image
+    fd 5    the gate: a byte comes when the daemon has written down who this is; end-of-file if it died before that
+    fd 6    this program, when it is an ELF image
 
-It sets the umask, writes "0" to fd 3, enters CWD, marks every descriptor above 2 close-on-exec, and execs the first FILE that is
-there, as execvp(3) does: it goes on after ENOENT, ENOTDIR, EACCES and what a network file system says (the errnos from 64 on), and
-what the kernel calls ENOEXEC is given to /bin/sh. So the other end of fd 4 reads end-of-file if the command runs.
+It sets the umask, writes "0" to fd 3, enters CWD, marks every descriptor above 2 close-on-exec, waits at the gate, and
+execs the first FILE that is there, as execvp(3) does: it goes on after ENOENT, ENOTDIR, EACCES and what a network file
+system says (the errnos from 64 on), and what the kernel calls ENOEXEC is given to /bin/sh. So the other end of fd 4 reads
+end-of-file if the command runs. At a gate that stays shut it exits without a word: nothing is executed that the next
+daemon would not know of.
 
-That the directory and the files are first touched here, and not by the daemon, is the point: on a mount that does not answer it is
-this process that hangs, within its run, where it can be stopped.
+That the directory and the files are first touched here, and not by the daemon, is the point: on a mount that does not
+answer it is this process that hangs, within its run, where it can be stopped.
 
 Tried and rejected: clone3(2) straight into the cgroup, from a few instructions mapped into the daemon. Throughput and
 latency under load were the same, isolated starts some milliseconds sooner; but a vforked child that is born in a frozen
@@ -41,7 +44,7 @@ ATTACH, ENTER, CLOSE, EXEC = 1, 2, 3, 4
 
 REPORT = struct.Struct("=qq")
 SHELL = b"/bin/sh"
-FD_DOOR, FD_REPORT, FD_IMAGE, FD_FREE = 3, 4, 5, 6
+FD_DOOR, FD_REPORT, FD_GATE, FD_IMAGE, FD_FREE = 3, 4, 5, 6, 7
 
 _LOAD = 0x400000
 _X86_64 = """
@@ -70,14 +73,14 @@ _X86_64 = """
 029 0f 05             syscall
 02b 59                pop rcx
 02c 85 c0             test eax, eax
-02e 0f 88 ae 00 00 00 js 0e2
+02e 0f 88 c5 00 00 00 js 0f9
 034 ff c3             inc ebx                   ; stage = ENTER
 036 48 8b 7c 24 18    mov rdi, [rsp+24]         ; chdir(argv[2])
 03b 6a 50             push 80
 03d 58                pop rax
 03e 0f 05             syscall
 040 85 c0             test eax, eax
-042 0f 88 9a 00 00 00 js 0e2
+042 0f 88 b1 00 00 00 js 0f9
 048 ff c3             inc ebx                   ; stage = CLOSE
 04a 6a 03             push 3                    ; close_range(3, ~0, CLOSE_RANGE_CLOEXEC)
 04c 5f                pop rdi
@@ -87,67 +90,79 @@ _X86_64 = """
 053 b8 b4 01 00 00    mov eax, 436
 058 0f 05             syscall
 05a 85 c0             test eax, eax
-05c 0f 88 80 00 00 00 js 0e2
+05c 0f 88 97 00 00 00 js 0f9
 062 ff c3             inc ebx                   ; stage = EXEC
-064 48 8b 04 24       mov rax, [rsp]            ; r15 = envp
-068 4c 8d 7c c4 10    lea r15, [rsp+rax*8+16]
-06d 4c 8d 64 24 20    lea r12, [rsp+32]         ; r12 = &argv[3], the files
-072 4d 89 e5          mov r13, r12              ; r13 = what follows the empty one, ARGV
-075 49 8b 7d 00       mov rdi, [r13]
-079 49 83 c5 08       add r13, 8
-07d 80 3f 00          cmp byte [rdi], 0
-080 75 f3             jne 075
-082 6a fe             push -2                   ; r14 = -ENOENT
-084 41 5e             pop r14
-086 49 8b 3c 24       mov rdi, [r12]            ; execve(*r12, r13, r15)
-08a 80 3f 00          cmp byte [rdi], 0
-08d 74 50             je 0df
-08f 4c 89 ee          mov rsi, r13
-092 4c 89 fa          mov rdx, r15
-095 6a 3b             push 59
-097 58                pop rax
-098 0f 05             syscall
-09a 83 f8 f8          cmp eax, -8               ; ENOEXEC
-09d 74 1d             je 0bc
-09f 49 83 c4 08       add r12, 8                ; the next one, after
-0a3 83 f8 fe          cmp eax, -2               ; ENOENT,
-0a6 74 de             je 086
-0a8 83 f8 ec          cmp eax, -20              ; ENOTDIR,
-0ab 74 d9             je 086
-0ad 49 89 c6          mov r14, rax              ; and, to be reported in the end,
-0b0 83 f8 f3          cmp eax, -13              ; EACCES,
-0b3 74 d1             je 086
-0b5 83 f8 c0          cmp eax, -64              ; and what a network file system says
-0b8 7e cc             jle 086
-0ba eb 23             jmp 0df
-0bc 49 8b 04 24       mov rax, [r12]            ; argv[0] = the file, after argv[-1] = SHELL
-0c0 49 89 45 00       mov [r13], rax
-0c4 49 83 ed 08       sub r13, 8
-0c8 48 8b 7c 24 08    mov rdi, [rsp+8]
-0cd 49 89 7d 00       mov [r13], rdi
-0d1 4c 89 ee          mov rsi, r13              ; execve(SHELL, r13, r15)
-0d4 4c 89 fa          mov rdx, r15
-0d7 6a 3b             push 59
-0d9 58                pop rax
-0da 0f 05             syscall
-0dc 49 89 c6          mov r14, rax
-0df 4c 89 f0          mov rax, r14
-0e2 50                push rax                  ; write(4, {stage, -errno}, 16)
-0e3 53                push rbx
-0e4 6a 04             push 4
-0e6 5f                pop rdi
-0e7 54                push rsp
-0e8 5e                pop rsi
-0e9 6a 10             push 16
-0eb 5a                pop rdx
-0ec 6a 01             push 1
-0ee 58                pop rax
-0ef 0f 05             syscall
-0f1 6a 7f             push 127                  ; exit(127)
-0f3 5f                pop rdi
-0f4 6a 3c             push 60
-0f6 58                pop rax
-0f7 0f 05             syscall
+064 53                push rbx                  ; read(5, …, 1): 1, or the daemon has died
+065 6a 05             push 5
+067 5f                pop rdi
+068 54                push rsp
+069 5e                pop rsi
+06a 6a 01             push 1
+06c 5a                pop rdx
+06d 31 c0             xor eax, eax
+06f 0f 05             syscall
+071 59                pop rcx
+072 83 f8 01          cmp eax, 1
+075 0f 85 8d 00 00 00 jne 108
+07b 48 8b 04 24       mov rax, [rsp]            ; r15 = envp
+07f 4c 8d 7c c4 10    lea r15, [rsp+rax*8+16]
+084 4c 8d 64 24 20    lea r12, [rsp+32]         ; r12 = &argv[3], the files
+089 4d 89 e5          mov r13, r12              ; r13 = what follows the empty one, ARGV
+08c 49 8b 7d 00       mov rdi, [r13]
+090 49 83 c5 08       add r13, 8
+094 80 3f 00          cmp byte [rdi], 0
+097 75 f3             jne 08c
+099 6a fe             push -2                   ; r14 = -ENOENT
+09b 41 5e             pop r14
+09d 49 8b 3c 24       mov rdi, [r12]            ; execve(*r12, r13, r15)
+0a1 80 3f 00          cmp byte [rdi], 0
+0a4 74 50             je 0f6
+0a6 4c 89 ee          mov rsi, r13
+0a9 4c 89 fa          mov rdx, r15
+0ac 6a 3b             push 59
+0ae 58                pop rax
+0af 0f 05             syscall
+0b1 83 f8 f8          cmp eax, -8               ; ENOEXEC
+0b4 74 1d             je 0d3
+0b6 49 83 c4 08       add r12, 8                ; the next one, after
+0ba 83 f8 fe          cmp eax, -2               ; ENOENT,
+0bd 74 de             je 09d
+0bf 83 f8 ec          cmp eax, -20              ; ENOTDIR,
+0c2 74 d9             je 09d
+0c4 49 89 c6          mov r14, rax              ; and, to be reported in the end,
+0c7 83 f8 f3          cmp eax, -13              ; EACCES,
+0ca 74 d1             je 09d
+0cc 83 f8 c0          cmp eax, -64              ; and what a network file system says
+0cf 7e cc             jle 09d
+0d1 eb 23             jmp 0f6
+0d3 49 8b 04 24       mov rax, [r12]            ; argv[0] = the file, after argv[-1] = SHELL
+0d7 49 89 45 00       mov [r13], rax
+0db 49 83 ed 08       sub r13, 8
+0df 48 8b 7c 24 08    mov rdi, [rsp+8]
+0e4 49 89 7d 00       mov [r13], rdi
+0e8 4c 89 ee          mov rsi, r13              ; execve(SHELL, r13, r15)
+0eb 4c 89 fa          mov rdx, r15
+0ee 6a 3b             push 59
+0f0 58                pop rax
+0f1 0f 05             syscall
+0f3 49 89 c6          mov r14, rax
+0f6 4c 89 f0          mov rax, r14
+0f9 50                push rax                  ; write(4, {stage, -errno}, 16)
+0fa 53                push rbx
+0fb 6a 04             push 4
+0fd 5f                pop rdi
+0fe 54                push rsp
+0ff 5e                pop rsi
+100 6a 10             push 16
+102 5a                pop rdx
+103 6a 01             push 1
+105 58                pop rax
+106 0f 05             syscall
+108 6a 7f             push 127                  ; exit(127)
+10a 5f                pop rdi
+10b 6a 3c             push 60
+10d 58                pop rax
+10e 0f 05             syscall
 """
 _AARCH64 = """
 000 52800000          mov w0, #0
@@ -161,72 +176,79 @@ _AARCH64 = """
 020 d4000001          svc #0
 024 d2800033          mov x19, #1               ; stage = ATTACH
 028 d2800060          mov x0, #3                ; write(3, "0", 1)
-02c 10000821          adr x1, 130
+02c 10000901          adr x1, 14c
 030 d2800022          mov x2, #1
 034 d2800808          mov x8, #64
 038 d4000001          svc #0
-03c b7f80680          tbnz x0, #63, 10c
+03c b7f80760          tbnz x0, #63, 128
 040 d2800053          mov x19, #2               ; stage = ENTER
 044 f9400fe0          ldr x0, [sp, #24]         ; chdir(argv[2])
 048 d2800628          mov x8, #49
 04c d4000001          svc #0
-050 b7f805e0          tbnz x0, #63, 10c
+050 b7f806c0          tbnz x0, #63, 128
 054 d2800073          mov x19, #3               ; stage = CLOSE
 058 d2800060          mov x0, #3                ; close_range(3, ~0, CLOSE_RANGE_CLOEXEC)
 05c 12800001          mov w1, #-1
 060 d2800082          mov x2, #4
 064 d2803688          mov x8, #436
 068 d4000001          svc #0
-06c b7f80500          tbnz x0, #63, 10c
+06c b7f805e0          tbnz x0, #63, 128
 070 d2800093          mov x19, #4               ; stage = EXEC
-074 f94003e3          ldr x3, [sp]              ; x20 = envp
-078 8b236ff4          add x20, sp, x3, lsl #3
-07c 91004294          add x20, x20, #16
-080 910083f5          add x21, sp, #32          ; x21 = &argv[3], the files
-084 aa1503f6          mov x22, x21              ; x22 = what follows the empty one, ARGV
-088 f84086c0          ldr x0, [x22], #8
-08c 39400003          ldrb w3, [x0]
-090 35ffffc3          cbnz w3, 088
-094 92800037          mov x23, #-2              ; x23 = -ENOENT
-098 d2801ba8          mov x8, #221
-09c f94002a0          ldr x0, [x21]             ; execve(*x21, x22, x20)
-0a0 39400003          ldrb w3, [x0]
-0a4 34000323          cbz w3, 108
-0a8 aa1603e1          mov x1, x22
-0ac aa1403e2          mov x2, x20
-0b0 d4000001          svc #0
-0b4 b100201f          cmn x0, #8                ; ENOEXEC
-0b8 54000180          b.eq 0e8
-0bc 910022b5          add x21, x21, #8          ; the next one, after
-0c0 b100081f          cmn x0, #2                ; ENOENT,
-0c4 54fffec0          b.eq 09c
-0c8 b100501f          cmn x0, #20               ; ENOTDIR,
-0cc 54fffe80          b.eq 09c
-0d0 aa0003f7          mov x23, x0               ; and, to be reported in the end,
-0d4 b100341f          cmn x0, #13               ; EACCES,
-0d8 54fffe20          b.eq 09c
-0dc b101001f          cmn x0, #64               ; and what a network file system says
-0e0 54fffded          b.le 09c
-0e4 14000009          b 108
-0e8 f94002a3          ldr x3, [x21]             ; argv[0] = the file, after argv[-1] = SHELL
-0ec f90002c3          str x3, [x22]
-0f0 f94007e0          ldr x0, [sp, #8]
-0f4 f81f8ec0          str x0, [x22, #-8]!
-0f8 aa1603e1          mov x1, x22               ; execve(SHELL, x22, x20)
-0fc aa1403e2          mov x2, x20
-100 d4000001          svc #0
-104 aa0003f7          mov x23, x0
-108 aa1703e0          mov x0, x23
-10c a9bf03f3          stp x19, x0, [sp, #-16]!  ; write(4, {stage, -errno}, 16)
-110 d2800080          mov x0, #4
-114 910003e1          mov x1, sp
-118 d2800202          mov x2, #16
-11c d2800808          mov x8, #64
-120 d4000001          svc #0
-124 d2800fe0          mov x0, #127              ; exit(127)
-128 d2800ba8          mov x8, #93
-12c d4000001          svc #0
-130 30000000          .ascii "0"
+074 d28000a0          mov x0, #5                ; read(5, …, 1): 1, or the daemon has died
+078 d10043e1          sub x1, sp, #16
+07c d2800022          mov x2, #1
+080 d28007e8          mov x8, #63
+084 d4000001          svc #0
+088 f100041f          cmp x0, #1
+08c 540005a1          b.ne 140
+090 f94003e3          ldr x3, [sp]              ; x20 = envp
+094 8b236ff4          add x20, sp, x3, lsl #3
+098 91004294          add x20, x20, #16
+09c 910083f5          add x21, sp, #32          ; x21 = &argv[3], the files
+0a0 aa1503f6          mov x22, x21              ; x22 = what follows the empty one, ARGV
+0a4 f84086c0          ldr x0, [x22], #8
+0a8 39400003          ldrb w3, [x0]
+0ac 35ffffc3          cbnz w3, 0a4
+0b0 92800037          mov x23, #-2              ; x23 = -ENOENT
+0b4 d2801ba8          mov x8, #221
+0b8 f94002a0          ldr x0, [x21]             ; execve(*x21, x22, x20)
+0bc 39400003          ldrb w3, [x0]
+0c0 34000323          cbz w3, 124
+0c4 aa1603e1          mov x1, x22
+0c8 aa1403e2          mov x2, x20
+0cc d4000001          svc #0
+0d0 b100201f          cmn x0, #8                ; ENOEXEC
+0d4 54000180          b.eq 104
+0d8 910022b5          add x21, x21, #8          ; the next one, after
+0dc b100081f          cmn x0, #2                ; ENOENT,
+0e0 54fffec0          b.eq 0b8
+0e4 b100501f          cmn x0, #20               ; ENOTDIR,
+0e8 54fffe80          b.eq 0b8
+0ec aa0003f7          mov x23, x0               ; and, to be reported in the end,
+0f0 b100341f          cmn x0, #13               ; EACCES,
+0f4 54fffe20          b.eq 0b8
+0f8 b101001f          cmn x0, #64               ; and what a network file system says
+0fc 54fffded          b.le 0b8
+100 14000009          b 124
+104 f94002a3          ldr x3, [x21]             ; argv[0] = the file, after argv[-1] = SHELL
+108 f90002c3          str x3, [x22]
+10c f94007e0          ldr x0, [sp, #8]
+110 f81f8ec0          str x0, [x22, #-8]!
+114 aa1603e1          mov x1, x22               ; execve(SHELL, x22, x20)
+118 aa1403e2          mov x2, x20
+11c d4000001          svc #0
+120 aa0003f7          mov x23, x0
+124 aa1703e0          mov x0, x23
+128 a9bf03f3          stp x19, x0, [sp, #-16]!  ; write(4, {stage, -errno}, 16)
+12c d2800080          mov x0, #4
+130 910003e1          mov x1, sp
+134 d2800202          mov x2, #16
+138 d2800808          mov x8, #64
+13c d4000001          svc #0
+140 d2800fe0          mov x0, #127              ; exit(127)
+144 d2800ba8          mov x8, #93
+148 d4000001          svc #0
+14c 30000000          .ascii "0"
 """
 _MACHINES = {"x86_64": (62, _X86_64), "aarch64": (183, _AARCH64)}
 _MNEMONIC = 22

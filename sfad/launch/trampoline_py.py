@@ -41,7 +41,7 @@ def _exec_first(shell: bytes, files: list[bytes], argv: list[bytes]) -> int:
 
 
 def main() -> int:
-    """Attaches itself and becomes the command; returns only on failure, with the errno."""
+    """Attaches itself and becomes the command; returns only on failure, with the errno, or with 0 at a shut gate."""
     shell, umask, cwd, *words = (os.fsencode(word) for word in sys.argv[1:])
     files, argv = words[: words.index(b"")], words[words.index(b"") + 1 :]
     stage = ATTACH
@@ -57,6 +57,8 @@ def main() -> int:
         for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and that would be inherited
             signal.signal(ignored, signal.SIG_DFL)
         stage = EXEC
+        if not os.read(5, 1):
+            return 0
         failure = _exec_first(shell, files, argv)
     except OSError as error:
         failure = error.errno or errno.EIO

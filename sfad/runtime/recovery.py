@@ -160,7 +160,8 @@ class _Recoverer:
             run.pid = found.pid
         self._runtime.take_over(live, entry.meter, ended)
         effect("adopted")
-        return Remembered(run, empty=found.empty, starting=found.starting, startable=self._startable(live))
+        begun = live.main is not None and live.main.attempt == run.attempt
+        return Remembered(run, empty=found.empty, starting=found.starting, startable=self._startable(live), begun=begun)
 
     def _found(self, live: Live, held: Held) -> Found:
         run = live.run
@@ -200,12 +201,10 @@ class _Recoverer:
 
 
 def _remains(live: Live) -> Remains:
-    """Who is known to have been launched is not looked for once it has ended: what it left behind would be taken for it."""
+    """What was not remembered has executed nothing, and is not looked for."""
     run, main = live.run, live.main
-    if run.exit is not None:
-        return Remains(live.nonce, bounds_of(run), 0)
-    if main is None or main.attempt != run.attempt:
-        return Remains(live.nonce, bounds_of(run), run.pid)
+    if run.exit is not None or main is None or main.attempt != run.attempt:
+        return Remains(live.nonce, bounds_of(run))
     return Remains(live.nonce, bounds_of(run), main.pid, main.started)
 
 

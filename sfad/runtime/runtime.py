@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +25,7 @@ from ..core.ids import run_number
 from ..core.machine import HOUR, Machine
 from ..core.run import Run
 from ..faults import effect
-from ..launch.base import Launcher, LaunchSpec
+from ..launch.base import Launcher, LaunchSpec, Remains
 from ..ledger import Ledger
 from ..meters import Program
 from ..observe.log import Log
@@ -553,17 +554,19 @@ class Runtime:
                 message = f"run {run.id} was not started: the disk has no room to remember that it was, free some"
                 self.feed(e.LaunchFailed(trio.current_time(), run.id, errno.ENOSPC, message, "output"))
                 return
-            self.launcher.launch(run.id, run.parent.id if run.parent is not None else None, spec)
-            remains = self.launcher.remains(run.id)
-            if remains is not None and remains.pid:
-                # before it is told: what it leaves behind, should it have ended by then, must not be taken for it
-                live.main = Main(run.attempt, remains.pid, remains.started)
-                self.memory.keep([live])
+            self.launcher.launch(run.id, run.parent.id if run.parent is not None else None, spec, partial(self._note_main, live))
             effect("launched")
             self.memory.started(run)
         finally:
             for descriptor in opened:
                 os.close(descriptor)
+
+    def _note_main(self, live: Live, remains: Remains) -> bool:
+        """Whether the next daemon would know the main process. It executes nothing before that."""
+        live.main = Main(live.run.attempt, remains.pid, remains.started)
+        self.memory.keep([live])
+        effect("main noted")
+        return self.memory.remembers(live.run.id)
 
     def _spec(self, live: Live) -> tuple[LaunchSpec, list[int]]:
         run, spawn = live.run, live.spawn

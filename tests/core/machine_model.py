@@ -421,7 +421,9 @@ class World:
 
     def _remembered(self, run: Run, *, startable: bool, starting: bool = False) -> Remembered:
         box = self.boxes.get(run.id)
-        return Remembered(run, empty=box is None or not box.alive, starting=starting, startable=startable)
+        # who is in there may also be a trampoline that was not let through
+        begun = starting or run.status is not Status.STARTING or run.pid is not None or bool(run.number % 2)
+        return Remembered(run, empty=box is None or not box.alive, starting=starting, startable=startable, begun=begun)
 
     def _anew(self) -> None:
         live = [book.run for book in self.live.values()]
@@ -447,6 +449,9 @@ class World:
         elif old in {Status.RUNNING, Status.PAUSED} and one.run.pid is not None and not one.run.status.terminal:
             stopped_above = any(above.status is Status.STOPPING or above.clearing for above in run.lineage[:-1])
             assert run.status is old or (stopped_above and run.status is Status.STOPPING)
+        elif not one.begun:
+            assert run.outcome is Status.FAILED
+            assert run.exit is None
         elif old in {Status.RUNNING, Status.PAUSED, Status.STARTING} and run.pid is None:
             outcome = run.outcome
             assert outcome is Status.LOST, outcome

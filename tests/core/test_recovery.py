@@ -40,6 +40,7 @@ class Life(Transcript):
         populated: Iterable[RunId] = (),
         startable: Iterable[RunId] = (),
         starting: Iterable[RunId] = (),
+        unbegun: Iterable[RunId] = (),
         copies: list[tuple[Birth, State]] | None = None,
         reboot: bool = False,
         continued: bool = False,
@@ -54,7 +55,15 @@ class Life(Transcript):
         runs = []
         for run in found.values():
             run.pid = 88 if run.id in alive else None
-            runs.append(Remembered(run, empty=run.id not in there, starting=run.id in starting, startable=run.id in set(startable)))
+            runs.append(
+                Remembered(
+                    run,
+                    empty=run.id not in there,
+                    starting=run.id in starting,
+                    startable=run.id in set(startable),
+                    begun=run.id not in set(unbegun),
+                )
+            )
         tickets = self.machine.tickets() if continued else ()
         self.machine = Machine(self.machine.policy, **self.numbers)
         return e.Recovered(self.at, tuple(runs), "the daemon died", continued, tickets)
@@ -248,6 +257,20 @@ def test_what_may_have_run_is_not_run_again() -> None:
     t >> t.anew(startable=["a1"]) << "release a1"
     t.quiet()
     assert t.ended("a1", Status.LOST) == "the daemon died while it was being started; whether it ran cannot be known"
+
+
+def test_what_was_not_let_run_has_failed_and_its_trampoline_is_seen_off() -> None:
+    t = Life()
+    (t >> t.spawn("a", attempts=2)).skip()
+    t >> t.committed("a1") << "launch a1"
+    copies = t.copies()
+    t >> t.anew(startable=["a1"], unbegun=["a1"]) << "release a1"
+    t.quiet()
+    assert t.ended("a1", Status.FAILED) == "the daemon died while it was being started; nothing of it has run"
+    (t >> t.anew(startable=["a1"], unbegun=["a1"], populated=["a1"], copies=copies)).skip()
+    assert t.run("a1").status is Status.STOPPING
+    (t >> t.emptied("a1")).skip()
+    assert t.ended("a1", Status.FAILED) == "the daemon died while it was being started; nothing of it has run"
 
 
 def test_what_has_been_started_meanwhile_runs() -> None:

@@ -136,11 +136,8 @@ class _Play:
 
     def _check_present(self, scenario: Scenario) -> None:
         known = self.acknowledged | scenario.book.acknowledged
-        unheard = self.outcome.effect == "spawned"
         with self.daemon.client() as client:
-            self.outcome.wrong += promises.settle(
-                lambda: promises.present(client, self.daemon, known, self.agents.read, unheard=unheard)
-            )
+            self.outcome.wrong += promises.settle(lambda: promises.present(client, self.daemon, known, self.agents.read))
 
     def _check_end(self, *, stopped: bool) -> None:
         outcome, daemon = self.outcome, self.daemon

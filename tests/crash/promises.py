@@ -44,9 +44,7 @@ def all_runs(client: Client) -> dict[RunId, RunInfo]:
     return {run.id: run for run in listed.runs}
 
 
-def present(
-    client: Client, daemon: Daemon, acknowledged: Collection[RunId], read: Callable[[], Diary], *, unheard: bool = False
-) -> list[str]:
+def present(client: Client, daemon: Daemon, acknowledged: Collection[RunId], read: Callable[[], Diary]) -> list[str]:
     """Of what is alive: all of it is a live run's, and every live run is what it is shown to be."""
     members = _carriers(daemon)
     shown = all_runs(client)
@@ -56,7 +54,7 @@ def present(
             wrong.append(f"process {process.pid} of {run} is alive, and the run {_status(shown, run)}")
     diary = read()
     for info in shown.values():
-        wrong += _not_as_shown(info, diary, unheard)
+        wrong += _not_as_shown(info, diary)
     return wrong
 
 
@@ -64,14 +62,12 @@ def _status(shown: Mapping[RunId, RunInfo], run: RunId) -> str:
     return f"is {shown[run].status}" if run in shown else "is unknown"
 
 
-def _not_as_shown(info: RunInfo, diary: Diary, unheard: bool) -> list[str]:
+def _not_as_shown(info: RunInfo, diary: Diary) -> list[str]:
     if info.status not in {Status.RUNNING, Status.PAUSED}:
         return []
     if info.pid is None or not alive(info.pid):
         return [f"{info.id} is shown {info.status} with pid {info.pid}, which is dead"]
     pids = {attempt.pid for attempt in diary.of(info.id) if attempt.number == info.attempts}
-    if unheard and not any(map(alive, pids)):
-        return []  # its pid was not remembered yet, and it has ended: what it left is the run (docs/durability.md)
     if pids and pids != {info.pid}:
         return [f"{info.id} is shown with pid {info.pid}, and is {pids}"]
     return []

@@ -84,8 +84,7 @@ def test_what_a_main_process_left_is_not_taken_for_it(start: Start, tmp_path: Pa
 
 
 def test_what_is_left_of_a_start_nobody_heard_of_is_not_taken_for_the_run(tmp_path: Path, containment: str) -> None:
-    """Its main process has ended before the next daemon looked: how is not known, and the run is over. (Killed a few microseconds
-    sooner, between spawn and `keep`, the daemon's successor takes what is left for the run, under the run's limits.)"""
+    """Its main process has ended before the next daemon looked: how is not known, and the run is over."""
     agents = Agents(tmp_path)
     daemon = Victim(tmp_path, config="", mode=containment, crash_at="launched+1")
     try:
@@ -102,4 +101,27 @@ def test_what_is_left_of_a_start_nobody_heard_of_is_not_taken_for_the_run(tmp_pa
     finally:
         with daemon.client() as client:
             stopped(client, everything=True)
+        assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize("effect", ["spawned", "main noted"])
+def test_a_start_that_the_daemon_did_not_live_to_let_through_has_run_nothing(tmp_path: Path, containment: str, effect: str) -> None:
+    agents = Agents(tmp_path)
+    daemon = Victim(tmp_path, config="", mode=containment, crash_at=f"{effect}+1")
+    try:
+        with daemon.client() as client:
+            client.be_patient(PATIENCE)
+            with pytest.raises(Unreachable):
+                spawn(client, agents.argv("early", "end 4"))
+        wait_until(lambda: daemon.fallen, "the daemon is dead")
+        daemon.start_again()
+        with daemon.client() as client:
+            (run,) = all_runs(client)
+            final = ended(client, run)
+        assert agents.read().begun == []
+        assert (final.exit_code, final.signal, final.reason is not None and final.reason.kind) == (None, None, "daemon")
+        if effect == "spawned":  # else it may be too late to tell
+            assert final.status is Status.FAILED
+            assert "nothing of it has run" in (final.reason.message if final.reason else "")
+    finally:
         assert daemon.stop() == 0

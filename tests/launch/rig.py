@@ -17,7 +17,7 @@ import trio
 
 from sfad.core.events import Emptied, Event, Frozen, LaunchFailed, LaunchSucceeded, MainExited
 from sfad.launch import procfs, trampoline
-from sfad.launch.base import LaunchSpec
+from sfad.launch.base import LaunchSpec, Remains
 from sfad.launch.cgroup import CgroupLauncher
 from sfad.launch.cgroupfs import CgroupImpossible
 from sfad.launch.local import LocalLauncher
@@ -47,8 +47,15 @@ class Rig:
 
     def __init__(self, kind: str, *, program: str = "elf", instance: str = "") -> None:
         self.events: list[Event] = []
+        self.remembered: list[Remains] = []
+        self.forgets = False
         self._more = trio.Event()
         self.launcher = make(kind, self._note, program=program, instance=instance)
+
+    def remember(self, remains: Remains) -> bool:
+        """Unless it `forgets`."""
+        self.remembered.append(remains)
+        return not self.forgets
 
     def _note(self, event: Event) -> None:
         self.events.append(event)
@@ -66,7 +73,8 @@ class Rig:
     ) -> None:
         """Launches a command."""
         words = [os.fsencode(word) for word in argv]
-        self.launcher.launch(run, parent, LaunchSpec(words, os.fsencode(cwd), list(env), **spec))  # type: ignore[arg-type]
+        made = LaunchSpec(words, os.fsencode(cwd), list(env), **spec)  # type: ignore[arg-type]
+        self.launcher.launch(run, parent, made, self.remember)
 
     def python(self, run: str, code: str, *argv: str, **spec: object) -> None:
         """Launches a Python program."""

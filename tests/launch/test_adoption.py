@@ -216,16 +216,16 @@ async def test_the_cookie_of_another_attempt_is_not_enough(instance: str) -> Non
     async with rigged("tags", instance=instance) as rig:
         assert rig.launcher.adopt("a1", None, replace(remains, nonce="0123")) == Found(None, empty=True)
         await rig.stop("a1")
-        assert remains.pid is not None
         assert alive({remains.pid})  # the sweep ends it
 
 
-async def test_a_pid_that_nobody_remembers(containment: str, instance: str) -> None:
+async def test_who_is_not_remembered_is_no_main_process_and_is_stopped_with_the_run(containment: str, instance: str) -> None:
     remains = dead(containment, instance, ("a1", None, [*PYTHON, programs.ORPHANS, "6"]))["a1"]
     async with rigged(containment, instance=instance) as rig:
-        assert rig.launcher.adopt("a1", None, Remains(remains.nonce)) == Found(remains.pid, empty=False)
-        assert rig.launcher.remains("a1") == remains
+        assert rig.launcher.adopt("a1", None, Remains(remains.nonce)) == Found(None, empty=False)
+        assert rig.launcher.remains("a1") == Remains(remains.nonce)
         await rig.stop("a1")
+        assert not alive({remains.pid})
 
 
 async def test_nothing_is_left(containment: str, instance: str) -> None:
@@ -277,12 +277,9 @@ async def test_another_attempt_after_an_adopted_one(containment: str, instance: 
         rig.launcher.release("a1")
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["pid-known", "pid-unknown"])
-async def test_runs_that_were_held_by_tags_get_a_cgroup(instance: str, known: bool) -> None:
+async def test_runs_that_were_held_by_tags_get_a_cgroup(instance: str) -> None:
     runs = [("a1", None, [*PYTHON, programs.ORPHANS, "12"]), ("a2", "a1", ["sleep", "1000"])]
     remains = dead("tags", instance, *runs)
-    if not known:
-        remains = {run: replace(one, pid=None, started=None) for run, one in remains.items()}
     async with rigged("cgroup", instance=instance) as rig:
         found = adopt(rig, remains, {"a2": "a1"})
         assert all(one.pid for one in found.values())
@@ -320,22 +317,24 @@ DIES = """
 import os, signal, sys, trio
 from sfad.launch.base import LaunchSpec
 from tests.launch.rig import Rig
-async def main(kind, instance, program, halt):
+def die(remains):
+    if halt:
+        os.kill(remains.pid, signal.SIGSTOP)
+    os.write(1, str(remains.pid).encode())
+    os.kill(os.getpid(), signal.SIGKILL)
+async def main(kind, instance, program, when):
     rig = Rig(kind, instance=instance, program=program)
     spec = LaunchSpec([b"/bin/sleep", b"1000"], b"/", [], nonce="abcd")
-    rig.launcher.launch("a1", None, spec)
-    pid = rig.launcher._runs["a1"].main.pid
-    if halt:
-        os.kill(pid, signal.SIGSTOP)
-    os.write(1, str(pid).encode())
-    os.kill(os.getpid(), signal.SIGKILL)
-trio.run(main, *sys.argv[1:])
+    rig.launcher.launch("a1", None, spec, die if when == "before" else lambda _remains: True)
+    die(rig.launcher.remains("a1"))
+*where, halt = sys.argv[1:]
+trio.run(main, *where)
 """
 
 
-def died_starting(kind: str, instance: str, program: str, halt: str) -> int:
-    """The pid of a trampoline whose daemon was killed right after the spawn."""
-    command = [sys.executable, "-c", DIES, kind, instance, program, halt]
+def died_starting(kind: str, instance: str, program: str, when: str, halt: str) -> int:
+    """The pid of a trampoline whose daemon was killed before or after it was remembered."""
+    command = [sys.executable, "-c", DIES, kind, instance, program, when, halt]
     done = subprocess.run(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2], timeout=PATIENCE)
     if done.returncode != -signal.SIGKILL:
         pytest.skip(f"no {kind} containment here")
@@ -344,9 +343,9 @@ def died_starting(kind: str, instance: str, program: str, halt: str) -> int:
 
 @pytest.mark.parametrize("halt", ["", "halt"], ids=["goes-on", "halted"])
 async def test_a_launch_in_flight_does_not_escape(containment: str, instance: str, program: str, halt: str) -> None:
-    pid = died_starting(containment, instance, program, halt)
+    pid = died_starting(containment, instance, program, "after", halt)
     async with rigged(containment, instance=instance) as rig:
-        assert rig.launcher.adopt("a1", None, Remains("abcd")) == Found(pid, empty=False)
+        assert rig.launcher.adopt("a1", None, Remains("abcd", pid=pid)) == Found(pid, empty=False)
         assert rig.launcher.place(pid, None) == "a1"
         if not halt:
             await until(lambda: procfs.read(f"/proc/{pid}/comm") == b"sleep\n", "executed")
@@ -355,16 +354,36 @@ async def test_a_launch_in_flight_does_not_escape(containment: str, instance: st
         assert not alive({pid})
 
 
+@pytest.mark.parametrize("halt", ["", "halt"], ids=["goes-on", "halted"])
+async def test_what_was_not_remembered_executes_nothing(containment: str, instance: str, program: str, halt: str) -> None:
+    pid = died_starting(containment, instance, program, "before", halt)
+    seen = set()
+
+    def gone() -> bool:
+        seen.add(procfs.read(f"/proc/{pid}/comm"))
+        return not alive({pid})
+
+    async with rigged(containment, instance=instance) as rig:
+        assert rig.launcher.adopt("a1", None, Remains("abcd")).pid is None
+        if halt:
+            gone()
+            os.kill(pid, signal.SIGCONT)
+        await until(gone, "it gives up")
+        assert b"sleep\n" not in seen
+        await rig.stop("a1")
+
+
 async def test_a_launch_that_did_not_take_place(instance: str) -> None:
     async with rigged("cgroup", instance=instance) as rig:
         cell = f"{rig.launcher.detail}/a1/self"
         os.makedirs(cell)
         door = os.open(f"{cell}/cgroup.procs", os.O_WRONLY)  # as a child has it that has not executed its trampoline yet
         assert rig.launcher.adopt("a1", None, Remains("abcd")) == Found(None, empty=True)
+        rig.launcher.release("a1")
+        await until(lambda: not os.path.exists(cell), "its cgroup is removed")
         with pytest.raises(OSError, match="No such device"):
             os.write(door, b"0")
         os.close(door)
-        rig.launcher.release("a1")
 
 
 # Where, how much, and under pressure.
@@ -431,7 +450,6 @@ async def test_without_descriptors_nothing_is_held(containment: str, instance: s
     from tests.launch.test_pressure import no_descriptors
 
     remains = dead(containment, instance, ("a1", None, ["sleep", "1000"]), ("a2", None, ["sleep", "1000"]))
-    remains["a2"] = replace(remains["a2"], pid=None, started=None)
     async with rigged(containment, instance=instance) as rig:
         before = set(os.listdir("/proc/self/fd"))
         for run, one in remains.items():
@@ -447,7 +465,7 @@ async def test_two_hundred_runs_are_adopted_at_once(containment: str, instance: 
     runs = [(f"b{number // 32:x}{number % 32:x}", None, ["sleep", "1000"]) for number in range(32, 32 + 16)]
     remains = dead(containment, instance, *runs)
     async with rigged(containment, instance=instance) as rig:
-        found = adopt(rig, {run: replace(one, pid=None, started=None) for run, one in remains.items()})
+        found = adopt(rig, remains)
         gone = adopt(rig, {f"c{number:03}": Remains("00", pid=999_999_999) for number in range(100, 300)})
         assert found == {run: Found(one.pid, empty=False) for run, one in remains.items()}
         assert set(gone.values()) == {Found(None, empty=True)}

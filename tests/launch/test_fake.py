@@ -16,6 +16,10 @@ from sfad.launch.fake import FakeLauncher, Script
 SPEC = LaunchSpec([b"agent"], b"/", [])
 
 
+def remembered(_remains: Remains) -> bool:
+    return True
+
+
 class Stage:
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -38,7 +42,7 @@ async def stage() -> AsyncIterator[Stage]:
 
 async def test_exits_by_itself(stage: Stage, autojump_clock: MockClock) -> None:  # noqa: ARG001 - pytest-trio looks for it here
     stage.scripts["a1"] = Script(after=60, code=7)
-    stage.launcher.launch("a1", None, SPEC)
+    stage.launcher.launch("a1", None, SPEC, remembered)
     assert stage.events == []
     await trio.sleep(61)
     assert stage.told() == [LaunchSucceeded, MainExited]
@@ -48,15 +52,15 @@ async def test_exits_by_itself(stage: Stage, autojump_clock: MockClock) -> None:
 
 async def test_fails_to_launch(stage: Stage, autojump_clock: MockClock) -> None:  # noqa: ARG001 - pytest-trio looks for it here
     stage.scripts["a1"] = Script(errno=2)
-    stage.launcher.launch("a1", None, SPEC)
+    stage.launcher.launch("a1", None, SPEC, remembered)
     await trio.sleep(1)
     assert stage.told() == [LaunchFailed]
 
 
 async def test_stubborn_with_a_child(stage: Stage, autojump_clock: MockClock) -> None:  # noqa: ARG001 - pytest-trio looks for it here
     stage.scripts["a2"] = Script(after=None, obeys=False)
-    stage.launcher.launch("a1", None, SPEC)
-    stage.launcher.launch("a2", "a1", SPEC)
+    stage.launcher.launch("a1", None, SPEC, remembered)
+    stage.launcher.launch("a2", "a1", SPEC, remembered)
     await trio.sleep(1)
     stage.launcher.terminate("a1", signal.SIGTERM)
     stage.launcher.survey("a1")
@@ -69,7 +73,7 @@ async def test_stubborn_with_a_child(stage: Stage, autojump_clock: MockClock) ->
 
 async def test_leaves_something(stage: Stage, autojump_clock: MockClock) -> None:  # noqa: ARG001 - pytest-trio looks for it here
     stage.scripts["a1"] = Script(after=1, leaves=True)
-    stage.launcher.launch("a1", None, SPEC)
+    stage.launcher.launch("a1", None, SPEC, remembered)
     await trio.sleep(2)
     assert isinstance(stage.events[-1], MainExited)
     assert not stage.events[-1].empty
@@ -80,7 +84,7 @@ async def test_leaves_something(stage: Stage, autojump_clock: MockClock) -> None
 
 async def test_frozen_does_not_end(stage: Stage, autojump_clock: MockClock) -> None:  # noqa: ARG001 - pytest-trio looks for it here
     stage.scripts["a1"] = Script(after=10)
-    stage.launcher.launch("a1", None, SPEC)
+    stage.launcher.launch("a1", None, SPEC, remembered)
     stage.launcher.freeze("a1")
     await trio.sleep(60)
     assert stage.told() == [LaunchSucceeded, Frozen]

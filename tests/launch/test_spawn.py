@@ -202,6 +202,20 @@ async def test_too_long(rig: Rig) -> None:
     assert (await rig.failure("a1", "true", "x" * 200_000)).errno == errno.E2BIG
 
 
+async def test_what_cannot_be_remembered_executes_nothing(either: Rig, tmp_path: Path) -> None:
+    either.forgets = True
+    failed = await either.failure("a1", "touch", str(tmp_path / "done"))
+    assert (failed.errno, failed.kind) == (errno.ENOSPC, "output")
+    assert failed.error == f"cannot remember the start of touch: {os.strerror(errno.ENOSPC)}"
+    assert [type(event) for event in either.events] == [LaunchFailed]
+    assert not (tmp_path / "done").exists()
+    either.forgets = False
+    either.launch("a1", "touch", str(tmp_path / "done"))
+    assert (await either.wait(MainExited, "a1")).code == 0
+    assert [remains.pid for remains in either.remembered][-1] == (await either.wait(LaunchSucceeded, "a1")).pid
+    either.launcher.release("a1")
+
+
 async def test_no_descriptors_left(rig: Rig) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), limits[1]))

@@ -60,7 +60,7 @@ class Stage:
         self.sampler = Sampler(self.launcher, lambda *seen: self.seen.append(seen), machine=self.machine)
 
     def run(self, run: str, kind: str = "pids", threshold: float = 1000, *, fresh: bool = True) -> None:
-        self.launcher.launch(run, None, LaunchSpec([b"agent"], b"/", []))
+        self.launcher.launch(run, None, LaunchSpec([b"agent"], b"/", []), lambda _remains: True)
         self.sampler.watch(run, kind, threshold, fresh=fresh)
 
     @property
