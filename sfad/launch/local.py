@@ -437,14 +437,14 @@ class LocalLauncher(ABC):
             finally:
                 os.close(far_gate)
             effect("spawned")
-            held.main = self._own(held, main)  # a descriptor at least is free again: enough
-            if remember(self._remains(held)):
+            if remember(_remains(held, main)):
                 with suppress(BrokenPipeError):  # it has failed before it came to the gate
                     os.write(gate, b"\n")
             else:
                 main.failure = LaunchError(errno.ENOSPC, "cannot remember the start of", name, kind="output")
         finally:
             os.close(gate)
+        held.main = self._own(held, main)  # a descriptor at least is free again: enough
 
     def _spawn(self, held: Held, spec: LaunchSpec, command: Command, gate: int) -> Main:
         """The child, which nobody watches yet."""
@@ -514,12 +514,7 @@ class LocalLauncher(ABC):
     def remains(self, run: RunId) -> Remains | None:
         """See `Launcher.remains`."""
         held = self._runs.get(run)
-        return self._remains(held) if held is not None else None
-
-    def _remains(self, held: Held) -> Remains:
-        if held.main is None:
-            return Remains(held.nonce, held.bounds)
-        return Remains(held.nonce, held.bounds, held.main.pid, _start_of(held.main))
+        return _remains(held, held.main) if held is not None else None
 
     def hand_over(self) -> dict[RunId, Remains]:
         """See `Launcher.hand_over`."""
@@ -530,7 +525,7 @@ class LocalLauncher(ABC):
             raise
 
     def _bequest(self, held: Held) -> Remains:
-        remains = self._remains(held)
+        remains = _remains(held, held.main)
         failure = held.main.failure if held.main else held.failing
         if failure:
             self._lent.append(_said(failure))  # a pipe in which the trampoline's report stands once more
@@ -879,6 +874,10 @@ def _said(error: LaunchError) -> int:
     finally:
         os.close(far)
     return near
+
+
+def _remains(held: Held, main: Main | None) -> Remains:
+    return Remains(held.nonce, held.bounds, main.pid, _start_of(main)) if main else Remains(held.nonce, held.bounds)
 
 
 def _start_of(main: Main) -> int | None:
