@@ -123,7 +123,8 @@ def test_the_caller_is_spared() -> None:
     assert (done.returncode, done.stdout) == (0, "()\n")
 
 
-def test_leaks_are_found(tmp_path: Path) -> None:
+def test_leaks_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.leaks._PATIENCE", 0.1)
     leaked: list[Any] = []
 
     def leak() -> None:
