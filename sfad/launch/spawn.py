@@ -31,7 +31,8 @@ class LaunchError(Exception):
     ) -> None:
         self.errno = number
         self.kind = kind
-        self.text = f"{doing} {what.decode('utf-8', 'backslashreplace')}: {os.strerror(number)}{note}"
+        named = what.decode("utf-8", "backslashreplace") or "''"
+        self.text = f"{doing} {named}: {os.strerror(number)}{note}"
         super().__init__(self.text)
 
 

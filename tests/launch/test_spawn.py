@@ -198,6 +198,10 @@ async def test_impossible_arguments(rig: Rig, argv: list[str]) -> None:
     assert failed.errno in {errno.ENOENT, errno.EINVAL}
 
 
+async def test_an_empty_name_is_shown(either: Rig) -> None:
+    assert (await either.failure("a1", "", "x")).error == "cannot execute '': No such file or directory"
+
+
 async def test_too_long(rig: Rig) -> None:
     assert (await rig.failure("a1", "true", "x" * 200_000)).errno == errno.E2BIG
 
