@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +20,7 @@ from sfactl.connection import Client
 from sfad.launch import procfs
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo
+from sfad.spool import Journal
 from tests.leaks import cgroups
 
 PATIENCE = 60.0
@@ -155,6 +156,13 @@ def running(directory: Path, *, config: str = "", mode: str = "auto") -> Iterato
 def strays(instance: str) -> list[psutil.Process]:
     """Live processes that carry the cookie of one of the instance's runs."""
     return [process for process, _ in carriers(instance)]
+
+
+def other_boot(state_dir: Path) -> None:
+    """Makes the spool one of another boot of the machine."""
+    with closing(Journal(state_dir / "spool" / "runs")) as spool:
+        assert spool.items["boot"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip().encode()
+        spool.write({"boot": b"another"})
 
 
 def alive(pid: int | None) -> bool:

@@ -38,7 +38,7 @@ from .pidfd import ended, exit_status, reaped, tells_exits
 from .procfs import Stat
 from .reaper import Orphans
 from .spawn import Job, LaunchError, Spawner, candidates
-from .trampoline import ATTACH, ENTER, EXEC, REPORT, Trampoline, best
+from .trampoline import ATTACH, ENTER, EXEC, INTERPRET, REPORT, Trampoline, best
 from .watch import PAUSE, Watch
 
 COOKIE = b"SFA_COOKIE"
@@ -63,7 +63,6 @@ class Command:
     name: bytes = b"its command"
     """As it is here for a run that was adopted: the name is not remembered."""
     cwd: bytes = b"of its own"
-    files: tuple[bytes, ...] = ()
 
 
 @dataclass(slots=True)
@@ -426,28 +425,39 @@ class LocalLauncher(ABC):
         if b"\0" in b"".join((spec.cwd, *spec.argv, *spec.env)):
             raise LaunchError(errno.EINVAL, "cannot execute", b"".join(spec.argv[:1]), " (null byte)")
         name = spec.argv[0] if spec.argv else b""
-        command = Command(name, spec.cwd, tuple(candidates(name, spec.env)))
+        files = candidates(name, spec.env)
         try:
             far_gate, gate = os.pipe2(os.O_CLOEXEC)
         except OSError as error:
             raise _short(error, name) from error
         try:
             try:
-                main = self._spawn(held, spec, command, far_gate)
+                main = self._spawn(held, spec, files, far_gate)
             finally:
                 os.close(far_gate)
             effect("spawned")
-            if remember(_remains(held, main)):
-                with suppress(BrokenPipeError):  # it has failed before it came to the gate
-                    os.write(gate, b"\n")
-            else:
-                main.failure = LaunchError(errno.ENOSPC, "cannot remember the start of", name, kind="output")
+            held.main = self._own(held, main)  # a descriptor at least is free again: enough
+            self._let_through(held, held.main, gate, remember)
         finally:
             os.close(gate)
-        held.main = self._own(held, main)  # a descriptor at least is free again: enough
 
-    def _spawn(self, held: Held, spec: LaunchSpec, command: Command, gate: int) -> Main:
+    def _let_through(self, held: Held, main: Main, gate: int, remember: Remember) -> None:
+        what = main.command.name if main.command else b""
+        main.failure = LaunchError(errno.ENOSPC, "cannot remember the start of", what, kind="output")
+        try:
+            if remember(_remains(held, main)):
+                main.failure = None
+                os.write(gate, b"\n")
+        except BrokenPipeError:  # it has failed before it came to the gate
+            pass
+        except OSError as error:  # no descriptor, or no memory, to look at it
+            main.failure = _short(error, what)
+        if main.failure:
+            _signal(main, signal.SIGKILL)  # it may be elsewhere than at the gate, and for long
+
+    def _spawn(self, held: Held, spec: LaunchSpec, files: list[bytes], gate: int) -> Main:
         """The child, which nobody watches yet."""
+        name = spec.argv[0] if spec.argv else b""
         opened: list[int] = []
         try:
             door = self._enter(held)
@@ -456,22 +466,23 @@ class LocalLauncher(ABC):
             report, far_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             opened.append(far_end)
             try:
-                return Main(self._spawner.spawn(self._job(held, spec, command, door, far_end, gate)), -1, report, command)
+                pid = self._spawner.spawn(self._job(held, spec, files, door, far_end, gate))
+                return Main(pid, -1, report, Command(name, spec.cwd))
             except BaseException:
                 os.close(report)
                 raise
         except OSError as error:
-            raise _short(error, command.name) from error
+            raise _short(error, name) from error
         finally:
             for fd in opened:
                 os.close(fd)
 
-    def _job(self, held: Held, spec: LaunchSpec, command: Command, door: Door, report: int, gate: int) -> Job:
+    def _job(self, held: Held, spec: LaunchSpec, files: list[bytes], door: Door, report: int, gate: int) -> Job:
         null = self._null
         stdin, stdout, stderr = (null if fd is None else fd for fd in (spec.stdin, spec.stdout, spec.stderr))
         env = [item for item in spec.env if not item.startswith(_COOKIE_IS)]
         return Job(
-            files=[*command.files],
+            files=files,
             argv=spec.argv,
             env=[*env, _COOKIE_IS + held.cookie],
             umask=spec.umask,
@@ -704,9 +715,11 @@ class LocalLauncher(ABC):
         os.close(main.report)
         main.report = None
         command, main.command = main.command or Command(), None
+        if main.failure:
+            return
         if content:
             main.failure = _failure(content, command)  # told once the trampoline is reaped
-        elif main.failure is None:
+        else:
             self._emit(LaunchSucceeded(self._clock(), held.id, main.pid))
 
     def _reap(self, held: Held, main: Main) -> None:
@@ -860,9 +873,8 @@ def _failure(report: bytes, command: Command) -> LaunchError:
         return LaunchError(-number, "cannot contain", command.name)
     if stage == ENTER:
         return LaunchError(-number, "cannot enter directory", command.cwd)
-    # they have just answered the trampoline, so that looking at them is no risk
-    there = number == -errno.ENOENT and any(os.path.exists(os.path.join(command.cwd, file)) for file in command.files)
-    return LaunchError(-number, "cannot execute", command.name, " (its interpreter is missing)" if there else "")
+    missing = stage == INTERPRET and number == -errno.ENOENT
+    return LaunchError(-number, "cannot execute", command.name, " (its interpreter is missing)" if missing else "")
 
 
 def _said(error: LaunchError) -> int:

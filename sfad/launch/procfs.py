@@ -33,8 +33,6 @@ class Stat(NamedTuple):
     parent: int
     started: int
     """Clock ticks since boot. With the pid it identifies a process."""
-    session: int = 0
-    """Of its leader the pid: what a launcher spawns is one, and stays one."""
 
     @property
     def alive(self) -> bool:
@@ -92,7 +90,7 @@ def stat(pid: int) -> Stat | None:
     if not content:
         return None
     fields = content[content.rindex(b")") + 2 :].split(None, 20)  # the name before may hold anything
-    return Stat(pid, fields[0].decode(), int(fields[1]), int(fields[19]), int(fields[3]))
+    return Stat(pid, fields[0].decode(), int(fields[1]), int(fields[19]))
 
 
 def scan() -> dict[int, Stat]:

@@ -8,6 +8,7 @@ are not seen by other Python threads.
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import resource
@@ -19,6 +20,9 @@ from .trampoline import FD_DOOR, FD_FREE, Trampoline
 
 _SETSIGDEF, _SETSIGMASK, _SETSID = 0x04, 0x08, 0x80
 _libc = ctypes.PyDLL(None)
+_NAME_MAX, _POINTER = 255, 8
+_SEARCHED = 1 << 20
+"""Bytes of argument list that may go on a search: a half of the least that execve(2) takes, and thousands of directories."""
 _STDIN = b"/proc/self/fd/0"
 """A session leader without a terminal acquires the one it opens; by its own stdin, so that no path is trusted."""
 
@@ -151,12 +155,17 @@ def _bind(cpus: frozenset[int] | None) -> set[int] | None:
 
 
 def candidates(name: bytes, env: Sequence[bytes]) -> list[bytes]:
-    """The files that execvp(3) would try to execute, by the *run's* PATH, in its working directory. None is looked at here."""
+    """The files that execvp(3) would try to execute, by the *run's* PATH, in its working directory. None is looked at here.
+
+    Raises `LaunchError` for a name that no file can have, and for more than the kernel would take: both are the client's, and
+    what is made of them grows with their product."""
     if b"/" in name:
         return [name]
-    return [directory + b"/" + name if directory else b"./" + name for directory in _search_path(env)] if name else []
-
-
-def _search_path(env: Sequence[bytes]) -> list[bytes]:
+    if not name:
+        return []
     path = next((item[5:] for item in env if item.startswith(b"PATH=")), b"/bin:/usr/bin")
-    return path.split(b":")
+    if len(name) > _NAME_MAX:
+        raise LaunchError(errno.ENAMETOOLONG, "cannot execute", name)
+    if len(path) + path.count(b":") * (len(name) + _POINTER) > _SEARCHED:
+        raise LaunchError(errno.E2BIG, "cannot search PATH for", name)
+    return [directory + b"/" + name if directory else b"./" + name for directory in path.split(b":")]

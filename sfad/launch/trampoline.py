@@ -12,10 +12,10 @@ program, which attaches *itself* and then becomes the command. It never runs the
     fd 6    this program, when it is an ELF image
 
 It sets the umask, writes "0" to fd 3, enters CWD, marks every descriptor above 2 close-on-exec, waits at the gate, and
-execs the first FILE that is there, as execvp(3) does: it goes on after ENOENT, ENOTDIR, EACCES and what a network file
-system says (the errnos from 64 on), and what the kernel calls ENOEXEC is given to /bin/sh. So the other end of fd 4 reads
-end-of-file if the command runs. At a gate that stays shut it exits without a word: nothing is executed that the next
-daemon would not know of.
+execs the first FILE that is there, much as execvp(3) does: it goes on after ENOENT, ENOTDIR, EACCES and what a network
+file system says (the errnos from 64 on), and what the kernel calls ENOEXEC is given to /bin/sh. So the other end of fd 4
+reads end-of-file if the command runs. At a gate that stays shut it exits without a word: nothing is executed that the
+next daemon would not know of.
 
 That the directory and the files are first touched here, and not by the daemon, is the point: on a mount that does not
 answer it is this process that hangs, within its run, where it can be stopped.
@@ -39,8 +39,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-ATTACH, ENTER, CLOSE, EXEC = 1, 2, 3, 4
-"""Stages of a failure: writing to fd 3, chdir(2), close_range(2), execve(2)."""
+ATTACH, ENTER, CLOSE, EXEC, INTERPRET = 1, 2, 3, 4, 5
+"""Stages of a failure: writing to fd 3, chdir(2), close_range(2), execve(2), and execve(2) of a file that is there: with ENOENT
+it is the interpreter that is not."""
 
 REPORT = struct.Struct("=qq")
 SHELL = b"/bin/sh"
@@ -73,14 +74,14 @@ _X86_64 = """
 029 0f 05             syscall
 02b 59                pop rcx
 02c 85 c0             test eax, eax
-02e 0f 88 c5 00 00 00 js 0f9
+02e 0f 88 ec 00 00 00 js 120
 034 ff c3             inc ebx                   ; stage = ENTER
 036 48 8b 7c 24 18    mov rdi, [rsp+24]         ; chdir(argv[2])
 03b 6a 50             push 80
 03d 58                pop rax
 03e 0f 05             syscall
 040 85 c0             test eax, eax
-042 0f 88 b1 00 00 00 js 0f9
+042 0f 88 d8 00 00 00 js 120
 048 ff c3             inc ebx                   ; stage = CLOSE
 04a 6a 03             push 3                    ; close_range(3, ~0, CLOSE_RANGE_CLOEXEC)
 04c 5f                pop rdi
@@ -90,7 +91,7 @@ _X86_64 = """
 053 b8 b4 01 00 00    mov eax, 436
 058 0f 05             syscall
 05a 85 c0             test eax, eax
-05c 0f 88 97 00 00 00 js 0f9
+05c 0f 88 be 00 00 00 js 120
 062 ff c3             inc ebx                   ; stage = EXEC
 064 53                push rbx                  ; read(5, …, 1): 1, or the daemon has died
 065 6a 05             push 5
@@ -103,7 +104,7 @@ _X86_64 = """
 06f 0f 05             syscall
 071 59                pop rcx
 072 83 f8 01          cmp eax, 1
-075 0f 85 8d 00 00 00 jne 108
+075 0f 85 b4 00 00 00 jne 12f
 07b 48 8b 04 24       mov rax, [rsp]            ; r15 = envp
 07f 4c 8d 7c c4 10    lea r15, [rsp+rax*8+16]
 084 4c 8d 64 24 20    lea r12, [rsp+32]         ; r12 = &argv[3], the files
@@ -116,7 +117,7 @@ _X86_64 = """
 09b 41 5e             pop r14
 09d 49 8b 3c 24       mov rdi, [r12]            ; execve(*r12, r13, r15)
 0a1 80 3f 00          cmp byte [rdi], 0
-0a4 74 50             je 0f6
+0a4 74 52             je 0f8
 0a6 4c 89 ee          mov rsi, r13
 0a9 4c 89 fa          mov rdx, r15
 0ac 6a 3b             push 59
@@ -134,7 +135,7 @@ _X86_64 = """
 0ca 74 d1             je 09d
 0cc 83 f8 c0          cmp eax, -64              ; and what a network file system says
 0cf 7e cc             jle 09d
-0d1 eb 23             jmp 0f6
+0d1 eb 25             jmp 0f8
 0d3 49 8b 04 24       mov rax, [r12]            ; argv[0] = the file, after argv[-1] = SHELL
 0d7 49 89 45 00       mov [r13], rax
 0db 49 83 ed 08       sub r13, 8
@@ -146,23 +147,38 @@ _X86_64 = """
 0f0 58                pop rax
 0f1 0f 05             syscall
 0f3 49 89 c6          mov r14, rax
-0f6 4c 89 f0          mov rax, r14
-0f9 50                push rax                  ; write(4, {stage, -errno}, 16)
-0fa 53                push rbx
-0fb 6a 04             push 4
-0fd 5f                pop rdi
-0fe 54                push rsp
-0ff 5e                pop rsi
-100 6a 10             push 16
-102 5a                pop rdx
-103 6a 01             push 1
-105 58                pop rax
-106 0f 05             syscall
-108 6a 7f             push 127                  ; exit(127)
-10a 5f                pop rdi
-10b 6a 3c             push 60
-10d 58                pop rax
-10e 0f 05             syscall
+0f6 eb 23             jmp 11b
+0f8 41 83 fe fe       cmp r14d, -2              ; after ENOENT: access(*file, F_OK)?
+0fc 75 1f             jne 11d
+0fe 4c 8d 64 24 20    lea r12, [rsp+32]
+103 49 8b 3c 24       mov rdi, [r12]
+107 80 3f 00          cmp byte [rdi], 0
+10a 74 11             je 11d
+10c 31 f6             xor esi, esi
+10e 6a 15             push 21
+110 58                pop rax
+111 0f 05             syscall
+113 49 83 c4 08       add r12, 8
+117 85 c0             test eax, eax
+119 75 e8             jne 103
+11b ff c3             inc ebx                   ; stage = INTERPRET
+11d 4c 89 f0          mov rax, r14
+120 50                push rax                  ; write(4, {stage, -errno}, 16)
+121 53                push rbx
+122 6a 04             push 4
+124 5f                pop rdi
+125 54                push rsp
+126 5e                pop rsi
+127 6a 10             push 16
+129 5a                pop rdx
+12a 6a 01             push 1
+12c 58                pop rax
+12d 0f 05             syscall
+12f 6a 7f             push 127                  ; exit(127)
+131 5f                pop rdi
+132 6a 3c             push 60
+134 58                pop rax
+135 0f 05             syscall
 """
 _AARCH64 = """
 000 52800000          mov w0, #0
@@ -176,23 +192,23 @@ _AARCH64 = """
 020 d4000001          svc #0
 024 d2800033          mov x19, #1               ; stage = ATTACH
 028 d2800060          mov x0, #3                ; write(3, "0", 1)
-02c 10000901          adr x1, 14c
+02c 10000aa1          adr x1, 180
 030 d2800022          mov x2, #1
 034 d2800808          mov x8, #64
 038 d4000001          svc #0
-03c b7f80760          tbnz x0, #63, 128
+03c b7f80900          tbnz x0, #63, 15c
 040 d2800053          mov x19, #2               ; stage = ENTER
 044 f9400fe0          ldr x0, [sp, #24]         ; chdir(argv[2])
 048 d2800628          mov x8, #49
 04c d4000001          svc #0
-050 b7f806c0          tbnz x0, #63, 128
+050 b7f80860          tbnz x0, #63, 15c
 054 d2800073          mov x19, #3               ; stage = CLOSE
 058 d2800060          mov x0, #3                ; close_range(3, ~0, CLOSE_RANGE_CLOEXEC)
 05c 12800001          mov w1, #-1
 060 d2800082          mov x2, #4
 064 d2803688          mov x8, #436
 068 d4000001          svc #0
-06c b7f805e0          tbnz x0, #63, 128
+06c b7f80780          tbnz x0, #63, 15c
 070 d2800093          mov x19, #4               ; stage = EXEC
 074 d28000a0          mov x0, #5                ; read(5, …, 1): 1, or the daemon has died
 078 d10043e1          sub x1, sp, #16
@@ -200,7 +216,7 @@ _AARCH64 = """
 080 d28007e8          mov x8, #63
 084 d4000001          svc #0
 088 f100041f          cmp x0, #1
-08c 540005a1          b.ne 140
+08c 54000741          b.ne 174
 090 f94003e3          ldr x3, [sp]              ; x20 = envp
 094 8b236ff4          add x20, sp, x3, lsl #3
 098 91004294          add x20, x20, #16
@@ -213,7 +229,7 @@ _AARCH64 = """
 0b4 d2801ba8          mov x8, #221
 0b8 f94002a0          ldr x0, [x21]             ; execve(*x21, x22, x20)
 0bc 39400003          ldrb w3, [x0]
-0c0 34000323          cbz w3, 124
+0c0 34000343          cbz w3, 128
 0c4 aa1603e1          mov x1, x22
 0c8 aa1403e2          mov x2, x20
 0cc d4000001          svc #0
@@ -229,7 +245,7 @@ _AARCH64 = """
 0f4 54fffe20          b.eq 0b8
 0f8 b101001f          cmn x0, #64               ; and what a network file system says
 0fc 54fffded          b.le 0b8
-100 14000009          b 124
+100 1400000a          b 128
 104 f94002a3          ldr x3, [x21]             ; argv[0] = the file, after argv[-1] = SHELL
 108 f90002c3          str x3, [x22]
 10c f94007e0          ldr x0, [sp, #8]
@@ -238,17 +254,30 @@ _AARCH64 = """
 118 aa1403e2          mov x2, x20
 11c d4000001          svc #0
 120 aa0003f7          mov x23, x0
-124 aa1703e0          mov x0, x23
-128 a9bf03f3          stp x19, x0, [sp, #-16]!  ; write(4, {stage, -errno}, 16)
-12c d2800080          mov x0, #4
-130 910003e1          mov x1, sp
-134 d2800202          mov x2, #16
-138 d2800808          mov x8, #64
-13c d4000001          svc #0
-140 d2800fe0          mov x0, #127              ; exit(127)
-144 d2800ba8          mov x8, #93
-148 d4000001          svc #0
-14c 30000000          .ascii "0"
+124 1400000c          b 154
+128 b1000aff          cmn x23, #2               ; after ENOENT: access(*file, F_OK)?
+12c 54000161          b.ne 158
+130 910083f5          add x21, sp, #32
+134 d2800608          mov x8, #48
+138 f84086a1          ldr x1, [x21], #8
+13c 39400023          ldrb w3, [x1]
+140 340000c3          cbz w3, 158
+144 92800c60          mov x0, #-100
+148 d2800002          mov x2, #0
+14c d4000001          svc #0
+150 b5ffff40          cbnz x0, 138
+154 d28000b3          mov x19, #5               ; stage = INTERPRET
+158 aa1703e0          mov x0, x23
+15c a9bf03f3          stp x19, x0, [sp, #-16]!  ; write(4, {stage, -errno}, 16)
+160 d2800080          mov x0, #4
+164 910003e1          mov x1, sp
+168 d2800202          mov x2, #16
+16c d2800808          mov x8, #64
+170 d4000001          svc #0
+174 d2800fe0          mov x0, #127              ; exit(127)
+178 d2800ba8          mov x8, #93
+17c d4000001          svc #0
+180 30000000          .ascii "0"
 """
 _MACHINES = {"x86_64": (62, _X86_64), "aarch64": (183, _AARCH64)}
 _MNEMONIC = 22

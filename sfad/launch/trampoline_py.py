@@ -7,7 +7,7 @@ import signal
 import struct
 import sys
 
-ATTACH, ENTER, CLOSE, EXEC = 1, 2, 3, 4
+ATTACH, ENTER, CLOSE, EXEC, INTERPRET = 1, 2, 3, 4, 5
 _SEARCH_ON = (errno.ENOENT, errno.ENOTDIR, errno.EACCES)
 
 
@@ -27,17 +27,17 @@ def _exec(path: bytes, argv: list[bytes]) -> int:
     return ctypes.get_errno()
 
 
-def _exec_first(shell: bytes, files: list[bytes], argv: list[bytes]) -> int:
+def _exec_first(shell: bytes, files: list[bytes], argv: list[bytes]) -> tuple[int, int]:
     verdict = errno.ENOENT
     for file in files:
         failure = _exec(file, argv)
         if failure == errno.ENOEXEC:
-            return _exec(shell, [shell, file, *argv[1:]])
+            return INTERPRET, _exec(shell, [shell, file, *argv[1:]])
         if failure not in (errno.ENOENT, errno.ENOTDIR):
             verdict = failure
         if failure not in _SEARCH_ON and failure < 64:
             break
-    return verdict
+    return (INTERPRET if verdict == errno.ENOENT and any(map(os.path.exists, files)) else EXEC), verdict
 
 
 def main() -> int:
@@ -45,6 +45,9 @@ def main() -> int:
     shell, umask, cwd, *words = (os.fsencode(word) for word in sys.argv[1:])
     files, argv = words[: words.index(b"")], words[words.index(b"") + 1 :]
     stage = ATTACH
+    # of these Python ignores two, which would be inherited, and makes an exception of one
+    for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.umask(int(umask, 8))
         os.write(3, b"0")
@@ -54,12 +57,9 @@ def main() -> int:
         for name in os.listdir("/proc/self/fd"):
             if int(name) > 2 and os.path.exists(f"/proc/self/fd/{name}"):
                 os.set_inheritable(int(name), False)
-        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and that would be inherited
-            signal.signal(ignored, signal.SIG_DFL)
-        stage = EXEC
         if not os.read(5, 1):
             return 0
-        failure = _exec_first(shell, files, argv)
+        stage, failure = _exec_first(shell, files, argv)
     except OSError as error:
         failure = error.errno or errno.EIO
     os.write(4, struct.pack("=qq", stage, -failure))

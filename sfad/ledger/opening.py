@@ -243,7 +243,8 @@ def _allow_steps(connection: sqlite3.Connection) -> None:
     names = ("page_count", "freelist_count", "page_size", "auto_vacuum")
     pages, free, size, steps = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
     if not steps and (pages - free) * size <= _REWRITTEN_AT_ONCE:
-        with suppress(sqlite3.OperationalError):  # no space: it is not needed either
+        connection.execute("PRAGMA busy_timeout = 0")
+        with suppress(sqlite3.OperationalError):  # no space, or somebody has locked it: it is not needed either
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             connection.execute("VACUUM")
 

@@ -160,8 +160,14 @@ class _Recoverer:
             run.pid = found.pid
         self._runtime.take_over(live, entry.meter, ended)
         effect("adopted")
-        begun = live.main is not None and live.main.attempt == run.attempt
+        begun = self._may_have_begun(live)
         return Remembered(run, empty=found.empty, starting=found.starting, startable=self._startable(live), begun=begun)
+
+    def _may_have_begun(self, live: Live) -> bool:
+        """What is remembered tells it, unless some of that may be missing: it is not synced, for it is of processes."""
+        remembered = live.main is not None and live.main.attempt == live.run.attempt
+        complete = self._memory.sound and (self._memory.same_boot or self._handed is not None)
+        return remembered or not complete
 
     def _found(self, live: Live, held: Held) -> Found:
         run = live.run

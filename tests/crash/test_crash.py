@@ -13,7 +13,7 @@ from sfactl.connection import Unreachable
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
-from tests.harness import PATIENCE, Daemon, ended, spawn, started, stopped, wait_until
+from tests.harness import PATIENCE, Daemon, ended, other_boot, spawn, started, stopped, wait_until
 
 from .point import Point, crash
 from .promises import all_runs
@@ -98,6 +98,7 @@ def test_what_is_left_of_a_start_nobody_heard_of_is_not_taken_for_the_run(tmp_pa
             run = next(iter(all_runs(client)))
             final = client.call(m.Wait(id=client.next_id(), run=run, timeout=PATIENCE), m.RunReply).run
         assert final.status in {Status.LOST, Status.FAILED}
+        assert final.reason is None or "nothing of it has run" not in final.reason.message
     finally:
         with daemon.client() as client:
             stopped(client, everything=True)
@@ -123,5 +124,27 @@ def test_a_start_that_the_daemon_did_not_live_to_let_through_has_run_nothing(tmp
         if effect == "spawned":  # else it may be too late to tell
             assert final.status is Status.FAILED
             assert "nothing of it has run" in (final.reason.message if final.reason else "")
+    finally:
+        assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize("what", ["power cut", "damage"])
+def test_of_an_incomplete_spool_it_is_not_concluded_that_nothing_has_run(tmp_path: Path, containment: str, what: str) -> None:
+    daemon = Victim(tmp_path, config="", mode=containment, crash_at="spawned+1")
+    try:
+        with daemon.client() as client:
+            client.be_patient(PATIENCE)
+            with pytest.raises(Unreachable):
+                spawn(client, ["true"])
+        wait_until(lambda: daemon.fallen, "the daemon is dead")
+        if what == "power cut":
+            other_boot(daemon.state_dir)
+        else:
+            with (daemon.state_dir / "spool" / "runs").open("ab") as file:
+                file.write(b"damage" * 100)
+        daemon.start_again()
+        with daemon.client() as client:
+            (run,) = all_runs(client)
+            assert ended(client, run).status is Status.LOST
     finally:
         assert daemon.stop() == 0

@@ -19,7 +19,7 @@ from sfactl.connection import Client, Unreachable
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
-from tests.harness import PATIENCE, Daemon, alive, ended, spawn, started, stopped, strays, wait_until
+from tests.harness import PATIENCE, Daemon, alive, ended, other_boot, spawn, started, stopped, strays, wait_until
 
 from .agents import info, limit, reserve, turns, until_over, watched
 
@@ -437,9 +437,7 @@ def test_after_a_reboot_everything_is_closed_and_the_queue_goes_on(start: Start)
     for stray in strays(daemon.instance):
         stray.kill()
     wait_until(lambda: not alive(run.pid), "it is gone")
-    journal = daemon.state_dir / "spool" / "runs"
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip().encode()
-    other_boot(journal, boot)
+    other_boot(daemon.state_dir)
     daemon.restart()
     with daemon.client() as client:
         lost = info(client, run.id)
@@ -447,15 +445,6 @@ def test_after_a_reboot_everything_is_closed_and_the_queue_goes_on(start: Start)
         assert lost.reason is not None
         assert lost.reason.message.startswith("the machine was restarted while it ran")
         assert ended(client, waiting.id).status is Status.COMPLETED
-
-
-def other_boot(journal: Path, boot: bytes) -> None:
-    """Makes the spool one of another boot."""
-    from sfad.spool import Journal
-
-    with closing(Journal(journal)) as spool:
-        assert spool.items["boot"] == boot
-        spool.write({"boot": b"another"})
 
 
 def ruin_ledger(daemon: Daemon) -> None:

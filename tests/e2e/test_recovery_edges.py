@@ -19,10 +19,10 @@ from sfad.core.ids import run_number
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
-from tests.harness import Daemon, alive, argv, ended, spawn, started, stopped, strays, wait_until
+from tests.harness import Daemon, alive, argv, ended, other_boot, spawn, started, stopped, strays, wait_until
 
 from .agents import info, until_over, watched
-from .test_recovery import other_boot, spooled, ticking
+from .test_recovery import spooled, ticking
 
 
 def survives_sigusr2(daemon: Daemon) -> bool:
@@ -132,7 +132,7 @@ def test_what_has_run_is_not_run_again_because_the_spool_is_older_than_the_ledge
     wait_until(lambda: strays(daemon.instance) == [], "the machine is down")
     shutil.rmtree(spool)
     shutil.copytree(older, spool)
-    other_boot(spool / "runs", Path("/proc/sys/kernel/random/boot_id").read_text().strip().encode())
+    other_boot(daemon.state_dir)
     daemon.restart()
     with daemon.client() as client:
         now = info(client, run.id)

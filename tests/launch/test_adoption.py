@@ -46,8 +46,12 @@ def members(rig: Rig, run: str) -> set[int]:
 
 def gathered(rig: Rig, run: str, main: int | None, count: int) -> bool:
     """Whether all of `programs.ORPHANS COUNT` are there: half of them are on their own, and who has led them there has gone."""
-    found = [process for pid in members(rig, run) - {main} if (process := procfs.stat(pid))]
-    return (len(found), sum(one.session not in (one.pid, main) for one in found)) == (count, count // 2)
+    found = members(rig, run) - {main}
+    on_their_own = 0
+    for pid in found:
+        with suppress(ProcessLookupError):
+            on_their_own += os.getsid(pid) not in (pid, main)
+    return (len(found), on_their_own) == (count, count // 2)
 
 
 def alive(pids: set[int]) -> set[int]:

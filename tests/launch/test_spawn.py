@@ -19,8 +19,9 @@ import pytest
 import trio
 
 from sfad.core.events import Emptied, LaunchFailed, LaunchSucceeded, MainExited
-from sfad.launch import trampoline
-from tests.launch.rig import PATIENCE, Rig, rigged
+from sfad.launch import procfs, trampoline
+from sfad.launch.spawn import LaunchError, candidates
+from tests.launch.rig import PATIENCE, Rig, rigged, until
 
 SHOW = "import os,sys; sys.stdout.buffer.write(open('/proc/self/environ','rb').read())"
 
@@ -218,6 +219,33 @@ async def test_what_cannot_be_remembered_executes_nothing(either: Rig, tmp_path:
     assert (await either.wait(MainExited, "a1")).code == 0
     assert [remains.pid for remains in either.remembered][-1] == (await either.wait(LaunchSucceeded, "a1")).pid
     either.launcher.release("a1")
+
+
+@pytest.mark.parametrize("where", ["sfad.launch.local._remains", "sfad.launch.local.os.pidfd_open"])
+async def test_what_cannot_be_looked_at_executes_nothing(
+    either: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def short(*_arguments: object) -> None:
+        raise OSError(errno.ENFILE, "as if the system had no descriptors left")
+
+    before = set(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patched:
+        patched.setattr(where, short)
+        either.launch("a1", "touch", str(tmp_path / "done"))
+    assert (await either.wait(LaunchFailed, "a1")).errno == errno.ENFILE
+    assert [type(event) for event in either.events] == [LaunchFailed]
+    await until(lambda: not procfs.children(), "the trampoline has gone")
+    assert not (tmp_path / "done").exists()
+    assert set(os.listdir("/proc/self/fd")) == before
+    either.launcher.release("a1")
+
+
+def test_a_search_that_no_kernel_would_take_is_not_even_written_down() -> None:
+    assert len(candidates(b"x" * 255, [b"PATH=" + b"/directory:" * 3000])) == 3001
+    with pytest.raises(LaunchError, match="Argument list too long"):
+        candidates(b"x" * 255, [b"PATH=" + b":" * 4000])
+    with pytest.raises(LaunchError, match="File name too long"):
+        candidates(b"x" * 28_000, [b"PATH=" + b":" * 28_000])
 
 
 async def test_no_descriptors_left(rig: Rig) -> None:
