@@ -1,0 +1,119 @@
+"""The contract, for each trampoline: this machine's, the one in Python, and another machine's where there is qemu."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import platform
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sfad.launch import trampoline
+from sfad.launch.trampoline import ATTACH, ENTER, EXEC, INTERPRET, REPORT, SHELL
+
+KINDS = [*sorted(trampoline._MACHINES), "python"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one."""
+
+    printed: str
+    stage: int
+    errno: int
+    code: int
+    door: str
+
+
+class Bench:
+    """Executes a trampoline as `Spawner` does, but for the limits and signals."""
+
+    def __init__(self, kind: str, directory: Path) -> None:
+        self.directory = directory
+        self._path, self._argv = self._command(kind)
+
+    def _command(self, kind: str) -> tuple[bytes, list[bytes]]:
+        if kind == "python":
+            made = trampoline.python()
+            return made.path, [*made.prefix, SHELL]
+        program = self.directory / "trampoline"
+        program.write_bytes(trampoline.image(kind))
+        program.chmod(0o755)
+        if kind == platform.machine():
+            return os.fsencode(program), [SHELL]
+        emulator = shutil.which(f"qemu-{kind}-static") or shutil.which(f"qemu-{kind}")
+        if emulator is None:
+            pytest.skip(f"neither such a machine nor qemu-{kind}")
+        return os.fsencode(emulator), [b"qemu", b"-0", SHELL, os.fsencode(program)]
+
+    def tool(self, name: str, text: str, mode: int = 0o755) -> None:
+        """A file in the directory."""
+        (self.directory / name).write_text(text)
+        (self.directory / name).chmod(mode)
+
+    def run(self, files: list[str], *argv: str, cwd: str = "", gate: bytes = b"\n", closed: bool = False) -> Outcome:
+        """The command, with an environment of A=b; `closed`: the door cannot be written to."""
+        self.tool("door", "", 0o600)
+        printed, report, gates = os.pipe(), os.pipe(), os.pipe()
+        os.write(gates[1], gate)
+        door = os.open(self.directory / "door", os.O_RDONLY if closed else os.O_WRONLY)
+        near = (printed[1], printed[1], door, report[1], gates[0])
+        # above the numbers that they are to get
+        high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100) for fd in near]
+        targets = (1, 2, trampoline.FD_DOOR, trampoline.FD_REPORT, trampoline.FD_GATE)
+        actions = [(os.POSIX_SPAWN_DUP2, fd, target) for fd, target in zip(high, targets, strict=True)]
+        words = [b"027", os.fsencode(cwd or self.directory), *map(os.fsencode, files), b"", *map(os.fsencode, argv)]
+        pid = os.posix_spawn(self._path, [*self._argv, *words], {"A": "b"}, file_actions=actions)
+        for fd in {*high, *near, gates[1]}:
+            os.close(fd)
+        with os.fdopen(printed[0], "rb") as file, os.fdopen(report[0], "rb") as failure:
+            text, content = file.read().decode(), failure.read()
+        ended = os.waitid(os.P_PID, pid, os.WEXITED)
+        code = ended.si_status if ended and ended.si_code == os.CLD_EXITED else -1
+        stage, number = REPORT.unpack(content) if content else (0, 0)
+        return Outcome(text, stage, -number, code, (self.directory / "door").read_text())
+
+
+@pytest.fixture(params=KINDS)
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
+    return Bench(request.param, tmp_path)
+
+
+def test_it_becomes_the_command(bench: Bench) -> None:
+    show = 'umask; pwd; echo "$0" $A "$@"'
+    found = bench.run(["/nowhere/sh", "/bin/sh"], "name", "-c", show, "zero", "", "two words")
+    assert found == Outcome(f"0027\n{bench.directory}\nzero b  two words\n", 0, 0, 0, "0")
+
+
+def test_it_gives_a_script_to_the_shell(bench: Bench) -> None:
+    bench.tool("script", 'echo "$0" "$@"')
+    assert bench.run(["none", "./script", "later"], "script", "x", "y z") == Outcome("./script x y z\n", 0, 0, 0, "0")
+    assert bench.run(["script"], "script") == Outcome("script\n", 0, 0, 0, "0")
+
+
+def test_it_searches(bench: Bench) -> None:
+    bench.tool("denied", "", 0o644)
+    bench.tool("orphan", "#!/no/such/interpreter\n")
+    bench.tool("tool", "#!/bin/sh\necho tool\n")
+    assert bench.run(["none", "denied/below", "denied", "orphan", "./tool"], "tool") == Outcome("tool\n", 0, 0, 0, "0")
+    for files, stage, number in (
+        ([], EXEC, errno.ENOENT),
+        (["none", "denied/below"], EXEC, errno.ENOENT),
+        (["denied", "none"], EXEC, errno.EACCES),
+        (["none", "orphan", "nothing"], INTERPRET, errno.ENOENT),
+        (["x" * 300, "./tool"], EXEC, errno.ENAMETOOLONG),
+    ):
+        assert bench.run(files, "tool") == Outcome("", stage, number, 127, "0")
+
+
+def test_what_fails_before(bench: Bench) -> None:
+    assert bench.run(["/bin/sh"], "sh", cwd="/no/such/directory") == Outcome("", ENTER, errno.ENOENT, 127, "0")
+    assert bench.run(["/bin/sh"], "sh", closed=True) == Outcome("", ATTACH, errno.EBADF, 127, "")
+
+
+def test_a_shut_gate(bench: Bench) -> None:
+    assert bench.run(["/bin/sh"], "sh", "-c", "echo executed", gate=b"") == Outcome("", 0, 0, 127, "0")
