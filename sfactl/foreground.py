@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import json, structs
 
 from sfad.protocol import messages as m
-from sfad.protocol.types import Event, RunInfo, Status
+from sfad.protocol.types import Event, RunId, RunInfo, Status
 
 from . import exits, loop, output, refused, request
 from .connection import AGAIN, REPEATS, Client, ConnectionLost, again, check, unanswered
@@ -73,6 +73,8 @@ class Foreground:
         self._activities: list[loop.Activity] = []
         self._pending: dict[int, Asked] = {}
         self._respawned = 0
+        self._known: RunId | None = None
+        """Its id, which its first event tells; the answer comes when its command has been executed."""
         self._run: RunInfo | None = None
         self._final: RunInfo | None = None
         self._output_asked = False
@@ -167,10 +169,17 @@ class Foreground:
 
     def _pushed(self, event: Event) -> None:
         """The first events of the run come before the answer that says which one it is."""
+        self._learn(event.run_id)
         if self._run is None and not self._verbose:
             self._early.append(event)
         else:
             self._event(event)
+
+    def _learn(self, run: RunId | None) -> None:
+        if self._known is None and run is not None:
+            self._known = run
+            for number in self._signalled:
+                self._stop(number)
 
     def _started(self, reply: m.AnyReply, _descriptors: Sequence[int]) -> None:
         check(reply)
@@ -189,8 +198,7 @@ class Foreground:
             self._event(event)
         self._copy_output(run)
         self._ask(m.Wait(id=self._client.next_id(), run=run.id), self._ended)
-        for number in self._signalled:
-            self._stop(number)
+        self._learn(run.id)
 
     def _copy_output(self, run: RunInfo) -> None:
         if self._message.stdio == "files" and self._message.log and not self._json:
@@ -263,14 +271,14 @@ class Foreground:
     def _stop(self, number: int) -> None:
         """The first signal stops the run, the second skips the grace, the third lets go."""
         first, count = self._signalled[0], len(self._signalled)
-        if count > 2 or (count == 2 and self._run is None):
+        if count > 2 or (count == 2 and self._known is None):
             raise exits.Quit(128 + first)
         if self._client.closed:
             self._note("sfactl: the run is stopped as soon as the daemon is back")
-        if self._run is None:
+        if self._known is None:
             return
         grace = 0.0 if count == 2 else self._message.grace
-        request = m.Stop(id=self._client.next_id(), runs=[self._run.id], signal=number, grace=grace)
+        request = m.Stop(id=self._client.next_id(), runs=[self._known], signal=number, grace=grace)
         self._ask(request, self._stopped)
 
     def _stopped(self, reply: m.AnyReply, _descriptors: Sequence[int]) -> None:
@@ -280,6 +288,7 @@ class Foreground:
     def _reconnect(self) -> None:
         self._note("sfactl: the daemon went away; waiting for it to come back")
         self._early.clear()
+        self._known = self._run.id if self._run is not None else None
         self._client.reconnect(self._advice(), self._pause)
         pending = list(self._pending.values())
         self._pending.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import signal
@@ -9,12 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import psutil
+import pytest
 
 from sfactl.connection import Client
 from sfad.launch import procfs
@@ -223,6 +225,25 @@ def ended(client: Client, run: str) -> RunInfo:
 def stopped(client: Client, *runs: str, **options: Any) -> m.Stopped:
     """Stops runs."""
     return client.call(m.Stop(id=client.next_id(), runs=list(runs), **options), m.Stopped)
+
+
+@contextmanager
+def unanswered(directory: Path) -> Iterator[Callable[[], None]]:
+    """A mount whose server does not answer; what it yields makes the server go away."""
+    directory.mkdir()
+    server = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    libc = ctypes.CDLL(None, use_errno=True)
+    with ExitStack() as stack:
+        closing = stack.enter_context(ExitStack())
+        closing.callback(os.close, server)
+        options = b"fd=%d,rootmode=40000,user_id=0,group_id=0" % server
+        if libc.mount(b"sfad-test", os.fsencode(directory), b"fuse", 0, options):
+            pytest.skip(f"mounting with FUSE: {os.strerror(ctypes.get_errno())}")
+        stack.callback(libc.umount2, os.fsencode(directory), 2)
+        yield closing.close
+
+
+with_fuse = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK) or os.geteuid() != 0, reason="takes root and FUSE")
 
 
 def agent(directory: Path, name: str, text: str) -> list[str]:

@@ -68,8 +68,9 @@ def _show(stopped: Stopped, json: bool) -> int:
     if json:
         output.print_json(output.content(stopped))
     else:
-        said = ", ".join(stopped.stopped) or "nothing to stop"
-        output.note(f"stopped: {said} ({output.seconds(stopped.elapsed_s)})" if stopped.stopped else said)
+        said = ", ".join(stopped.stopped)
+        if said or not stopped.survivors:
+            output.note(f"stopped: {said} ({output.seconds(stopped.elapsed_s)})" if said else "nothing to stop")
     if not stopped.survivors:
         return exits.Exit.DONE
     if not json:

@@ -74,7 +74,8 @@ class CountRefusal:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Start the run's command in a containment nested in its parent's; answer `LaunchSucceeded` or `LaunchFailed`."""
+    """Start the run's command in a containment nested in its parent's; answer `LaunchSucceeded` or `LaunchFailed`. If neither
+    has come when the time is over that is left to the run, its timer `deadline` fires."""
 
     run: Run
 

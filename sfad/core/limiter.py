@@ -91,7 +91,19 @@ class Limiter:
         share = 1.0 if time.near else self._machine.policy.nearing
         return min(time.limit.threshold * share, run.max_time)
 
+    def _not_executed(self, run: Run) -> Reason:
+        after = run.allowed_time - run.clock.spent
+        return Reason(
+            kind="limit",
+            message=f"its command was not executed within {after:g} s: its working directory, a directory of its PATH "
+            "or the command is on a file system that does not answer",
+            limit_kind=LimitKind.TIME,
+        )
+
     def _clock_due(self, run: Run, at: float) -> None:
+        if run.status is Status.STARTING and not run.standing_still:
+            self._end(run, self._not_executed(run), at)
+            return
         mark = self._next_mark(run)
         due = run.clock.reaches(mark)
         if due is None or run.status is not Status.RUNNING:

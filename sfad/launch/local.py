@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from time import monotonic
+from time import monotonic, sleep
 from typing import Literal
 
 import trio
@@ -38,7 +38,7 @@ from .pidfd import ended, exit_status, reaped, tells_exits
 from .procfs import Stat
 from .reaper import Orphans
 from .spawn import Job, LaunchError, Spawner, candidates
-from .trampoline import ATTACH, ENTER, EXEC, INTERPRET, REPORT, Trampoline, best
+from .trampoline import ATTACH, ENTER, EXEC, INTERPRET, REPORT, Trampoline, best, is_one
 from .watch import PAUSE, Watch
 
 COOKIE = b"SFA_COOKIE"
@@ -48,6 +48,8 @@ _COOKIE_IS = COOKIE + b"="
 Complain = Callable[[str], object]
 """Told what the launcher could not do yet and is trying again."""
 _COMPLAIN_EVERY = 10.0
+_ARRIVAL, _LOOK_AGAIN = 0.5, 0.002
+"""Seconds that the trampolines get whose daemon has died, and between two looks: an attach takes 6 ms, Python twenty."""
 _NEWS = 3.0
 """Seconds within which whoever adopted an ended main process is expected to reap it: pid 1 of some containers looks for
 zombies every two seconds, that of others never."""
@@ -168,6 +170,8 @@ class LocalLauncher(ABC):
         self._complained = -_COMPLAIN_EVERY
         self._clock = clock
         self._runs: dict[RunId, Held] = {}
+        self._arrived_by = 0.0
+        """When the trampolines that were on their way as an earlier daemon died have become their commands, or hang."""
         self._watch = Watch(self._failed)
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self._spawner = Spawner(trampoline or best())
@@ -606,7 +610,7 @@ class LocalLauncher(ABC):
         return process if process.alive and self._carries(held, process.pid) else None
 
     def _take(self, held: Held, process: Stat) -> Main | None:
-        """Watches that process. `None` if it is gone: the pid may be another's by now."""
+        """Watches that process. `None` if it is gone, when the pid may be another's by now, or has not become the command."""
         ours = process.parent == os.getpid()
         main = Main(process.pid, -1, None, started=process.started, ours=ours)
         try:
@@ -620,8 +624,22 @@ class LocalLauncher(ABC):
         if now is None or now.started != main.started:
             self._drop(main)
             return None
+        if not ours and self._hangs(main.pid):
+            # who would hear what it reports has died, and it is not known how far it has come
+            _signal(main, signal.SIGKILL)
+            self._drop(main)
+            return None
         main.loose = not ours and not self._contained(held, main.pid)
         return main
+
+    def _hangs(self, pid: int) -> bool:
+        """Whether it is a trampoline still, when all of them have had the time that it takes."""
+        while is_one(pid):
+            self._arrived_by = self._arrived_by or monotonic() + _ARRIVAL
+            if monotonic() > self._arrived_by:
+                return True
+            sleep(_LOOK_AGAIN)
+        return False
 
     def _recall_cpus(self, held: Held) -> None:
         if held.bounds.cpu is not None and self.enforcement("cpu") == "watching":

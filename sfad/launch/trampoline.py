@@ -12,8 +12,8 @@ program, which attaches *itself* and then becomes the command. It never runs the
     fd 6    this program, when it is an ELF image
 
 It sets the umask, writes "0" to fd 3, enters CWD, marks every descriptor above 2 close-on-exec, waits at the gate, and
-execs the first FILE that is there, much as execvp(3) does: it goes on after ENOENT, ENOTDIR, EACCES and what a network
-file system says (the errnos from 64 on), and what the kernel calls ENOEXEC is given to /bin/sh. So the other end of fd 4
+execs the first FILE that is there, much as execvp(3) does: it goes on whatever is wrong with one, unless that is the
+command (E2BIG, EAGAIN, ENOMEM, ETXTBSY), and what the kernel calls ENOEXEC is given to /bin/sh. So the other end of fd 4
 reads end-of-file if the command runs. At a gate that stays shut it exits without a word: nothing is executed that the
 next daemon would not know of.
 
@@ -47,6 +47,7 @@ REPORT = struct.Struct("=qq")
 SHELL = b"/bin/sh"
 FD_DOOR, FD_REPORT, FD_GATE, FD_IMAGE, FD_FREE = 3, 4, 5, 6, 7
 
+_NAME = "sfad-trampoline"
 _LOAD = 0x400000
 _X86_64 = """
 000 31 ff             xor edi, edi
@@ -74,14 +75,14 @@ _X86_64 = """
 029 0f 05             syscall
 02b 59                pop rcx
 02c 85 c0             test eax, eax
-02e 0f 88 ec 00 00 00 js 120
+02e 0f 88 f6 00 00 00 js 12a
 034 ff c3             inc ebx                   ; stage = ENTER
 036 48 8b 7c 24 18    mov rdi, [rsp+24]         ; chdir(argv[2])
 03b 6a 50             push 80
 03d 58                pop rax
 03e 0f 05             syscall
 040 85 c0             test eax, eax
-042 0f 88 d8 00 00 00 js 120
+042 0f 88 e2 00 00 00 js 12a
 048 ff c3             inc ebx                   ; stage = CLOSE
 04a 6a 03             push 3                    ; close_range(3, ~0, CLOSE_RANGE_CLOEXEC)
 04c 5f                pop rdi
@@ -91,7 +92,7 @@ _X86_64 = """
 053 b8 b4 01 00 00    mov eax, 436
 058 0f 05             syscall
 05a 85 c0             test eax, eax
-05c 0f 88 be 00 00 00 js 120
+05c 0f 88 c8 00 00 00 js 12a
 062 ff c3             inc ebx                   ; stage = EXEC
 064 53                push rbx                  ; read(5, …, 1): 1, or the daemon has died
 065 6a 05             push 5
@@ -104,7 +105,7 @@ _X86_64 = """
 06f 0f 05             syscall
 071 59                pop rcx
 072 83 f8 01          cmp eax, 1
-075 0f 85 b4 00 00 00 jne 12f
+075 0f 85 be 00 00 00 jne 139
 07b 48 8b 04 24       mov rax, [rsp]            ; r15 = envp
 07f 4c 8d 7c c4 10    lea r15, [rsp+rax*8+16]
 084 4c 8d 64 24 20    lea r12, [rsp+32]         ; r12 = &argv[3], the files
@@ -117,68 +118,72 @@ _X86_64 = """
 09b 41 5e             pop r14
 09d 49 8b 3c 24       mov rdi, [r12]            ; execve(*r12, r13, r15)
 0a1 80 3f 00          cmp byte [rdi], 0
-0a4 74 52             je 0f8
+0a4 74 5c             je 102
 0a6 4c 89 ee          mov rsi, r13
 0a9 4c 89 fa          mov rdx, r15
 0ac 6a 3b             push 59
 0ae 58                pop rax
 0af 0f 05             syscall
 0b1 83 f8 f8          cmp eax, -8               ; ENOEXEC
-0b4 74 1d             je 0d3
+0b4 74 27             je 0dd
 0b6 49 83 c4 08       add r12, 8                ; the next one, after
 0ba 83 f8 fe          cmp eax, -2               ; ENOENT,
 0bd 74 de             je 09d
 0bf 83 f8 ec          cmp eax, -20              ; ENOTDIR,
 0c2 74 d9             je 09d
-0c4 49 89 c6          mov r14, rax              ; and, to be reported in the end,
-0c7 83 f8 f3          cmp eax, -13              ; EACCES,
-0ca 74 d1             je 09d
-0cc 83 f8 c0          cmp eax, -64              ; and what a network file system says
-0cf 7e cc             jle 09d
-0d1 eb 25             jmp 0f8
-0d3 49 8b 04 24       mov rax, [r12]            ; argv[0] = the file, after argv[-1] = SHELL
-0d7 49 89 45 00       mov [r13], rax
-0db 49 83 ed 08       sub r13, 8
-0df 48 8b 7c 24 08    mov rdi, [rsp+8]
-0e4 49 89 7d 00       mov [r13], rdi
-0e8 4c 89 ee          mov rsi, r13              ; execve(SHELL, r13, r15)
-0eb 4c 89 fa          mov rdx, r15
-0ee 6a 3b             push 59
-0f0 58                pop rax
-0f1 0f 05             syscall
-0f3 49 89 c6          mov r14, rax
-0f6 eb 23             jmp 11b
-0f8 41 83 fe fe       cmp r14d, -2              ; after ENOENT: access(*file, F_OK)?
-0fc 75 1f             jne 11d
-0fe 4c 8d 64 24 20    lea r12, [rsp+32]
-103 49 8b 3c 24       mov rdi, [r12]
-107 80 3f 00          cmp byte [rdi], 0
-10a 74 11             je 11d
-10c 31 f6             xor esi, esi
-10e 6a 15             push 21
-110 58                pop rax
-111 0f 05             syscall
-113 49 83 c4 08       add r12, 8
-117 85 c0             test eax, eax
-119 75 e8             jne 103
-11b ff c3             inc ebx                   ; stage = INTERPRET
-11d 4c 89 f0          mov rax, r14
-120 50                push rax                  ; write(4, {stage, -errno}, 16)
-121 53                push rbx
-122 6a 04             push 4
-124 5f                pop rdi
-125 54                push rsp
-126 5e                pop rsi
-127 6a 10             push 16
-129 5a                pop rdx
-12a 6a 01             push 1
-12c 58                pop rax
-12d 0f 05             syscall
-12f 6a 7f             push 127                  ; exit(127)
-131 5f                pop rdi
-132 6a 3c             push 60
-134 58                pop rax
-135 0f 05             syscall
+0c4 49 89 c6          mov r14, rax              ; and, to be reported in the end, all but
+0c7 83 f8 f9          cmp eax, -7               ; E2BIG,
+0ca 74 36             je 102
+0cc 83 f8 f5          cmp eax, -11              ; EAGAIN,
+0cf 74 31             je 102
+0d1 83 f8 f4          cmp eax, -12              ; ENOMEM,
+0d4 74 2c             je 102
+0d6 83 f8 e6          cmp eax, -26              ; ETXTBSY
+0d9 75 c2             jne 09d
+0db eb 25             jmp 102
+0dd 49 8b 04 24       mov rax, [r12]            ; argv[0] = the file, after argv[-1] = SHELL
+0e1 49 89 45 00       mov [r13], rax
+0e5 49 83 ed 08       sub r13, 8
+0e9 48 8b 7c 24 08    mov rdi, [rsp+8]
+0ee 49 89 7d 00       mov [r13], rdi
+0f2 4c 89 ee          mov rsi, r13              ; execve(SHELL, r13, r15)
+0f5 4c 89 fa          mov rdx, r15
+0f8 6a 3b             push 59
+0fa 58                pop rax
+0fb 0f 05             syscall
+0fd 49 89 c6          mov r14, rax
+100 eb 23             jmp 125
+102 41 83 fe fe       cmp r14d, -2              ; after ENOENT: access(*file, F_OK)?
+106 75 1f             jne 127
+108 4c 8d 64 24 20    lea r12, [rsp+32]
+10d 49 8b 3c 24       mov rdi, [r12]
+111 80 3f 00          cmp byte [rdi], 0
+114 74 11             je 127
+116 31 f6             xor esi, esi
+118 6a 15             push 21
+11a 58                pop rax
+11b 0f 05             syscall
+11d 49 83 c4 08       add r12, 8
+121 85 c0             test eax, eax
+123 75 e8             jne 10d
+125 ff c3             inc ebx                   ; stage = INTERPRET
+127 4c 89 f0          mov rax, r14
+12a 50                push rax                  ; write(4, {stage, -errno}, 16)
+12b 53                push rbx
+12c 6a 04             push 4
+12e 5f                pop rdi
+12f 54                push rsp
+130 5e                pop rsi
+131 6a 10             push 16
+133 5a                pop rdx
+134 6a 01             push 1
+136 58                pop rax
+137 0f 05             syscall
+139 6a 7f             push 127                  ; exit(127)
+13b 5f                pop rdi
+13c 6a 3c             push 60
+13e 58                pop rax
+13f 0f 05             syscall
 """
 _AARCH64 = """
 000 52800000          mov w0, #0
@@ -192,23 +197,23 @@ _AARCH64 = """
 020 d4000001          svc #0
 024 d2800033          mov x19, #1               ; stage = ATTACH
 028 d2800060          mov x0, #3                ; write(3, "0", 1)
-02c 10000aa1          adr x1, 180
+02c 10000b21          adr x1, 190
 030 d2800022          mov x2, #1
 034 d2800808          mov x8, #64
 038 d4000001          svc #0
-03c b7f80900          tbnz x0, #63, 15c
+03c b7f80980          tbnz x0, #63, 16c
 040 d2800053          mov x19, #2               ; stage = ENTER
 044 f9400fe0          ldr x0, [sp, #24]         ; chdir(argv[2])
 048 d2800628          mov x8, #49
 04c d4000001          svc #0
-050 b7f80860          tbnz x0, #63, 15c
+050 b7f808e0          tbnz x0, #63, 16c
 054 d2800073          mov x19, #3               ; stage = CLOSE
 058 d2800060          mov x0, #3                ; close_range(3, ~0, CLOSE_RANGE_CLOEXEC)
 05c 12800001          mov w1, #-1
 060 d2800082          mov x2, #4
 064 d2803688          mov x8, #436
 068 d4000001          svc #0
-06c b7f80780          tbnz x0, #63, 15c
+06c b7f80800          tbnz x0, #63, 16c
 070 d2800093          mov x19, #4               ; stage = EXEC
 074 d28000a0          mov x0, #5                ; read(5, …, 1): 1, or the daemon has died
 078 d10043e1          sub x1, sp, #16
@@ -216,7 +221,7 @@ _AARCH64 = """
 080 d28007e8          mov x8, #63
 084 d4000001          svc #0
 088 f100041f          cmp x0, #1
-08c 54000741          b.ne 174
+08c 540007c1          b.ne 184
 090 f94003e3          ldr x3, [sp]              ; x20 = envp
 094 8b236ff4          add x20, sp, x3, lsl #3
 098 91004294          add x20, x20, #16
@@ -229,55 +234,59 @@ _AARCH64 = """
 0b4 d2801ba8          mov x8, #221
 0b8 f94002a0          ldr x0, [x21]             ; execve(*x21, x22, x20)
 0bc 39400003          ldrb w3, [x0]
-0c0 34000343          cbz w3, 128
+0c0 340003c3          cbz w3, 138
 0c4 aa1603e1          mov x1, x22
 0c8 aa1403e2          mov x2, x20
 0cc d4000001          svc #0
 0d0 b100201f          cmn x0, #8                ; ENOEXEC
-0d4 54000180          b.eq 104
+0d4 54000200          b.eq 114
 0d8 910022b5          add x21, x21, #8          ; the next one, after
 0dc b100081f          cmn x0, #2                ; ENOENT,
 0e0 54fffec0          b.eq 0b8
 0e4 b100501f          cmn x0, #20               ; ENOTDIR,
 0e8 54fffe80          b.eq 0b8
-0ec aa0003f7          mov x23, x0               ; and, to be reported in the end,
-0f0 b100341f          cmn x0, #13               ; EACCES,
-0f4 54fffe20          b.eq 0b8
-0f8 b101001f          cmn x0, #64               ; and what a network file system says
-0fc 54fffded          b.le 0b8
-100 1400000a          b 128
-104 f94002a3          ldr x3, [x21]             ; argv[0] = the file, after argv[-1] = SHELL
-108 f90002c3          str x3, [x22]
-10c f94007e0          ldr x0, [sp, #8]
-110 f81f8ec0          str x0, [x22, #-8]!
-114 aa1603e1          mov x1, x22               ; execve(SHELL, x22, x20)
-118 aa1403e2          mov x2, x20
-11c d4000001          svc #0
-120 aa0003f7          mov x23, x0
-124 1400000c          b 154
-128 b1000aff          cmn x23, #2               ; after ENOENT: access(*file, F_OK)?
-12c 54000161          b.ne 158
-130 910083f5          add x21, sp, #32
-134 d2800608          mov x8, #48
-138 f84086a1          ldr x1, [x21], #8
-13c 39400023          ldrb w3, [x1]
-140 340000c3          cbz w3, 158
-144 92800c60          mov x0, #-100
-148 d2800002          mov x2, #0
-14c d4000001          svc #0
-150 b5ffff40          cbnz x0, 138
-154 d28000b3          mov x19, #5               ; stage = INTERPRET
-158 aa1703e0          mov x0, x23
-15c a9bf03f3          stp x19, x0, [sp, #-16]!  ; write(4, {stage, -errno}, 16)
-160 d2800080          mov x0, #4
-164 910003e1          mov x1, sp
-168 d2800202          mov x2, #16
-16c d2800808          mov x8, #64
-170 d4000001          svc #0
-174 d2800fe0          mov x0, #127              ; exit(127)
-178 d2800ba8          mov x8, #93
-17c d4000001          svc #0
-180 30000000          .ascii "0"
+0ec aa0003f7          mov x23, x0               ; and, to be reported in the end, all but
+0f0 b1001c1f          cmn x0, #7                ; E2BIG,
+0f4 54000220          b.eq 138
+0f8 b1002c1f          cmn x0, #11               ; EAGAIN,
+0fc 540001e0          b.eq 138
+100 b100301f          cmn x0, #12               ; ENOMEM,
+104 540001a0          b.eq 138
+108 b100681f          cmn x0, #26               ; ETXTBSY
+10c 54fffd61          b.ne 0b8
+110 1400000a          b 138
+114 f94002a3          ldr x3, [x21]             ; argv[0] = the file, after argv[-1] = SHELL
+118 f90002c3          str x3, [x22]
+11c f94007e0          ldr x0, [sp, #8]
+120 f81f8ec0          str x0, [x22, #-8]!
+124 aa1603e1          mov x1, x22               ; execve(SHELL, x22, x20)
+128 aa1403e2          mov x2, x20
+12c d4000001          svc #0
+130 aa0003f7          mov x23, x0
+134 1400000c          b 164
+138 b1000aff          cmn x23, #2               ; after ENOENT: access(*file, F_OK)?
+13c 54000161          b.ne 168
+140 910083f5          add x21, sp, #32
+144 d2800608          mov x8, #48
+148 f84086a1          ldr x1, [x21], #8
+14c 39400023          ldrb w3, [x1]
+150 340000c3          cbz w3, 168
+154 92800c60          mov x0, #-100
+158 d2800002          mov x2, #0
+15c d4000001          svc #0
+160 b5ffff40          cbnz x0, 148
+164 d28000b3          mov x19, #5               ; stage = INTERPRET
+168 aa1703e0          mov x0, x23
+16c a9bf03f3          stp x19, x0, [sp, #-16]!  ; write(4, {stage, -errno}, 16)
+170 d2800080          mov x0, #4
+174 910003e1          mov x1, sp
+178 d2800202          mov x2, #16
+17c d2800808          mov x8, #64
+180 d4000001          svc #0
+184 d2800fe0          mov x0, #127              ; exit(127)
+188 d2800ba8          mov x8, #93
+18c d4000001          svc #0
+190 30000000          .ascii "0"
 """
 _MACHINES = {"x86_64": (62, _X86_64), "aarch64": (183, _AARCH64)}
 _MNEMONIC = 22
@@ -333,6 +342,16 @@ def python() -> Trampoline:
     return Trampoline(os.fsencode(sys.executable), tuple(os.fsencode(word) for word in words))
 
 
+def is_one(pid: int) -> bool:
+    """Whether a process is a trampoline still, of whichever daemon."""
+    try:
+        image = os.readlink(f"/proc/{pid}/exe")
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return image.startswith((f"/memfd:{_NAME}", f"{_directory()}/{_NAME}")) or b"/trampoline_py.py\0" in file.read(4096)
+    except OSError:  # it has ended
+        return False
+
+
 def best() -> Trampoline:
     """The ELF trampoline where there is one and the kernel has CLOSE_RANGE_CLOEXEC (5.11), else the one in Python."""
     release = tuple(int(number) for number in re.findall(r"\d+", platform.release())[:2])
@@ -353,7 +372,7 @@ def _memfd(content: bytes) -> int | None:
     mfd_exec = 0x10
     for flags in (mfd_exec, 0):  # before Linux 6.3 the flag is EINVAL; with vm.memfd_noexec=2 it is EACCES
         try:
-            fd = os.memfd_create("sfad-trampoline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
+            fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
         except OSError:
             continue
         os.write(fd, content)
@@ -363,11 +382,15 @@ def _memfd(content: bytes) -> int | None:
 
 
 def _unlinked(content: bytes) -> int:
-    with tempfile.TemporaryDirectory(prefix="sfad-", dir=os.environ.get("XDG_RUNTIME_DIR")) as directory:
+    with tempfile.TemporaryDirectory(prefix=_NAME, dir=_directory()) as directory:
         file = Path(directory, "trampoline")
         file.write_bytes(content)
         file.chmod(0o500)
         return _high(os.open(file, os.O_RDONLY | os.O_CLOEXEC))  # a writable descriptor would be ETXTBSY
+
+
+def _directory() -> str:
+    return os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
 
 
 def _high(fd: int) -> int:

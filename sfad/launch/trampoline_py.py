@@ -8,7 +8,7 @@ import struct
 import sys
 
 ATTACH, ENTER, CLOSE, EXEC, INTERPRET = 1, 2, 3, 4, 5
-_SEARCH_ON = (errno.ENOENT, errno.ENOTDIR, errno.EACCES)
+_THE_COMMANDS = (errno.E2BIG, errno.EAGAIN, errno.ENOMEM, errno.ETXTBSY)
 
 
 def _array(items: list[bytes]) -> "ctypes.Array[ctypes.c_char_p]":
@@ -35,7 +35,7 @@ def _exec_first(shell: bytes, files: list[bytes], argv: list[bytes]) -> tuple[in
             return INTERPRET, _exec(shell, [shell, file, *argv[1:]])
         if failure not in (errno.ENOENT, errno.ENOTDIR):
             verdict = failure
-        if failure not in _SEARCH_ON and failure < 64:
+        if failure in _THE_COMMANDS:
             break
     return (INTERPRET if verdict == errno.ENOENT and any(map(os.path.exists, files)) else EXEC), verdict
 

@@ -159,6 +159,8 @@ class _Recoverer:
         if ended is None:  # else the core is told in a moment that it is over
             run.pid = found.pid
         self._runtime.take_over(live, entry.meter, ended)
+        if found.starting:
+            self._runtime.await_launch(run)
         effect("adopted")
         begun = self._may_have_begun(live)
         return Remembered(run, empty=found.empty, starting=found.starting, startable=self._startable(live), begun=begun)

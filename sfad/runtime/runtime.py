@@ -556,10 +556,16 @@ class Runtime:
                 return
             self.launcher.launch(run.id, run.parent.id if run.parent is not None else None, spec, partial(self._note_main, live))
             effect("launched")
+            self.await_launch(run)
             self.memory.started(run)
         finally:
             for descriptor in opened:
                 os.close(descriptor)
+
+    def await_launch(self, run: Run) -> None:
+        """For no longer than the run may take. Its clock begins when its command is executed, and arms this anew."""
+        now = trio.current_time()
+        self._arm(c.Arm(run.id, "deadline", now + run.allowed_time - run.clock.elapsed(now)))
 
     def _note_main(self, live: Live, remains: Remains) -> bool:
         """Whether the next daemon would know the main process. It executes nothing before that."""

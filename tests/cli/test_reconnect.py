@@ -374,6 +374,20 @@ def test_a_signal_before_the_run_is_known_stops_it_once_it_is(server: Scripted, 
     assert [stop.runs for stop in server.all(m.Stop)] == [["a1"]]
 
 
+def test_a_signal_stops_a_run_of_which_only_the_first_event_tells(server: Scripted, life: Life, client: Starter) -> None:
+    """The answer comes when its command is executed, which on a mount that does not answer is never."""
+    life.keeps = [m.Spawn]
+    process = client("run", "-q", "--", "true")
+    server.until(m.Spawn)
+    spawn = server.all(m.Spawn)[0].id
+    server.say(m.EventPush(id=spawn, event=Event(type="run_accepted", run_id="a1", agent_name="worker")))
+    process.send_signal(signal.SIGTERM)
+    server.until(m.Stop)
+    server.say(m.RunReply(id=spawn, run=run(Status.CANCELLED, started_at=None, signal=signal.SIGTERM, ended_at=NOON)))
+    assert ended(process)[0] == 143
+    assert [(stop.runs, stop.signal) for stop in server.all(m.Stop)] == [(["a1"], signal.SIGTERM)]
+
+
 def test_sigquit_is_passed_on_later_but_never_twice(server: Scripted, life: Life, client: Starter) -> None:
     process = client("run", "-q", "--", "true")
     server.until(m.Wait)

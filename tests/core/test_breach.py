@@ -251,6 +251,19 @@ def test_time_is_near_and_then_over() -> None:
     assert t.said == ["near a1 time 8/10", "over a1 time 10/10"]
 
 
+def test_a_command_that_is_not_executed_in_time() -> None:
+    """Its clock has not begun: it is the time that the launch may take."""
+    t = Transcript()
+    (t >> t.spawn("a", timeout=seconds(10))).skip()
+    t >> t.committed("a1") << "launch a1"
+    t.later(10)
+    t >> t.fired("a1", "deadline") << "terminate a1 SIGTERM" << "arm a1 grace +5"
+    t.quiet()
+    (t >> t.emptied("a1")).skip()
+    assert ended(t, "a1").message.startswith("its command was not executed within 10 s: its working directory")
+    assert (ended(t, "a1").kind, ended(t, "a1").limit_kind) == ("limit", "time")
+
+
 def test_a_timer_that_is_early_or_old_says_nothing() -> None:
     t = Transcript()
     a = t.start("a", timeout=seconds(10))

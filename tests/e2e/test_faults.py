@@ -23,7 +23,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.errors import ErrorCode
 from sfad.protocol.types import Status
 from tests.conftest import Start
-from tests.harness import Daemon, alive, ended, running, spawn, started, stopped, wait_until
+from tests.harness import PATIENCE, Daemon, alive, ended, running, spawn, started, stopped, unanswered, wait_until, with_fuse
 
 from .agents import info, limit, until_event, watched
 
@@ -240,6 +240,40 @@ def test_no_descriptor_left(daemon: Daemon) -> None:
             resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (soft, hard))
         assert other.answer(stop, m.Stopped)[0].stopped == [run.id]
         assert ended(client, started(client, ["true"]).id).exit_code == 0
+
+
+@with_fuse
+def test_runs_on_a_mount_that_does_not_answer(start: Start, tmp_path: Path, containment: str) -> None:
+    daemon = start(mode=containment)
+    mount = tmp_path / "mount"
+
+    def starting() -> list[str]:
+        with daemon.client() as client:
+            return [run.id for run in client.call(m.List(id=client.next_id()), m.RunList).runs if run.status is Status.STARTING]
+
+    with unanswered(mount):
+        late = daemon.sfactl("run", "--timeout", "1", "--cwd", str(mount), "--", "true")
+        assert late.returncode == 3
+        assert "its command was not executed within 1 s" in late.stderr
+        spawned = daemon.sfactl("spawn", "--timeout", "1", "--cwd", str(mount), "--", "true")
+        assert (spawned.returncode, spawned.stdout) == (3, "a2\n")
+        assert "a2 has ended: its command was not executed within 1 s" in spawned.stderr
+        words = [sys.executable, "-m", "sfactl", "run", "--cwd", str(mount), "--", "true"]
+        with subprocess.Popen(words, env=daemon.env, stderr=subprocess.DEVNULL) as told:
+            (third,) = wait_until(starting, "it is being started")
+            told.send_signal(signal.SIGTERM)
+            assert told.wait(PATIENCE) == 143
+        with daemon.client() as client:
+            asked = m.Spawn(id=client.next_id(), argv=[b"true"], cwd=os.fsencode(mount), env=[])
+            client.send(asked)
+            (stuck,) = wait_until(starting, "it is being started")
+            assert ended(client, started(client, ["true"]).id).status is Status.COMPLETED
+        daemon.kill()
+        daemon.restart()
+        with daemon.client() as client:
+            assert ended(client, stuck).status is Status.LOST
+            ends = {run.id: run.status for run in client.call(m.List(id=client.next_id()), m.RunList).runs}
+    assert [ends[run] for run in ("a1", "a2", third)] == [Status.TIMEOUT, Status.TIMEOUT, Status.CANCELLED]
 
 
 CLOCKED = """\

@@ -22,6 +22,7 @@ from sfad.launch.base import Bounds, Found, Remains
 from sfad.launch.cgroup import CgroupLauncher
 from sfad.launch.pidfd import tells_exits
 from sfad.launch.sweep import sweep
+from sfad.launch.trampoline import is_one
 from tests.harness import wait_until
 from tests.launch import programs
 from tests.launch.first import Plan, daemon, dead
@@ -349,13 +350,17 @@ def died_starting(kind: str, instance: str, program: str, when: str, halt: str) 
 async def test_a_launch_in_flight_does_not_escape(containment: str, instance: str, program: str, halt: str) -> None:
     pid = died_starting(containment, instance, program, "after", halt)
     async with rigged(containment, instance=instance) as rig:
-        assert rig.launcher.adopt("a1", None, Remains("abcd", pid=pid)) == Found(pid, empty=False)
-        assert rig.launcher.place(pid, None) == "a1"
-        if not halt:
-            await until(lambda: procfs.read(f"/proc/{pid}/comm") == b"sleep\n", "executed")
+        hung = halt and is_one(pid)  # unless it was quicker; as on a mount that does not answer
+        found = rig.launcher.adopt("a1", None, Remains("abcd", pid=pid))
+        if hung:
+            assert found.pid is None
+        else:
+            assert found == Found(pid, empty=False)
+            assert rig.launcher.place(pid, None) == "a1"
+            assert procfs.read(f"/proc/{pid}/comm") == b"sleep\n"
             assert members(rig, "a1") == {pid}
         await rig.stop("a1")
-        assert not alive({pid})
+        await until(lambda: not alive({pid}), "it is gone")  # at once, where it was in its containment
 
 
 @pytest.mark.parametrize("halt", ["", "halt"], ids=["goes-on", "halted"])
