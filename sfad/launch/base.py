@@ -72,6 +72,8 @@ class Remains:
     started: int | None = None
     """When that process started, in clock ticks since boot (field 22 of /proc/PID/stat); what has another start is another
     process. `None` if it had not been told."""
+    executed: bool = True
+    """It is known to have become the command. Else it may be a trampoline still, and hang."""
     report: int | None = None
     """Of a launch in flight whose daemon executed itself anew: the descriptor on which the trampoline reports. It becomes the
     launcher's."""

@@ -599,7 +599,7 @@ class LocalLauncher(ABC):
 
     def _found(self, held: Held, remains: Remains) -> Main | None:
         process = self._main_of(held, remains)
-        return self._take(held, process) if process else None
+        return self._take(held, process, remains) if process else None
 
     def _main_of(self, held: Held, remains: Remains) -> Stat | None:
         process = procfs.stat(remains.pid) if remains.pid else None
@@ -609,7 +609,7 @@ class LocalLauncher(ABC):
             return process
         return process if process.alive and self._carries(held, process.pid) else None
 
-    def _take(self, held: Held, process: Stat) -> Main | None:
+    def _take(self, held: Held, process: Stat, remains: Remains) -> Main | None:
         """Watches that process. `None` if it is gone, when the pid may be another's by now, or has not become the command."""
         ours = process.parent == os.getpid()
         main = Main(process.pid, -1, None, started=process.started, ours=ours)
@@ -624,7 +624,7 @@ class LocalLauncher(ABC):
         if now is None or now.started != main.started:
             self._drop(main)
             return None
-        if not ours and self._hangs(main.pid):
+        if not remains.executed and self._hangs(main.pid):
             # who would hear what it reports has died, and it is not known how far it has come
             _signal(main, signal.SIGKILL)
             self._drop(main)

@@ -337,19 +337,18 @@ def elf() -> Trampoline:
 
 def python() -> Trampoline:
     """The trampoline in Python, for machines without an image: 10 to 20 ms a start, in the child."""
-    program = Path(__file__).with_name("trampoline_py.py")
-    words = (sys.executable, "-I", "-S", "-X", "utf8", str(program))
-    return Trampoline(os.fsencode(sys.executable), tuple(os.fsencode(word) for word in words))
+    return Trampoline(os.fsencode(sys.executable), tuple(map(os.fsencode, _python())))
 
 
 def is_one(pid: int) -> bool:
     """Whether a process is a trampoline still, of whichever daemon."""
     try:
-        image = os.readlink(f"/proc/{pid}/exe")
+        executed = os.readlink(f"/proc/{pid}/exe")
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return image.startswith((f"/memfd:{_NAME}", f"{_directory()}/{_NAME}")) or b"/trampoline_py.py\0" in file.read(4096)
+            words = file.read(4096).split(b"\0")
     except OSError:  # it has ended
         return False
+    return executed.startswith((f"/memfd:{_NAME}", f"{_directory()}/{_NAME}")) or words[1:6] == [*map(os.fsencode, _python()[1:])]
 
 
 def best() -> Trampoline:
@@ -387,6 +386,10 @@ def _unlinked(content: bytes) -> int:
         file.write_bytes(content)
         file.chmod(0o500)
         return _high(os.open(file, os.O_RDONLY | os.O_CLOEXEC))  # a writable descriptor would be ETXTBSY
+
+
+def _python() -> tuple[str, ...]:
+    return (sys.executable, "-I", "-S", "-X", "utf8", str(Path(__file__).with_name("trampoline_py.py")))
 
 
 def _directory() -> str:

@@ -213,7 +213,7 @@ def _remains(live: Live) -> Remains:
     run, main = live.run, live.main
     if run.exit is not None or main is None or main.attempt != run.attempt:
         return Remains(live.nonce, bounds_of(run))
-    return Remains(live.nonce, bounds_of(run), main.pid, main.started)
+    return Remains(live.nonce, bounds_of(run), main.pid, main.started, executed=run.status is not Status.STARTING)
 
 
 def _with_descendants(held: list[Remembered]) -> list[Remembered]:

@@ -351,7 +351,7 @@ async def test_a_launch_in_flight_does_not_escape(containment: str, instance: st
     pid = died_starting(containment, instance, program, "after", halt)
     async with rigged(containment, instance=instance) as rig:
         hung = halt and is_one(pid)  # unless it was quicker; as on a mount that does not answer
-        found = rig.launcher.adopt("a1", None, Remains("abcd", pid=pid))
+        found = rig.launcher.adopt("a1", None, Remains("abcd", pid=pid, executed=False))
         if hung:
             assert found.pid is None
         else:
