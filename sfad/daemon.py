@@ -27,7 +27,7 @@ from .launch import choose
 from .launch.base import Launcher
 from .launch.reaper import ChildSignals
 from .launch.sweep import sweep
-from .ledger import Ledger, LedgerError
+from .ledger import Ledger, LedgerError, is_full
 from .observe.log import Log
 from .output.files import OutputStore
 from .paths import PathError, bind_socket, lock_state_dir, prepare_state_dir, unbind_socket
@@ -211,7 +211,7 @@ class Daemon:
         ledger = runtime.ledger
         try:
             effect("mend")
-            ledger.mend(recovery.rows)
+            self._mend(recovery, ledger, log)
             effect("mended")
         except sqlite3.Error as error:
             log.error(f"the ledger cannot be brought in line with what was found: {error}; it will be when it can be written")
@@ -231,6 +231,15 @@ class Daemon:
             runtime.fd_store.forget(name)
         _close_all(stored)
         return recovery
+
+    def _mend(self, recovery: Recovery, ledger: Ledger, log: Log) -> None:
+        try:
+            ledger.mend(recovery.rows)
+        except sqlite3.Error as error:
+            if not (is_full(error) and Ballast(self._place.state_dir).throw_away()):
+                raise
+            log.error(f"the ledger cannot be written: {error}; trying again with the room that was kept for this")
+            ledger.mend(recovery.rows)
 
     async def _sweep_others(self, recovery: Recovery, log: Log) -> None:
         """Ends what carries our name and is no run that is known: a run of which nothing was remembered."""

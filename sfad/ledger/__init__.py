@@ -13,8 +13,8 @@
 """
 
 from .backup import Backup, back_up
-from .errors import LedgerError, LedgerTooNew
+from .errors import LedgerError, LedgerTooNew, is_full
 from .ledger import Ledger, current_boot
 from .rows import RunExtra
 
-__all__ = ["Backup", "Ledger", "LedgerError", "LedgerTooNew", "RunExtra", "back_up", "current_boot"]
+__all__ = ["Backup", "Ledger", "LedgerError", "LedgerTooNew", "RunExtra", "back_up", "current_boot", "is_full"]

@@ -6,14 +6,19 @@ import errno
 import sqlite3
 
 
+def is_full(error: BaseException | None) -> bool:
+    """Whether something failed for want of room on the disk."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return (code is not None and code & 0xFF == sqlite3.SQLITE_FULL) or getattr(error, "errno", None) == errno.ENOSPC
+
+
 class LedgerError(Exception):
     """The ledger cannot be used; the message names the file and the cause."""
 
     @property
     def full(self) -> bool:
         """Whether it is for want of room."""
-        cause = self.__cause__
-        return getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL or getattr(cause, "errno", None) == errno.ENOSPC
+        return is_full(self.__cause__)
 
 
 class LedgerTooNew(LedgerError):

@@ -24,7 +24,7 @@ from ..protocol.messages import List
 from ..protocol.types import Event, RunId, RunInfo
 from .backup import Backup, newest_backup, put_by
 from .errors import LedgerError
-from .opening import mark_damaged, open_reader, open_writer
+from .opening import logged_rows, mark_damaged, open_reader, open_writer
 from .reader import Page, Reader
 from .rows import Op, RunExtra, charge_op, event_op, insert_op, save_op
 from .writer import MEND_CHARGE, MEND_LABEL, MEND_RUN, Outcome, Writer
@@ -177,7 +177,7 @@ class Ledger:
         self._on_committed, self._on_failed, self._on_trouble = on_committed, on_failed, on_trouble
         self._on_ended = on_ended
         self._token = token or trio.lowlevel.current_trio_token()
-        self._writer = Writer(self._connection, self._report)
+        self._writer = Writer(self._connection, self._report, logged=logged_rows(self.directory))
 
     @property
     def next_number(self) -> int:

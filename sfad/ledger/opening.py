@@ -24,6 +24,8 @@ FILE = "ledger.db"
 CHECKPOINT_ROWS = 500
 """Rows written between two checkpoints; with one to two pages a row that is some 3 MiB of WAL."""
 
+_BYTES_A_ROW = 6 * 1024
+
 _WAL_KEPT = 16 * 1024 * 1024
 """Bytes of WAL file that stay allocated after a checkpoint; a burst may need more, but does not keep it."""
 
@@ -129,6 +131,12 @@ def check_known(directory: Path) -> None:
             check_ours(connection)
     except (sqlite3.Error, LedgerError) as error:
         raise LedgerError(f"the ledger {directory / FILE} cannot be used: {error}") from error
+
+
+def logged_rows(directory: Path) -> int:
+    """About how many rows are in the log of a ledger that has just been opened: those of daemons that were killed, and more where
+    a part of the log has been checkpointed."""
+    return _size(_wal(directory / FILE)) // _BYTES_A_ROW
 
 
 def open_reader(directory: Path, busy_timeout: float = 0.25) -> sqlite3.Connection:

@@ -23,6 +23,7 @@ from functools import cache
 from typing import Any, Generic, TypeVar
 
 from ..faults import effect
+from .errors import is_full
 from .inbox import Inbox
 from .opening import CHECKPOINT_ROWS, damaged, explained
 from .rows import EVENT_COLUMNS, RUN_COLUMNS, SAVE_COLUMNS, Op
@@ -134,14 +135,16 @@ _Item = Op | _Flush | _Errand[Any] | None
 class Writer:
     """Starts the thread. `report` is called in it, after every transaction."""
 
-    def __init__(self, connection: sqlite3.Connection, report: Callable[[Outcome], None]) -> None:
+    def __init__(self, connection: sqlite3.Connection, report: Callable[[Outcome], None], *, logged: int = 0) -> None:
+        """`logged`: rows that others have left in the log. A daemon that lives for less than `CHECKPOINT_ROWS` has to bound it
+        as well, or the log grows from one that is killed to the next until the disk is full of it."""
         self._connection = connection
         self._report = report
         self._inbox: Inbox[_Item] = Inbox()
         self._held = Held()
         self._delay = 0.0
         self._next_try = 0.0
-        self._since_checkpoint = 0
+        self._since_checkpoint = logged
         self._errands: deque[_Errand[Any]] = deque()
         self._ended = threading.Lock()
         """Held when nothing more is taken: no errand is put after the last look at them."""
@@ -185,6 +188,8 @@ class Writer:
         return len(self._held) + len(self._inbox)
 
     def _run(self) -> None:
+        if self._since_checkpoint >= CHECKPOINT_ROWS:
+            self._checkpoint()  # before the first write, which then begins the log anew: this life may be as short as the last
         more = True
         while more:
             items = self._inbox.take(self._patience())
@@ -267,6 +272,8 @@ class Writer:
     def _hold(self, ops: list[Op], error: Exception) -> None:
         self._delay = min(_RETRY_LAST, 2 * self._delay or _RETRY_FIRST)
         self._next_try = time.monotonic() + self._delay
+        if is_full(error):
+            self._checkpoint()  # the log is written from its beginning again when all of it is in the database
         failed = [op for op in ops if op.kind == "admit"]
         lost = self._held.keep([op for op in ops if op.kind != "admit"])
         self._report(

@@ -201,6 +201,31 @@ def test_a_file_size_limit_is_survived(tmp_path: Path) -> None:
     assert count(tmp_path, "runs") == int(committed)
 
 
+SHORT_LIVED = """
+import os, sys, trio
+from pathlib import Path
+from tests.ledger.samples import PLAIN, Answers, run, started
+
+async def main():
+    with started(Path(sys.argv[1]), Answers()) as ledger:
+        for _ in range(100):
+            ledger.admit(run(ledger.next_number, argv=["x" * 5000]), PLAIN)
+            await ledger.flush()
+        os._exit(0)
+
+trio.run(main)
+"""
+
+
+def test_the_log_does_not_grow_from_one_killed_daemon_to_the_next(tmp_path: Path) -> None:
+    sizes = []
+    for _ in range(8):
+        subprocess.run([sys.executable, "-c", SHORT_LIVED, tmp_path], check=True, timeout=60, env={"PYTHONPATH": os.getcwd()})
+        sizes.append((tmp_path / "ledger.db-wal").stat().st_size)
+    assert max(sizes) < 5 * sizes[0], sizes
+    assert count(tmp_path, "runs") == 800
+
+
 KILLED = """
 import os, signal, sys, trio
 from pathlib import Path
