@@ -31,10 +31,13 @@ _TRUE = frozenset({Status.COMPLETED, Status.FAILED, Status.LOST})
 
 
 def settle(check: Callable[[], list[str]], seconds: float = SETTLED) -> list[str]:
-    """Looks again until nothing is wrong; what is, at last."""
+    """What is wrong at every look: no look is of one moment, and what it shows as alive may end before it is looked at."""
     until = time.monotonic() + seconds
-    while (wrong := check()) and time.monotonic() < until:
+    wrong = check()
+    while wrong and time.monotonic() < until:
         time.sleep(0.05)
+        found = set(check())
+        wrong = [line for line in wrong if line in found]
     return wrong
 
 
