@@ -243,8 +243,8 @@ def test_no_descriptor_left(daemon: Daemon) -> None:
 
 
 @with_fuse
-def test_runs_on_a_mount_that_does_not_answer(start: Start, tmp_path: Path, containment: str) -> None:
-    daemon = start(mode=containment)
+def test_runs_on_a_mount_that_does_not_answer(start: Start, tmp_path: Path) -> None:
+    daemon = start(config="[stop]\ngrace = 0.5")
     mount = tmp_path / "mount"
 
     def starting() -> list[str]:

@@ -219,11 +219,11 @@ trio.run(main)
 
 def test_the_log_does_not_grow_from_one_killed_daemon_to_the_next(tmp_path: Path) -> None:
     sizes = []
-    for _ in range(8):
+    for _ in range(5):
         subprocess.run([sys.executable, "-c", SHORT_LIVED, tmp_path], check=True, timeout=60, env={"PYTHONPATH": os.getcwd()})
         sizes.append((tmp_path / "ledger.db-wal").stat().st_size)
-    assert max(sizes) < 5 * sizes[0], sizes
-    assert count(tmp_path, "runs") == 800
+    assert max(sizes) < 4 * sizes[0], sizes
+    assert count(tmp_path, "runs") == 500
 
 
 KILLED = """
