@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
-import resource
 import signal
 import socket
 import sqlite3
@@ -26,6 +25,7 @@ from .faults import effect
 from .launch import choose
 from .launch.base import Launcher
 from .launch.reaper import ChildSignals
+from .launch.reserve import hold_back
 from .launch.sweep import sweep
 from .ledger import Ledger, LedgerError, is_full
 from .observe.log import Log
@@ -94,7 +94,7 @@ class Daemon:
             memory, output, ledger = self._open_state(stack, log)
             launcher = self._choose_launcher(stack, log)
             # after the launcher has seen the limit that runs are to have
-            self._nofile = _raise_descriptor_limit()
+            self._nofile = hold_back()
             go_ahead()
             runtime = self._make_runtime(ledger, output, launcher, memory, log)
             stack.callback(runtime.close)
@@ -387,14 +387,6 @@ def _in_force(old: list[Setting], new: list[Setting]) -> tuple[list[Setting], li
 
 def _file(path: str | None) -> Path | None:
     return Path(path) if path is not None else None
-
-
-def _raise_descriptor_limit() -> int:
-    """Every live run costs up to four descriptors; the usual soft limit of 1 024 is for programs that use select(). Returns what
-    it was."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return soft
 
 
 def _tell_unwritten(count: int, log: Log) -> None:

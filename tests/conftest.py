@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -82,7 +83,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Starts daemons that must end well: `start(config=..., mode=...)`."""
     with ExitStack() as stack:
 
-        def start_one(**options: str) -> Daemon:
+        def start_one(**options: Any) -> Daemon:
             directory = tmp_path / f"d{len(list(tmp_path.iterdir()))}"
             directory.mkdir()
             return stack.enter_context(running(directory, **options))

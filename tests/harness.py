@@ -24,6 +24,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo
 from sfad.spool import Journal
 from tests.leaks import cgroups
+from tests.unprivileged import Place
 
 PATIENCE = 60.0
 """Seconds that a test waits for what should come in milliseconds: the machine is shared."""
@@ -46,8 +47,13 @@ def wait_until(condition: Callable[[], Any], what: str, *, seconds: float = PATI
 class Daemon:
     """`sfad serve` below a directory of the test's own."""
 
-    def __init__(self, directory: Path, *, config: str = "", mode: str = "auto") -> None:
+    def __init__(
+        self, directory: Path, *, config: str = "", mode: str = "auto", nobody: Place | None = None, wrap: Sequence[str] = ()
+    ) -> None:
+        """`nobody`: it runs as that user, there. `wrap`: words before the interpreter, such as prlimit(1)."""
         self.directory = directory
+        self._nobody = nobody
+        self._wrap = tuple(wrap)
         self.socket = directory / "s"
         self.state_dir = directory / "state"
         self.config = directory / "sfad.toml"
@@ -55,9 +61,17 @@ class Daemon:
         self.log = directory / "log"
         self.process = self._start()
 
+    @property
+    def python(self) -> str:
+        """An interpreter that its user can execute."""
+        return self._nobody.python if self._nobody else sys.executable
+
     def _start(
-        self, environment: Mapping[str, str] = MappingProxyType({}), command: Sequence[str] = (sys.executable, "-m", "sfad")
+        self, environment: Mapping[str, str] = MappingProxyType({}), command: Sequence[str] | None = None
     ) -> subprocess.Popen[bytes]:
+        command = command or [*self._wrap, self.python, "-m", "sfad"]
+        if self._nobody:
+            command = self._nobody.command(*command)
         read, write = os.pipe()
         with self.log.open("ab") as log:
             process = subprocess.Popen(
@@ -87,6 +101,7 @@ class Daemon:
     def env(self) -> dict[str, str]:
         """An environment whose `sfactl` talks to this daemon."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("SFA_", "SFAD_"))}
+        kept |= self._nobody.env if self._nobody else {}
         return kept | {"SFAD_SOCKET": str(self.socket), "SFAD_STATE_DIR": str(self.state_dir), "SFAD_CONFIG": str(self.config)}
 
     @property
@@ -136,9 +151,9 @@ class Daemon:
 
 
 @contextmanager
-def running(directory: Path, *, config: str = "", mode: str = "auto") -> Iterator[Daemon]:
+def running(directory: Path, **options: Any) -> Iterator[Daemon]:
     """A daemon that must end well: exit code 0, and nothing of it left."""
-    daemon = Daemon(directory, config=config, mode=mode)
+    daemon = Daemon(directory, **options)
     try:
         yield daemon
         code = daemon.stop()
@@ -196,13 +211,8 @@ def carriers(instance: str) -> list[tuple[psutil.Process, str]]:
 
 def spawn(client: Client, argv: Sequence[str | Path], **options: Any) -> m.AnyReply:
     """Asks for a run as a client of another language would, without the command line."""
-    request = m.Spawn(
-        id=client.next_id(),
-        argv=[os.fsencode(word) for word in argv],
-        cwd=os.getcwdb(),
-        env=[key + b"=" + value for key, value in os.environb.items()],
-        **options,
-    )
+    where = {"cwd": os.getcwdb(), "env": [key + b"=" + value for key, value in os.environb.items()]}
+    request = m.Spawn(id=client.next_id(), argv=[os.fsencode(word) for word in argv], **(where | options))
     client.send(request)
     while True:
         for answer in client.arrived():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import resource
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,35 +16,15 @@ from functools import cached_property
 from time import monotonic
 from typing import NamedTuple
 
-from ..core.ids import run_number
 from ..protocol.types import RunId
 from . import procfs
-from .local import COOKIE
+from .marks import COOKIE
 from .procfs import Stat
 
-CAPACITY = 819_200
-"""The kernel's default RLIMIT_MSGQUEUE, bytes: tags are numbers of its upper half, so that queues keep working."""
 _RECENT = 1.0
 """Seconds for which looks are good that are taken for the adoption of one run after the other."""
 ANOTHERS: RunId = ""
 """In the place of a run: somebody else's process."""
-
-
-def tag(instance: str, run: RunId) -> int | None:
-    """The number of a run: the same for whoever comes after this daemon, of no two runs of an instance that live at the same
-    time, and hardly that of another instance's. `None` where it is what everybody has."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_MSGQUEUE)
-    top = CAPACITY if hard == resource.RLIM_INFINITY else min(hard, CAPACITY)
-    least = top // 2
-    number = least + (int(instance, 16) + _number(run)) % max(1, top - least)
-    return number if number != soft else None
-
-
-def _number(run: RunId) -> int:
-    try:
-        return run_number(run)
-    except ValueError:  # the runtime gives out no such id
-        return zlib.crc32(run.encode())
 
 
 class Trace(NamedTuple):
@@ -106,6 +85,16 @@ class Look:
                 inherited = of(self.traces[pid], inherited)
                 yield self.traces[pid], inherited
             pending.extend((child, inherited) for child in self.families.get(pid, ()))
+
+    @cached_property
+    def _marks(self) -> tuple[frozenset[bytes | None], frozenset[int | None]]:
+        traces = self.traces.values()
+        return frozenset(one.cookie for one in traces), frozenset(one.number for one in traces)
+
+    def may_have(self, cookie: bytes, number: int | None) -> bool:
+        """Whether `members` is worth asking: a process carries one of the marks."""
+        cookies, numbers = self._marks
+        return cookie in cookies or (number is not None and number in numbers)
 
     def members(self, cookie: bytes, number: int | None) -> list[Stat]:
         """Processes of one run, by its cookie and tag."""

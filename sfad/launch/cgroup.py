@@ -14,9 +14,10 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Literal
 
 import trio
@@ -25,10 +26,12 @@ from ..protocol.types import RunId
 from . import abroad, cgroupfs, controllers, procfs
 from .base import UNBOUND, Bounds, Emit, Enforcement, Unplaceable
 from .controllers import Controllers
-from .lineage import by_ancestry, by_cookie, cookie, shown, still
+from .lineage import by_ancestry, by_cookie, left, shown, still
 from .local import Complain, Door, Held, LocalLauncher
+from .marks import cookie
 from .pidfd import cgroup_id
 from .procfs import Stat
+from .reserve import lifted
 from .trampoline import Trampoline
 
 FREEZE_BOUND = 0.1
@@ -40,8 +43,15 @@ _REMOVE_TRIES, _REMOVE_PAUSE = 100, 0.02
 
 _PASSES = 10
 """Looks for what forks while it is being moved."""
+_SLICE = 0.01
+"""Seconds of signalling what has left its cgroup, between two looks at the rest of the daemon."""
+_WATCHED = 32
+"""Pidfds of such processes waited on at a time."""
 
 _LEAF = "self"
+
+_EMPTY = b"populated 0\nfrozen 1\n"
+"""What `cgroup.events` would say of a cgroup that is gone."""
 
 
 @dataclass(slots=True, eq=False)
@@ -92,6 +102,8 @@ class CgroupLauncher(LocalLauncher):
         self._inodes: dict[int, RunId] = {}
         self._directories: dict[str, RunId] = {}
         self._looks = abroad.Looks()
+        self._chased: set[Held] = set()
+        """Runs whose processes outside of their cgroups are being stopped."""
 
     # Entering and leaving.
 
@@ -110,7 +122,8 @@ class CgroupLauncher(LocalLauncher):
             self._limit(held)
         if group.halted:  # the attempt before ended in its stop's freeze
             self._unfreeze(group)
-        return Door(os.open(f"{group.directory}/{_LEAF}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
+        door = os.open(f"{group.directory}/{_LEAF}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+        return Door(door, self._number(held))
 
     def _make(self, held: Held) -> _Group:
         directory = self._directory(held)
@@ -121,6 +134,7 @@ class CgroupLauncher(LocalLauncher):
         for path in (directory, f"{directory}/{_LEAF}"):
             with suppress(FileExistsError):  # an earlier try got this far
                 os.mkdir(path)
+        cgroupfs.bound(f"{directory}/{_LEAF}")
         return self._note(held, _Group(directory, _inode(directory), metered=metered))
 
     def _directory(self, held: Held) -> str:
@@ -165,8 +179,8 @@ class CgroupLauncher(LocalLauncher):
     async def _remove_later(self, directory: str) -> None:
         for _ in range(_REMOVE_TRIES):
             await trio.sleep(_REMOVE_PAUSE)
-            with suppress(OSError):
-                cgroupfs.remove_tree(directory)
+            with suppress(OSError):  # in a thread: an agent may have made a hundred thousand
+                await trio.to_thread.run_sync(cgroupfs.remove_tree, directory)
                 return
 
     def close(self) -> None:
@@ -182,33 +196,34 @@ class CgroupLauncher(LocalLauncher):
     # What an earlier daemon launched.
 
     def _rejoin(self, held: Held) -> None:
+        self._number(held)
         directory = self._directory(held)
-        if not os.path.isdir(directory):
+        if os.path.isdir(directory):
+            with suppress(FileExistsError):
+                os.mkdir(f"{directory}/{_LEAF}")  # the daemon may have died before it did that
+            group = _Group(directory, _inode(directory), halted=cgroupfs.read(f"{directory}/cgroup.freeze").startswith(b"1"))
+            group.metered = held.bounds.memory is not None and os.path.exists(f"{directory}/memory.stat")
+            self._note(held, group)
+            self._limit(held)  # writes what is written there already, and counts from now on
+        if any(look.may_have(held.cookie, self._number(held)) for look in self._looks.recent()):
             self._gather(held)
-            return
-        with suppress(FileExistsError):
-            os.mkdir(f"{directory}/{_LEAF}")  # the daemon may have died before it did that
-        group = _Group(directory, _inode(directory), halted=cgroupfs.read(f"{directory}/cgroup.freeze").startswith(b"1"))
-        group.metered = held.bounds.memory is not None and os.path.exists(f"{directory}/memory.stat")
-        self._note(held, group)
-        self._limit(held)  # writes what is written there already, and counts from now on
 
     def _gather(self, held: Held) -> None:
-        """Contains a run that an earlier daemon held by its tags."""
-        number = abroad.tag(self.instance, held.id)
-        if not any(look.members(held.cookie, number) for look in self._looks.recent()):
-            return
-        leaf = f"{self._make(held).directory}/{_LEAF}"
-        self._limit(held)
+        """Brings into its cgroup what carries the marks of a run: an earlier daemon held it by them, or it has left. Orphans of
+        an earlier daemon are not below this one, where `_outside` looks."""
+        number = self._number(held)
         for _ in range(_PASSES):
-            inside = {pid for directory in cgroupfs.nested(leaf) for pid in cgroupfs.pids(directory)}
-            outside = [one for one in abroad.look().members(held.cookie, number) if one.pid not in inside]
+            outside = [one for one in abroad.look().members(held.cookie, number) if not self._contained(held, one.pid)]
             if not outside:
                 return
+            if held.id not in self._groups:
+                self._make(held)
+                self._limit(held)
             for process in outside:
-                _move(process, leaf)
+                _move(process, f"{self._groups[held.id].directory}/{_LEAF}")
 
     def _contained(self, held: Held, pid: int) -> bool:
+        """Whether a process is in the cgroup of the run itself, or in one that the run has made there."""
         path = procfs.cgroup(pid)
         inside = cgroupfs.below(path, self._base.path) if path is not None else None
         top = f"{self._directory(held)}/{_LEAF}"
@@ -218,7 +233,8 @@ class CgroupLauncher(LocalLauncher):
         return self._contained(held, pid) or cookie(pid, self.instance) == held.cookie
 
     def _settle(self, held: Held) -> bool:
-        return self._populated(held)
+        # orphans are not looked at: to look is to reap, and main processes of runs that are adopted next would be among them
+        return self._inhabited(held)
 
     # Bounds.
 
@@ -281,7 +297,8 @@ class CgroupLauncher(LocalLauncher):
     def _terminate(self, held: Held, number: int) -> None:
         group = self._groups.get(held.id)
         if group is None:
-            self._signal_starting(held, number)
+            self._signal_mains(held, number)
+            self._chase_soon(held)
             return
         self._look_at(held, group)
         group.frozen = trio.Event()
@@ -299,14 +316,18 @@ class CgroupLauncher(LocalLauncher):
     async def _signal_all(self, held: Held, number: int, ladder: int) -> None:
         if not held.on(ladder):
             return
-        self._signal_starting(held, number)
-        for pid, _ in tuple(self._members(held)):
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)  # nothing frozen can end, so no pid can have been used again
+        with lifted():
+            members = [pid for pid, _ in self._members(held)]
+            for pid in members:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)  # nothing frozen can end, so no pid can have been used again
+            self._signal_mains(held, number, but=members)
 
     async def _let_go(self, held: Held, group: _Group, ladder: int) -> None:
         if held.on(ladder):
-            self._unfreeze(group)
+            with lifted():
+                self._unfreeze(group)
+                self._chase_soon(held)
 
     def _unfreeze(self, group: _Group) -> None:
         for directory in cgroupfs.nested(group.directory):
@@ -323,16 +344,19 @@ class CgroupLauncher(LocalLauncher):
             self._write(group, "cgroup.kill", b"1")
             self._look_at(held, group)
             self._task(self._insist, held, group, held.ladder)
+        self._chase_soon(held)
 
     async def _insist(self, held: Held, group: _Group, ladder: int) -> None:
         while True:
             await trio.sleep(_INSIST)
-            if not held.on(ladder) or group.events is None:
+            if not held.on(ladder):
                 return
-            self._signal_starting(held, signal.SIGKILL)
-            self._write(group, "cgroup.kill", b"1")
+            self._signal_mains(held, signal.SIGKILL)
+            with lifted():
+                self._write(group, "cgroup.kill", b"1")
 
     def _freeze(self, held: Held) -> None:
+        self._signal_outside(held, self._pids_outside(held), signal.SIGSTOP)
         group = self._groups.get(held.id)
         if group:
             self._look_at(held, group)
@@ -345,6 +369,7 @@ class CgroupLauncher(LocalLauncher):
         group = self._groups.get(held.id)
         if group:
             self._write(group, "cgroup.freeze", b"0")
+        self._signal_outside(held, self._pids_outside(held), signal.SIGCONT)
 
     def _write(self, group: _Group, name: str, content: bytes) -> None:
         try:
@@ -353,21 +378,104 @@ class CgroupLauncher(LocalLauncher):
             if error.errno not in procfs.GONE:
                 raise
 
+    # What has left its cgroup, and is still ours: a main process, which is held by its pidfd, or an orphan, which is our child.
+
+    def _outside(self, held: Held) -> Iterator[tuple[int, RunId]]:
+        runs = {below.id for below in held.subtree()}
+        for below in held.subtree():
+            main = below.main
+            if main and main.report is None and self._inside(main.pid) not in runs and procfs.is_alive(main.pid, main.started):
+                yield main.pid, below.id
+        yield from self._orphaned(runs)
+
+    def _pids_outside(self, held: Held) -> list[int]:
+        return [pid for pid, _ in self._outside(held)]
+
+    def _orphaned(self, runs: Container[RunId]) -> Iterator[tuple[int, RunId]]:
+        """Those that have no parent in their run any more. The others come when that has ended."""
+        for pid in self._orphans.living():
+            home = self._orphans.homes.get(pid)
+            if home is not None and home not in runs:
+                continue  # so it was found before, and is looked at again when that run ends
+            process, inside = procfs.stat(pid), self._inside(pid)
+            if process is None or not process.alive:
+                continue
+            home = self._by_cookie(pid) or inside or self._by_number(pid) or self._sole_tree(process.started)
+            if home is None:
+                continue
+            self._orphans.homes[pid] = home
+            if home in runs and inside not in runs:
+                yield pid, home
+
+    def _inside(self, pid: int) -> RunId | None:
+        """The run whose cgroup a process is in."""
+        path = procfs.cgroup(pid)
+        inside = cgroupfs.below(path, self._base.path) if path is not None else None
+        return self._nearest(f"{self._base.directory}/{inside}") if inside is not None else None
+
+    def _signal_outside(self, held: Held, pids: Iterable[int], *numbers: int) -> None:
+        mains = {main.pid: main for main in held.mains}
+        for pid in pids:
+            for number in numbers:
+                with suppress(ProcessLookupError, PermissionError):
+                    signal.pidfd_send_signal(mains[pid].pidfd, number) if pid in mains else os.kill(pid, number)
+
+    def _chase_soon(self, held: Held) -> None:
+        if held not in self._chased and held.emptying and any(self._outside(held)):
+            self._chased.add(held)
+            self._task(self._chase, held)
+
+    async def _chase(self, held: Held) -> None:
+        """Stops what is outside, with the signal that the stop has come to, until there is nothing."""
+        struck: set[tuple[int, int]] = set()
+        while held.emptying and (left := self._strike(held, struck)):
+            await self._gone(left[:_WATCHED], _INSIST)
+        self._chased.discard(held)
+        self._consider(held)
+
+    def _strike(self, held: Held, struck: set[tuple[int, int]]) -> list[int]:
+        """Signals each once; those that were there at the last look. What forks and exits without pause is a new one each time."""
+        until = monotonic() + _SLICE
+        with lifted():
+            while True:
+                found = self._pids_outside(held)
+                fresh = [pid for pid in found if (pid, held.number) not in struck]
+                if not fresh or monotonic() > until:
+                    return found
+                self._signal_outside(held, fresh, held.number, signal.SIGCONT)
+                struck.update((pid, held.number) for pid in found)
+
     # What the kernel tells.
 
     def _look_at(self, held: Held, group: _Group) -> None:
         if group.events is None:
             try:
                 events = os.open(f"{group.directory}/cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:  # somebody removed it: it is empty
+            except FileNotFoundError:  # another process removed it: it is empty
+                self._watch.soon(self._learn_of, held, group, _EMPTY)
+                return
+            except OSError as error:
+                self._glance_later(held, group, error)
                 return
             try:
                 self._watch.add(events, lambda: self._look(held, group), select.EPOLLPRI)
-            except OSError:
+            except OSError as error:
                 os.close(events)
-                raise
+                self._glance_later(held, group, error)
+                return
             group.events = events
             self._watch.soon(self._look, held, group)  # what changed before
+
+    def _glance_later(self, held: Held, group: _Group, error: OSError) -> None:
+        """No descriptor is left to be told by: look now and then, until there is one."""
+        self._failed(error)
+        self._watch.later(self._glance, held, group)
+
+    def _glance(self, held: Held, group: _Group) -> None:
+        if group.events is None and (held.emptying or held.freezing):
+            self._learn_of(held, group, cgroupfs.read(f"{group.directory}/cgroup.events") or _EMPTY)
+        if group.events is None and (held.emptying or held.freezing):
+            self._look_at(held, group)
 
     def _unwatch(self, group: _Group) -> None:
         if group.events is not None:
@@ -384,14 +492,21 @@ class CgroupLauncher(LocalLauncher):
             if error.errno not in procfs.GONE:
                 raise
             self._unwatch(group)
-            events = b"populated 0\nfrozen 1\n"
+            events = _EMPTY
+        self._learn_of(held, group, events)
+
+    def _learn_of(self, held: Held, group: _Group, events: bytes) -> None:
         if b"frozen 1" in events:
             group.frozen.set()
             self._stands(held)
         if b"populated 0" in events:
+            self._chase_soon(held)
             self._consider(held)
 
     def _populated(self, held: Held) -> bool:
+        return self._inhabited(held) or any(self._orphaned({below.id for below in held.subtree()}))
+
+    def _inhabited(self, held: Held) -> bool:
         group = self._groups.get(held.id)
         return group is not None and b"populated 1" in cgroupfs.read(f"{group.directory}/cgroup.events")
 
@@ -421,11 +536,14 @@ class CgroupLauncher(LocalLauncher):
         if run is not None:
             return run
         path = procfs.cgroup(pid) if pid > 0 else None
-        run = self._at(path) if path is not None else None
+        run, ours = (self._at(path), False) if path is not None else (None, False)
         if run is None and path is not None:
-            run = by_ancestry(pid, self._run_of) or by_cookie(pid, self.instance, self._runs)
+            run, ours = by_ancestry(pid, self._run_of)
+            run = run or by_cookie(pid, self.instance, self._runs)
         if path is None or not still(pidfd):
             raise Unplaceable(f"process {pid} ended before it could be placed")
+        if run is None and ours:
+            raise left(pid)
         return run
 
     def _run_of(self, pid: int) -> RunId | None:

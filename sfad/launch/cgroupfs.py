@@ -9,6 +9,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Self
 
 from . import procfs
 from .spawn import Job, Spawner
@@ -24,6 +25,16 @@ class CgroupImpossible(Exception):
 
 _PATIENCE, _PAUSE = 5.0, 0.1
 """Seconds that a probe is tried again for, and between two tries."""
+
+MAX_DEPTH, MAX_DESCENDANTS = 32, 1024
+"""Levels, and cgroups, that the processes of one run may make below their own. Container runtimes and systemd need less than ten
+levels. An agent with the daemon's uid can raise both, so nothing here relies on them."""
+
+_LONGEST = 4096 - 64
+"""Bytes of a path that a walk follows: PATH_MAX, less the name of a control file."""
+
+_REMOVAL = 10.0
+"""Seconds after which a removal gives up: another process may make new cgroups as fast as they are removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +101,32 @@ def locate(instance: str, parent: str | None = None) -> Base:
     raise CgroupImpossible(f"{parent or own} is not below a cgroup2 mount")
 
 
-def bases(instance: str, parent: str | None = None) -> Iterator[str]:
-    """The instance's directories, wherever they are: a daemon started otherwise was in another cgroup. Raises `OSError`."""
+def bases(instance: str, parent: str | None = None) -> list[str]:
+    """The instance's directories: where this process would make it, and wherever a process of the machine is in one, because an
+    earlier daemon may have been started elsewhere.
+
+    The cgroups of other programs are not walked: any user may have made them thousands of levels deep. Raises `OSError`.
+    """
     name = f"sfad-{instance}"
-    tops = [parent] if parent else [mount.point for mount in mounts()]
-    for top in tops:
-        for directory in nested(top):
-            if os.path.basename(directory) == name:
-                yield directory
+    here = [_located(instance, parent), _located(instance)]
+    found = [directory for directory in here if directory is not None and os.path.isdir(directory)]
+    mounted = mounts()
+    for path in {_up_to(name, path) for pid in procfs.pids() if (path := procfs.cgroup(pid)) is not None}:
+        found += [directory for mount in mounted if path and (directory := mount.directory(path)) and os.path.isdir(directory)]
+    return list(dict.fromkeys(found))
+
+
+def _located(instance: str, parent: str | None = None) -> str | None:
+    try:
+        return locate(instance, parent).directory
+    except CgroupImpossible:
+        return None
+
+
+def _up_to(name: str, path: str) -> str | None:
+    """The outermost cgroup of that name in a path: an agent can make one inside its own."""
+    before, found, _ = f"{path}/".partition(f"/{name}/")
+    return f"{before}/{name}" if found else None
 
 
 def inhabited(instance: str, parent: str | None = None) -> Base | None:
@@ -107,7 +136,7 @@ def inhabited(instance: str, parent: str | None = None) -> Base | None:
     """
     found = mounts()
     with suppress(OSError):
-        for directory in {*bases(instance), *(bases(instance, parent) if parent else ())}:
+        for directory in bases(instance, parent):
             paths = [path for mount in found if (path := mount.path(directory))]
             if paths and b"populated 1" in read(f"{directory}/cgroup.events"):
                 base = Base(directory, paths[0])
@@ -189,15 +218,75 @@ def _attach_a_child(cell: str) -> None:
 
 
 def remove_tree(directory: str) -> None:
-    """Removes a cgroup and those in it, deepest first. Raises `OSError` (EBUSY if something lives there)."""
+    """Removes a cgroup and those in it, deepest first. Raises `OSError` (EBUSY if something lives there, or comes back).
+
+    It goes by descriptors and `..`, one level at a time: an agent can nest cgroups deeper than a path or a recursion reaches.
+    """
     try:
         os.rmdir(directory)
     except FileNotFoundError:
         return
     except OSError:
-        for path in [entry.path for entry in os.scandir(directory) if entry.is_dir(follow_symlinks=False)]:
-            remove_tree(path)
+        with _Climber(directory) as climber:
+            climber.clear(monotonic() + _REMOVAL)
         os.rmdir(directory)
+
+
+class _Climber:
+    """A place in a tree of cgroups, held by one descriptor."""
+
+    def __init__(self, directory: str) -> None:
+        self._at = os.open(directory, _DIRECTORY)
+        self._down: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._at)
+
+    def clear(self, until: float) -> None:
+        """Removes everything below where it began."""
+        while True:
+            child = self._child()
+            if child is not None:
+                self._remove(child)
+            elif self._down:
+                self._move("..")
+                os.rmdir(self._down.pop(), dir_fd=self._at)
+            else:
+                return
+            if monotonic() > until:
+                raise OSError(errno.EBUSY, "new cgroups keep appearing")
+
+    def _remove(self, child: str) -> None:
+        try:
+            os.rmdir(child, dir_fd=self._at)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            self._move(child)
+            self._down.append(child)
+
+    def _move(self, name: str) -> None:
+        there = os.open(name, _DIRECTORY, dir_fd=self._at)
+        os.close(self._at)
+        self._at = there
+
+    def _child(self) -> str | None:
+        if os.fstat(self._at).st_nlink == _CHILDLESS:
+            return None
+        with os.scandir(self._at) as entries:
+            return next((entry.name for entry in entries if entry.is_dir(follow_symlinks=False)), None)
+
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def bound(directory: str) -> None:
+    """Has the kernel bound the cgroups that processes in `directory` make below it. Raises `OSError`."""
+    write(f"{directory}/cgroup.max.depth", b"%d" % MAX_DEPTH)
+    write(f"{directory}/cgroup.max.descendants", b"%d" % MAX_DESCENDANTS)
 
 
 def write(path: str, content: bytes) -> None:
@@ -228,16 +317,29 @@ def pids(directory: str) -> Iterator[int]:
     return (pid for pid in map(int, (content or b"").split()) if pid > 0)
 
 
+_CHILDLESS = 2
+"""Links of a directory without directories in it. It has dozens of files, so to list it takes twenty times as long as to ask."""
+
+
 def nested(directory: str) -> Iterator[str]:
-    """A cgroup and all cgroups in it, outermost first. Raises `OSError`, but not for what is gone or not ours to see."""
-    yield directory
+    """A cgroup and all cgroups in it, each before those in it; but none whose path is too long to be used. Raises `OSError`, but
+    not for what is gone or not ours to see."""
+    pending = [directory]
+    while pending:
+        path = pending.pop()
+        if len(os.fsencode(path)) <= _LONGEST:
+            yield path
+            pending += inner(path)
+
+
+def inner(directory: str) -> list[str]:
+    """The cgroups directly in a cgroup. Raises like `nested`."""
     try:
-        # the link count tells how many there are; a directory has dozens of files, so to list it takes twenty times as long
-        leaf = os.stat(directory).st_nlink == 2
-        below = () if leaf else [entry.path for entry in os.scandir(directory) if entry.is_dir(follow_symlinks=False)]
+        if os.stat(directory).st_nlink == _CHILDLESS:
+            return []
+        with os.scandir(directory) as entries:
+            return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
     except OSError as error:
         if error.errno in procfs.GONE | procfs.HIDDEN:
-            return
+            return []
         raise
-    for path in below:
-        yield from nested(path)

@@ -10,21 +10,11 @@ from typing import TypeVar
 from ..protocol.types import RunId
 from . import procfs
 from .base import Unplaceable
-from .local import COOKIE, Held
+from .local import Held
+from .marks import cookie, cookie_run
 from .procfs import Stat
 
 _TRIES = 5
-
-
-def cookie(pid: int, instance: str) -> bytes | None:
-    """The cookie of this instance that the kernel shows in the environment which the process was executed with."""
-    value = procfs.variable(pid, COOKIE)
-    return value if value is not None and value.startswith(instance.encode() + b":") else None
-
-
-def cookie_run(value: bytes) -> RunId:
-    """The run that a cookie names."""
-    return value.split(b":")[1].decode("ascii", "replace")
 
 
 def by_cookie(pid: int, instance: str, runs: Mapping[RunId, Held]) -> RunId | None:
@@ -66,13 +56,28 @@ def settled(pid: int, look: Callable[[tuple[Stat, ...]], _Found]) -> _Found:
     raise Unplaceable(f"the ancestors of process {pid} keep changing")
 
 
-def by_ancestry(pid: int, run_of: Callable[[int], RunId | None]) -> RunId | None:
-    """The run of the nearest ancestor, or the process itself, that `run_of` knows. Raises `Unplaceable`."""
+def descends(chain: tuple[Stat, ...]) -> bool:
+    """Whether the process that the lineage is of was started by this one, or by a process that was."""
+    return len(chain) > 1 and chain[-1].pid == os.getpid()
 
-    def look(chain: tuple[Stat, ...]) -> RunId | None:
-        return next((run for one in chain if one.pid != os.getpid() and (run := run_of(one.pid))), None)
+
+def by_ancestry(pid: int, run_of: Callable[[int], RunId | None]) -> tuple[RunId | None, bool]:
+    """The run of the nearest ancestor, or the process itself, that `run_of` knows; and whether the process descends from this one.
+    Raises `Unplaceable`."""
+
+    def look(chain: tuple[Stat, ...]) -> tuple[RunId | None, bool]:
+        run = next((run for one in chain if one.pid != os.getpid() and (run := run_of(one.pid))), None)
+        return run, descends(chain)
 
     return settled(pid, look)
+
+
+def left(pid: int) -> Unplaceable:
+    """Why a descendant of the daemon that nothing places is refused: it is in some run, and would have the rights of a person."""
+    return Unplaceable(
+        f"process {pid} was started within a run of this daemon, but has left its run's containment and removed its marks; "
+        "ask from a process that has not"
+    )
 
 
 def shown(path: str) -> str:

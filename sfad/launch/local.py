@@ -18,8 +18,9 @@ import fcntl
 import os
 import resource
 import signal
+import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -34,15 +35,15 @@ from ..protocol.types import RunId, Survivor
 from . import procfs
 from .affinity import Affinity, Cpus, bind
 from .base import UNBOUND, Bounds, Emit, Enforcement, Found, LaunchSpec, Load, Remains, Remember
+from .marks import COOKIE, cookie, cookie_run, tag
 from .pidfd import ended, exit_status, reaped, tells_exits
 from .procfs import Stat
 from .reaper import Orphans
+from .reserve import lifted
 from .spawn import Job, LaunchError, Spawner, candidates
 from .trampoline import ATTACH, ENTER, EXEC, INTERPRET, REPORT, Trampoline, best, is_one
 from .watch import PAUSE, Watch
 
-COOKIE = b"SFA_COOKIE"
-"""The environment variable that names instance, run and a random number; inherited by what a run starts."""
 _COOKIE_IS = COOKIE + b"="
 
 Complain = Callable[[str], object]
@@ -82,8 +83,6 @@ class Main:
     """Of one that was adopted: clock ticks since boot."""
     ours: bool = True
     """Whether it is a child of this process, which then reaps it."""
-    loose: bool = False
-    """Whether it is not in the run's containment, or was not when it was found."""
     ended: float | None = None
     """When one that is not ours was seen to have ended, while the kernel has not told how."""
 
@@ -110,6 +109,10 @@ class Held:
     """Those it was bound to for its own sake."""
     failing: LaunchError | None = None
     """Why its launch failed, until that is reported."""
+    number: int = signal.SIGTERM
+    """The signal that its stop has come to."""
+    since: int = 0
+    """When its first process started, in clock ticks since boot; 0 if that is not known."""
 
     @property
     def nonce(self) -> str:
@@ -134,9 +137,9 @@ class Held:
         return self.emptying and self.ladder == ladder
 
     @property
-    def starting(self) -> list[Main]:
-        """Main processes of the subtree that may not be contained yet."""
-        return [main for held in self.subtree() if (main := held.main) and (main.report is not None or main.loose)]
+    def mains(self) -> list[Main]:
+        """Main processes of the subtree. Each may be outside of its containment: not in it yet, or moved out of it."""
+        return [held.main for held in self.subtree() if held.main]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +173,8 @@ class LocalLauncher(ABC):
         self._complained = -_COMPLAIN_EVERY
         self._clock = clock
         self._runs: dict[RunId, Held] = {}
+        self._numbers: dict[int, RunId] = {}
+        """Runs by their tags."""
         self._arrived_by = 0.0
         """When the trampolines that were on their way as an earlier daemon died have become their commands, or hang."""
         self._watch = Watch(self._failed)
@@ -234,9 +239,9 @@ class LocalLauncher(ABC):
     def _settle(self, held: Held) -> bool:
         """Whether anything is alive in it; looked at once, when its main process, if that lives, has been taken over."""
 
-    def _contained(self, held: Held, pid: int) -> bool:  # noqa: ARG002 - for subclasses
-        """Whether what is done to the containment reaches that process."""
-        return True
+    def _outside(self, held: Held) -> Iterable[tuple[int, RunId]]:  # noqa: ARG002 - for subclasses
+        """Living processes of the run that `_members` does not find, because they have left its containment."""
+        return ()
 
     # What it may do better.
 
@@ -276,13 +281,15 @@ class LocalLauncher(ABC):
         """Signals every process of the run and its descendants; from now on `Emptied` is reported."""
         held = self._owe_emptied(run)
         if held:
+            held.number = signal
             self._surely(partial(held.on, held.ladder), self._terminate, held, signal)
 
     def kill(self, run: RunId) -> None:
         """SIGKILL to everything, until it is empty; `Emptied` is reported."""
         held = self._owe_emptied(run)
         if held:
-            self._signal_starting(held, signal.SIGKILL)
+            held.number = signal.SIGKILL
+            self._signal_mains(held, signal.SIGKILL)
             self._surely(partial(held.on, held.ladder), self._kill, held)
 
     def survey(self, run: RunId) -> None:
@@ -320,6 +327,7 @@ class LocalLauncher(ABC):
         held.emptying = held.freezing = False
         if held.parent:
             held.parent.children.discard(held)
+        self._unmark(held)
         self._leave(held)
 
     def signal_main(self, run: RunId, signal: int) -> bool:
@@ -449,7 +457,9 @@ class LocalLauncher(ABC):
         what = main.command.name if main.command else b""
         main.failure = LaunchError(errno.ENOSPC, "cannot remember the start of", what, kind="output")
         try:
-            if remember(_remains(held, main)):
+            remains = _remains(held, main)
+            held.since = held.since or remains.started or 0
+            if remember(remains):
                 main.failure = None
                 os.write(gate, b"\n")
         except BrokenPipeError:  # it has failed before it came to the gate
@@ -563,6 +573,7 @@ class LocalLauncher(ABC):
         assert run not in self._runs
         held = self._hold(run, parent, remains.nonce)
         held.bounds = remains.bounds
+        held.since = remains.started or 0
         try:
             self._rejoin(held)
             held.main = self._resumed(held, remains) if remains.report is not None else self._found(held, remains)
@@ -582,6 +593,7 @@ class LocalLauncher(ABC):
         del self._runs[held.id]
         if held.parent:
             held.parent.children.discard(held)
+        self._unmark(held)
         self._forget(held)
 
     def _resumed(self, held: Held, remains: Remains) -> Main | None:
@@ -629,7 +641,6 @@ class LocalLauncher(ABC):
             _signal(main, signal.SIGKILL)
             self._drop(main)
             return None
-        main.loose = not ours and not self._contained(held, main.pid)
         return main
 
     def _hangs(self, pid: int) -> bool:
@@ -677,17 +688,19 @@ class LocalLauncher(ABC):
 
     # Trying again: a daemon that has no descriptor free for a while must not forget what it was asked for.
 
-    def _failed(self, error: OSError) -> None:
+    def _failed(self, error: Exception) -> None:
         if monotonic() - self._complained >= _COMPLAIN_EVERY:
             self._complained = monotonic()
+            internal = "" if isinstance(error, OSError) else f"internal error: {''.join(traceback.format_exception(error))}"
             with suppress(OSError):  # a log that cannot be written
-                self._complain(f"containment, to be tried again: {error}")
+                self._complain(f"containment, to be tried again: {internal or error}")
 
     def _surely(self, wanted: Callable[[], bool], call: Callable[..., object], *arguments: object) -> None:
         """Calls; where that fails, again and again while it is `wanted`."""
         try:
-            call(*arguments)
-        except OSError as error:
+            with lifted():
+                call(*arguments)
+        except Exception as error:  # noqa: BLE001 - a bug in what is done for one run must not end the others
             self._failed(error)
             self._watch.later(self._again, wanted, call, *arguments)
 
@@ -700,7 +713,7 @@ class LocalLauncher(ABC):
         while True:
             try:
                 await call(*arguments)
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 - a bug in what is done for one run must not end the others
                 self._failed(error)
                 await trio.sleep(PAUSE)
             else:
@@ -751,14 +764,16 @@ class LocalLauncher(ABC):
             effect("reaped")
             exited = result.si_code == os.CLD_EXITED
             self._over(held, main, *((result.si_status, None) if exited else (None, result.si_status)))
+        elif ended(main.pidfd):
+            # a process that traces it keeps the zombie for itself, perhaps for ever; the reaper takes it when that one lets go
+            self._over(held, main, *_code_and_signal(procfs.exit_status(main.pid)))
 
     def _learn(self, held: Held, main: Main) -> None:
         """How somebody else's child has ended: the kernel tells it once the child was reaped, and wakes us then."""
         gone = reaped(main.pidfd)
         status = exit_status(main.pidfd)
         if status is not None:
-            code = os.waitstatus_to_exitcode(status)
-            self._over(held, main, *((code, None) if code >= 0 else (None, -code)))
+            self._over(held, main, *_code_and_signal(status))
         elif gone or not tells_exits() or (main.ended is not None and monotonic() - main.ended > _NEWS):
             self._over(held, main, None, None)
         elif main.ended is None:
@@ -812,7 +827,7 @@ class LocalLauncher(ABC):
         """What cannot be told is not empty: then somebody stops it, and that takes until it is."""
         try:
             return self._empty(held)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - whatever keeps from telling
             self._failed(error)
             return False
 
@@ -825,7 +840,7 @@ class LocalLauncher(ABC):
                         self._orphans.reap()  # who asks ps after the answer sees no zombie either
                     above.emptying = False
                     self._emit(Emptied(self._clock(), above.id))
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - a bug in what is done for one run must not end the others
             self._failed(error)
             self._watch.later(self._consider, held)
 
@@ -834,16 +849,67 @@ class LocalLauncher(ABC):
             held.freezing = False
             self._emit(Frozen(self._clock(), held.id))
 
-    def _signal_starting(self, held: Held, number: int) -> None:
-        for main in held.starting:
-            _signal(main, number)
+    def _signal_mains(self, held: Held, number: int, *, but: Container[int] = ()) -> None:
+        for main in held.mains:
+            if main.pid not in but:
+                _signal(main, number)
 
     def _survivors(self, held: Held) -> Iterator[Survivor]:
-        starting = [(below.main.pid, below.id) for below in held.subtree() if below.main and below.main in held.starting]
-        for pid, run in dict([*starting, *self._members(held)]).items():
+        mains = [(below.main.pid, below.id) for below in held.subtree() if below.main]
+        for pid, run in dict([*mains, *self._outside(held), *self._members(held)]).items():
             why = procfs.plight(pid)
             if why:
                 yield Survivor(pid=pid, run_id=run, why=why)
+
+    # Who is whose, where the containment does not tell.
+
+    def _number(self, held: Held) -> int | None:
+        """The run's tag; `None` where it would be confused with what others have. Then only descent and cookie tell."""
+        number = tag(self.instance, held.id)
+        if number is None:
+            return None
+        return number if self._numbers.setdefault(number, held.id) == held.id else None
+
+    def _unmark(self, held: Held) -> None:
+        number = tag(self.instance, held.id)
+        if number is not None and self._numbers.get(number) == held.id:
+            del self._numbers[number]
+
+    def _by_number(self, pid: int) -> RunId | None:
+        number = procfs.soft_limit(pid, resource.RLIMIT_MSGQUEUE)
+        return self._numbers.get(number) if number is not None else None
+
+    def _by_cookie(self, pid: int) -> RunId | None:
+        value = cookie(pid, self.instance)
+        held = self._runs.get(cookie_run(value)) if value else None
+        return held.id if held and held.cookie == value else None
+
+    def _sole_tree(self, started: int) -> RunId | None:
+        """The only tree that a descendant without any mark can be of: no other lives that is as old. It is stopped with that one.
+
+        pid 1 also inherits the orphans of strangers."""
+        roots = [held.id for held in self._runs.values() if held.parent is None and held.since <= started]
+        return roots[0] if len(roots) == 1 and os.getpid() != 1 else None
+
+    async def _gone(self, pids: Iterable[int], bound: float) -> None:
+        """Until these children have ended, or so many seconds have passed."""
+        await trio.lowlevel.checkpoint()  # those that are gone already are not waited for
+        with trio.move_on_after(bound):
+            for pid in pids:
+                await self._ended(pid)
+
+    async def _ended(self, pid: int) -> None:
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        ended = trio.Event()
+        try:
+            self._watch.add(pidfd, ended.set)
+            await ended.wait()
+        finally:
+            self._watch.discard(pidfd)
+            os.close(pidfd)
 
     def _task(self, call: Callable[..., Awaitable[object]], *arguments: object) -> None:
         if self._nursery is None:
@@ -879,6 +945,14 @@ def _signal(main: Main, number: int) -> bool:
         signal.pidfd_send_signal(main.pidfd, number)
         return True
     return False
+
+
+def _code_and_signal(status: int | None) -> tuple[int | None, int | None]:
+    """Of a status of wait(2), one of the two; neither if it is not known."""
+    if status is None:
+        return None, None
+    code = os.waitstatus_to_exitcode(status)
+    return (code, None) if code >= 0 else (None, -code)
 
 
 def _short(error: OSError, name: bytes) -> LaunchError:

@@ -33,16 +33,30 @@ class Stat(NamedTuple):
     parent: int
     started: int
     """Clock ticks since boot. With the pid it identifies a process."""
+    threads: int = 1
 
     @property
     def alive(self) -> bool:
-        """Whether there is anything left to stop: a zombie waits for its parent, nothing else."""
-        return self.state not in "ZX"
+        """Whether there is anything left to stop: a zombie waits for its parent, nothing else. A process whose main thread has
+        ended shows as a zombie too, but its other threads run on."""
+        return self.state not in "ZX" or self.threads > 1
 
     @property
     def stopped(self) -> bool:
         """Whether SIGSTOP (or a tracer) holds it."""
         return self.state in "Tt"
+
+
+def threads_stopped(pid: int) -> bool:
+    """Whether no thread of a process runs: each is stopped, or has ended."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError as error:
+        if error.errno in GONE | HIDDEN:
+            return True
+        raise
+    found = (_stat(pid, f"/proc/{pid}/task/{thread}/stat") for thread in threads)
+    return all(thread is None or thread.state in "TtZX" for thread in found)
 
 
 def will_stop(pid: int) -> bool:
@@ -86,17 +100,43 @@ def is_alive(pid: int, started: int | None) -> bool:
 
 def stat(pid: int) -> Stat | None:
     """One process."""
-    content = read(f"/proc/{pid}/stat")
+    return _stat(pid, f"/proc/{pid}/stat")
+
+
+def _stat(pid: int, path: str) -> Stat | None:
+    content = read(path)
     if not content:
         return None
     fields = content[content.rindex(b")") + 2 :].split(None, 20)  # the name before may hold anything
-    return Stat(pid, fields[0].decode(), int(fields[1]), int(fields[19]))
+    return Stat(pid, fields[0].decode(), int(fields[1]), int(fields[19]), int(fields[17]))
+
+
+def pids() -> list[int]:
+    """Every process of this pid namespace that this user may see."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def scan() -> dict[int, Stat]:
     """Every process there is. Not a snapshot: what forks meanwhile may be missed, so look twice before saying "none"."""
-    found = (stat(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    found = map(stat, pids())
     return {process.pid: process for process in found if process is not None}
+
+
+def exit_status(pid: int) -> int | None:
+    """How a zombie has ended, as wait(2) would tell its parent; `None` if it is gone, or is not this user's: then the kernel
+    shows a 0. Field 52 of /proc/PID/stat."""
+    try:
+        visible = os.geteuid() in (0, os.stat(f"/proc/{pid}").st_uid)
+    except FileNotFoundError:
+        return None
+    content = read(f"/proc/{pid}/stat") if visible else None
+    return int(content[content.rindex(b")") + 2 :].split()[49]) if content else None
+
+
+def tracer(pid: int) -> int:
+    """The process that traces it with ptrace(2); 0 if none does, or it is gone."""
+    lines = (line.split() for line in (read(f"/proc/{pid}/status") or b"").splitlines())
+    return next((int(words[1]) for words in lines if words[:1] == [b"TracerPid:"]), 0)
 
 
 def children() -> list[int]:
@@ -162,7 +202,15 @@ def soft_limit(pid: int, kind: int) -> int | None:
         return None
 
 
-_STATES = {"R": "running", "S": "sleeping", "D": "uninterruptible sleep", "T": "stopped", "t": "traced", "I": "idle"}
+_STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "uninterruptible sleep",
+    "T": "stopped",
+    "t": "traced",
+    "I": "idle",
+    "Z": "main thread ended",
+}
 
 
 def plight(pid: int) -> str | None:
@@ -172,4 +220,5 @@ def plight(pid: int) -> str | None:
         return None
     place = (read(f"/proc/{pid}/wchan") or b"0").decode()
     where = f" in {place}" if place != "0" else ""
-    return f"{_STATES.get(process.state, 'in state')} ({process.state}){where}"
+    by = f", traced by process {tracing}" if (tracing := tracer(pid)) else ""
+    return f"{_STATES.get(process.state, 'in state')} ({process.state}){where}{by}"

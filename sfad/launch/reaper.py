@@ -65,6 +65,8 @@ class Orphans:
     def __init__(self) -> None:
         self.owned: dict[int, RunId] = {}
         """Main processes, and the run each is of."""
+        self.homes: dict[int, RunId] = {}
+        """Living orphans, and the run that each was found to be of. Until it is reaped, a pid is its own."""
         self._noticed = trio.Event()
 
     def notice(self) -> None:
@@ -84,7 +86,20 @@ class Orphans:
 
     def reap(self) -> int:
         """Reaps every orphan that has ended; how many. Raises `OSError`."""
-        return sum(reap_orphan(pid) for pid in procfs.children() if pid not in self.owned)
+        found, living = self._look()
+        return found - len(living)
+
+    def living(self) -> list[int]:
+        """The orphans that remain when those that have ended are reaped. A zombie that another process traces is among them: only
+        that one can let it go. Raises `OSError`."""
+        return self._look()[1]
+
+    def _look(self) -> tuple[int, list[int]]:
+        orphans = [pid for pid in procfs.children() if pid not in self.owned]
+        living = [pid for pid in orphans if not reap_orphan(pid)]
+        if self.homes:
+            self.homes = {pid: self.homes[pid] for pid in living if pid in self.homes}
+        return len(orphans), living
 
 
 def reap_orphan(pid: int) -> bool:

@@ -13,7 +13,7 @@ import os
 import select
 import signal
 from collections import defaultdict
-from collections.abc import Container, Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from time import monotonic, sleep
@@ -21,7 +21,7 @@ from time import monotonic, sleep
 from ..core.ids import run_number
 from ..protocol.types import RunId
 from . import cgroupfs, controllers, procfs
-from .lineage import cookie, cookie_run
+from .marks import cookie, cookie_run
 
 BOUND = 10.0
 """Seconds that a sweep takes at most for the cgroups, and for the cookies; `stop.kill_wait`'s default."""
@@ -52,8 +52,8 @@ def sweep(instance: str, cgroup_parent: str | None = None, spare: Set[RunId] = f
     pids: set[int] = set()
     left: set[int] = set()
     kept: set[int] = set()
-    for base in {*cgroupfs.bases(instance), *(cgroupfs.bases(instance, cgroup_parent) if cgroup_parent else ())}:
-        tops = _below(base) if base == home else [base]
+    for base in cgroupfs.bases(instance, cgroup_parent):
+        tops = cgroupfs.inner(base) if base == home else [base]
         for directory in (path for top in tops for path in _condemned(top, spare)):
             runs.update(_runs(directory))
             pids.update(_pids(directory))
@@ -67,23 +67,28 @@ def sweep(instance: str, cgroup_parent: str | None = None, spare: Set[RunId] = f
     return SweepReport(tuple(sorted(runs)), tuple(sorted(pids)), tuple(sorted(left)))
 
 
-def _condemned(directory: str, spare: Set[RunId]) -> Iterator[str]:
-    """The cgroups in `directory`, or it itself, that hold nothing of a run to be spared."""
-    inside = {os.path.basename(path) for path in cgroupfs.nested(directory)}
-    spared = os.path.basename(directory) in spare
-    if not spared and not inside & spare:
-        yield directory
-        return
-    for path in _below(directory):
-        if _is_run(path) or not spared:  # what an agent has made in its own cgroup is the agent's
-            yield from _condemned(path, spare)
+def _condemned(top: str, spare: Set[RunId]) -> Iterator[str]:
+    """The cgroups in `top`, or it itself, that hold nothing of a run to be spared, and are in none that is condemned."""
+    paths = list(cgroupfs.nested(top))
+    kept = _with_those_above(top, (path for path in paths if os.path.basename(path) in spare))
+    entered: set[str] = set()
+    for path in paths:
+        above = os.path.dirname(path)
+        # what an agent has made in its own cgroup is the agent's
+        if path == top or (above in entered and (_is_run(path) or os.path.basename(above) not in spare)):
+            if path in kept:
+                entered.add(path)
+            else:
+                yield path
 
 
-def _below(directory: str) -> list[str]:
-    try:
-        return [entry.path for entry in os.scandir(directory) if entry.is_dir(follow_symlinks=False)]
-    except FileNotFoundError:
-        return []
+def _with_those_above(top: str, paths: Iterable[str]) -> set[str]:
+    found: set[str] = set()
+    for path in paths:
+        while path not in found and len(path) >= len(top):
+            found.add(path)
+            path = os.path.dirname(path)
+    return found
 
 
 def _is_run(directory: str) -> bool:

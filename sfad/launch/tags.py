@@ -15,7 +15,6 @@ all processes of the machine are looked at for their tags (`abroad`), and such a
 from __future__ import annotations
 
 import os
-import resource
 import signal
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -30,7 +29,7 @@ from ..protocol.types import RunId
 from . import abroad, procfs
 from .abroad import Look, Looks, Trace
 from .base import Emit, Unplaceable
-from .lineage import by_cookie, cookie, cookie_run, settled, still
+from .lineage import by_cookie, descends, left, settled, still
 from .local import Complain, Door, Held, LocalLauncher
 from .procfs import Stat
 from .reaper import reap_orphan
@@ -72,7 +71,6 @@ class TagsLauncher(LocalLauncher):
     ) -> None:
         super().__init__(instance=instance, emit=emit, clock=clock, trampoline=trampoline, nofile=nofile, complain=complain)
         self.detail = why or "asked for"
-        self._numbers: dict[int, RunId] = {}
         self._paused: set[Held] = set()
         self._killing: dict[Held, int] = {}
         """What is to be killed, and the ladder that asked for it."""
@@ -94,13 +92,6 @@ class TagsLauncher(LocalLauncher):
         self._abroad.discard(held.id)  # what was there is gone, or it would not start again
         return Door(msgqueue=self._number(held))
 
-    def _number(self, held: Held) -> int | None:
-        """The run's tag; `None` where it would be confused with what others have. Then only descent and cookie tell."""
-        number = abroad.tag(self.instance, held.id)
-        if number is None:
-            return None
-        return number if self._numbers.setdefault(number, held.id) == held.id else None
-
     def _leave(self, held: Held) -> None:
         self._forget(held)
         self._paused.discard(held)
@@ -113,7 +104,6 @@ class TagsLauncher(LocalLauncher):
         self._number(held)
 
     def _forget(self, held: Held) -> None:
-        self._numbers = {number: run for number, run in self._numbers.items() if run != held.id}
         self._abroad.discard(held.id)
 
     def _carries(self, held: Held, pid: int) -> bool:
@@ -136,7 +126,7 @@ class TagsLauncher(LocalLauncher):
     def _seen(self, held: Held, look: Look) -> list[Stat]:
         return look.members(held.cookie, self._number(held))
 
-    def _outside(self, look: Look) -> Iterator[tuple[Stat, RunId]]:
+    def _elsewhere(self, look: Look) -> Iterator[tuple[Stat, RunId]]:
         """What is alive in runs that were adopted, and not below us."""
         if self._abroad:
             for one, run in look.placed(self._run_abroad, but=os.getpid()):
@@ -226,7 +216,7 @@ class TagsLauncher(LocalLauncher):
             while held.emptying:
                 tops = self._tops(held)
                 if tops:
-                    await self._gone(tops[:_WATCHED])
+                    await self._gone(tops[:_WATCHED], _INSIST)
                 else:
                     self._consider(held)
                     await trio.sleep(_INSIST if _awaits_news(held) else _SETTLE)  # a main that has ended is reaped meanwhile
@@ -258,7 +248,7 @@ class TagsLauncher(LocalLauncher):
     def _tops_outside(self, runs: set[RunId]) -> list[int]:
         """Processes of these that are not below us. Nothing that forks and ends without pause escapes us below; here it may."""
         for _ in range(2 if runs & self._abroad else 0):
-            found = [process.pid for process, run in self._outside(abroad.look()) if run in runs]
+            found = [process.pid for process, run in self._elsewhere(abroad.look()) if run in runs]
             if found:
                 return found
         return []
@@ -290,26 +280,6 @@ class TagsLauncher(LocalLauncher):
                 reap_orphan(pid)
         return fresh
 
-    async def _gone(self, pids: Iterable[int]) -> None:
-        """Until these children have ended, or it is time to look again."""
-        await trio.lowlevel.checkpoint()  # those that are gone already are not waited for
-        with trio.move_on_after(_INSIST):
-            for pid in pids:
-                await self._ended(pid)
-
-    async def _ended(self, pid: int) -> None:
-        try:
-            pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            return
-        ended = trio.Event()
-        try:
-            self._watch.add(pidfd, ended.set)
-            await ended.wait()
-        finally:
-            self._watch.discard(pidfd)
-            os.close(pidfd)
-
     # Finding.
 
     def _run_of_child(self, pid: int) -> RunId | None:
@@ -318,36 +288,39 @@ class TagsLauncher(LocalLauncher):
 
     def _run_below(self, pid: int, inherited: RunId | None) -> RunId | None:
         """The run of a process whose parent is in `inherited`."""
+        return self._marked_below(pid, inherited) or (self._sole(pid) if inherited is None else None)
+
+    def _marked_below(self, pid: int, inherited: RunId | None) -> RunId | None:
+        """The same, by what it provably is: a guess may stop a process, but gives it no rights."""
         owned = self._orphans.owned.get(pid)
         if owned or inherited is None:
-            return owned or self._of_orphan(pid)
+            return owned or self._stray(pid) or self._by_mark(pid)
         number = self._by_number(pid)
         return number if number is not None and self._within(number, inherited) else inherited
 
     def _of_orphan(self, pid: int) -> RunId | None:
-        if self._strays and (process := procfs.stat(pid)):
-            stray = self._strays.get((pid, process.started))
-            if stray is not None:
-                return stray
+        return self._stray(pid) or self._by_mark(pid) or self._sole(pid)
+
+    def _stray(self, pid: int) -> RunId | None:
+        process = procfs.stat(pid) if self._strays else None
+        return self._strays.get((pid, process.started)) if process else None
+
+    def _by_mark(self, pid: int) -> RunId | None:
         return self._by_number(pid) or (self._by_cookie(pid) if _lives(pid) else None)
+
+    def _sole(self, pid: int) -> RunId | None:
+        """The run of an orphan that has removed its marks, where only one tree can be meant."""
+        process = procfs.stat(pid)
+        return self._sole_tree(process.started) if process and process.alive else None
 
     def _within(self, run: RunId, top: RunId) -> bool:
         held = self._runs.get(run)
         return held is not None and any(above.id == top for above in held.chain())
 
-    def _by_number(self, pid: int) -> RunId | None:
-        number = procfs.soft_limit(pid, resource.RLIMIT_MSGQUEUE)
-        return self._numbers.get(number) if number is not None else None
-
-    def _by_cookie(self, pid: int) -> RunId | None:
-        value = cookie(pid, self.instance)
-        held = self._runs.get(cookie_run(value)) if value else None
-        return held.id if held and held.cookie == value else None
-
     def _census(self, runs: set[RunId]) -> Iterator[tuple[Stat, RunId]]:
         """What is alive in these runs, from one scan."""
         self._orphans.reap()
-        outside = self._outside(abroad.look()) if runs & self._abroad else ()
+        outside = self._elsewhere(abroad.look()) if runs & self._abroad else ()
         return ((process, run) for process, run in chain(self._all(), outside) if run in runs)
 
     def _all(self) -> Iterator[tuple[Stat, RunId | None]]:
@@ -385,22 +358,28 @@ class TagsLauncher(LocalLauncher):
         process by cookie. Raises `Unplaceable`, `OSError`."""
         if pid <= 0:
             raise Unplaceable("the process is in another pid namespace")
-        run = settled(pid, self._by_descent) or by_cookie(pid, self.instance, self._runs)
+        run, ours = settled(pid, self._by_descent)
+        run = run or by_cookie(pid, self.instance, self._runs)
         if procfs.stat(pid) is None or not still(pidfd):
             raise Unplaceable(f"process {pid} ended before it could be placed")
+        if run is None and ours:
+            raise left(pid)
         return run
 
-    def _by_descent(self, line: tuple[Stat, ...]) -> RunId | None:
+    def _by_descent(self, line: tuple[Stat, ...]) -> tuple[RunId | None, bool]:
+        """The run, and whether the process descends from this one."""
         found: RunId | None = None
-        ours = bool(line) and line[-1].pid == os.getpid()
+        ours = descends(line)
         for ancestor in reversed(line[:-1] if ours else line if self._abroad else ()):
-            found = self._run_below(ancestor.pid, found) if ours else self._run_abroad(abroad.trace(ancestor), found)
-        return found or None
+            found = self._marked_below(ancestor.pid, found) if ours else self._run_abroad(abroad.trace(ancestor), found)
+        return found or None, ours
 
 
 def _stands(process: Stat) -> bool:
     """Whether it runs no more. Who waits in vfork(2) for a child cannot be stopped, and would wait for ever for one that is; but
     it does nothing else, and is stopped before it does."""
+    if process.state in "ZX":  # the main thread has ended, others have not
+        return procfs.threads_stopped(process.pid)
     return process.stopped or (process.state == "D" and procfs.will_stop(process.pid))
 
 

@@ -3,7 +3,8 @@
 Nested, because trio waits for EPOLLIN alone and a `cgroup.events` is always readable: what tells is EPOLLPRI. Pidfds
 and pipes ride along, so that the launcher is one task and what it reports has one order.
 
-A call that fails for want of descriptors or memory is made again after a pause, until it works. So a call may be made twice.
+A call that fails is made again after a pause, until it works: for want of descriptors or memory, which pass, or because of a
+bug, which must not touch what else is waited for. So a call may be made twice.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from functools import partial
 
 import trio
 
+from .reserve import lifted
+
 Call = Callable[[], object]
 
 _BATCH = 64
@@ -29,7 +32,7 @@ PAUSE = 0.25
 class Watch:
     """Calls back when a descriptor is ready. A call may be spurious: it looks again and does nothing if nothing is there."""
 
-    def __init__(self, failed: Callable[[OSError], object] = lambda _error: None) -> None:
+    def __init__(self, failed: Callable[[Exception], object] = lambda _error: None) -> None:
         self._failed = failed
         self._epoll = select.epoll()
         self._calls: dict[int, tuple[Call, int]] = {}
@@ -67,7 +70,8 @@ class Watch:
             try:
                 with trio.move_on_at(self._later[0][0] if self._later else math.inf):
                     await trio.lowlevel.wait_readable(self._epoll.fileno())
-                self.dispatch()
+                with lifted():
+                    self.dispatch()
             except OSError as error:
                 self._failed(error)
                 await trio.sleep(PAUSE)
@@ -84,7 +88,7 @@ class Watch:
     def _ready(self, fd: int, call: Call, events: int) -> None:
         try:
             call()
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - a bug in what is done for one run must not end the others
             self._failed(error)
             if self._calls.get(fd) == (call, events):  # else it was discarded, and may be another file by now
                 self._epoll.unregister(fd)  # it stays ready: to listen on would be to spin
@@ -100,7 +104,7 @@ class Watch:
     def _try(self, call: Call) -> None:
         try:
             call()
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - see `_ready`
             self._failed(error)
             self.later(call)
 

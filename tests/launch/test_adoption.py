@@ -17,7 +17,7 @@ import pytest
 import trio
 
 from sfad.core.events import Emptied, Frozen, LaunchSucceeded, MainExited, Surveyed
-from sfad.launch import abroad, cgroupfs, procfs
+from sfad.launch import abroad, cgroupfs, marks, procfs
 from sfad.launch.base import Bounds, Found, Remains
 from sfad.launch.cgroup import CgroupLauncher
 from sfad.launch.pidfd import tells_exits
@@ -486,7 +486,7 @@ async def test_two_hundred_runs_are_adopted_at_once(containment: str, instance: 
 async def test_the_tags_of_other_instances_are_not_ours(instance: str) -> None:
     """Another instance's run may have the same number; its cookie, or that of an ancestor, says that it is not ours."""
     other = f"{int(instance, 16) ^ 1:012x}"
-    number = abroad.tag(instance, "a1")
+    number = marks.tag(instance, "a1")
     script = f"(ulimit -S -q {number}; env -i sleep 1000 & exec sleep 1000) > /dev/null & echo $!"
     env = {"SFA_COOKIE": f"{other}:a1:00", "PATH": os.environ["PATH"]}
     pid = int(subprocess.run(["bash", "-c", script], env=env, stdout=subprocess.PIPE, timeout=PATIENCE).stdout)  # noqa: ASYNC221

@@ -1,0 +1,197 @@
+"""Agents that attack their supervisor. Plain Python, so that no compiler is needed.
+
+    python attacks.py ATTACK ARGUMENT…
+
+Each prints `READY` once it has done what it does, and gives up by itself after two minutes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+LIFE = 120
+UNIFIED = next(line.split()[4] for line in open("/proc/self/mountinfo") if " - cgroup2 " in line)  # noqa: SIM115
+
+_PTRACE_SEIZE = 0x4206
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def ready(*words: object) -> None:
+    """It has done what it does."""
+    print("READY", *words, flush=True)
+
+
+def nap() -> None:
+    """Until a signal ends it."""
+    signal.alarm(LIFE)
+    while True:
+        signal.pause()
+
+
+def orphan(then: Callable[[], None]) -> None:
+    """A child without a parent in the run, in a session of its own."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            wait_for(lambda: os.getppid() != parent[0])
+            then()
+            os._exit(0)
+        os._exit(0)
+    os.wait()
+
+
+parent = [os.getpid()]
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Looks until it holds."""
+    while not condition():
+        time.sleep(0.001)
+
+
+def own_cgroup() -> str:
+    """Its directory."""
+    path = next(line for line in open("/proc/self/cgroup") if line.startswith("0::"))[3:].strip()  # noqa: SIM115
+    return UNIFIED + path
+
+
+def leave_cgroup() -> None:
+    """Goes to the cgroup that the daemon's base is in. Under tags there is nothing to leave."""
+    if "/sfad-" in own_cgroup():
+        with open(own_cgroup().split("/sfad-")[0] + "/cgroup.procs", "w") as file:
+            file.write("0")
+
+
+def change_tag() -> None:
+    """Another soft RLIMIT_MSGQUEUE."""
+    resource.setrlimit(resource.RLIMIT_MSGQUEUE, (4711, resource.getrlimit(resource.RLIMIT_MSGQUEUE)[1]))
+
+
+def again(*words: str, **environment: str) -> None:
+    """Executes this program with nothing of the environment but what it needs to run."""
+    kept = {name: os.environ[name] for name in ("PYTHONPATH", "LD_LIBRARY_PATH", "PATH") if name in os.environ}
+    os.execve(sys.executable, [sys.executable, __file__, *words], kept | environment)
+
+
+def strip(*words: str) -> None:
+    """In an orphan without cgroup, tag and cookie."""
+    socket = os.environ["SFA_SOCKET"]
+
+    def go() -> None:
+        leave_cgroup()
+        change_tag()
+        again(*words, SFAD_SOCKET=socket)
+
+    orphan(go)
+    nap()
+
+
+def ask(victim: str) -> None:
+    """What a person may do, and an agent not."""
+    for words in (["info", victim], ["stop", victim], ["list"], ["spawn", "--", "sleep", "100"], ["status"]):
+        done = subprocess.run([sys.executable, "-m", "sfactl", *words], capture_output=True, text=True)
+        print("asked", words[0], done.returncode, done.stderr.strip().replace("\n", " "), flush=True)
+    ready(os.getpid())
+    nap()
+
+
+def cookie_orphan() -> None:
+    """An orphan that has left its cgroup, and still has its marks. It ignores SIGTERM."""
+
+    def go() -> None:
+        leave_cgroup()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        ready(os.getpid())
+        nap()
+
+    orphan(go)
+    nap()
+
+
+def unmarked_orphan() -> None:
+    """An orphan that has left its cgroup and removed its marks."""
+    strip("here")
+
+
+def here() -> None:
+    """Says where it is."""
+    ready(os.getpid())
+    nap()
+
+
+def main_leaves(*ignore: str) -> None:
+    """The main process leaves its cgroup."""
+    if ignore:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    leave_cgroup()
+    ready(os.getpid())
+    nap()
+
+
+def main_leaves_and_removes() -> None:
+    """And removes the cgroup it was in."""
+    inside = own_cgroup()
+    leave_cgroup()
+    with suppress(OSError):
+        os.rmdir(inside)
+        os.rmdir(os.path.dirname(inside))
+    ready(os.getpid())
+    nap()
+
+
+def nest(depth: str, name: str) -> None:
+    """Cgroups in cgroups, as deep as it can; first it raises the bounds, where it may."""
+    top = own_cgroup()
+    if "/sfad-" in top:
+        directory = top
+        while not directory.endswith("/cgroup") and "/sfad-" in directory:
+            for file in ("cgroup.max.depth", "cgroup.max.descendants"):
+                with suppress(OSError), open(f"{directory}/{file}", "w") as control:
+                    control.write("max")
+            directory = os.path.dirname(directory)
+        os.chdir(top)
+        for _ in range(int(depth)):
+            os.mkdir(name)
+            os.chdir(name)
+    ready()
+    nap()
+
+
+def traced_main() -> None:
+    """The main process ends with 7 while a child traces it that never waits."""
+    main = os.getpid()
+    if os.fork() == 0:
+        assert _libc.ptrace(_PTRACE_SEIZE, main, 0, 0) == 0, os.strerror(ctypes.get_errno())
+        nap()
+    wait_for(lambda: _traced(main))
+    os._exit(7)
+
+
+def _traced(pid: int) -> bool:
+    return "TracerPid:\t0\n" not in open(f"/proc/{pid}/status").read()  # noqa: SIM115
+
+
+def headless() -> None:
+    """The main thread ends; another runs on."""
+    threading.Thread(target=lambda: (ready(os.getpid()), time.sleep(LIFE))).start()
+    _libc.pthread_exit(None)
+
+
+def trace(pid: str) -> None:
+    """Traces a process of somebody else's and never waits."""
+    assert _libc.ptrace(_PTRACE_SEIZE, int(pid), 0, 0) == 0, os.strerror(ctypes.get_errno())
+    ready()
+    nap()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

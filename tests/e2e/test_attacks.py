@@ -1,0 +1,259 @@
+"""What broke release 0.1.0 under attack, by real agents: as root and as nobody, with cgroups and with tags."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from sfactl.connection import Client
+from sfad.launch import cgroupfs
+from sfad.protocol import messages as m
+from sfad.protocol.types import RunInfo, Status
+from tests import unprivileged
+from tests.harness import Daemon, alive, ended, running, started, stopped, wait_until
+from tests.leaks import cgroups
+
+from .agents import limit
+
+HERE = Path(__file__).with_name("attacks.py")
+
+
+class Target:
+    """A daemon that is attacked, and its agents."""
+
+    def __init__(self, daemon: Daemon, nobody: unprivileged.Place | None) -> None:
+        self.daemon = daemon
+        self._nobody = nobody
+
+    def agent(self, client: Client, *words: object, **options: Any) -> RunInfo:
+        """A run of `attacks.py`."""
+        program = HERE if self._nobody is None else self._nobody.directory / "code" / "tests" / "e2e" / HERE.name
+        env = dict(os.environ) | (self._nobody.env if self._nobody else {})
+        where = {"cwd": b"/", "env": [os.fsencode(f"{key}={value}") for key, value in env.items()]}
+        return started(client, [self.daemon.python, program, *map(str, words)], **(where | options))
+
+    def said(self, run: RunInfo) -> str:
+        """Its output, once it is ready."""
+        file = self.daemon.state_dir / "output" / f"{run.id}.out"
+        wait_until(lambda: re.search(rb"READY.*\n", file.read_bytes()), f"ready: {(file.with_suffix('.err')).read_text()}")
+        return file.read_text()
+
+    def pid_said(self, run: RunInfo) -> int:
+        """The pid that it is ready with."""
+        return int(self.said(run).rsplit("READY", 1)[1].split()[0])
+
+
+@contextmanager
+def target(directory: Path, user: str, **options: Any) -> Iterator[Target]:
+    with ExitStack() as stack:
+        nobody = stack.enter_context(unprivileged.place()) if user == "nobody" else None
+        if nobody is not None:
+            directory = nobody.directory / "daemon"
+            directory.mkdir()
+            os.chown(directory, unprivileged.NOBODY, unprivileged.NOBODY)
+            if options.get("mode") == "cgroup" and nobody.cgroup is None:
+                pytest.skip("no cgroup can be delegated here")
+        directory.mkdir(exist_ok=True)
+        yield Target(stack.enter_context(running(directory, nobody=nobody, **options)), nobody)
+
+
+@pytest.fixture(params=["root", "nobody"])
+def user(request: pytest.FixtureRequest) -> str:
+    """Whose the daemon and its agents are; `root` is whoever runs the tests."""
+    return str(request.param)
+
+
+@pytest.fixture
+def attacked(tmp_path: Path, user: str, containment: str) -> Iterator[Target]:
+    with target(tmp_path, user, mode=containment) as made:
+        yield made
+
+
+def sleeper(client: Client, **options: Any) -> RunInfo:
+    return started(client, ["sleep", "100"], cwd=b"/", **options)
+
+
+def test_a_descendant_that_cannot_be_placed_is_refused(attacked: Target) -> None:
+    with attacked.daemon.client() as client:
+        victim = sleeper(client)
+        run = attacked.agent(client, "strip", "ask", victim.id, leaf=True)
+        said = attacked.said(run)
+        answers = dict(line.split(" ", 3)[1:3] for line in said.splitlines() if line.startswith("asked"))
+        assert answers == dict.fromkeys(["info", "stop", "list", "spawn", "status"], "77"), said
+        assert "has left its run's containment" in said
+        assert client.call(m.Info(id=client.next_id(), run=victim.id), m.RunReply).run.status is Status.RUNNING
+        escaped = attacked.pid_said(run)
+        assert alive(escaped)
+        stopped(client, victim.id, run.id)
+        assert not alive(escaped), "the last tree that it can be of has ended"
+
+
+def test_an_orphan_that_left_its_cgroup_is_stopped_with_its_run(attacked: Target) -> None:
+    with attacked.daemon.client() as client:
+        other = sleeper(client)
+        run = attacked.agent(client, "cookie_orphan")
+        escaped = attacked.pid_said(run)
+        reply = stopped(client, run.id, grace=0.2)
+        assert reply.survivors == []
+        assert not alive(escaped)
+        assert alive(other.pid)
+        stopped(client, other.id)
+
+
+def test_an_orphan_without_marks_is_stopped_with_the_only_tree(attacked: Target) -> None:
+    with attacked.daemon.client() as client:
+        run = attacked.agent(client, "unmarked_orphan")
+        escaped = attacked.pid_said(run)
+        assert stopped(client, run.id).survivors == []
+        assert not alive(escaped)
+
+
+def test_what_is_left_of_no_run_ends_with_the_daemon(tmp_path: Path, user: str, containment: str) -> None:
+    with target(tmp_path, user, mode=containment) as attacked:
+        with attacked.daemon.client() as client:
+            sleeper(client)
+            run = attacked.agent(client, "unmarked_orphan")
+            escaped = attacked.pid_said(run)
+            stopped(client, run.id)
+            assert alive(escaped), "it may be of the other tree"
+        assert attacked.daemon.stop() == 0
+        assert not alive(escaped)
+
+
+@pytest.mark.parametrize("how", ["main_leaves", "main_leaves_and_removes"])
+def test_a_main_process_that_left_its_cgroup_is_stopped(attacked: Target, how: str) -> None:
+    with attacked.daemon.client() as client:
+        run = attacked.agent(client, how)
+        pid = attacked.pid_said(run)
+        reply = stopped(client, run.id)
+        assert reply.survivors == []
+        assert not alive(pid)
+        info = ended(client, run.id)
+        assert (info.status, info.signal) == (Status.CANCELLED, signal.SIGTERM)
+
+
+def test_a_main_process_that_left_its_cgroup_has_a_time_limit(attacked: Target) -> None:
+    with attacked.daemon.client() as client:
+        run = attacked.agent(client, "main_leaves", "ignore", limits=[limit("time", 1)], grace=0.1)
+        pid = attacked.pid_said(run)
+        assert ended(client, run.id).status is Status.TIMEOUT
+        assert not alive(pid)
+
+
+def test_a_main_process_that_left_its_cgroup_is_paused(attacked: Target) -> None:
+    with attacked.daemon.client() as client:
+        run = attacked.agent(client, "main_leaves")
+        pid = attacked.pid_said(run)
+        assert client.call(m.Pause(id=client.next_id(), run=run.id), m.RunReply).run.status is Status.PAUSED
+        wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "it stands still")
+        client.call(m.Resume(id=client.next_id(), run=run.id), m.RunReply)
+        wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_SLEEPING, "it goes on")
+        stopped(client, run.id)
+
+
+def test_cgroups_whose_paths_are_too_long(tmp_path: Path, user: str) -> None:
+    with target(tmp_path, user, mode="cgroup") as attacked, attacked.daemon.client() as client:
+        other = sleeper(client)
+        run = attacked.agent(client, "nest", 40, "n" * 200)
+        attacked.said(run)
+        assert client.call(m.Info(id=client.next_id(), run=run.id), m.RunReply).run.processes == 1
+        assert stopped(client, run.id).survivors == []
+        assert alive(other.pid)
+        base = next(path for path in cgroups() if path.endswith(attacked.daemon.instance))
+        wait_until(lambda: not os.path.exists(f"{base}/{run.id}"), "its cgroups are gone")
+        stopped(client, other.id)
+
+
+def test_cgroups_nested_deeper_than_a_recursion_goes(tmp_path: Path) -> None:
+    depth = sys.getrecursionlimit() + 100
+    with target(tmp_path / "one", "root", mode="cgroup") as attacked:
+        with attacked.daemon.client() as client:
+            other = sleeper(client)
+            run = attacked.agent(client, "nest", depth, "n")
+            attacked.said(run)
+            assert client.call(m.Info(id=client.next_id(), run=run.id), m.RunReply).run.processes == 1
+        (tmp_path / "two").mkdir()
+        with running(tmp_path / "two", mode="cgroup") as unrelated:
+            assert unrelated.stop() == 0
+        attacked.daemon.kill()
+        attacked.daemon.restart()
+        with attacked.daemon.client() as client:
+            assert stopped(client, run.id).survivors == []
+            assert alive(other.pid)
+            attacked.said(attacked.agent(client, "nest", 10, "n"))
+        attacked.daemon.kill()
+        swept = subprocess.run([sys.executable, "-m", "sfad", "sweep"], capture_output=True, text=True, env=attacked.daemon.env)
+        assert swept.returncode == 0, swept.stderr
+        assert attacked.daemon.leftovers() == []
+        attacked.daemon.restart()
+
+
+def test_the_kernel_bounds_the_cgroups_of_a_run(tmp_path: Path) -> None:
+    with target(tmp_path, "root", mode="cgroup") as attacked, attacked.daemon.client() as client:
+        run = sleeper(client)
+        base = next(path for path in cgroups() if path.endswith(attacked.daemon.instance))
+        with pytest.raises(OSError, match="Resource temporarily unavailable"):
+            os.makedirs(f"{base}/{run.id}/self" + "/x" * (cgroupfs.MAX_DEPTH + 1))
+        stopped(client, run.id)
+
+
+def test_a_main_process_whose_zombie_is_held_by_its_tracer(attacked: Target) -> None:
+    with attacked.daemon.client() as client:
+        run = attacked.agent(client, "traced_main")
+        info = ended(client, run.id)
+        assert (info.status, info.exit_code) == (Status.FAILED, 7)
+        assert not alive(run.pid)
+
+
+def test_a_tracer_outside_the_run(tmp_path: Path, containment: str) -> None:
+    with target(tmp_path, "root", mode=containment) as attacked, attacked.daemon.client() as client:
+        run = sleeper(client)
+        with subprocess.Popen([sys.executable, HERE, "trace", str(run.pid)], stdout=subprocess.PIPE) as tracer:
+            assert tracer.stdout is not None
+            tracer.stdout.readline()
+            assert stopped(client, run.id, grace=1.0).survivors == []
+            cpu = sum(psutil.Process(attacked.daemon.pid).cpu_times()[:2])
+            began = time.monotonic()
+            wait_until(lambda: time.monotonic() - began > 1, "a second in which the daemon has nothing to do")
+            assert sum(psutil.Process(attacked.daemon.pid).cpu_times()[:2]) - cpu < 0.5
+            # what a tracer holds takes a SIGTERM only when that lets it go
+            assert ended(client, run.id).signal == signal.SIGKILL
+            assert attacked.daemon.stop() == 0
+            tracer.kill()
+
+
+def test_a_process_without_its_main_thread(attacked: Target) -> None:
+    with attacked.daemon.client() as client:
+        run = attacked.agent(client, "headless")
+        pid = attacked.pid_said(run)
+        wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, "its main thread has ended")
+        assert client.call(m.Info(id=client.next_id(), run=run.id), m.RunReply).run.processes == 1
+        paused = client.call(m.Pause(id=client.next_id(), run=run.id), m.RunReply).run
+        assert paused.status is Status.PAUSED
+        assert stopped(client, run.id).survivors == []
+        assert not psutil.pid_exists(pid)
+
+
+def test_stopping_many_runs_with_few_descriptors(tmp_path: Path, user: str) -> None:
+    with target(tmp_path, user, mode="cgroup", wrap=["prlimit", "--nofile=64:64"]) as attacked, attacked.daemon.client() as client:
+        runs = []
+        while len(runs) < 30:
+            reply = attacked.daemon.sfactl("spawn", "--", "sh", "-c", "trap '' TERM; sleep 100 & wait; sleep 100")
+            if reply.returncode:
+                break
+            runs.append(reply.stdout.strip())
+        assert len(runs) > 5
+        reply = stopped(client, everything=True, grace=0.5)
+        assert reply.survivors == []
+        assert sorted(reply.stopped) == sorted(runs)
