@@ -26,11 +26,10 @@ from .ledger.opening import FILE as LEDGER_FILE
 from .ledger.opening import check_known
 from .paths import PathError, config_files, lock_state_dir
 from .runtime.memory import Memory
-from .serving import EXIT_UNAVAILABLE, EXIT_USAGE, die, load, place
+from .serving import EXIT_SURVIVED, EXIT_UNAVAILABLE, EXIT_USAGE, die, load, place
 from .spool import JournalError
 from .spool.journal import check_version
 
-EXIT_SURVIVED = 5
 EXIT_IO = 74
 
 app = typer.Typer(

@@ -47,6 +47,9 @@ from .spool import JournalError
 LAST_WORDS = 2.0
 """Seconds that clients have to take their last replies when the daemon ends."""
 
+DRAIN_SPARE = 2.0
+"""Seconds beyond grace and `stop.kill_wait` after which a daemon that was told to end does so, whatever is still alive."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -74,6 +77,8 @@ class Daemon:
         self._handed = handed
         self._ready_fd = ready_fd if handed is None else None  # that was told long ago, and its number may be another file's
         self._drained = trio.Event()
+        self.left: list[RunId] = []
+        """Runs that could not be ended: what the kernel keeps alive must not keep the daemon."""
         self._renewing = False
         """It is about to execute itself anew."""
         self._runtime: Runtime
@@ -318,6 +323,13 @@ class Daemon:
                 log.info("stopping every tree", signal=signal.Signals(number).name, live=len(runtime.live))
                 server.stop_accepting()
                 runtime.feed(DrainRequested(trio.current_time(), number))
+                nursery.start_soon(self._bound_drain, runtime, log)
+
+    async def _bound_drain(self, runtime: Runtime, log: Log) -> None:
+        await trio.sleep_until(runtime.machine.drained_by(trio.current_time()) + DRAIN_SPARE)
+        self.left = sorted(runtime.live)
+        log.error(f"ending, though processes cannot be killed; their runs are left to the next daemon: {', '.join(self.left)}")
+        self._drained.set()
 
     async def _execute_anew(self, runtime: Runtime, server: Server, log: Log) -> None:
         """Returns only if that cannot be; then everything goes on as before."""

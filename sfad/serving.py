@@ -20,6 +20,7 @@ from .runtime.clock import MonotonicClock
 from .runtime.handover import taken
 
 EXIT_USAGE = 2
+EXIT_SURVIVED = 5
 EXIT_UNAVAILABLE = 69
 
 
@@ -38,6 +39,8 @@ def serve(socket: str | None = None, state_dir: str | None = None, config: str |
         for error in group.exceptions:
             print(f"sfad: {error}", file=sys.stderr)
         sys.exit(EXIT_UNAVAILABLE)
+    if daemon.left:
+        die(f"processes of {', '.join(daemon.left)} could not be killed", EXIT_SURVIVED)
 
 
 def place(socket: str | None, state_dir: str | None, config: str | None) -> Place:

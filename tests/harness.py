@@ -5,9 +5,12 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import select
 import signal
+import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -238,19 +241,52 @@ def stopped(client: Client, *runs: str, **options: Any) -> m.Stopped:
 
 
 @contextmanager
-def unanswered(directory: Path) -> Iterator[Callable[[], None]]:
-    """A mount whose server does not answer; what it yields makes the server go away."""
+def _fuse(directory: Path) -> Iterator[tuple[int, Callable[[], None]]]:
+    """A mount, the descriptor of its server, and what makes the server go away."""
     directory.mkdir()
     server = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     libc = ctypes.CDLL(None, use_errno=True)
     with ExitStack() as stack:
         closing = stack.enter_context(ExitStack())
         closing.callback(os.close, server)
-        options = b"fd=%d,rootmode=40000,user_id=0,group_id=0" % server
+        options = b"fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other" % server
         if libc.mount(b"sfad-test", os.fsencode(directory), b"fuse", 0, options):
             pytest.skip(f"mounting with FUSE: {os.strerror(ctypes.get_errno())}")
         stack.callback(libc.umount2, os.fsencode(directory), 2)
-        yield closing.close
+        yield server, closing.close
+
+
+@contextmanager
+def unanswered(directory: Path) -> Iterator[Callable[[], None]]:
+    """A mount whose server does not answer; what it yields makes the server go away."""
+    with _fuse(directory) as (_, go_away):
+        yield go_away
+
+
+@contextmanager
+def unkillable(directory: Path) -> Iterator[threading.Event]:
+    """A mount whose server takes each request and never answers: a process that looks there cannot be killed until the end of the
+    block. What it yields is set when one has looked."""
+    asked, done = threading.Event(), threading.Event()
+    with _fuse(directory) as (server, _):
+        reader = threading.Thread(target=_take_requests, args=[server, asked, done])
+        reader.start()
+        try:
+            yield asked
+        finally:
+            done.set()
+            reader.join()
+
+
+def _take_requests(server: int, asked: threading.Event, done: threading.Event) -> None:
+    while not done.is_set():
+        if select.select([server], [], [], 0.1)[0]:
+            _length, opcode, unique = struct.unpack_from("=IIQ", os.read(server, 1 << 20))
+            if opcode == 26:  # FUSE_INIT, without whose answer the kernel asks nothing else
+                reply = struct.pack("=IIIIHHIIHHI28x", 7, 31, 0, 0, 1, 1, 4096, 1, 1, 0, 0)
+                os.write(server, struct.pack("=IiQ", 16 + len(reply), 0, unique) + reply)
+            else:
+                asked.set()
 
 
 with_fuse = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK) or os.geteuid() != 0, reason="takes root and FUSE")

@@ -622,6 +622,10 @@ class Machine:
         for root in self.tree.roots():
             self._stop(root, ev.at, reason=reason, signal=SIGTERM, grace=grace)
 
+    def drained_by(self, at: float) -> float:
+        """When the last ladder that is climbed has come to its end: what is still alive then may never go."""
+        return max([at, *(run.stop.overdue_at for run in self.tree if run.stop is not None)])
+
     def _reconfigured(self, ev: e.Reconfigured) -> None:
         self.reconfigure(ev.policy)
         self.admit_waiting()

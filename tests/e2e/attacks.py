@@ -177,12 +177,17 @@ def traced_main() -> None:
 
 
 def _traced(pid: int) -> bool:
-    return "TracerPid:\t0\n" not in open(f"/proc/{pid}/status").read()  # noqa: SIM115
+    return "TracerPid:\t0\n" not in open(f"/proc/{pid}/status").read()
 
 
 def headless() -> None:
     """The main thread ends; another runs on."""
-    threading.Thread(target=lambda: (ready(os.getpid()), time.sleep(LIFE))).start()
+
+    def go_on() -> None:
+        ready(os.getpid())
+        time.sleep(LIFE)
+
+    threading.Thread(target=go_on).start()
     _libc.pthread_exit(None)
 
 

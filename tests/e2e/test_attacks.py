@@ -21,7 +21,7 @@ from sfad.launch import cgroupfs
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests import unprivileged
-from tests.harness import Daemon, alive, ended, running, started, stopped, wait_until
+from tests.harness import PATIENCE, Daemon, alive, ended, running, started, stopped, unkillable, wait_until, with_fuse
 from tests.leaks import cgroups
 
 from .agents import limit
@@ -247,13 +247,36 @@ def test_a_process_without_its_main_thread(attacked: Target) -> None:
 
 def test_stopping_many_runs_with_few_descriptors(tmp_path: Path, user: str) -> None:
     with target(tmp_path, user, mode="cgroup", wrap=["prlimit", "--nofile=64:64"]) as attacked, attacked.daemon.client() as client:
-        runs = []
+        runs: list[str] = []
         while len(runs) < 30:
-            reply = attacked.daemon.sfactl("spawn", "--", "sh", "-c", "trap '' TERM; sleep 100 & wait; sleep 100")
-            if reply.returncode:
+            spawned = attacked.daemon.sfactl("spawn", "--", "sh", "-c", "trap '' TERM; sleep 100 & wait; sleep 100")
+            if spawned.returncode:
                 break
-            runs.append(reply.stdout.strip())
+            runs.append(spawned.stdout.strip())
         assert len(runs) > 5
         reply = stopped(client, everything=True, grace=0.5)
         assert reply.survivors == []
         assert sorted(reply.stopped) == sorted(runs)
+
+
+@with_fuse
+def test_what_cannot_be_killed_is_listed_and_does_not_keep_the_daemon(tmp_path: Path, containment: str) -> None:
+    config = "[stop]\ngrace = 0.2\nkill_wait = 0.5"
+    daemon = Daemon(tmp_path, mode=containment, config=config)
+    with unkillable(tmp_path / "mount") as asked, daemon.client() as client:
+        other = sleeper(client)
+        run = started(client, ["cat", tmp_path / "mount" / "file"], cwd=b"/")
+        assert asked.wait(PATIENCE)
+        stop = daemon.sfactl("stop", run.id)
+        assert stop.returncode == 5
+        assert f"{run.pid}" in stop.stderr
+        assert "uninterruptible sleep (D)" in stop.stderr
+        assert daemon.stop() == 5
+        assert not alive(other.pid)
+        assert f"left to the next daemon: {run.id}" in daemon.log.read_text()
+    wait_until(lambda: not alive(run.pid), "the kernel lets it go")
+    daemon.restart()
+    with daemon.client() as client:
+        assert ended(client, run.id).status is Status.CANCELLED
+    assert daemon.stop() == 0
+    assert daemon.leftovers() == []
