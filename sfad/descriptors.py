@@ -44,6 +44,6 @@ class Descriptors:
         if free - more >= reserved:
             return None
         return (
-            f"only {free} of {limit} descriptors are left, {more} are needed and {reserved} are reserved; end some runs or clients, "
-            "or raise LimitNOFILE= of the daemon's unit (ulimit -n)"
+            f"only {free} of {limit} descriptors are left, {more} are needed and {reserved} are reserved; end some runs or "
+            "clients, or raise LimitNOFILE= of the daemon's unit (ulimit -n)"
         )

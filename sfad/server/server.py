@@ -317,6 +317,10 @@ class Server:
             self._turns[lane] = waiting
 
     def _turn(self, connection: Connection) -> None:
+        if connection.peer.run is not None and connection.peer.run not in self._runtime.live:
+            # No process of an ended run is alive to read the answers, and there may be minutes of its requests.
+            self._drop(connection)
+            return
         for _ in range(min(TURN, len(connection.bodies))):
             if connection.closed:
                 return
