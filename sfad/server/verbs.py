@@ -513,33 +513,31 @@ class Verbs:
         self._permit(connection, "status")
         runtime, machine = self._runtime, self._runtime.machine
         backup = runtime.ledger.backup
-        self._reply(
-            connection,
-            m.DaemonStatus(
-                id=request.id,
-                version=__version__,
-                pid=os.getpid(),
-                uptime_s=round(trio.current_time() - runtime.began, 3),
-                socket=runtime.socket,
-                state_dir=str(runtime.state_dir),
-                containment=runtime.launcher.containment,
-                containment_detail=runtime.launcher.detail,
-                draining=machine.draining,
-                live=len(machine.tree),
-                queued=machine.slots.queued,
-                admitted=machine.admitted,
-                refused=machine.refused,
-                connections=self._connections(),
-                memory_bytes=psutil.Process().memory_info().rss,
-                ledger_bytes=runtime.ledger.size_bytes,
-                ledger_trouble=runtime.ledger.trouble,
-                backup_bytes=backup.size_bytes if backup is not None else None,
-                backup_at=backup.at if backup is not None else None,
-                adopted=runtime.adopted,
-                enforcement={kind: runtime.launcher.enforcement(kind) for kind in ("memory", "pids", "cpu")},
-                budgets=[_budget_state(budget) for budget in machine.limiter.budgets] if connection.peer.run is None else [],
-            ),
+        status = m.DaemonStatus(
+            id=request.id,
+            version=__version__,
+            pid=os.getpid(),
+            uptime_s=round(trio.current_time() - runtime.began, 3),
+            socket=runtime.socket,
+            state_dir=str(runtime.state_dir),
+            containment=runtime.launcher.containment,
+            containment_detail=runtime.launcher.detail,
+            draining=machine.draining,
+            live=len(machine.tree),
+            queued=machine.slots.queued,
+            admitted=machine.admitted,
+            refused=machine.refused,
+            connections=self._connections(),
+            memory_bytes=psutil.Process().memory_info().rss,
+            ledger_bytes=runtime.ledger.size_bytes,
+            ledger_trouble=runtime.ledger.trouble,
+            backup_bytes=backup.size_bytes if backup is not None else None,
+            backup_at=backup.at if backup is not None else None,
+            adopted=runtime.adopted,
+            enforcement={kind: runtime.launcher.enforcement(kind) for kind in ("memory", "pids", "cpu")},
+            budgets=[_budget_state(budget) for budget in machine.limiter.budgets] if connection.peer.run is None else [],
         )
+        self._reply(connection, status)
 
     def _recommend(self, connection: Connection, request: m.Recommend) -> None:
         self._permit(connection, "recommend")
