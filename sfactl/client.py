@@ -283,6 +283,9 @@ class Sfad:
         except connection.Unreachable as error:
             self._client = None  # the next call is not to wait as long for a daemon that is gone for good
             raise DaemonUnreachable(error.message, error.kind) from None
+        except DaemonError as error:
+            self._client = None
+            raise RequestFailed(error.message, error.error) from None
         except Quit as error:
             raise DaemonUnreachable(error.message, "missing") from None
         self._process = os.getpid()

@@ -15,6 +15,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, TypeVar
@@ -112,7 +113,7 @@ def connect(flag: str | None) -> Client:
 
 
 class Client:
-    """A connection that has shaken hands. Raises `Unreachable`."""
+    """A connection that has shaken hands. Raises `Unreachable`, and `DaemonError` if the daemon has no room for it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -124,6 +125,7 @@ class Client:
 
     def _open(self, handshake: float) -> None:
         self._decoder = FrameDecoder(MAX_REPLY)
+        self._last_words: m.Error | None = None
         self._opened_at = time.monotonic()
         self._socket = _connected(self.path, handshake)
         try:
@@ -150,7 +152,7 @@ class Client:
     def reconnect(self, advice: str, pause: Callable[[], None] = lambda: time.sleep(AGAIN), patience: float | None = None) -> None:
         """Connects again, at the same place, to a daemon that is restarting, and starts none. What was asked before is not answered
         any more; ids go on. `pause` is called between attempts and takes `AGAIN` seconds. Raises `Unreachable` with `advice` after
-        `patience` seconds, or `RECONNECT`."""
+        `patience` seconds, or `RECONNECT`, and `DaemonError` if the daemon still has no room for another connection then."""
         self.close()
         patience = RECONNECT if patience is None else patience
         give_up = time.monotonic() + patience
@@ -159,6 +161,9 @@ class Client:
         while True:
             try:
                 return self._open(min(HANDSHAKE_TIMEOUT, max(give_up - time.monotonic(), AGAIN)))
+            except DaemonError as error:
+                if error.error is not ErrorCode.UNAVAILABLE or time.monotonic() >= give_up:
+                    raise
             except Unreachable as error:
                 if time.monotonic() >= give_up:
                     detail = f"it did not come back within {patience:.3g} s; {advice}"
@@ -198,7 +203,8 @@ class Client:
 
     def send(self, request: m.Request, descriptors: Sequence[int] = ()) -> int:
         """Sends without waiting; the answer is had from `arrived` or `answer`. Returns the request's id. After `ConnectionLost`
-        nothing of it has been taken: a frame that is cut off is no request."""
+        nothing of it has been taken: a frame that is cut off is no request. Raises `DaemonError` where the daemon said why it
+        closed the connection."""
         frame = m.pack_message(request)
         if len(frame) > MAX_REQUEST:
             raise exits.UsageError(f"the request is {len(frame)} bytes long; the daemon takes {MAX_REQUEST}")
@@ -207,8 +213,20 @@ class Client:
         try:
             self._send_all(frame, descriptors)
         except (BrokenPipeError, ConnectionResetError):
-            raise ConnectionLost(self.path) from None
+            with suppress(exits.Quit):
+                while True:  # until the end of what the daemon said before it closed the connection
+                    self._read()
+            raise self._lost() from None
         return request.id
+
+    def _lost(self) -> exits.Quit:
+        """What to raise now that the daemon has closed the connection: its own words, if it is short of something."""
+        words = self._last_words
+        if words is None:
+            return ConnectionLost(self.path)
+        if words.code is ErrorCode.UNAVAILABLE:
+            return DaemonError(words.code, words.message)
+        return ConnectionLost(self.path, f"it closed the connection: {words.message}")
 
     def _send_all(self, frame: bytes, descriptors: Sequence[int]) -> None:
         sent = socket.send_fds(self._socket, [frame], descriptors) if descriptors else 0
@@ -267,12 +285,12 @@ class Client:
         except TimeoutError:
             raise Unreachable(self.path, "silent", f"no answer within {self._socket.gettimeout():g} s") from None
         except ConnectionResetError:
-            raise ConnectionLost(self.path) from None
+            raise self._lost() from None
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)
         self._received += descriptors
         if not data:
-            raise ConnectionLost(self.path)
+            raise self._lost()
         try:
             for body in self._decoder.feed(data):
                 self._answers.append(self._complete(m.unpack_reply(body)))
@@ -280,6 +298,8 @@ class Client:
             raise Unreachable(self.path, "gone", f"what answers there does not speak this protocol: {error}") from error
 
     def _complete(self, reply: m.AnyReply) -> Answer:
+        if isinstance(reply, m.Error) and not reply.id:
+            self._last_words = reply  # about the connection, which the daemon closes next
         wanted = reply.descriptors if isinstance(reply, m.LogFiles) else 0
         if wanted > len(self._received):
             raise exits.Quit(exits.Exit.LOST, f"the daemon announced {wanted} descriptors and sent fewer")

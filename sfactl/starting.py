@@ -20,7 +20,7 @@ from pathlib import Path
 from sfad.protocol.paths import daemon_socket, state_dir
 
 from . import connection, output
-from .connection import Client, Unreachable
+from .connection import Client, DaemonError, Unreachable
 from .exits import Exit, Quit
 
 READY_TIMEOUT = 15.0
@@ -130,6 +130,8 @@ def _answers(place: Path) -> bool:
         Client(place).close()
     except Unreachable:
         return False
+    except DaemonError:  # it listens, and has no room for another connection
+        return True
     return True
 
 

@@ -47,6 +47,7 @@ class Connected(Struct, frozen=True):
     fd: int
     number: int
     peer: Peer | None
+    """Of release 0.1.0: `None` before the handshake."""
     partial: bytes
     """Of a frame that has begun."""
     bodies: list[bytes]
@@ -54,6 +55,7 @@ class Connected(Struct, frozen=True):
     unsent: list[tuple[bytes, list[int]]]
     pending: list[Wait | Watch]
     ended: bool
+    greeted: bool = True
 
 
 class Clients(Struct, frozen=True):

@@ -24,6 +24,7 @@ from ..core.access import Peer
 from ..core.ids import run_number
 from ..core.machine import HOUR, Machine
 from ..core.run import Run
+from ..descriptors import Descriptors, Need
 from ..faults import effect
 from ..launch.base import Launcher, LaunchSpec, Remains
 from ..ledger import Ledger
@@ -53,6 +54,10 @@ RECENT = 1000
 
 RESERVED = 1000
 """Numbers of events that are reserved at once; so many are left out by the daemon that follows one which was killed."""
+
+LAUNCH = 8
+"""Descriptors that a launch takes for some milliseconds: files for the output, pipes of the trampoline, the way into the
+containment, a pidfd."""
 
 NO_ROOM = 64 * 1024
 """Bytes on a disk that is as good as full."""
@@ -142,6 +147,7 @@ class Runtime:
         )
         self.adviser = Adviser(Path(state_dir), self.feed, log.warning)
         self._budgets = BudgetKeeper(self.machine.limiter.budgets, ledger, self.timers, self.feed, log.warning, self.memory)
+        self.descriptors = Descriptors()
         self.live: dict[RunId, Live] = {}
         self.fd_store = FdStore()
         self.recent: OrderedDict[RunId, Recent] = OrderedDict()
@@ -409,7 +415,7 @@ class Runtime:
         """Asks the guard. `descriptors` become the runtime's, whatever the answer. `admitted` is called first if it is yes. To what
         was asked before with the same key the answer is the same.
 
-        Raises `OSError` where there are no descriptors for a pipe; then nothing was asked."""
+        Raises `OSError` where too few descriptors are left; then nothing was asked."""
         before = self._keys.get((peer.uid, peer.run, spawn.key)) if spawn.key is not None else None
         if before is not None and self.info(before) is not None:
             for descriptor in descriptors:
@@ -420,17 +426,23 @@ class Runtime:
         asked = asked_of(spawn, client)
         kept = spawn.log and spawn.stdio == "files"
         request = Request(spawn, descriptors, admitted, program_of(spawn.meter, asked.argv, kept=kept), asker=peer.run)
-        if spawn.stdin == "pipe":
-            try:
+        try:
+            self._check_descriptors()
+            if spawn.stdin == "pipe":
                 request.stdin = StdinPipe()
-            except OSError:
-                request.close()
-                raise
+        except OSError:
+            request.close()
+            raise
         self._token += 1
         token = self._token
         self._answers[token] = [answer]
         self._spawns[token] = request
         self.feed(e.SpawnRequested(trio.current_time(), token, peer, asked))
+
+    def _check_descriptors(self) -> None:
+        refusal = self.descriptors.refusal(Need.RUN, LAUNCH)
+        if refusal is not None:
+            raise OSError(refusal)
 
     def answerers(self) -> dict[int, list[Asker]]:
         """Who waits for an answer of the core, by token."""
@@ -540,6 +552,12 @@ class Runtime:
     def _launch(self, command: c.Launch) -> None:
         run = command.run
         live = self.live[run.id]
+        try:
+            self._check_descriptors()  # it may have waited long since it was admitted, or be one of many
+        except OSError as error:
+            message = f"run {run.id} was not started: {error}"
+            self.feed(e.LaunchFailed(trio.current_time(), run.id, errno.EMFILE, message))
+            return
         try:
             spec, opened = self._spec(live)
             self.metering.begin_attempt(live)
@@ -718,6 +736,11 @@ class Runtime:
             return list(live.chain)
         recent = self.recent.get(run)
         return list(recent.chain) if recent is not None else self.ledger.chain(run)
+
+    def root(self, run: RunId) -> RunId:
+        """The root of the tree of a run that is live or recent, else the run itself. Reads no ledger."""
+        known = self.live.get(run) or self.recent.get(run)
+        return known.chain[0] if known is not None else run
 
     def find(self, prefix: str) -> list[RunId]:
         """Ids that begin with `prefix`; at most some ten of the ledger's."""

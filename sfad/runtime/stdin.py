@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Iterable
 
 import trio
@@ -32,11 +31,10 @@ class StdinPipe:
 
     def hand_over(self) -> Stdin:
         """What `resumed` needs."""
-        return Stdin(self.read_end, self._write_end, list(self._pending), self._eof)
+        return Stdin(self.read_end, self._write_end, [bytes(self._pending)], self._eof)
 
     def _begin(self, pending: Iterable[bytes], *, eof: bool) -> None:
-        self._pending = deque(pending)
-        self._size = sum(map(len, self._pending))
+        self._pending = bytearray().join(pending)  # one object: a sender may send a byte at a time
         self._eof = eof
         self._more = trio.Event()
 
@@ -44,10 +42,9 @@ class StdinPipe:
         """Queues `data`, in order. Returns why not, or `None`."""
         if self._eof:
             return "its stdin was closed by an earlier send"
-        if self._size + len(data) > MAX_PENDING:
-            return f"{self._size} bytes already wait for it to read its stdin; at most {MAX_PENDING} may"
-        self._pending.append(data)
-        self._size += len(data)
+        if len(self._pending) + len(data) > MAX_PENDING:
+            return f"{len(self._pending)} bytes already wait for it to read its stdin; at most {MAX_PENDING} may"
+        self._pending += data
         self._eof = eof
         self._more.set()
         return None
@@ -67,16 +64,12 @@ class StdinPipe:
             self._close_write_end()
 
     async def _write_some(self) -> None:
-        data = self._pending[0]
         try:
-            count = os.write(self._write_end, data)
+            written = os.write(self._write_end, self._pending)
         except BlockingIOError:
             await trio.lowlevel.wait_writable(self._write_end)
             return
-        self._size -= count
-        self._pending.popleft()
-        if count < len(data):
-            self._pending.appendleft(data[count:])
+        del self._pending[:written]
 
     def _close_write_end(self) -> None:
         if self._write_end >= 0:

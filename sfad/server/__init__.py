@@ -1,6 +1,7 @@
 """The Unix socket: who connects, what they say, and how much of it the daemon is willing to hold.
 
 `server`      one task for all connections over a nested epoll
+`shares`      how much each run, tree and user may hold
 `connection`  one client: frames in, frames out, descriptors both ways
 `verbs`       one handler a verb
 """

@@ -6,8 +6,10 @@ import array
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -15,15 +17,33 @@ from ..core.access import Peer
 from ..protocol.framing import MAX_REQUEST, FrameDecoder
 from ..protocol.messages import MAX_DESCRIPTORS, Reply, Wait, Watch, pack_message
 from ..runtime.handover import Connected
+from .shares import Holder
 
-READ = 256 * 1024
-"""Bytes read at once."""
+READ = 64 * 1024
+"""Bytes read at once. They may be thousands of requests, and others wait while they are cut apart."""
 
 MAX_UNSENT = 8 * 1024 * 1024
 """Bytes of replies and events that may wait for a client which does not read; then it is dropped. A reply larger than this
 is still sent to a client that had nothing else waiting."""
 
+BODY = 64
+"""Bytes that a request which waits for its turn takes beside its own: a `bytes` object and its place in a queue."""
+
 _ANCILLARY = socket.CMSG_SPACE(4 * 16)
+
+
+class DescriptorsLost(Exception):
+    """The client sent more descriptors than any request carries, or the kernel found no room for them."""
+
+
+class Load(NamedTuple):
+    """What a connection makes the daemon hold."""
+
+    descriptors: int = 0
+    input: int = 0
+    """Bytes of requests that have not been handled."""
+    output: int = 0
+    """Bytes of replies and events that the client has not read."""
 
 
 @dataclass(slots=True)
@@ -42,11 +62,16 @@ class Connection:
 
     __slots__ = (
         "bodies",
+        "bodies_size",
         "closed",
+        "counted",
         "decoder",
         "elsewhere",
         "ended",
         "fd",
+        "greeted",
+        "holder",
+        "messages",
         "number",
         "on_unsent",
         "peer",
@@ -57,16 +82,27 @@ class Connection:
         "unsent_size",
     )
 
-    def __init__(self, sock: socket.socket, number: int, on_unsent: Callable[[Connection], None]) -> None:
+    def __init__(
+        self, sock: socket.socket, number: int, peer: Peer, holder: Holder, on_unsent: Callable[[Connection], None]
+    ) -> None:
         self.sock = sock
         self.fd = sock.fileno()
         self.number = number
         self.decoder = FrameDecoder(MAX_REQUEST)
         self.bodies: deque[bytes] = deque()
         self.received: deque[int] = deque()
-        self.unsent: deque[tuple[memoryview, Sequence[int]]] = deque()
+        self.bodies_size = 0
+        self.unsent: deque[tuple[bytearray, list[int]]] = deque()
+        """Bytes, and the descriptors that go with the first of them. Messages without descriptors are joined to what waits: an
+        object for each would take several times its bytes."""
         self.unsent_size = 0
-        self.peer: Peer | None = None
+        self.messages = 0
+        """Messages that were added to `unsent` since it was last empty."""
+        self.peer = peer
+        self.holder = holder
+        self.greeted = False
+        self.counted = Load()
+        """What the server has counted of it."""
         self.on_unsent = on_unsent
         self.closed = False
         self.ended = False
@@ -85,26 +121,32 @@ class Connection:
             partial=self.decoder.rest,
             bodies=list(self.bodies),
             received=list(self.received),
-            unsent=[(bytes(data), list(descriptors)) for data, descriptors in self.unsent],
+            unsent=[(bytes(data), descriptors) for data, descriptors in self.unsent],
             pending=[_as_of(pending, now) for pending in self.pending.values()],
             ended=self.ended,
+            greeted=self.greeted,
         )
 
-    @classmethod
-    def resumed(cls, handed: Connected, on_unsent: Callable[[Connection], None]) -> Connection:
-        """The same connection. What waits for the client is not part of it yet."""
-        connection = cls(socket.socket(fileno=handed.fd), handed.number, on_unsent)
-        connection.sock.setblocking(False)
-        connection.peer = handed.peer
-        connection.bodies.extend([*handed.bodies, *connection.decoder.feed(handed.partial)])
-        connection.received.extend(handed.received)
-        connection.unsent.extend((memoryview(data), descriptors) for data, descriptors in handed.unsent)
-        connection.unsent_size = sum(len(data) for data, _ in handed.unsent)
-        connection.ended = handed.ended
-        return connection
+    def resume(self, handed: Connected) -> None:
+        """Take over what an earlier process held for this client, but for what waits for the client."""
+        self.greeted = handed.greeted and handed.peer is not None
+        self._take_in([*handed.bodies, *self.decoder.feed(handed.partial)])
+        self.received.extend(handed.received)
+        self.unsent.extend((bytearray(data), descriptors) for data, descriptors in handed.unsent)
+        self.unsent_size = sum(len(data) for data, _ in handed.unsent)
+        self.messages = len(handed.unsent)
+        self.ended = handed.ended
+
+    @property
+    def load(self) -> Load:
+        """What it makes the daemon hold now."""
+        if self.closed:
+            return Load()
+        descriptors = 1 + len(self.received) + sum(len(descriptors) for _, descriptors in self.unsent)
+        return Load(descriptors, self.decoder.pending + self.bodies_size, self.unsent_size)
 
     def read(self) -> bool:
-        """Takes what has arrived. False at the end. Raises `ProtocolError` and `OSError`."""
+        """Takes what has arrived. False at the end. Raises `ProtocolError`, `DescriptorsLost` and `OSError`."""
         try:
             data, ancillary, flags, _ = self.sock.recvmsg(READ, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
@@ -113,9 +155,20 @@ class Connection:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 self.received.extend(_descriptors(payload))
         if flags & socket.MSG_CTRUNC or len(self.received) > 4 * MAX_DESCRIPTORS:
-            raise OSError("more descriptors than any request carries")
-        self.bodies.extend(self.decoder.feed(data))
+            raise DescriptorsLost(f"{len(self.received)} descriptors that no request has taken, or no room for more")
+        self._take_in(self.decoder.feed(data))
         return bool(data)
+
+    def _take_in(self, bodies: Iterable[bytes]) -> None:
+        for body in bodies:
+            self.bodies.append(body)
+            self.bodies_size += len(body) + BODY
+
+    def next_body(self) -> bytes:
+        """Take the next request from the queue."""
+        body = self.bodies.popleft()
+        self.bodies_size -= len(body) + BODY
+        return body
 
     def take(self, count: int) -> list[int] | None:
         """The next `count` received descriptors, or `None` if they did not come with the message."""
@@ -124,52 +177,57 @@ class Connection:
         return [self.received.popleft() for _ in range(count)]
 
     def send(self, reply: Reply, descriptors: Sequence[int] = ()) -> None:
-        """Sends now what the socket takes and keeps the rest. `descriptors` are duplicated by the kernel or kept, as needed."""
-        if self.closed:
-            return
-        data = memoryview(pack_message(reply))
-        sent = 0 if self.unsent else self._send_some(data, descriptors)
+        """Sends now what the socket takes and keeps the rest. Closes `descriptors` once the kernel has duplicated them."""
+        kept = list(descriptors)
+        data = pack_message(reply)
+        sent = len(data) if self.closed else 0 if self.unsent else self._send_some(data, kept)
+        if sent:
+            _close(kept)  # descriptors went with the first byte
         if sent < len(data):
-            # descriptors went with the first byte
-            kept = [] if sent else [os.dup(fd) for fd in descriptors]
-            self.unsent.append((data[sent:], kept))
-            self.unsent_size += len(data) - sent
+            self._keep(data[sent:], kept)
             self.on_unsent(self)
 
+    def _keep(self, data: bytes, descriptors: list[int]) -> None:
+        if descriptors or not self.unsent:
+            self.unsent.append((bytearray(data), descriptors))
+        else:
+            self.unsent[-1][0].extend(data)
+        self.unsent_size += len(data)
+        self.messages += 1
+
     def flush(self) -> None:
-        """Sends more of what is kept. Raises `OSError` if the client is gone."""
+        """Sends more of what is kept."""
         while self.unsent:
             data, descriptors = self.unsent[0]
             sent = self._send_some(data, descriptors)
             if not sent:
                 return
-            for descriptor in descriptors:
-                os.close(descriptor)
+            _close(descriptors)
             self.unsent_size -= sent
             if sent < len(data):
-                self.unsent[0] = (data[sent:], ())
+                del data[:sent]
                 return
             self.unsent.popleft()
+        self.messages = 0
 
-    def _send_some(self, data: memoryview, descriptors: Sequence[int]) -> int:
+    def _send_some(self, data: bytes | bytearray, descriptors: Sequence[int]) -> int:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         try:
             return self.sock.sendmsg([data], rights) if rights else self.sock.send(data)
         except BlockingIOError:
             return 0
         except OSError:
-            # the client is gone; reading tells the server so, and it ends the connection there
+            # The client is gone, or too many descriptors are on their way (ETOOMANYREFS). Reading tells the server that the
+            # connection has ended.
+            with suppress(OSError):
+                self.sock.shutdown(socket.SHUT_RDWR)
             return len(data)
 
     def close(self) -> None:
         """Gives back everything. The caller has unregistered the socket."""
         self.closed = True
-        for descriptor in self.received:
-            os.close(descriptor)
-        for _, descriptors in self.unsent:
-            for descriptor in descriptors:
-                os.close(descriptor)
-        self.received.clear()
+        for descriptors in (self.received, *(kept for _, kept in self.unsent)):
+            _close(descriptors)
         self.unsent.clear()
         self.sock.close()
         for pending in list(self.pending.values()):
@@ -184,6 +242,11 @@ def _as_of(pending: Pending, now: float) -> Wait | Watch:
     # it was tied long ago, and perhaps to somebody else since
     timeout = max(0.001, pending.until - now) if pending.until is not None else None
     return structs.replace(request, tie=False, timeout=timeout)
+
+
+def _close(descriptors: MutableSequence[int]) -> None:
+    while descriptors:
+        os.close(descriptors.pop())
 
 
 def _descriptors(payload: bytes) -> list[int]:

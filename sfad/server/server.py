@@ -1,14 +1,15 @@
 """One task serves every connection over a nested epoll.
 
 A task a connection is the textbook way and was measured first: a fifth of the requests a second. Everything a client can
-make the daemon hold is bounded: connections, bytes of half a frame (each and in all), time for a handshake or to finish a
-frame, requests handled in one go, bytes it does not read.
+make the daemon hold is bounded, and the bounds are shared out (see `shares`): connections, bytes of half a frame, time for a
+handshake or to finish a frame, requests handled in one go, bytes it does not read, requests and watches that are open.
 """
 
 from __future__ import annotations
 
 import select
 import socket
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable
@@ -18,22 +19,31 @@ import trio
 
 from ..core.access import Peer
 from ..core.events import ClientGone
+from ..descriptors import Need
 from ..observe.log import Log
 from ..protocol.errors import BadMessage, ErrorCode, ProtocolError
-from ..protocol.messages import AnyRequest, Error, request_id, unpack_request
+from ..protocol.messages import Error, pack_message, request_id, unpack_request
 from ..runtime.handover import Clients
 from ..runtime.runtime import Runtime
-from .connection import MAX_UNSENT, Connection
+from .connection import MAX_UNSENT, Connection, DescriptorsLost
+from .shares import Group, Holder, Shares
 from .verbs import Answerer, Verbs
 
 MAX_CONNECTIONS = 2048
-"""Each costs about 2 KiB and a descriptor; 64 trees of 64 runs with a client in each are far below."""
+"""Each costs about 2 KiB and a descriptor; 64 trees of 64 runs with a client in each are far below. Where the process may open
+few descriptors, half of these. Descriptors that wait for a request or for a client count like connections."""
+
+LEAST_CONNECTIONS = 8
+"""The smallest share of a run, however few descriptors there are."""
 
 PATIENCE = 10.0
 """Seconds for the handshake, and for the rest of a frame that has begun."""
 
 MAX_PARTIAL = 64 * 1024 * 1024
-"""Bytes of unfinished frames, all connections together."""
+"""Bytes of requests that are not complete or wait for their turn, all connections together."""
+
+MAX_UNREAD = 32 * 1024 * 1024
+"""Bytes of replies and events that clients have not read, all connections together."""
 
 REST = 1.0
 """Seconds before the next try when a connection could not be accepted for want of descriptors or memory."""
@@ -43,6 +53,9 @@ ACCEPTS = 64
 
 TURN = 16
 """Requests of one client handled before the next client has a turn."""
+
+SLICE = 0.01
+"""Seconds of requests of one tree, or of one user outside any run, before the next one has a turn."""
 
 
 class Server:
@@ -55,12 +68,15 @@ class Server:
         self._log = log
         self._epoll = select.epoll()
         self._connections: dict[int, Connection] = {}
-        self._turns: deque[Connection] = deque()
+        self._turns: dict[Group, deque[Connection]] = {}
         self._number = 0
-        self._partial = 0
+        connections = min(MAX_CONNECTIONS, runtime.descriptors.limit // 2)
+        self._descriptors = Shares("connections and descriptors", connections, least=LEAST_CONNECTIONS)
+        self._input = Shares("bytes of unfinished requests", MAX_PARTIAL)
+        self._output = Shares("bytes of unread replies and events", MAX_UNREAD)
         self._awake = trio.Event()
         self._awake.set()
-        self._verbs = Verbs(runtime, connections=lambda: len(self._connections))
+        self._verbs = Verbs(runtime, self._descriptors, connections=lambda: len(self._connections))
         listener.setblocking(False)
         self._epoll.register(listener, select.EPOLLIN)
 
@@ -90,14 +106,18 @@ class Server:
         self._number = clients.last_number
         numbered: dict[int, Connection] = {}
         for handed in clients.connections:
-            connection = numbered[handed.number] = Connection.resumed(handed, self._watch_output)
-            self._connections[connection.fd] = connection
-            self._epoll.register(connection.sock, select.EPOLLIN | (select.EPOLLOUT if connection.unsent else 0))
-            self._partial += connection.decoder.pending
+            sock = socket.socket(fileno=handed.fd)
+            sock.setblocking(False)
+            peer = handed.peer or self._identified(sock)
+            connection = Connection(sock, handed.number, peer, self._holder(peer), self._watch_output)
+            connection.resume(handed)
+            numbered[handed.number] = self._connections[connection.fd] = connection
+            self._epoll.register(sock, select.EPOLLIN | (select.EPOLLOUT if connection.unsent else 0))
+            self._count(connection)
             if connection.bodies or connection.ended:
-                self._turns.append(connection)
-            if connection.peer is None or (connection.decoder.pending and not connection.bodies):
-                self._give_time(connection, "a handshake" if connection.peer is None else "the rest of a frame")
+                self._await_turn(connection)
+            if not connection.greeted or (connection.decoder.pending and not connection.bodies):
+                self._give_time(connection, "the rest of a frame" if connection.greeted else "a handshake")
         answerers = {
             token: [self._verbs.answerer(numbered[number], request) for number, request in waiting]
             for token, waiting in clients.answers.items()
@@ -130,8 +150,8 @@ class Server:
                 continue
             for fd, mask in self._epoll.poll(0, 256):
                 self._ready(fd, mask)
-            for _ in range(len(self._turns)):
-                self._turn(self._turns.popleft())
+            for lane in list(self._turns):
+                self._lane_turn(lane)
 
     def stop_accepting(self) -> None:
         """Closes the listening socket; connections go on."""
@@ -176,14 +196,40 @@ class Server:
                 self._rest(error)
                 return
             sock.setblocking(False)
-            self._number += 1
-            connection = Connection(sock, self._number, self._watch_output)
-            self._connections[sock.fileno()] = connection
-            self._epoll.register(sock, select.EPOLLIN)
-            if len(self._connections) > MAX_CONNECTIONS:
-                self._refuse(connection, ErrorCode.UNAVAILABLE, f"{MAX_CONNECTIONS} connections are open already; try again later")
-                continue
-            self._give_time(connection, "a handshake")
+            self._admit(sock)
+
+    def _admit(self, sock: socket.socket) -> None:
+        """Take a connection, or say why not. A client that never says hello counts as well, so it is identified first."""
+        peer = self._identified(sock)
+        holder = self._holder(peer)
+        refusal = self._descriptors.refusal(holder, 1) or self._runtime.descriptors.refusal(_need(holder))
+        if refusal is not None:
+            with sock, suppress(OSError):
+                sock.send(pack_message(Error(id=0, code=ErrorCode.UNAVAILABLE, message=refusal)))
+            return
+        self._number += 1
+        connection = self._connections[sock.fileno()] = Connection(sock, self._number, peer, holder, self._watch_output)
+        self._epoll.register(sock, select.EPOLLIN)
+        self._count(connection)
+        self._give_time(connection, "a handshake")
+
+    def _identified(self, sock: socket.socket) -> Peer:
+        try:
+            return self._identify(sock)
+        except Exception as error:  # noqa: BLE001 - a peer with odd data in /proc must not crash the daemon
+            self._log.error("a peer could not be identified", traceback=traceback.format_exc())
+            return Peer(-1, "unknown", owner=False, unplaced=f"it could not be identified: {error}")
+
+    def _holder(self, peer: Peer) -> Holder:
+        return Holder.of(peer, self._runtime.root(peer.run) if peer.run is not None else None)
+
+    def _count(self, connection: Connection) -> None:
+        """Bring the shares up to date with what the connection holds."""
+        load = connection.load
+        for shares, now, before in zip((self._descriptors, self._input, self._output), load, connection.counted, strict=True):
+            if now != before:
+                shares.add(connection.holder, now - before)
+        connection.counted = load
 
     def _rest(self, error: OSError) -> None:
         # EMFILE, ENFILE, ENOBUFS, ENOMEM: the listener stays readable, and trying at once would be a busy loop
@@ -197,40 +243,91 @@ class Server:
         self._runtime.timers.arm("listener", trio.current_time() + REST, again)
 
     def _read(self, connection: Connection) -> None:
-        before = connection.decoder.pending
-        broken = ""
+        before, received = connection.load.input, len(connection.received)
         try:
             going_on = connection.read()
         except ProtocolError as error:
-            broken = str(error)
+            self._refuse(connection, ErrorCode.BAD_REQUEST, str(error))
+            return
+        except DescriptorsLost as lost:
+            self._refuse(connection, ErrorCode.UNAVAILABLE, str(lost))
+            return
         except OSError:
             going_on = False
-        after = connection.decoder.pending
-        self._partial += after - before
-        if broken:
-            self._refuse(connection, ErrorCode.BAD_REQUEST, broken)
-            return
-        if connection.bodies:
-            self._turns.append(connection)
-        if connection.bodies:
-            # what is left of a frame is read after these; until then its time does not run
-            self._runtime.timers.disarm(("connection", connection.number))
-        elif after and not before:
-            self._give_time(connection, "the rest of a frame")
-        if self._partial > MAX_PARTIAL:
-            self._refuse(connection, ErrorCode.UNAVAILABLE, f"{MAX_PARTIAL} bytes of unfinished requests are held already")
-        elif not going_on:
+        self._count(connection)
+        self._time_frame(connection, before)
+        if len(connection.received) > received:
+            self._check_descriptors(connection)
+        self._relieve_input(connection)
+        if not going_on and not connection.closed:
             connection.ended = True
             if not connection.bodies:
                 self._drop(connection)
 
+    def _time_frame(self, connection: Connection, before: int) -> None:
+        if connection.bodies:
+            # what is left of a frame is read after these; until then its time does not run
+            self._await_turn(connection)
+            self._runtime.timers.disarm(("connection", connection.number))
+        elif connection.decoder.pending and not before:
+            self._give_time(connection, "the rest of a frame")
+
+    def _check_descriptors(self, connection: Connection) -> None:
+        holder = connection.holder
+        refusal = self._descriptors.refusal(holder, 0) or self._runtime.descriptors.refusal(_need(holder))
+        if refusal is not None:
+            self._refuse(connection, ErrorCode.UNAVAILABLE, refusal)
+
+    def _relieve_input(self, connection: Connection) -> None:
+        """Drop the clients with the largest unfinished requests until each group is within its share."""
+        for group in self._input.over(connection.holder):
+            while self._input.held(group) > (share := self._input.share(group)):
+                largest = max(self._members(group), key=lambda each: each.counted.input)
+                message = f"{group} left {self._input.held(group)} bytes of requests unfinished; at most {share} are held"
+                self._refuse(largest, ErrorCode.UNAVAILABLE, message)
+
+    def _relieve_output(self, connection: Connection) -> None:
+        """Drop the clients with the most unread bytes until each group is within its share, which a single reply may exceed."""
+        for group in self._output.over(connection.holder):
+            while (held := self._output.held(group)) > (share := self._output.share(group)):
+                largest = max(self._members(group), key=lambda each: each.counted.output)
+                if largest.messages == 1 and held - largest.counted.output <= share:
+                    break
+                self._drop_slow(
+                    largest, f"{group} left {held} bytes unread, at most {share} are held, and this client has the most"
+                )
+
+    def _members(self, group: Group) -> list[Connection]:
+        return [connection for connection in self._connections.values() if group in connection.holder.groups]
+
+    def _await_turn(self, connection: Connection) -> None:
+        self._turns.setdefault(connection.holder.lane, deque()).append(connection)
+
+    def _lane_turn(self, lane: Group) -> None:
+        """Handle requests of one tree or user for a while. One that has many clients waits as long as one that has few."""
+        waiting = self._turns.pop(lane)
+        until = time.perf_counter() + SLICE
+        while waiting:
+            self._turn(waiting.popleft())
+            if time.perf_counter() > until:
+                break
+        if waiting:
+            # in front of those that have had a turn now
+            waiting.extend(self._turns.pop(lane, ()))
+            self._turns[lane] = waiting
+
     def _turn(self, connection: Connection) -> None:
+        if connection.peer.run is not None and connection.peer.run not in self._runtime.live:
+            # No process of an ended run is alive to read the answers, and there may be minutes of its requests.
+            self._drop(connection)
+            return
         for _ in range(min(TURN, len(connection.bodies))):
             if connection.closed:
                 return
-            self._request(connection, connection.bodies.popleft())
+            self._request(connection, connection.next_body())
+        self._count(connection)
         if connection.bodies:
-            self._turns.append(connection)
+            self._await_turn(connection)
         elif connection.ended:
             self._drop(connection)
         elif connection.decoder.pending and not connection.closed:
@@ -241,32 +338,29 @@ class Server:
             request = unpack_request(body)
         except BadMessage as error:
             connection.send(Error(id=request_id(body), code=ErrorCode.BAD_REQUEST, message=str(error)))
-            if connection.peer is None or connection.received:
+            if not connection.greeted or connection.received:
                 # nobody knows which of the descriptors were its own: the next request would be given the wrong ones
                 self._drop(connection)
             return
-        if connection.peer is None:
-            self._greet(connection, request)
-        else:
+        if connection.greeted:
             self._verbs.handle(connection, request)
-
-    def _greet(self, connection: Connection, request: AnyRequest) -> None:
-        try:
-            peer = self._identify(connection.sock)
-        except Exception as error:  # noqa: BLE001 - what a stranger's process looks like must not end the daemon
-            self._log.error("a peer could not be identified", traceback=traceback.format_exc())
-            peer = Peer(-1, "unknown", owner=False, unplaced=f"it could not be identified: {error}")
-        if self._verbs.greet(connection, request, peer):
-            connection.peer = peer
+        elif self._verbs.greet(connection, request):
+            connection.greeted = True
         else:
             self._drop(connection)
 
     def _watch_output(self, connection: Connection) -> None:
-        if connection.unsent_size > MAX_UNSENT and len(connection.unsent) > 1:
-            self._log.warning(f"dropped a client that left {connection.unsent_size} bytes unread", connection=connection.number)
-            self._drop(connection)
-        elif not connection.closed:
+        self._count(connection)
+        if connection.unsent_size > MAX_UNSENT and connection.messages > 1:
+            self._drop_slow(connection, f"it left {connection.unsent_size} bytes unread, at most {MAX_UNSENT} are held")
+        self._relieve_output(connection)
+        if not connection.closed:
             self._epoll.modify(connection.fd, select.EPOLLIN | (select.EPOLLOUT if connection.unsent else 0))
+
+    def _drop_slow(self, connection: Connection, why: str) -> None:
+        peer = connection.peer
+        self._log.warning(f"dropped a slow client: {why}", connection=connection.number, user=peer.user, run=peer.run)
+        self._drop(connection)
 
     def _give_time(self, connection: Connection, what: str) -> None:
         def over() -> None:
@@ -282,9 +376,13 @@ class Server:
         if connection.closed:
             return
         self._runtime.timers.disarm(("connection", connection.number))
-        self._partial -= connection.decoder.pending
         with suppress(OSError):  # the kernel has dropped a socket that was reset
             self._epoll.unregister(connection.fd)
         del self._connections[connection.fd]
         connection.close()
+        self._count(connection)
         self._runtime.feed(ClientGone(trio.current_time(), connection.number))
+
+
+def _need(holder: Holder) -> Need:
+    return Need.OWNER if holder.owner else Need.CLIENT

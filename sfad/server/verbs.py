@@ -22,6 +22,7 @@ from ..core.budgets import Budget
 from ..core.limits import limits_of
 from ..core.run import Run
 from ..core.usage import NOTHING
+from ..descriptors import Need
 from ..meters import PROGRAMS
 from ..output.sanitise import cut_oldest, sanitise, wrap_result
 from ..protocol import messages as m
@@ -32,6 +33,7 @@ from ..protocol.version import SUPPORTED
 from ..runtime.metering import NO_METER
 from ..runtime.runtime import Runtime
 from .connection import Connection, Pending
+from .shares import Shares
 
 MAX_RESULT = 1024 * 1024
 """Bytes of a result at most: it is meant for a model's context."""
@@ -48,8 +50,15 @@ MAX_SOURCE = 128
 MAX_AMOUNT = 1e12
 """Tokens, turns or USD in one report."""
 
-MAX_PENDING = 4096
-"""Waits and watches of one connection."""
+MAX_REQUESTS = 16384
+"""Requests that are not answered, of all connections together: of waits, stops, and of connections that have ended since. Each
+costs 1 or 2 KiB."""
+
+MAX_WATCHES = 2048
+"""Watches of all connections together. Each event of a run is sent to each that watches it or an ancestor."""
+
+WATCHES = 64
+"""Watches of one connection."""
 
 MAIN_SIGNALS = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT, signal.SIGUSR1,
                           signal.SIGUSR2, signal.SIGHUP})  # fmt: skip
@@ -80,8 +89,12 @@ class Answerer:
 class Verbs:
     """Translates requests into the core's events, and reads what needs no decision."""
 
-    def __init__(self, runtime: Runtime, *, connections: Callable[[], int]) -> None:
+    def __init__(self, runtime: Runtime, descriptors: Shares, *, connections: Callable[[], int]) -> None:
+        """`descriptors`: what connections hold of them."""
         self._runtime = runtime
+        self._descriptors = descriptors
+        self._requests = Shares("open requests", MAX_REQUESTS)
+        self._watches = Shares("open watches", MAX_WATCHES)
         self._connections = connections
         self._handlers: dict[type, Callable[[Connection, Any], None]] = {
             m.Spawn: self._spawn,
@@ -106,20 +119,18 @@ class Verbs:
             m.Recommend: self._recommend,
         }
 
-    def greet(self, connection: Connection, request: m.AnyRequest, peer: Peer) -> bool:
+    def greet(self, connection: Connection, request: m.AnyRequest) -> bool:
         """Answers the first message. False if the connection is of no use."""
+        peer = connection.peer
         if not isinstance(request, m.Hello):
-            _fail(connection, request.id, ErrorCode.BAD_REQUEST, "the first message must be 'hello'")
+            message = "the first message must be 'hello'"
+            connection.send(m.Error(id=request.id, code=ErrorCode.BAD_REQUEST, message=message))
             return False
         self._runtime.log.debug("client", name=request.client[:100], user=peer.user, run=peer.run)
         common = set(request.versions) & set(SUPPORTED)
         if not common:
-            _fail(
-                connection,
-                request.id,
-                ErrorCode.UNSUPPORTED_VERSION,
-                f"client speaks protocol versions {request.versions}, this daemon {list(SUPPORTED)}; update the older one",
-            )
+            message = f"client speaks protocol versions {request.versions}, this daemon {list(SUPPORTED)}; update the older one"
+            connection.send(m.Error(id=request.id, code=ErrorCode.UNSUPPORTED_VERSION, message=message))
             return False
         connection.send(
             m.Welcome(
@@ -135,23 +146,37 @@ class Verbs:
 
     def handle(self, connection: Connection, request: m.AnyRequest) -> None:
         """Answers a request, now or later."""
+        self._requests.add(connection.holder, 1)
+        try:
+            self._handler(connection, request)(connection, request)
+        except RequestFailed as failed:
+            self._fail(connection, request.id, failed.code, str(failed))
+        except OSError as error:
+            self._fail(connection, request.id, ErrorCode.UNAVAILABLE, f"the daemon could not do it: {error}")
+        except Exception:  # noqa: BLE001 - a bug in one request must not leave every tree without a supervisor
+            self._runtime.log.error(f"internal error while handling {type(request).__name__}", traceback=traceback.format_exc())
+            self._fail(connection, request.id, ErrorCode.INTERNAL, "internal error; the daemon's log has the traceback")
+
+    def _handler(self, connection: Connection, request: m.AnyRequest) -> Callable[[Connection, Any], None]:
         handler = self._handlers.get(type(request))
         try:
             if request.id in connection.pending:
-                _close(connection.take(getattr(request, "descriptors", 0)) or ())
                 raise RequestFailed(ErrorCode.BAD_REQUEST, f"request id {request.id} is still in use on this connection")
             if handler is None:
                 raise RequestFailed(ErrorCode.BAD_REQUEST, "'hello' is only said once")
-            if len(connection.pending) >= MAX_PENDING:
-                raise RequestFailed(ErrorCode.UNAVAILABLE, f"{MAX_PENDING} requests of this connection are open already")
-            handler(connection, request)
-        except RequestFailed as failed:
-            _fail(connection, request.id, failed.code, str(failed))
-        except OSError as error:
-            _fail(connection, request.id, ErrorCode.UNAVAILABLE, f"the daemon could not do it: {error}")
-        except Exception:  # noqa: BLE001 - a bug in one request must not leave every tree without a supervisor
-            self._runtime.log.error(f"internal error while handling {type(request).__name__}", traceback=traceback.format_exc())
-            _fail(connection, request.id, ErrorCode.INTERNAL, "internal error; the daemon's log has the traceback")
+            _demand(self._requests, connection, 0)
+        except RequestFailed:
+            _close(connection.take(getattr(request, "descriptors", 0)) or ())
+            raise
+        return handler
+
+    def _reply(self, connection: Connection, reply: m.Reply, descriptors: Sequence[int] = ()) -> None:
+        """Send the one reply to a request. `descriptors` are closed."""
+        self._requests.add(connection.holder, -1)
+        connection.send(reply, descriptors)
+
+    def _fail(self, connection: Connection, request: int, code: ErrorCode, message: str) -> None:
+        self._reply(connection, m.Error(id=request, code=code, message=message))
 
     # ---- starting and steering
 
@@ -159,6 +184,8 @@ class Verbs:
         descriptors = self._claimed(connection, request)
         try:
             _check_spawn(request)
+            if request.watch:
+                self._demand_watch(connection)
         except RequestFailed:
             _close(descriptors)
             raise
@@ -168,7 +195,7 @@ class Verbs:
             if request.watch:
                 self._push(connection, request.id, run)
 
-        self._runtime.spawn(_peer(connection), request, descriptors, connection.number, answer, admitted)
+        self._runtime.spawn(connection.peer, request, descriptors, connection.number, answer, admitted)
 
     def _claimed(self, connection: Connection, request: m.Spawn) -> list[int]:
         expected = 3 if request.stdio == "inherit" else 1 if request.stdin == "descriptor" else 0
@@ -184,14 +211,16 @@ class Verbs:
     def _stop(self, connection: Connection, request: m.Stop) -> None:
         _check_signal(request.signal, signal.valid_signals())
         runs = self._selected(connection, request)
-        peer = _peer(connection)
+        peer = connection.peer
         answer = self._answerer(connection, request.id)
         self._runtime.ask(answer, lambda token, now: e.StopRequested(now, token, peer, tuple(runs), request.signal, request.grace))
 
     def give_up(self, connection: Connection) -> None:
         """What another thread was asked for is not to be had any more: this process executes itself anew."""
         for request in sorted(connection.elsewhere):
-            _fail(connection, request, ErrorCode.UNAVAILABLE, "the daemon executed itself anew before this was done; ask again")
+            self._fail(
+                connection, request, ErrorCode.UNAVAILABLE, "the daemon executed itself anew before this was done; ask again"
+            )
         connection.elsewhere.clear()
 
     def take_over(self, connection: Connection, pending: Sequence[m.Wait | m.Watch]) -> None:
@@ -204,6 +233,7 @@ class Verbs:
 
     def answerer(self, connection: Connection, request: int) -> Answerer:
         """Who is to be told what the core answers to a request of a connection that was handed over."""
+        self._requests.add(connection.holder, 1)
         return self._answerer(connection, request)
 
     def _selected(self, connection: Connection, request: m.Stop) -> list[RunId]:
@@ -224,7 +254,7 @@ class Verbs:
 
     def _may_sweep(self, connection: Connection, chain: tuple[RunId, ...]) -> bool:
         """What `--all` means to a peer inside a run: everything below it, not itself."""
-        own = _peer(connection).run
+        own = connection.peer.run
         return own is None or own in chain[:-1]
 
     def _pause(self, connection: Connection, request: m.Pause) -> None:
@@ -248,14 +278,14 @@ class Verbs:
         verb: str,
         make: Callable[[int, float, Peer, RunId], e.Event],
     ) -> None:
-        run, peer = self._resolve(connection, request.run, verb)[0].id, _peer(connection)
+        run, peer = self._resolve(connection, request.run, verb)[0].id, connection.peer
         self._runtime.ask(self._answerer(connection, request.id), lambda token, now: make(token, now, peer, run))
 
     # ---- use
 
     def _report(self, connection: Connection, request: m.Report) -> None:
         _check_amounts(request)
-        run, peer = self._spender(connection, request.run, "report"), _peer(connection)
+        run, peer = self._spender(connection, request.run, "report"), connection.peer
         metering, answer = self._runtime.metering, self._answerer(connection, request.id)
         connection.elsewhere.add(request.id)
 
@@ -271,7 +301,7 @@ class Verbs:
 
     def _reserve(self, connection: Connection, request: m.Reserve) -> None:
         _check_amounts(request)
-        run, peer = self._spender(connection, request.run, "reserve"), _peer(connection)
+        run, peer = self._spender(connection, request.run, "reserve"), connection.peer
         metering, answer = self._runtime.metering, self._answerer(connection, request.id)
         connection.elsewhere.add(request.id)
 
@@ -284,7 +314,7 @@ class Verbs:
 
         def unsure(why: str) -> None:
             connection.elsewhere.discard(request.id)
-            _fail(
+            self._fail(
                 connection, request.id, ErrorCode.UNAVAILABLE, f"nothing is reserved: what it would cost cannot be told now: {why}"
             )
 
@@ -293,7 +323,7 @@ class Verbs:
     def _settle(self, connection: Connection, request: m.Settle) -> None:
         _check_amounts(request)
         self._permit(connection, "settle")
-        held, peer = self._runtime.machine.limiter.reservation(request.reservation), _peer(connection)
+        held, peer = self._runtime.machine.limiter.reservation(request.reservation), connection.peer
         use = NOTHING
         if held is not None:
             self._resolve(connection, held[0].id, "settle")
@@ -303,7 +333,7 @@ class Verbs:
 
     def _spender(self, connection: Connection, run: str | None, verb: str) -> RunId:
         """The run whose use is spoken of: the one that is named, else the one that the peer is in."""
-        name = run if run is not None else _peer(connection).run
+        name = run if run is not None else connection.peer.run
         if name is None:
             raise RequestFailed(ErrorCode.BAD_REQUEST, f"say whose use to {verb}: this process is in no run")
         return self._resolve(connection, name, verb)[0].id
@@ -315,7 +345,7 @@ class Verbs:
             raise RequestFailed(ErrorCode.WRONG_STATE, f"run {info.id} is paused; 'sfactl resume {info.id}' lets it go on")
         if not self._runtime.launcher.signal_main(info.id, request.signal):
             raise RequestFailed(ErrorCode.WRONG_STATE, f"run {info.id} is {info.status}; it has no main process to signal")
-        connection.send(m.Done(id=request.id))
+        self._reply(connection, m.Done(id=request.id))
 
     def _send(self, connection: Connection, request: m.Send) -> None:
         info, _ = self._resolve(connection, request.run, "send")
@@ -331,7 +361,7 @@ class Verbs:
         refused = live.stdin.write(request.data, eof=request.eof)
         if refused is not None:
             raise RequestFailed(ErrorCode.UNAVAILABLE, f"run {info.id} was not sent {len(request.data)} bytes: {refused}")
-        connection.send(m.Done(id=request.id))
+        self._reply(connection, m.Done(id=request.id))
 
     # ---- reading
 
@@ -341,23 +371,26 @@ class Verbs:
         load = self._runtime.launcher.load(info.id) if live is not None and live.run.attempt else None
         if live is not None and load is not None:
             info = live.info(trio.current_time(), processes=load.processes, memory_bytes=load.memory_bytes)
-        connection.send(m.RunReply(id=request.id, run=info))
+        self._reply(connection, m.RunReply(id=request.id, run=info))
 
     def _wait(self, connection: Connection, request: m.Wait) -> None:
         info, _ = self._resolve(connection, request.run, "wait")
         if request.tie:
             self._tie(connection, info.id)
         if self._runtime.over(info.id) or request.timeout == 0:
-            connection.send(m.RunReply(id=request.id, run=info))
+            self._reply(connection, m.RunReply(id=request.id, run=info))
             return
         timer = ("wait", connection.number, request.id)
 
         def answer(run: RunInfo | None) -> None:
+            if connection.pending.pop(request.id, None) is None:
+                return  # the connection was closed while waiters were told
             forget()
             self._runtime.timers.disarm(timer)
-            connection.pending.pop(request.id, None)
             if run is not None:
-                connection.send(m.RunReply(id=request.id, run=run))
+                self._reply(connection, m.RunReply(id=request.id, run=run))
+            else:
+                self._requests.add(connection.holder, -1)
 
         forget = self._runtime.on_end(info.id, answer)
         connection.pending[request.id] = Pending(request, lambda: answer(None))
@@ -375,12 +408,12 @@ class Verbs:
         root = self._resolve(connection, request.root, "list")[0].id if request.root is not None else None
         rows = max(0, min(request.rows, MAX_ROWS))
         wanted = _filter(request, root, self._runtime.chain)
-        own = _peer(connection).run
+        own = connection.peer.run
         mine: Callable[[RunId], bool] = (lambda run: own in self._runtime.chain(run)) if own is not None else (lambda _: True)
         live = [info for info in self._live_infos(detailed=request.live) if wanted(info) and mine(info.id)]
         ended = self._ended_infos(request, root or own, rows, lambda info: wanted(info) and mine(info.id))
         runs = sorted([*ended, *live], key=lambda info: info.id)
-        connection.send(m.RunList(id=request.id, runs=runs))
+        self._reply(connection, m.RunList(id=request.id, runs=runs))
 
     def _live_infos(self, *, detailed: bool) -> Iterable[RunInfo]:
         now = trio.current_time()
@@ -409,15 +442,17 @@ class Verbs:
 
     def _logs(self, connection: Connection, request: m.Logs) -> None:
         info, _ = self._resolve(connection, request.run, "logs")
+        _demand(self._descriptors, connection, 2)
+        refusal = self._runtime.descriptors.refusal(Need.OWNER if connection.holder.owner else Need.CLIENT, 2)
+        if refusal is not None:
+            raise RequestFailed(ErrorCode.UNAVAILABLE, refusal)
         live = info.id in self._runtime.live
         try:
             descriptors = self._runtime.output.open_for_reader(info.id, create=live)
         except FileNotFoundError:
             raise RequestFailed(ErrorCode.WRONG_STATE, _no_output(info.id)) from None
-        try:
-            connection.send(m.LogFiles(id=request.id, run=info.id, ended=not live, kept=self._kept(info.id)), descriptors)
-        finally:
-            _close(descriptors)
+        reply = m.LogFiles(id=request.id, run=info.id, ended=not live, kept=self._kept(info.id))
+        self._reply(connection, reply, descriptors)
 
     def _kept(self, run: RunId) -> bool:
         live = self._runtime.live.get(run)
@@ -437,13 +472,22 @@ class Verbs:
         safe, cut = cut_oldest(sanitise(data), most)
         truncated = truncated or cut
         text = wrap_result(safe, run_id=info.id, name=info.name, status=info.status.value, truncated=truncated)
-        connection.send(m.ResultText(id=request.id, run=info.id, text=text, truncated=truncated))
+        self._reply(connection, m.ResultText(id=request.id, run=info.id, text=text, truncated=truncated))
 
     def _watch(self, connection: Connection, request: m.Watch) -> None:
         info, _ = self._resolve(connection, request.run, "watch")
-
+        self._demand_watch(connection)
         self._push(connection, request.id, info.id)
-        connection.send(m.Done(id=request.id))
+        self._reply(connection, m.Done(id=request.id))
+
+    def _demand_watch(self, connection: Connection) -> None:
+        open_here = sum(isinstance(pending.request, m.Watch) for pending in connection.pending.values())
+        if open_here >= WATCHES:
+            message = (
+                f"this connection has {open_here} open watches, at most {WATCHES} are allowed; watch a run that is above others"
+            )
+            raise RequestFailed(ErrorCode.UNAVAILABLE, message)
+        _demand(self._watches, connection, 1)
 
     def _push(self, connection: Connection, request: int, run: RunId) -> None:
         def push(event: Event) -> None:
@@ -455,43 +499,45 @@ class Verbs:
             return
 
         def over(_info: RunInfo | None = None) -> None:
+            if connection.pending.pop(request, None) is None:
+                return
             forget()
             unwait()
-            connection.pending.pop(request, None)
+            self._watches.add(connection.holder, -1)
 
         unwait = self._runtime.on_end(run, over)
+        self._watches.add(connection.holder, 1)
         connection.pending[request] = Pending(m.Watch(id=request, run=run), over)
 
     def _status(self, connection: Connection, request: m.DaemonInfo) -> None:
         self._permit(connection, "status")
         runtime, machine = self._runtime, self._runtime.machine
         backup = runtime.ledger.backup
-        connection.send(
-            m.DaemonStatus(
-                id=request.id,
-                version=__version__,
-                pid=os.getpid(),
-                uptime_s=round(trio.current_time() - runtime.began, 3),
-                socket=runtime.socket,
-                state_dir=str(runtime.state_dir),
-                containment=runtime.launcher.containment,
-                containment_detail=runtime.launcher.detail,
-                draining=machine.draining,
-                live=len(machine.tree),
-                queued=machine.slots.queued,
-                admitted=machine.admitted,
-                refused=machine.refused,
-                connections=self._connections(),
-                memory_bytes=psutil.Process().memory_info().rss,
-                ledger_bytes=runtime.ledger.size_bytes,
-                ledger_trouble=runtime.ledger.trouble,
-                backup_bytes=backup.size_bytes if backup is not None else None,
-                backup_at=backup.at if backup is not None else None,
-                adopted=runtime.adopted,
-                enforcement={kind: runtime.launcher.enforcement(kind) for kind in ("memory", "pids", "cpu")},
-                budgets=[_budget_state(budget) for budget in machine.limiter.budgets] if _peer(connection).run is None else [],
-            )
+        status = m.DaemonStatus(
+            id=request.id,
+            version=__version__,
+            pid=os.getpid(),
+            uptime_s=round(trio.current_time() - runtime.began, 3),
+            socket=runtime.socket,
+            state_dir=str(runtime.state_dir),
+            containment=runtime.launcher.containment,
+            containment_detail=runtime.launcher.detail,
+            draining=machine.draining,
+            live=len(machine.tree),
+            queued=machine.slots.queued,
+            admitted=machine.admitted,
+            refused=machine.refused,
+            connections=self._connections(),
+            memory_bytes=psutil.Process().memory_info().rss,
+            ledger_bytes=runtime.ledger.size_bytes,
+            ledger_trouble=runtime.ledger.trouble,
+            backup_bytes=backup.size_bytes if backup is not None else None,
+            backup_at=backup.at if backup is not None else None,
+            adopted=runtime.adopted,
+            enforcement={kind: runtime.launcher.enforcement(kind) for kind in ("memory", "pids", "cpu")},
+            budgets=[_budget_state(budget) for budget in machine.limiter.budgets] if connection.peer.run is None else [],
         )
+        self._reply(connection, status)
 
     def _recommend(self, connection: Connection, request: m.Recommend) -> None:
         self._permit(connection, "recommend")
@@ -501,22 +547,22 @@ class Verbs:
         def answer(found: list[Advice] | Exception) -> None:
             connection.elsewhere.discard(request.id)
             if isinstance(found, Exception):
-                _fail(connection, request.id, ErrorCode.UNAVAILABLE, str(found))
+                self._fail(connection, request.id, ErrorCode.UNAVAILABLE, str(found))
                 return
             in_force = [held.limit for held in limits_of(asked, None, self._runtime.machine.policy).values()]
             runs = max((advice.runs for advice in found), default=0)
-            connection.send(m.Recommended(id=request.id, runs=runs, advice=found, in_force=in_force))
+            self._reply(connection, m.Recommended(id=request.id, runs=runs, advice=found, in_force=in_force))
 
         self._runtime.adviser.advise_soon(request.run_type, request.name, answer)
 
     def _config(self, connection: Connection, request: m.Config) -> None:
         self._permit(connection, "config")
-        connection.send(m.ConfigReply(id=request.id, settings=self._runtime.settings))
+        self._reply(connection, m.ConfigReply(id=request.id, settings=self._runtime.settings))
 
     # ---- small things
 
     def _permit(self, connection: Connection, verb: str, chain: list[RunId] | None = None) -> None:
-        refused = self._runtime.machine.refuse(_peer(connection), verb, chain)
+        refused = self._runtime.machine.refuse(connection.peer, verb, chain)
         if refused is not None:
             raise RequestFailed(ErrorCode.NOT_PERMITTED, refused)
 
@@ -525,7 +571,7 @@ class Verbs:
         self._permit(connection, verb)
         info = self._runtime.info(prefix)
         if info is None:
-            own = _peer(connection).run
+            own = connection.peer.run
             found = self._runtime.find(prefix) if prefix else []
             if own is not None:  # of what is not its own it learns no more than that
                 found = [run for run in found if own in self._runtime.chain(run)] or found[:1]
@@ -547,33 +593,30 @@ class Verbs:
             case c.Admitted(run) | c.Changed(run):
                 info = self._runtime.info(run.id)
                 assert info is not None
-                connection.send(m.RunReply(id=request, run=info))
+                self._reply(connection, m.RunReply(id=request, run=info))
             case c.Known(known):
                 found = self._runtime.info(known)
                 assert found is not None
-                connection.send(m.RunReply(id=request, run=found))
+                self._reply(connection, m.RunReply(id=request, run=found))
             case c.Refused(refusal, recorded):
-                connection.send(m.Refused(id=request, refused=refusal, run=recorded))
+                self._reply(connection, m.Refused(id=request, refused=refusal, run=recorded))
             case c.Reserved(run, reservation, refusal):
-                connection.send(_reserved(request, run, reservation, refusal))
+                self._reply(connection, _reserved(request, run, reservation, refusal))
             case c.StopDone(stopped, survivors, elapsed):
                 reply = m.Stopped(id=request, stopped=list(stopped), survivors=list(survivors), elapsed_s=round(elapsed, 4))
-                connection.send(reply)
+                self._reply(connection, reply)
             case c.Failed(code, message):
-                _fail(connection, request, code, message)
+                self._fail(connection, request, code, message)
 
 
 def _no_output(run: RunId) -> str:
     return f"the output of run {run} is not there: it was not kept, or has been removed since"
 
 
-def _peer(connection: Connection) -> Peer:
-    assert connection.peer is not None
-    return connection.peer
-
-
-def _fail(connection: Connection, request: int, code: ErrorCode, message: str) -> None:
-    connection.send(m.Error(id=request, code=code, message=message))
+def _demand(shares: Shares, connection: Connection, more: int) -> None:
+    refusal = shares.refusal(connection.holder, more)
+    if refusal is not None:
+        raise RequestFailed(ErrorCode.UNAVAILABLE, refusal)
 
 
 def _close(descriptors: Iterable[int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -12,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from sfactl import connection
 from sfactl.connection import Client, ConnectionLost, DaemonError, Unreachable, explain
-from sfactl.exits import Quit
+from sfactl.exits import Exit, Quit
 from sfad.protocol import messages as m
 from sfad.protocol.errors import ErrorCode
 from sfad.protocol.framing import MAX_REQUEST, FrameDecoder
@@ -112,6 +114,69 @@ def test_an_error_is_raised_with_its_exit_code(tmp_path: Path) -> None:
     with served(tmp_path, script) as path, Client(path) as client, pytest.raises(DaemonError, match="zz") as raised:
         client.call(m.Info(id=client.next_id(), run="zz"), m.RunReply)
     assert raised.value.code == 66
+
+
+NO_ROOM = m.Error(id=0, code=ErrorCode.UNAVAILABLE, message="run a1 would have 65 connections")
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_daemon_that_refuses_a_connection_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: bool) -> None:
+    def script(connection: socket.socket, receive: Callable[[], m.AnyRequest]) -> None:
+        if not closed:
+            receive()
+        connection.sendall(m.pack_message(NO_ROOM))
+
+    def connected(path: Path, seconds: float) -> socket.socket:
+        sock = connect(path, seconds)
+        if closed:  # the hello finds nobody: EPIPE
+            _wait_for_end(sock)
+        return sock
+
+    connect = connection._connected
+    monkeypatch.setattr(connection, "_connected", connected)
+    with served(tmp_path, script, greet=False) as path, pytest.raises(DaemonError) as error:
+        Client(path)
+    assert (error.value.message, error.value.code) == (NO_ROOM.message, Exit.UNAVAILABLE)
+
+
+def _wait_for_end(sock: socket.socket) -> None:
+    poll = select.poll()
+    poll.register(sock, 0)  # POLLHUP comes unasked
+    poll.poll()
+
+
+def test_the_daemons_last_words_are_heard_while_a_request_is_being_sent(tmp_path: Path) -> None:
+    def script(connection: socket.socket, _receive: Callable[[], m.AnyRequest]) -> None:
+        connection.recv(1)
+        connection.sendall(m.pack_message(NO_ROOM))
+
+    with served(tmp_path, script) as path, Client(path) as client, pytest.raises(DaemonError, match="65 connections"):
+        client.call(m.Send(id=client.next_id(), run="a1", data=bytes(3 << 20)), m.Done)
+
+
+def test_a_daemon_without_room_is_asked_again_after_a_lost_connection(tmp_path: Path) -> None:
+    def serve() -> None:
+        for script, greet in ((lost, True), (refusing, False), (answering, True)):
+            _serve(listener, script, greet)
+
+    def lost(_connection: socket.socket, receive: Callable[[], m.AnyRequest]) -> None:
+        receive()
+
+    def refusing(connection: socket.socket, _receive: Callable[[], m.AnyRequest]) -> None:
+        connection.sendall(m.pack_message(NO_ROOM))
+
+    def answering(connection: socket.socket, receive: Callable[[], m.AnyRequest]) -> None:
+        connection.sendall(m.pack_message(m.RunList(id=receive().id, runs=[])))
+
+    path = tmp_path / "sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with Client(path) as client:
+            assert client.call(m.List(id=client.next_id()), m.RunList).runs == []
+        thread.join()
 
 
 def test_a_reply_of_another_kind_is_not_taken(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 import typing
 from datetime import datetime
@@ -10,9 +11,11 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 import pytest
 
+from sfad import descriptors
 from sfad.core.access import VERBS
 from sfad.core.policy import MAX_ATTEMPTS, MAX_RETRY_DELAY
 from sfad.core.stop import MAX_GRACE
+from sfad.descriptors import Need
 from sfad.protocol import messages as m
 from sfad.protocol import types as t
 from sfad.protocol.advice import Advice
@@ -20,7 +23,7 @@ from sfad.protocol.errors import ErrorCode
 from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, FrameDecoder
 from sfad.protocol.version import VERSION
 from sfad.runtime import stdin
-from sfad.server import connection, server, verbs
+from sfad.server import connection, server, shares, verbs
 from sfad.server.verbs import MAIN_SIGNALS
 from tests.docs import notation
 from tests.docs.examples import EXAMPLES
@@ -135,22 +138,36 @@ def test_enumerations() -> None:
 
 
 def test_bounds() -> None:
-    bounds = {row[0]: row[1] for row in rows(chapter("Bounds and timeouts"))}
+    alone, shared = chapter("Bounds and timeouts").split("### Shares")
+    bounds = {row[0]: row[1] for row in rows(alone)}
     mib = 1024 * 1024
     assert bounds == {
         "bound": "value",
-        "connections": f"{server.MAX_CONNECTIONS}",
         "time for the handshake": f"{server.PATIENCE:g} s",
         "time for the rest of a frame that has begun": f"{server.PATIENCE:g} s",
         "body of a request": f"{MAX_REQUEST // mib} MiB",
         "body of a reply": f"{MAX_REPLY // mib} MiB",
-        "unfinished frames, all connections together": f"{server.MAX_PARTIAL // mib} MiB",
         "replies and events that a client leaves unread": f"{connection.MAX_UNSENT // mib} MiB",
+        "watches of one connection": f"{verbs.WATCHES}",
         "requests of one connection handled in one go": f"{server.TURN}",
+        "requests of one tree, or of one user outside any run, handled in one go": f"{server.SLICE * 1000:g} ms",
         "bytes that wait for a run's stdin (`send`)": f"{stdin.MAX_PENDING // mib} MiB",
         "rows of ended runs in a `list`": f"{verbs.MAX_ROWS:,}".replace(",", " "),
         "bytes of output that a `result` is made from, and of its text": f"{verbs.MAX_RESULT // mib} MiB",
     }
+    assert {row[0]: row[1] for row in rows(shared)} == {
+        "bound": "value",
+        "connections, and descriptors that wait in them": f"{server.MAX_CONNECTIONS}",
+        "bytes of requests that are unfinished or wait for their turn": f"{server.MAX_PARTIAL // mib} MiB",
+        "bytes of replies and events that clients have not read": f"{server.MAX_UNREAD // mib} MiB",
+        "requests that are not answered": f"{verbs.MAX_REQUESTS:,}".replace(",", " "),
+        "watches": f"{verbs.MAX_WATCHES}",
+    }
+    assert [shares.FRACTIONS[scope] for scope in ("run", "tree", "user", "others", "owner")] == [1 / 8, 1 / 4, 1 / 2, 3 / 4, 1]
+    assert f"a run may have {server.LEAST_CONNECTIONS} in any" in shared
+    reserves = [need * descriptors.RESERVE for need in (Need.CLIENT, Need.RUN, Need.OWNER)]
+    assert re.findall(r"\(below (\d+)", shared) == [str(reserve) for reserve in reserves]
+    assert f"at least {descriptors.LEAST}." in shared
     assert f"({MAX_REQUEST:,} bytes)".replace(",", " ") in PAGE
     assert f"({MAX_REPLY:,} bytes)".replace(",", " ") in PAGE
     assert f"describes version {VERSION}" in PAGE

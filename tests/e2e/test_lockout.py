@@ -1,0 +1,205 @@
+"""An agent that takes all of the daemon that it can get does not lock its owner out, nor other runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from sfactl.connection import DaemonError
+from sfactl.exits import Exit
+from sfad.protocol import messages as m
+from sfad.protocol.errors import ErrorCode
+from tests.conftest import Start
+from tests.harness import Daemon, agent, ended, started, stopped, wait_until
+
+from .agents import info
+
+HOGS = [sys.executable, str(Path(__file__).with_name("hogs.py"))]
+
+
+def limited(start: Start, containment: str, limit: int | None) -> Daemon:
+    """A daemon that may open so many descriptors."""
+    daemon = start(mode=containment, config="[quotas]\nspawns_per_hour = 100000")
+    if limit is not None:
+        daemon.stop()
+        daemon.process = daemon._start(command=["prlimit", f"--nofile={limit}:{limit}", sys.executable, "-m", "sfad"])
+    return daemon
+
+
+def attacked(daemon: Daemon, attack: str, *options: str) -> tuple[str, dict[str, Any]]:
+    """A run that holds what it could get, and what it said."""
+    spawned = daemon.sfactl("spawn", "--quiet", *options, "--", *HOGS, attack)
+    assert spawned.returncode == 0, spawned
+    run = spawned.stdout.strip()
+    output = daemon.state_dir / "output" / f"{run}.out"
+    said = wait_until(lambda: output.exists() and output.read_text(), "it has what it can get")
+    return run, json.loads(said)
+
+
+def owner_stops(daemon: Daemon, run: str, before: int) -> None:
+    """Its owner looks at it and stops it, and everything that it took is given back."""
+    assert daemon.sfactl("status").returncode == 0
+    stop = daemon.sfactl("stop", "--json", run)
+    assert stop.returncode == 0, stop
+    assert json.loads(stop.stdout)["survivors"] == []
+    wait_until(lambda: daemon.descriptors() <= before, "descriptors are given back")
+
+
+@pytest.mark.parametrize(
+    ("attack", "containment", "limit"),
+    [
+        ("silent", "cgroup", None),
+        ("silent", "tags", None),
+        ("silent", "tags", 64),
+        ("descriptors", "cgroup", 1024),
+        ("descriptors", "tags", 64),
+        ("children", "cgroup", 64),
+        ("children", "tags", 1024),
+    ],
+)
+def test_an_agent_that_takes_descriptors(start: Start, attack: str, containment: str, limit: int | None) -> None:
+    daemon = limited(start, containment, limit)
+    with daemon.client() as client:
+        info(client, started(client, ["true"]).id)
+    before = daemon.descriptors()
+    run, said = attacked(daemon, attack, "--max-descendants", "1000")
+    if attack == "silent":
+        assert f"run {run} would have" in said["why"]
+    if attack == "children":
+        assert re.search(rf"only \d+ of {limit} descriptors are left", said["why"])
+        assert limit is not None
+        assert daemon.descriptors() < limit
+    owner_stops(daemon, run, before)
+
+
+def test_children_do_not_multiply_what_an_agent_can_take(start: Start, containment: str) -> None:
+    daemon = limited(start, containment, 1024)
+    before = daemon.descriptors()
+    run, _ = attacked(daemon, "silent", "--env", "CHILDREN=3")
+    with daemon.client() as client:
+        wait_until(lambda: len(client.call(m.List(id=client.next_id()), m.RunList).runs) == 4, "its children are there")
+        wait_until(lambda: client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).connections >= 129, "all they can get")
+        assert client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).connections == 128 + 1  # 512 / 4, and this one
+        other = ended(client, started(client, [sys.executable, "-m", "sfactl", "run", "--name", "other", "--", "true"]).id)
+        assert other.exit_code == 0  # a run of another tree is served
+    owner_stops(daemon, run, before)
+
+
+REFUSED = """
+import json
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from sfactl.client import RequestFailed, Sfad
+from sfactl.connection import Client, DaemonError
+path = Path(os.environ["SFA_SOCKET"])
+clients, why = [], ""
+try:
+    while True:
+        clients.append(Client(path))
+except DaemonError as error:
+    why = error.message
+command = sfactl("info", os.environ["SFA_RUN_ID"])
+try:
+    Sfad().info()
+except RequestFailed as error:
+    library = [str(error), error.code]
+print(json.dumps([len(clients), why, command.returncode, command.stderr, library]))
+"""
+
+
+def test_a_client_that_is_refused_says_what_the_daemon_said(start: Start, tmp_path: Path) -> None:
+    daemon = limited(start, "auto", 1024)
+    done = daemon.sfactl("run", "--quiet", "--", *agent(tmp_path, "refused", REFUSED))
+    count, why, code, stderr, library = json.loads(done.stdout)
+    assert count == 64
+    assert why == "run a1 would have 65 connections and descriptors, at most 64 are allowed; close some, or try again later"
+    assert (code, stderr) == (Exit.UNAVAILABLE, f"sfactl: {why}\n")
+    assert library == [why, ErrorCode.UNAVAILABLE]
+
+
+def test_an_agent_that_leaves_requests_unfinished(daemon: Daemon) -> None:
+    before = daemon.descriptors()
+    run, said = attacked(daemon, "halves")
+    assert "bytes of requests unfinished; at most 8388608 are held" in said["why"]
+    with daemon.client() as client:
+        assert ended(client, started(client, ["true", *["x" * 100_000] * 10]).id).exit_code == 0
+        inside = [sys.executable, "-m", "sfactl", "run", "--name", "inside", "--", "true", *["y" * 100_000] * 10]
+        assert ended(client, started(client, inside).id).exit_code == 0
+    owner_stops(daemon, run, before)
+
+
+def test_an_agent_that_watches_and_never_reads(daemon: Daemon) -> None:
+    before = daemon.descriptors()
+    run, said = attacked(daemon, "watchers")
+    assert said["granted"] == 256
+    assert said["why"] == f"run {run} would have 257 open watches, at most 256 are allowed; close some, or try again later"
+    storm(daemon, run, 50)
+    owner_stops(daemon, run, before)
+
+
+def storm(daemon: Daemon, run: str, count: int) -> None:
+    """Events of a run: `count` pauses, each with the resume after it."""
+    with daemon.client() as client:
+        for _ in range(count):
+            client.call(m.Pause(id=client.next_id(), run=run), m.RunReply)
+            client.call(m.Resume(id=client.next_id(), run=run), m.RunReply)
+
+
+def test_watchers_that_never_read_make_the_daemon_hold_little(daemon: Daemon) -> None:
+    """30 connections with 20 watches each; they took 1.44 GB. Each event is 6 KiB for each connection."""
+    with daemon.client() as client, ExitStack() as stack:
+        run = started(client, ["sleep", "60"])
+        process = psutil.Process(daemon.pid)
+        before = process.memory_info().rss
+        for _ in range(30):
+            watcher = stack.enter_context(daemon.client())
+            for _ in range(20):
+                watcher.call(m.Watch(id=watcher.next_id(), run=run.id), m.Done)
+        storm(daemon, run.id, 500)
+        assert process.memory_info().rss - before < 80 * 1024 * 1024
+        assert "dropped a slow client: the owner of the daemon left" in daemon.log.read_text()
+        stopped(client, run.id)
+
+
+def test_watches_of_one_connection_are_bounded(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        run = started(client, ["sleep", "60"])
+        for _ in range(64):
+            client.call(m.Watch(id=client.next_id(), run=run.id), m.Done)
+        with pytest.raises(DaemonError, match="64 open watches, at most 64 are allowed"):
+            client.call(m.Watch(id=client.next_id(), run=run.id), m.Done)
+        stopped(client, run.id)
+        run = started(client, ["sleep", "60"])  # those of the ended run are over
+        client.call(m.Watch(id=client.next_id(), run=run.id), m.Done)
+        stopped(client, run.id)
+
+
+def test_an_agent_that_connects_in_a_loop(start: Start, containment: str) -> None:
+    daemon = start(mode=containment)
+    before = daemon.descriptors()
+    run, _ = attacked(daemon, "knocking")
+    with daemon.client() as client:
+        for _ in range(50):
+            client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus)
+    owner_stops(daemon, run, before)
+
+
+def test_an_agent_that_asks_without_pause_takes_turns_with_its_owner(start: Start) -> None:
+    """200 clients of one run ask for starts that are refused. The daemon counts these, and so how many the owner waits for."""
+    daemon = start()
+    before = daemon.descriptors()
+    run, _ = attacked(daemon, "asking", "--leaf")
+    with daemon.client() as client:
+        refused = [client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).refused for _ in range(30)]
+    between = sorted(later - earlier for earlier, later in pairwise(refused))
+    assert 0 < between[len(between) // 2] < 1000  # turns by connection would be 200 times 16
+    owner_stops(daemon, run, before)

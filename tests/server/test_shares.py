@@ -1,0 +1,80 @@
+"""No run, tree or user takes more than its share, whatever the order, and nobody takes the owner's."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sfad.core.access import Peer
+from sfad.descriptors import LEAST, RESERVE, Descriptors, Need
+from sfad.server.shares import FRACTIONS, Group, Holder, Shares
+
+OWNER = Holder.of(Peer(0, "root"), None)
+
+
+def inside(run: str, root: str, user: str = "root", uid: int = 0) -> Holder:
+    """A process of a run."""
+    return Holder.of(Peer(uid, user, run=run), root)
+
+
+UNPLACED = Holder.of(Peer(0, "root", unplaced="it left its cgroup"), None)
+STRANGER = Holder.of(Peer(1000, "alice", owner=False), None)
+HOLDERS = [OWNER, UNPLACED, STRANGER, *(inside(f"a{run}", f"a{run % 3}", f"u{run % 2}", run % 2) for run in range(9))]
+
+steps = st.lists(st.tuples(st.sampled_from(HOLDERS), st.integers(-50, 50)), max_size=200)
+
+
+@given(steps)
+def test_every_group_stays_within_its_share_and_the_owner_gets_all_of_its_own(taken: list[tuple[Holder, int]]) -> None:
+    shares, held = Shares("things", 256), Counter[Holder]()
+    for holder, amount in taken:
+        amount = max(amount, -held[holder])
+        if amount <= 0 or shares.refusal(holder, amount) is None:
+            shares.add(holder, amount)
+            held[holder] += amount
+        for group in {group for each in HOLDERS for group in each.groups}:
+            members = sum(amount for each, amount in held.items() if group in each.groups)
+            assert shares.held(group) == members <= shares.share(group) == 256 * FRACTIONS[group.scope]
+        assert shares.refusal(OWNER, 256 - held[OWNER]) is None
+        assert (shares.refusal(holder, 257) or "").startswith(str(holder.groups[0]))
+    for holder, amount in held.items():
+        shares.add(holder, -amount)
+    assert not shares.over(OWNER, 256)
+    assert all(not shares.held(group) for holder in HOLDERS for group in holder.groups)
+
+
+def test_children_do_not_multiply_the_share_of_a_tree() -> None:
+    shares = Shares("connections", 800)
+    got = 0
+    for run in range(100):
+        holder = inside(f"b{run}", "a1")
+        while shares.refusal(holder, 1) is None:
+            shares.add(holder, 1)
+            got += 1
+    assert got == shares.share(Group("tree", "a1")) == 200
+    assert shares.refusal(inside("b1", "a1"), 1) == (
+        "run b1 would have 101 connections, at most 100 are allowed; close some, or try again later"
+    )
+    assert shares.refusal(inside("c1", "c1"), 1) is None
+
+
+def test_a_share_is_never_too_small_to_be_of_use() -> None:
+    assert Shares("connections", 10, least=8).share(Group("run", "a1")) == 8
+
+
+def test_the_last_descriptors_are_for_the_owner_then_for_runs() -> None:
+    used = 0
+    descriptors = Descriptors(lambda: used)
+    assert descriptors.limit >= 16 * RESERVE, "the tests need a limit of 512 descriptors"
+    for need in Need:
+        used = descriptors.limit - need * RESERVE - 5
+        assert descriptors.refusal(need, 5) is None
+        refusal = descriptors.refusal(need, 6)
+        assert refusal is not None
+        assert f"only {need * RESERVE + 5} of {descriptors.limit} descriptors are left, 6 are needed" in refusal
+    descriptors.limit = 48
+    used = 48 - LEAST
+    assert descriptors.refusal(Need.OWNER) is None
+    assert descriptors.refusal(Need.RUN) is not None
