@@ -1,4 +1,5 @@
-"""The daemon's side of its paths: the state directory and its lock, and a socket that is never open wider than meant.
+"""The daemon's side of its paths: config files, and a socket that is never open wider than meant. The state
+directory is in `state_dir`.
 
 The rules where things are, which clients share, are in `protocol.paths`."""
 
@@ -16,8 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from .protocol.paths import bind_path, connect_path, xdg
-
-LOCK = "lock"
 
 BACKLOG = 1024
 """Connections that wait for accept. Above this, connect() of a client waits; the kernel caps it at net.core.somaxconn."""
@@ -45,59 +44,6 @@ def config_files(env: Mapping[str, str], flag: str | None = None) -> tuple[list[
         return [SYSTEM_CONFIG, xdg(env, "XDG_CONFIG_HOME", ".config") / "sfad" / "sfad.toml"], False
     except ValueError:  # a system service has no home, and then no file of a user's
         return [SYSTEM_CONFIG], False
-
-
-def prepare_state_dir(path: Path) -> None:
-    """Makes the state directory, readable by its owner only. Raises `PathError`.
-
-    One that is there with a wider mode is narrowed only if it is empty or was ours before: it could be `/tmp`."""
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = path.stat()
-        if found.st_uid != os.geteuid():
-            raise PathError(f"the state directory {path} belongs to uid {found.st_uid}; choose another with --state-dir")
-        if stat.S_IMODE(found.st_mode) & 0o077:
-            _narrow(path)
-    except OSError as error:
-        raise PathError(f"the state directory {path} cannot be used: {error.strerror}") from error
-
-
-def _narrow(path: Path) -> None:
-    if not (path / LOCK).exists() and any(path.iterdir()):
-        raise PathError(f"{path} holds files of others and is open to them; give --state-dir a directory of its own")
-    path.chmod(0o700)
-
-
-def lock_state_dir(path: Path) -> int:
-    """Takes the one lock of a state directory. Returns the descriptor that holds it: keep it open.
-
-    The kernel frees the lock with the process, however it ends; the pid in the file is for people. Raises
-    `AlreadyRunning`, naming the pid that holds it, and `PathError`."""
-    file = path / LOCK
-    try:
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise PathError(f"{file} cannot be opened: {error.strerror}") from error
-    with contextlib.ExitStack() as undo:
-        undo.callback(os.close, descriptor)
-        _lock(descriptor, file)
-        # best effort: on a full disk the daemon still has the lock, only its pid is not told
-        with contextlib.suppress(OSError):
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        undo.pop_all()
-    return descriptor
-
-
-def _lock(descriptor: int, file: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
-        who = f"pid {holder}" if holder else "another process"
-        raise AlreadyRunning(f"{file} is held by {who}: one daemon per state directory") from error
-    except OSError as error:
-        raise PathError(f"{file} cannot be locked: {error.strerror}") from error
 
 
 def bind_socket(path: Path, *, mode: int = 0o600, directory_mode: int = 0o700) -> socket.socket:

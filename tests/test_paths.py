@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
 import socket
 import stat
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from sfad import paths
-from sfad.paths import AlreadyRunning, PathError, bind_socket, config_files, lock_state_dir, prepare_state_dir, unbind_socket
+from sfad.paths import AlreadyRunning, PathError, bind_socket, config_files, unbind_socket
 from sfad.protocol.paths import SYSTEM_SOCKET, bind_path, client_sockets, connect_path, daemon_socket, state_dir
 
 HOME = {"HOME": "/home/ann"}
@@ -88,62 +85,6 @@ def test_config_files() -> None:
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.lstat().st_mode)
-
-
-def test_the_state_directory_is_the_owner_s_alone(tmp_path: Path) -> None:
-    made, found = tmp_path / "a" / "b", tmp_path / "found"
-    found.mkdir(mode=0o755)
-    for path in (made, found):
-        prepare_state_dir(path)
-        assert mode(path) == 0o700
-
-
-def test_a_shared_directory_is_not_narrowed_under_its_users(tmp_path: Path) -> None:
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    shared.chmod(0o1777)
-    (shared / "theirs").touch()
-    with pytest.raises(PathError, match="a directory of its own"):
-        prepare_state_dir(shared)
-    assert mode(shared) == 0o1777
-    (tmp_path / "file").touch()
-    with pytest.raises(PathError, match="cannot be used"):
-        prepare_state_dir(tmp_path / "file" / "x")
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a directory away")
-def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
-    os.chown(theirs, 12345, -1)
-    with pytest.raises(PathError, match="belongs to uid 12345"):
-        prepare_state_dir(theirs)
-
-
-def test_the_lock_is_the_process_s_and_names_it(tmp_path: Path) -> None:
-    code = "import sys, time; from pathlib import Path; from sfad.paths import lock_state_dir\n"
-    code += "lock_state_dir(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
-    holder = subprocess.Popen(
-        [sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, stdin=subprocess.PIPE, env={"PYTHONPATH": os.getcwd()}
-    )
-    assert holder.stdout is not None
-    assert holder.stdin is not None
-    assert holder.stdout.readline() == b"held\n"
-    with pytest.raises(AlreadyRunning, match=rf"held by pid {holder.pid}: one daemon"):
-        lock_state_dir(tmp_path)
-    holder.send_signal(signal.SIGKILL)
-    holder.wait()
-    holder.stdout.close()
-    holder.stdin.close()
-    descriptor = lock_state_dir(tmp_path)
-    assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
-    assert not os.get_inheritable(descriptor)
-    os.close(descriptor)
-
-
-def test_a_state_directory_that_is_missing_cannot_be_locked(tmp_path: Path) -> None:
-    with pytest.raises(PathError, match="cannot be opened"):
-        lock_state_dir(tmp_path / "missing")
 
 
 @pytest.fixture(params=["short", "long"])
