@@ -1,5 +1,5 @@
-"""The daemon's side of its paths: config files, and a socket that is never open wider than meant. The state
-directory is in `state_dir`.
+"""The daemon's side of its paths: config files, and a socket that is never open wider than meant, in a directory where no other
+user can replace it. The state directory is in `state_dir`.
 
 The rules where things are, which clients share, are in `protocol.paths`."""
 
@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import grp
 import os
+import pwd
 import socket
 import stat
 import time
@@ -22,6 +24,12 @@ BACKLOG = 1024
 """Connections that wait for accept. Above this, connect() of a client waits; the kernel caps it at net.core.somaxconn."""
 
 LOCK_TRIES, _LOCK_PAUSE = 25, 0.02
+
+_MAX_STEPS = 40 * 256
+"""Components of a path: the kernel follows 40 links, and a path has at most 4096 bytes."""
+
+_OVERFLOW_UID = 65534
+"""What the kernel shows for a user whom the user namespace does not know (default of /proc/sys/kernel/overflowuid)."""
 
 SYSTEM_CONFIG = Path("/etc/sfad/sfad.toml")
 
@@ -50,9 +58,10 @@ def bind_socket(path: Path, *, mode: int = 0o600, directory_mode: int = 0o700) -
     """A listening, non-blocking Unix stream socket at `path`.
 
     The directory is made with `directory_mode` if it is missing. A stale socket is replaced, a live one raises
-    `AlreadyRunning`, anything else there `PathError`."""
+    `AlreadyRunning`, anything else there `PathError`, and so does a directory in which another user could replace the socket."""
     try:
         _make_directory(path.parent, directory_mode)
+        _refuse_shared(path)
         with _directory_lock(path.parent):
             _clear_stale(path)
             return _listen(path, mode)
@@ -74,12 +83,73 @@ def unbind_socket(path: Path) -> None:
 
 
 def _make_directory(directory: Path, mode: int) -> None:
-    try:
-        directory.mkdir(mode=0o700, parents=True)
-    except FileExistsError:
-        return
-    if mode != 0o700:
+    missing = [each for each in (directory, *directory.parents) if not each.exists()]
+    for each in reversed(missing):
+        each.mkdir(mode=mode, exist_ok=True)  # parents, too: mkdir(parents=True) makes them as open as the umask allows
+    if missing and mode != 0o700:
         directory.chmod(mode)  # mkdir's mode is subject to the umask
+
+
+def _refuse_shared(path: Path) -> None:
+    """Raise `PathError` if another user could replace the socket, or a directory or link on the way to it. Clients would send their
+    environment to that user."""
+    for entry in _traversed(path.parent):
+        found = entry.lstat()
+        what = f"the socket {path} is not safe: {'link' if stat.S_ISLNK(found.st_mode) else 'directory'} {entry}"
+        mode = f"mode {stat.S_IMODE(found.st_mode):04o}, uid {found.st_uid}, gid {found.st_gid}"
+        if found.st_uid not in (0, os.geteuid()) and not _outside(found.st_uid):
+            raise PathError(f"{what} belongs to another user ({mode}); choose a directory of your own with --socket")
+        if _others_write(found):
+            raise PathError(
+                f"{what} is writable by other users ({mode}); run 'chmod go-w {entry}', or choose another with --socket"
+            )
+
+
+def _traversed(directory: Path) -> Iterator[Path]:
+    """Yield each directory and symbolic link that the kernel passes on the way. Raises `OSError`."""
+    here, rest = Path("/"), list(directory.absolute().parts[1:])
+    yield here
+    for _ in range(_MAX_STEPS):
+        if not rest:
+            return
+        part = rest.pop(0)
+        entry = here.parent if part == ".." else here / part
+        yield entry
+        if entry.is_symlink():
+            target = entry.readlink()
+            here = Path("/") if target.is_absolute() else here
+            rest[:0] = target.relative_to("/").parts if target.is_absolute() else target.parts
+        else:
+            here = entry
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(directory))
+
+
+def _others_write(found: os.stat_result) -> bool:
+    """Return whether other users may rename an entry of a directory. In a sticky one, such as /tmp, only the owners of the entry
+    and of the directory may. They can take the name of a socket that does not exist yet: clients check the listener's uid."""
+    if stat.S_ISLNK(found.st_mode) or found.st_mode & stat.S_ISVTX:
+        return False
+    return bool(found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not _own_group(found.st_gid)))
+
+
+def _own_group(gid: int) -> bool:
+    """Return whether a group is root's, or this user's alone. Distributions that give each user a group use a umask of 002, so such
+    a group may write to every directory of the user."""
+    if gid == 0:
+        return True
+    try:
+        user, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return group.gr_name == user and set(group.gr_mem) <= {user}
+
+
+def _outside(uid: int) -> bool:
+    """Return whether a uid stands for users whom this user namespace does not know. In a sandbox the owner of / is often one."""
+    if uid != _OVERFLOW_UID:
+        return False
+    ranges = (list(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines())
+    return not any(first <= uid < first + count for first, _, count in ranges)
 
 
 @contextmanager
@@ -112,6 +182,8 @@ def _clear_stale(path: Path) -> None:
         return
     if not stat.S_ISSOCK(found.st_mode):
         raise PathError(f"{path} exists and is not a socket; move it away or choose another with --socket")
+    if found.st_uid not in (0, os.geteuid()):
+        raise PathError(f"the socket {path} exists and belongs to uid {found.st_uid}; remove it or choose another with --socket")
     if _alive(path):
         raise AlreadyRunning(f"a daemon is already listening on {path}")
     path.unlink()
