@@ -30,7 +30,7 @@ from .launch.sweep import sweep
 from .ledger import Ledger, LedgerError, is_full
 from .observe.log import Log
 from .output.files import OutputStore
-from .paths import PathError, bind_socket, unbind_socket
+from .paths import PathError, bind_socket, prepare_socket, unbind_socket
 from .peers import identify
 from .priority import go_ahead
 from .protocol.messages import Setting
@@ -126,6 +126,7 @@ class Daemon:
         path, instance, handed = self._place.state_dir, self._place.instance, self._handed
         if handed is None:
             self._lock = take_state_dir(path, instance)
+            prepare_socket(self._place.socket)  # a daemon that adopts runs and then cannot serve ends them
         else:
             self._lock = resume_lock(path, instance, directory=handed.directory, file=handed.lock, claim=handed.claim)
         stack.callback(self._lock.close)

@@ -54,17 +54,29 @@ def config_files(env: Mapping[str, str], flag: str | None = None) -> tuple[list[
         return [SYSTEM_CONFIG], False
 
 
+def prepare_socket(path: Path) -> None:
+    """Make what `bind_socket` needs, and raise what it would: before a daemon adopts runs that it could not serve."""
+    with _place_for(path, 0o700):
+        pass  # not bound yet: clients would wait for a daemon that may take long to recover
+
+
 def bind_socket(path: Path, *, mode: int = 0o600, directory_mode: int = 0o700) -> socket.socket:
     """A listening, non-blocking Unix stream socket at `path`.
 
     The directory is made with `directory_mode` if it is missing. A stale socket is replaced, a live one raises
     `AlreadyRunning`, anything else there `PathError`, and so does a directory in which another user could replace the socket."""
+    with _place_for(path, directory_mode):
+        return _listen(path, mode)
+
+
+@contextmanager
+def _place_for(path: Path, directory_mode: int) -> Iterator[None]:
     try:
         _make_directory(path.parent, directory_mode)
         _refuse_shared(path)
         with _directory_lock(path.parent):
             _clear_stale(path)
-            return _listen(path, mode)
+            yield
     except (OSError, ValueError) as error:
         raise PathError(f"the socket {path} cannot be made: {error}") from error
 

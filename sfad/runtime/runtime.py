@@ -691,9 +691,12 @@ class Runtime:
         return self.notice_state_dir() or self.ledger.trouble
 
     def notice_state_dir(self) -> str | None:
-        """Look whether the state directory is where it was. Return why not, and tell of each change once."""
+        """Look whether the state directory, and the spool in it, is where it was. Return why the directory is not, and tell of each
+        change once."""
         lost, before = self._state_dir_lost(), self._lost
         self._lost = lost
+        if lost is None:
+            self.memory.restore()
         if lost is not None and before is None:
             self.log.error(f"{lost}; new runs are refused, and live runs go on")
             self.tell("daemon_state_dir_lost", f"{lost}; new runs are refused", "medium")

@@ -17,7 +17,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.errors import ErrorCode
 from sfad.protocol.types import Status
 from tests.conftest import Start
-from tests.harness import Daemon, ended, spawn, started, stopped, wait_until
+from tests.harness import Daemon, alive, ended, spawn, started, stopped, wait_until
 
 from .agents import info
 from .test_recovery import ticking
@@ -153,4 +153,34 @@ def test_a_mount_over_the_directory(start: Start) -> None:
             refused(daemon)
             assert isinstance(spawn(client, ["true"]), m.Error)
         assert isinstance(spawn(client, ["true"]), m.RunReply)
+        stopped(client, run.id)
+
+
+def test_a_socket_that_cannot_be_served_ends_no_run(start: Start, containment: str) -> None:
+    daemon = start(mode=containment)
+    with daemon.client() as client:
+        run = started(client, ["sleep", "300"])
+    daemon.kill()
+    daemon.directory.chmod(0o777)
+    done = sfad(daemon, "serve")
+    assert done.returncode == 69
+    assert f"directory {daemon.directory} is writable by other users" in done.stderr
+    assert alive(run.pid)
+    daemon.directory.chmod(0o700)
+    daemon.restart()
+    with daemon.client() as client:
+        assert info(client, run.id).pid == run.pid
+        stopped(client, run.id)
+
+
+def test_a_spool_that_was_removed_is_written_again(start: Start) -> None:
+    daemon = start()
+    with daemon.client() as client:
+        run = started(client, ["sleep", "300"])
+        shutil.rmtree(daemon.state_dir / "spool")
+        wait_until(lambda: "was removed or replaced" in daemon.log.read_text(), "it looks by itself")
+    daemon.kill()
+    daemon.restart()
+    with daemon.client() as client:
+        assert (info(client, run.id).status, info(client, run.id).pid) == (Status.RUNNING, run.pid)
         stopped(client, run.id)
