@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -13,9 +15,9 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from sfactl.connection import Client, Unreachable
-from tests.harness import NOBODY, as_nobody, as_root
+from tests.harness import NOBODY, as_nobody, as_root, wait_until
 
-from .conftest import World
+from .conftest import PATIENCE, World
 
 pytestmark = as_root
 
@@ -122,3 +124,22 @@ def test_a_daemon_that_was_replaced_is_not_connected_to_again(world: World) -> N
         with pytest.raises(Unreachable, match="listens there"):
             client.reconnect("")
         assert received() == b""
+
+
+def test_a_socket_that_another_user_made_meanwhile_starts_no_daemon(world: World) -> None:
+    del world.env["SFAD_AUTOSTART"]
+    world.state.mkdir(mode=0o700)
+    with open(world.state / "autostart.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        client = world.popen("spawn", "--", "true")
+        # the arrow marks a process that waits for a lock
+        waiting = re.compile(rf"^\d+: -> FLOCK .* {client.pid} ", re.MULTILINE)
+        wait_until(
+            lambda: waiting.search(Path("/proc/locks").read_text()), "it found no daemon, and waits for its turn to start one"
+        )
+        with listening(world.socket, NOBODY) as received:
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            _, said = client.communicate(timeout=PATIENCE)
+            assert received() == b""
+    assert (client.returncode, b"listens there" in said) == (69, True), said
+    assert os.listdir(world.state) == ["autostart.lock"]
