@@ -51,10 +51,9 @@ class StateLock:
             if os.path.samestat(held, found):
                 return None
             what = "was replaced by another directory"
-        back = "restart the daemon" if held.st_nlink == 0 else "put it back, or restart the daemon"
-        return (
-            f"the state directory {self.path} {what} while pid {os.getpid()} served it; {back} (kill {os.getpid()} stops its runs)"
-        )
+        back = "" if held.st_nlink == 0 else "put it back, or "
+        restart = f"{back}stop the daemon with 'kill {os.getpid()}', which stops its runs, and start another"
+        return f"the state directory {self.path} {what} while a daemon served it; {restart}"
 
     def close(self) -> None:
         """Free the locks."""
