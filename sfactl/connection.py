@@ -29,6 +29,7 @@ from sfad.protocol.paths import client_sockets, connect_path
 from sfad.protocol.version import SUPPORTED
 
 from . import exits
+from .listener import distrusted
 
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds for connect and `Welcome`. A daemon that adopts a thousand runs again is to serve within 2 s."""
@@ -63,7 +64,8 @@ Q = TypeVar("Q", bound=m.Request)
 
 class Unreachable(exits.Quit):
     """No daemon answers at this socket. `kind`: `missing`, `refused`, `denied` (file permissions), `sandbox` (the system
-    call itself was refused to this process), `silent` (nothing said in time) or `gone` (it closed the connection)."""
+    call itself was refused to this process), `untrusted` (another user listens), `silent` (nothing said in time) or `gone` (it
+    closed the connection)."""
 
     def __init__(self, path: Path, kind: str, detail: str) -> None:
         super().__init__(exits.Exit.UNREACHABLE, f"the daemon cannot be reached at {path}: {detail}")
@@ -129,6 +131,8 @@ class Client:
         self._opened_at = time.monotonic()
         self._socket = _connected(self.path, handshake)
         try:
+            if (why := distrusted(self._socket)) is not None:
+                raise Unreachable(self.path, "untrusted", why)
             self.welcome = self._shake_hands()
         except BaseException:
             self.close()
@@ -165,6 +169,8 @@ class Client:
                 if error.error is not ErrorCode.UNAVAILABLE or time.monotonic() >= give_up:
                     raise
             except Unreachable as error:
+                if error.kind == "untrusted":
+                    raise
                 if time.monotonic() >= give_up:
                     detail = f"it did not come back within {patience:.3g} s; {advice}"
                     raise Unreachable(self.path, error.kind, detail) from error

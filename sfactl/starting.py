@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from sfad.protocol.paths import daemon_socket, state_dir
@@ -40,8 +39,11 @@ def start() -> Client:
     state = _prepared(state_dir(os.environ, os.getuid()))
     with open(state / "autostart.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with suppress(Unreachable):
+        try:
             return connection.connect(None)
+        except Unreachable as error:
+            if error.kind not in connection.ABSENT:  # a daemon would not help, and its client might meet somebody else's
+                raise
         how = by_systemd() or by_itself(state, place)
         started = _connect_started(state)
     output.note(f"sfactl: no daemon was running; started one {how} (pid {started.welcome.pid}, {started.path})")

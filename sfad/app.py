@@ -24,11 +24,12 @@ from .launch.sweep import sweep as sweep_instance
 from .ledger import LedgerError, back_up
 from .ledger.opening import FILE as LEDGER_FILE
 from .ledger.opening import check_known
-from .paths import PathError, config_files, lock_state_dir
+from .paths import PathError, config_files
 from .runtime.memory import Memory
 from .serving import EXIT_SURVIVED, EXIT_UNAVAILABLE, EXIT_USAGE, die, load, place
 from .spool import JournalError
 from .spool.journal import check_version
+from .state_dir import claim_instance, lock_state_dir
 
 EXIT_IO = 74
 
@@ -100,8 +101,8 @@ def sweep(state_dir: StateDir = None, config: ConfigFile = None, stop_post: Stop
     """Kill what a dead daemon of this state directory left behind. Refuses while a daemon is alive."""
     where = place(None, state_dir, config)
     try:
-        if where.state_dir.is_dir():
-            lock_state_dir(where.state_dir)  # until this process ends: no daemon may start in the middle of it
+        # until this process ends: no daemon may start in the middle of it. One may be alive whose directory was removed
+        (lock_state_dir if where.state_dir.is_dir() else claim_instance)(where.state_dir, where.instance)
     except PathError as error:
         die(f"{error}; a living daemon looks after its own (sfactl stop --all)", EXIT_UNAVAILABLE)
     if stop_post and systemd.another_follows():

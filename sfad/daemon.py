@@ -30,7 +30,7 @@ from .launch.sweep import sweep
 from .ledger import Ledger, LedgerError, is_full
 from .observe.log import Log
 from .output.files import OutputStore
-from .paths import PathError, bind_socket, lock_state_dir, prepare_state_dir, unbind_socket
+from .paths import PathError, bind_socket, prepare_socket, unbind_socket
 from .peers import identify
 from .priority import go_ahead
 from .protocol.messages import Setting
@@ -43,6 +43,7 @@ from .runtime.recovery import Recovery, recover
 from .runtime.runtime import Runtime
 from .server.server import Server
 from .spool import JournalError
+from .state_dir import StateLock, resume_lock, take_state_dir
 
 LAST_WORDS = 2.0
 """Seconds that clients have to take their last replies when the daemon ends."""
@@ -82,7 +83,7 @@ class Daemon:
         self._renewing = False
         """It is about to execute itself anew."""
         self._runtime: Runtime
-        self._lock = -1
+        self._lock: StateLock
         self._nofile = 0
         """The soft limit of descriptors that it was started with."""
 
@@ -127,12 +128,13 @@ class Daemon:
             return log
 
     def _take_state_dir(self, stack: ExitStack) -> None:
-        if self._handed is not None:
-            self._lock = self._handed.lock
+        path, instance, handed = self._place.state_dir, self._place.instance, self._handed
+        if handed is None:
+            self._lock = take_state_dir(path, instance)
+            prepare_socket(self._place.socket)  # a daemon that adopts runs and then cannot serve ends them
         else:
-            prepare_state_dir(self._place.state_dir)
-            self._lock = lock_state_dir(self._place.state_dir)
-        stack.callback(os.close, self._lock)
+            self._lock = resume_lock(path, instance, directory=handed.directory, file=handed.lock, claim=handed.claim)
+        stack.callback(self._lock.close)
 
     def _open_state(self, stack: ExitStack, log: Log) -> tuple[Memory, OutputStore, Ledger]:
         state_dir = self._place.state_dir
@@ -202,6 +204,7 @@ class Daemon:
             state_dir=str(self._place.state_dir),
             memory=memory,
             on_shutdown=self._drained.set,
+            state_dir_lost=self._lock.lost,
         )
         return self._runtime
 
@@ -338,6 +341,8 @@ class Daemon:
             return
         self._renewing = True
         try:
+            if (lost := self._lock.lost()) is not None:
+                raise reexec.Unfit(f"the next program would find nothing of what this one holds: {lost}")
             await reexec.check(runtime.state_dir)
             log.info("executing itself anew", version=__version__, live=len(runtime.live))
             _notify(systemd.reloading(), log)

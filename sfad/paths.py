@@ -1,4 +1,5 @@
-"""The daemon's side of its paths: the state directory and its lock, and a socket that is never open wider than meant.
+"""The daemon's side of its paths: config files, and a socket that is never open wider than meant, in a directory where no other
+user can replace it. The state directory is in `state_dir`.
 
 The rules where things are, which clients share, are in `protocol.paths`."""
 
@@ -7,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import grp
 import os
+import pwd
 import socket
 import stat
 import time
@@ -17,12 +20,16 @@ from pathlib import Path
 
 from .protocol.paths import bind_path, connect_path, xdg
 
-LOCK = "lock"
-
 BACKLOG = 1024
 """Connections that wait for accept. Above this, connect() of a client waits; the kernel caps it at net.core.somaxconn."""
 
 LOCK_TRIES, _LOCK_PAUSE = 25, 0.02
+
+_MAX_STEPS = 40 * 256
+"""Components of a path: the kernel follows 40 links, and a path has at most 4096 bytes."""
+
+_OVERFLOW_UID = 65534
+"""What the kernel shows for a user whom the user namespace does not know (default of /proc/sys/kernel/overflowuid)."""
 
 SYSTEM_CONFIG = Path("/etc/sfad/sfad.toml")
 
@@ -47,69 +54,29 @@ def config_files(env: Mapping[str, str], flag: str | None = None) -> tuple[list[
         return [SYSTEM_CONFIG], False
 
 
-def prepare_state_dir(path: Path) -> None:
-    """Makes the state directory, readable by its owner only. Raises `PathError`.
-
-    One that is there with a wider mode is narrowed only if it is empty or was ours before: it could be `/tmp`."""
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = path.stat()
-        if found.st_uid != os.geteuid():
-            raise PathError(f"the state directory {path} belongs to uid {found.st_uid}; choose another with --state-dir")
-        if stat.S_IMODE(found.st_mode) & 0o077:
-            _narrow(path)
-    except OSError as error:
-        raise PathError(f"the state directory {path} cannot be used: {error.strerror}") from error
-
-
-def _narrow(path: Path) -> None:
-    if not (path / LOCK).exists() and any(path.iterdir()):
-        raise PathError(f"{path} holds files of others and is open to them; give --state-dir a directory of its own")
-    path.chmod(0o700)
-
-
-def lock_state_dir(path: Path) -> int:
-    """Takes the one lock of a state directory. Returns the descriptor that holds it: keep it open.
-
-    The kernel frees the lock with the process, however it ends; the pid in the file is for people. Raises
-    `AlreadyRunning`, naming the pid that holds it, and `PathError`."""
-    file = path / LOCK
-    try:
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise PathError(f"{file} cannot be opened: {error.strerror}") from error
-    with contextlib.ExitStack() as undo:
-        undo.callback(os.close, descriptor)
-        _lock(descriptor, file)
-        # best effort: on a full disk the daemon still has the lock, only its pid is not told
-        with contextlib.suppress(OSError):
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        undo.pop_all()
-    return descriptor
-
-
-def _lock(descriptor: int, file: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
-        who = f"pid {holder}" if holder else "another process"
-        raise AlreadyRunning(f"{file} is held by {who}: one daemon per state directory") from error
-    except OSError as error:
-        raise PathError(f"{file} cannot be locked: {error.strerror}") from error
+def prepare_socket(path: Path) -> None:
+    """Make what `bind_socket` needs, and raise what it would: before a daemon adopts runs that it could not serve."""
+    with _place_for(path, 0o700):
+        pass  # not bound yet: clients would wait for a daemon that may take long to recover
 
 
 def bind_socket(path: Path, *, mode: int = 0o600, directory_mode: int = 0o700) -> socket.socket:
     """A listening, non-blocking Unix stream socket at `path`.
 
     The directory is made with `directory_mode` if it is missing. A stale socket is replaced, a live one raises
-    `AlreadyRunning`, anything else there `PathError`."""
+    `AlreadyRunning`, anything else there `PathError`, and so does a directory in which another user could replace the socket."""
+    with _place_for(path, directory_mode):
+        return _listen(path, mode)
+
+
+@contextmanager
+def _place_for(path: Path, directory_mode: int) -> Iterator[None]:
     try:
         _make_directory(path.parent, directory_mode)
+        _refuse_shared(path)
         with _directory_lock(path.parent):
             _clear_stale(path)
-            return _listen(path, mode)
+            yield
     except (OSError, ValueError) as error:
         raise PathError(f"the socket {path} cannot be made: {error}") from error
 
@@ -128,12 +95,73 @@ def unbind_socket(path: Path) -> None:
 
 
 def _make_directory(directory: Path, mode: int) -> None:
-    try:
-        directory.mkdir(mode=0o700, parents=True)
-    except FileExistsError:
-        return
-    if mode != 0o700:
+    missing = [each for each in (directory, *directory.parents) if not each.exists()]
+    for each in reversed(missing):
+        each.mkdir(mode=mode, exist_ok=True)  # parents, too: mkdir(parents=True) makes them as open as the umask allows
+    if missing and mode != 0o700:
         directory.chmod(mode)  # mkdir's mode is subject to the umask
+
+
+def _refuse_shared(path: Path) -> None:
+    """Raise `PathError` if another user could replace the socket, or a directory or link on the way to it. Clients would send their
+    environment to that user."""
+    for entry in _traversed(path.parent):
+        found = entry.lstat()
+        what = f"the socket {path} is not safe: {'link' if stat.S_ISLNK(found.st_mode) else 'directory'} {entry}"
+        mode = f"mode {stat.S_IMODE(found.st_mode):04o}, uid {found.st_uid}, gid {found.st_gid}"
+        if found.st_uid not in (0, os.geteuid()) and not _outside(found.st_uid):
+            raise PathError(f"{what} belongs to another user ({mode}); choose a directory of your own with --socket")
+        if _others_write(found):
+            raise PathError(
+                f"{what} is writable by other users ({mode}); run 'chmod go-w {entry}', or choose another with --socket"
+            )
+
+
+def _traversed(directory: Path) -> Iterator[Path]:
+    """Yield each directory and symbolic link that the kernel passes on the way. Raises `OSError`."""
+    here, rest = Path("/"), list(directory.absolute().parts[1:])
+    yield here
+    for _ in range(_MAX_STEPS):
+        if not rest:
+            return
+        part = rest.pop(0)
+        entry = here.parent if part == ".." else here / part
+        yield entry
+        if entry.is_symlink():
+            target = entry.readlink()
+            here = Path("/") if target.is_absolute() else here
+            rest[:0] = target.relative_to("/").parts if target.is_absolute() else target.parts
+        else:
+            here = entry
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(directory))
+
+
+def _others_write(found: os.stat_result) -> bool:
+    """Return whether other users may rename an entry of a directory. In a sticky one, such as /tmp, only the owners of the entry
+    and of the directory may. They can take the name of a socket that does not exist yet: clients check the listener's uid."""
+    if stat.S_ISLNK(found.st_mode) or found.st_mode & stat.S_ISVTX:
+        return False
+    return bool(found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not _own_group(found.st_gid)))
+
+
+def _own_group(gid: int) -> bool:
+    """Return whether a group is root's, or this user's alone. Distributions that give each user a group use a umask of 002, so such
+    a group may write to every directory of the user."""
+    if gid == 0:
+        return True
+    try:
+        user, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return group.gr_name == user and set(group.gr_mem) <= {user}
+
+
+def _outside(uid: int) -> bool:
+    """Return whether a uid stands for users whom this user namespace does not know. In a sandbox the owner of / is often one."""
+    if uid != _OVERFLOW_UID:
+        return False
+    ranges = (list(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines())
+    return not any(first <= uid < first + count for first, _, count in ranges)
 
 
 @contextmanager
@@ -166,6 +194,8 @@ def _clear_stale(path: Path) -> None:
         return
     if not stat.S_ISSOCK(found.st_mode):
         raise PathError(f"{path} exists and is not a socket; move it away or choose another with --socket")
+    if found.st_uid not in (0, os.geteuid()):
+        raise PathError(f"the socket {path} exists and belongs to uid {found.st_uid}; remove it or choose another with --socket")
     if _alive(path):
         raise AlreadyRunning(f"a daemon is already listening on {path}")
     path.unlink()

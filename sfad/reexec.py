@@ -23,6 +23,7 @@ from .faults import carried, effect
 from .runtime.handover import VARIABLE, Handover, store
 from .runtime.runtime import Runtime
 from .server.server import Server
+from .state_dir import StateLock
 
 CHECK_TIMEOUT = 30.0
 """Seconds that the installed program may take to say that it works."""
@@ -69,7 +70,7 @@ def _config_option(argv: list[str]) -> list[str]:
     return [word for word in argv if word.startswith("--config=")]
 
 
-async def execute(runtime: Runtime, server: Server, lock: int, nofile: int) -> None:
+async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int) -> None:
     """Does not return. `nofile`: the soft limit of descriptors that this process was started with. Raises `OSError`, `Unfit` if it
     could not be done; then everything is as it was."""
     server.rest(resting=True)
@@ -106,14 +107,16 @@ def _signals_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _execute(runtime: Runtime, server: Server, lock: int, nofile: int) -> None:
+def _execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int) -> None:
     """Without a pause from here on: what is handed over is as it is, and what was said of it is on record."""
     if not runtime.ledger.flush_now():
         raise Unfit(f"the ledger cannot be written: {runtime.ledger.trouble or 'it takes longer than a second'}")
     effect("hand over")
     handover = Handover(
         listener=server.listener,
-        lock=lock,
+        lock=lock.file,
+        directory=lock.directory,
+        claim=lock.claim,
         runs=runtime.hand_over(),
         tickets=list(runtime.machine.tickets()),
         last_token=runtime.last_token,

@@ -240,6 +240,35 @@ def stopped(client: Client, *runs: str, **options: Any) -> m.Stopped:
     return client.call(m.Stop(id=client.next_id(), runs=list(runs), **options), m.Stopped)
 
 
+NOBODY = 65534
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="takes root to act as another user")
+
+
+def as_nobody(call: Callable[[], object]) -> str:
+    """What a process of another user gets from `call`: its result, or what it raises, as text."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with suppress(BaseException):
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            os.write(write, _text_of(call).encode())
+        os._exit(0)
+    os.close(write)
+    os.waitid(os.P_PID, child, os.WEXITED)
+    with os.fdopen(read) as answer:
+        return answer.read()
+
+
+def _text_of(call: Callable[[], object]) -> str:
+    try:
+        return str(call())
+    except Exception as error:  # noqa: BLE001 - the test looks at it
+        return f"{type(error).__name__}: {error}"
+
+
 @contextmanager
 def _fuse(directory: Path) -> Iterator[tuple[int, Callable[[], None]]]:
     """A mount, the descriptor of its server, and what makes the server go away."""

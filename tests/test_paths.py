@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
 import socket
 import stat
-import subprocess
-import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from sfad import paths
-from sfad.paths import AlreadyRunning, PathError, bind_socket, config_files, lock_state_dir, prepare_state_dir, unbind_socket
+from sfad.paths import AlreadyRunning, PathError, bind_socket, config_files, unbind_socket
 from sfad.protocol.paths import SYSTEM_SOCKET, bind_path, client_sockets, connect_path, daemon_socket, state_dir
+from tests.harness import NOBODY, as_nobody, as_root
 
 HOME = {"HOME": "/home/ann"}
 LOGIN = {**HOME, "XDG_RUNTIME_DIR": "/run/user/7"}
@@ -88,62 +88,6 @@ def test_config_files() -> None:
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.lstat().st_mode)
-
-
-def test_the_state_directory_is_the_owner_s_alone(tmp_path: Path) -> None:
-    made, found = tmp_path / "a" / "b", tmp_path / "found"
-    found.mkdir(mode=0o755)
-    for path in (made, found):
-        prepare_state_dir(path)
-        assert mode(path) == 0o700
-
-
-def test_a_shared_directory_is_not_narrowed_under_its_users(tmp_path: Path) -> None:
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    shared.chmod(0o1777)
-    (shared / "theirs").touch()
-    with pytest.raises(PathError, match="a directory of its own"):
-        prepare_state_dir(shared)
-    assert mode(shared) == 0o1777
-    (tmp_path / "file").touch()
-    with pytest.raises(PathError, match="cannot be used"):
-        prepare_state_dir(tmp_path / "file" / "x")
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a directory away")
-def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
-    os.chown(theirs, 12345, -1)
-    with pytest.raises(PathError, match="belongs to uid 12345"):
-        prepare_state_dir(theirs)
-
-
-def test_the_lock_is_the_process_s_and_names_it(tmp_path: Path) -> None:
-    code = "import sys, time; from pathlib import Path; from sfad.paths import lock_state_dir\n"
-    code += "lock_state_dir(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
-    holder = subprocess.Popen(
-        [sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, stdin=subprocess.PIPE, env={"PYTHONPATH": os.getcwd()}
-    )
-    assert holder.stdout is not None
-    assert holder.stdin is not None
-    assert holder.stdout.readline() == b"held\n"
-    with pytest.raises(AlreadyRunning, match=rf"held by pid {holder.pid}: one daemon"):
-        lock_state_dir(tmp_path)
-    holder.send_signal(signal.SIGKILL)
-    holder.wait()
-    holder.stdout.close()
-    holder.stdin.close()
-    descriptor = lock_state_dir(tmp_path)
-    assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
-    assert not os.get_inheritable(descriptor)
-    os.close(descriptor)
-
-
-def test_a_state_directory_that_is_missing_cannot_be_locked(tmp_path: Path) -> None:
-    with pytest.raises(PathError, match="cannot be opened"):
-        lock_state_dir(tmp_path / "missing")
 
 
 @pytest.fixture(params=["short", "long"])
@@ -268,3 +212,98 @@ def test_a_directory_that_somebody_else_holds_the_lock_of(tmp_path: Path, monkey
     bind_socket(tmp_path / "s").close()
     unbind_socket(tmp_path / "s")
     assert not (tmp_path / "s").exists()
+
+
+@pytest.fixture
+def safe(tmp_path: Path) -> Path:
+    """A directory that only its owner can write to."""
+    path = tmp_path / "safe"
+    path.mkdir(mode=0o755)
+    return path
+
+
+@pytest.mark.parametrize("bits", [0o777, 0o757, 0o775])
+def test_a_directory_that_others_may_write_to_is_refused(safe: Path, bits: int) -> None:
+    if bits == 0o775:
+        give_to_a_group(safe)
+    safe.chmod(bits)
+    for socket_ in (safe / "s", safe / "below" / "s"):
+        with pytest.raises(PathError, match=rf"directory {safe} is writable by other users \(mode 0{bits:o}, .*chmod go-w {safe}"):
+            bind_socket(socket_)
+        assert not socket_.exists()
+
+
+def give_to_a_group(path: Path) -> None:
+    """One that has other members, or none that is known."""
+    if os.geteuid() != 0:
+        pytest.skip("takes root to give a directory to another group")
+    os.chown(path, -1, 12345)
+
+
+def test_a_sticky_directory_is_not_refused(safe: Path) -> None:
+    safe.chmod(0o1777)
+    bind_socket(safe / "s").close()
+
+
+def test_links_are_followed(safe: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    (bad / "below").mkdir()
+    (safe / "to-bad").symlink_to("../bad/below")
+    (bad / "to-safe").symlink_to(safe)
+    bad.chmod(0o777)
+    for socket_ in (safe / "to-bad" / "s", bad / "to-safe" / "s", safe / "to-bad" / ".." / ".." / "safe" / "s"):
+        with pytest.raises(PathError, match=f"directory {bad} is writable by other users"):
+            bind_socket(socket_)
+    bad.chmod(0o755)
+    bind_socket(safe / "to-bad" / "s").close()
+    bind_socket(bad / "to-safe" / "s").close()
+
+
+def test_parents_that_are_made_are_safe_whatever_the_umask(safe: Path) -> None:
+    old = os.umask(0)
+    try:
+        bind_socket(safe / "a" / "b" / "s").close()
+    finally:
+        os.umask(old)
+
+
+@as_root
+def test_what_belongs_to_another_user_is_refused(safe: Path, tmp_path: Path) -> None:
+    os.chown(safe, NOBODY, NOBODY)
+    with pytest.raises(PathError, match=rf"directory {safe} belongs to another user \(mode 0755, uid {NOBODY}"):
+        bind_socket(safe / "s")
+    os.chown(safe, 0, 0)
+    (tmp_path / "link").symlink_to(safe)
+    os.lchown(tmp_path / "link", NOBODY, NOBODY)
+    with pytest.raises(PathError, match=f"link {tmp_path / 'link'} belongs to another user"):
+        bind_socket(tmp_path / "link" / "s")
+    bind_socket(safe / "s").close()
+    os.chown(safe / "s", NOBODY, NOBODY)
+    with pytest.raises(PathError, match=f"exists and belongs to uid {NOBODY}"):
+        bind_socket(safe / "s")
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A directory like /tmp, which every user reaches."""
+    with TemporaryDirectory(dir="/tmp") as directory:
+        path = Path(directory)
+        path.chmod(0o1777)
+        yield path
+
+
+@as_root
+def test_another_user_is_told_the_same(shared: Path) -> None:
+    assert as_nobody(lambda: bind_socket(shared / "mine" / "s").close()) == "None"
+    (shared / "theirs").mkdir()
+    os.chown(shared / "theirs", 12345, 12345)
+    assert "belongs to another user" in as_nobody(lambda: bind_socket(shared / "theirs" / "s"))
+    os.chown(shared / "theirs", NOBODY, NOBODY)
+    (shared / "theirs").chmod(0o777)
+    assert "is writable by other users" in as_nobody(lambda: bind_socket(shared / "theirs" / "s"))
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(shared / "taken"))
+    os.chown(shared / "taken", 12345, 12345)
+    assert "belongs to uid 12345" in as_nobody(lambda: bind_socket(shared / "taken"))
+    listener.close()

@@ -78,6 +78,7 @@ def _unreachable(error: Unreachable) -> tuple[str, str, str]:
         "missing": "the first `sfactl spawn` starts one, or: sfad serve",
         "refused": "start it again: sfad serve, or the first `sfactl spawn`",
         "denied": "use your own daemon, or have the administrator add you",
+        "untrusted": "use another socket, or remove this one; SFAD_SERVICE_USER names one more user to be trusted",
         "sandbox": "let the sandbox connect to Unix sockets",
     }
     verdict = "warn" if error.kind == "missing" else "bad"

@@ -81,10 +81,13 @@ class Handover(Struct, frozen=True):
     began: float
     """When the daemon was started, on the monotonic clock."""
     format: int = FORMAT
+    directory: int = -1
+    """`directory` and `claim` of the `StateLock`, whose `file` is `lock`; release 0.1.0 has neither, and hands over -1."""
+    claim: int = -1
 
     def descriptors(self) -> Iterable[int]:
         """All that are to stay open."""
-        yield from (self.lock, self.listener)
+        yield from (fd for fd in (self.lock, self.listener, self.directory, self.claim) if fd >= 0)
         for held in self.runs.values():
             yield from held.descriptors
             if held.stdin is not None:

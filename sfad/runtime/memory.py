@@ -169,6 +169,16 @@ class Memory:
             return []
         return [run for run, main in self.mains() if is_alive(main.pid, main.started)]
 
+    def restore(self) -> None:
+        """Write the spool again if it was removed or replaced: the next daemon would end every run that it does not find there."""
+        try:
+            if not self._closed and self._journal.restore():
+                self._trouble("the spool was removed or replaced; what is remembered of runs is in a new one")
+        except OSError as error:
+            if not self._failing:
+                self._trouble(f"the spool was removed or replaced, and cannot be written again: {error}")
+            self._failing = True
+
     def begin(self, timers: Timers, place: str) -> None:
         """From now on things are remembered, of this boot, and of the state directory `place`."""
         self._timers = timers

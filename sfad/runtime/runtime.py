@@ -62,6 +62,9 @@ containment, a pidfd."""
 NO_ROOM = 64 * 1024
 """Bytes on a disk that is as good as full."""
 
+LOOK = 5.0
+"""Seconds between two looks whether the state directory is where it was. Each admission looks, too."""
+
 SAVE_USE = 1.0
 """Seconds until a changed use is in the ledger: what a daemon that is killed forgets, and a row a run in that time."""
 
@@ -118,7 +121,9 @@ class Runtime:
         state_dir: str,
         memory: Memory,
         on_shutdown: Callable[[], None],
+        state_dir_lost: Callable[[], str | None] = lambda: None,
     ) -> None:
+        """`state_dir_lost` returns why `state_dir` does not lead to the directory that was opened; `None` while it does."""
         # a reservation's name is not used again by a later daemon: its clock has gone on
         self.machine = Machine(policy_of(loaded), next_number=ledger.next_number, reservations=int(1000 * trio.current_time()))
         self.config = loaded.config
@@ -152,6 +157,8 @@ class Runtime:
         self.fd_store = FdStore()
         self.recent: OrderedDict[RunId, Recent] = OrderedDict()
         self._on_shutdown = on_shutdown
+        self._state_dir_lost = state_dir_lost
+        self._lost: str | None = None
         self._events: deque[e.Event] = deque()
         self._feeding = False
         self._with_admission: list[Live] = []
@@ -213,6 +220,7 @@ class Runtime:
             await self._nursery.start(self.adviser.serve)
             self._nursery.start_soon(self.timers.serve)
             self._nursery.start_soon(self.maintenance.serve)
+            self._nursery.start_soon(self._watch_state_dir)
             self._configure()
             self._remember_spawns()
             task_status.started()
@@ -496,6 +504,9 @@ class Runtime:
             self._nursery.start_soon(live.stdin.serve)
         request.admitted(run.id)
         self.adviser.noticed(run.asked.type, run.name)
+        if (lost := self.notice_state_dir()) is not None:
+            self.commit_failed([run.id], lost)
+            return
         if self.ledger.trouble is not None and self.ledger.held:
             # it is tried again for what is held; who asks without pause meanwhile must not use up what the spool has left for ends
             self.commit_failed([run.id], self.ledger.trouble)
@@ -691,6 +702,33 @@ class Runtime:
         self.tell("daemon_ledger_failing", f"the ledger cannot be written: {error}; new runs are refused", "medium")
         self._tell_waiters(list(self._unrecorded))
         self._tell_of_full_disk()
+
+    @property
+    def unwritable(self) -> str | None:
+        """Why nothing new is started, and what helps; `None` if the ledger can be written."""
+        return self.notice_state_dir() or self.ledger.trouble
+
+    def notice_state_dir(self) -> str | None:
+        """Look whether the state directory, and the spool in it, is where it was. Return why the directory is not, and tell of each
+        change once."""
+        lost, before = self._state_dir_lost(), self._lost
+        self._lost = lost
+        if lost is None:
+            self.memory.restore()
+        if lost is not None and before is None:
+            self.log.error(f"{lost}; new runs are refused, and live runs go on")
+            self.tell("daemon_state_dir_lost", f"{lost}; new runs are refused", "medium")
+        elif lost is None and before is not None:
+            self.log.warning(f"the state directory {self.state_dir} is back; new runs are admitted again")
+            self.tell("daemon_state_dir_back", f"the state directory {self.state_dir} is back", "medium")
+        return lost
+
+    async def _watch_state_dir(self) -> None:
+        # The kernel notifies of neither a renamed ancestor nor a mount. It sends IN_DELETE_SELF only when the last descriptor of
+        # the directory is closed, and this daemon holds one.
+        while True:
+            self.notice_state_dir()
+            await trio.sleep(LOOK)
 
     def _tell_of_full_disk(self) -> None:
         """Runs write their output themselves, and nobody tells the daemon that it found no room."""

@@ -530,7 +530,7 @@ class Verbs:
             connections=self._connections(),
             memory_bytes=psutil.Process().memory_info().rss,
             ledger_bytes=runtime.ledger.size_bytes,
-            ledger_trouble=runtime.ledger.trouble,
+            ledger_trouble=runtime.unwritable,
             backup_bytes=backup.size_bytes if backup is not None else None,
             backup_at=backup.at if backup is not None else None,
             adopted=runtime.adopted,

@@ -114,6 +114,18 @@ class Journal:
         if end > self._compact_at:
             self._compact()
 
+    def restore(self) -> bool:
+        """Write what stands to a new file if this one was removed or replaced. Return whether it was. Raises `OSError`; then it can
+        be tried again."""
+        if self._descriptor < 0:
+            return False  # no file could be made yet, and `write` tries again
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.lstat(self._path), os.fstat(self._descriptor)):
+                return False
+        self._path.parent.mkdir(mode=0o700, exist_ok=True)
+        self._rewrite()
+        return True
+
     def close(self) -> None:
         """Gives the descriptor back. Nothing is to be written after that."""
         if self._descriptor >= 0:

@@ -698,3 +698,23 @@ def test_a_log_stays_within_its_bound(path: Path) -> None:
             one.write({f"run/{number % 100}": bytes(2000)})
             assert one._end < journal.COMPACT_ABOVE + 3000
     assert len(opened(path).items) == 100
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_journal_that_was_removed_is_written_again(tmp_path: Path, replaced: bool) -> None:
+    path = tmp_path / "spool" / "runs"
+    path.parent.mkdir()
+    journal = Journal(path)
+    journal.write({"a": b"1"})
+    assert not journal.restore()
+    shutil.rmtree(path.parent)
+    if replaced:
+        path.parent.mkdir()
+        path.write_bytes(b"something else")
+    assert journal.restore()
+    assert not journal.restore()
+    journal.write({"b": b"2"})
+    journal.close()
+    again = Journal(path)
+    assert (again.items, again.notes) == ({"a": b"1", "b": b"2"}, [])
+    again.close()

@@ -1,0 +1,40 @@
+"""Whether to trust the process that listens at a daemon's socket: a client sends it the environment, secrets among it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+
+from . import exits
+
+SERVICE_USER = "SFAD_SERVICE_USER"
+"""Names, or is the uid of, one more user whose daemon this client trusts."""
+
+_UCRED = struct.Struct("=iII")
+
+
+def distrusted(connection: socket.socket) -> str | None:
+    """Return why nothing may be sent over a connection; `None` if the listener is this user's, root's or the service user's.
+
+    The kernel shows who called listen(2): under socket activation that is pid 1, uid 0. Raises `OSError`, and `UsageError` for a
+    service user that does not exist."""
+    pid, uid, _gid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    if uid in (0, os.getuid()) or uid == _service_uid():
+        return None
+    return (
+        f"pid {pid} of uid {uid} listens there, and that is neither you nor root, so nothing was sent. Set {SERVICE_USER}={uid} if "
+        "you trust that user's daemon; else use another socket, or remove this one"
+    )
+
+
+def _service_uid() -> int | None:
+    name = os.environ.get(SERVICE_USER, "")
+    if not name or name.isdecimal():
+        return int(name) if name else None
+    import pwd  # only who names a user needs it
+
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except KeyError:
+        raise exits.UsageError(f"{SERVICE_USER}: there is no user {name!r}") from None

@@ -1,0 +1,197 @@
+"""The state directory: open to its owner only, and held by one daemon at a time.
+
+A daemon holds three locks, because a user can take each of them away from it:
+
+`directory`  flock(2) on the directory itself, which no removal of a file in it frees.
+`file`       flock(2) on STATE/lock, the only lock that a daemon of release 0.1.0 takes and respects.
+`claim`      names the instance in /proc/locks. After `rm -rf STATE`, `mv STATE` or a mount over it the next daemon meets another
+             directory, on which the two locks above are free, but the runs are known by the path, and so it would take them.
+
+Rejected for the claim: an abstract Unix socket (any local user can bind its name first, and a network namespace hides it), a lock
+on the instance's cgroup (there is none by tags), and a lock file at another place (its removal frees it as well).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import stat
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from .paths import AlreadyRunning, PathError
+
+LOCK = "lock"
+
+_POSIX_LOCK = re.compile(rb"^\d+: POSIX +ADVISORY +WRITE (\d+) \S+ (\d+) (\d+)$", re.MULTILINE)
+"""A line of /proc/locks: pid, first and last byte. The kernel lists the processes of this pid namespace, the ones that a daemon
+could adopt or kill."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateLock:
+    """What keeps other daemons, and `sfad sweep`, from a state directory. The kernel frees it with the process."""
+
+    path: Path
+    directory: int
+    file: int
+    claim: int
+
+    def lost(self) -> str | None:
+        """Return why the path does not lead to the locked directory any more, and what to do; `None` while it does."""
+        held = os.fstat(self.directory)
+        try:
+            found = self.path.stat()
+        except OSError as error:
+            what = "was removed" if held.st_nlink == 0 else "was moved away or is hidden"
+            what = what if isinstance(error, FileNotFoundError) else f"cannot be reached ({error.strerror})"
+        else:
+            if os.path.samestat(held, found):
+                return None
+            what = "was replaced by another directory"
+        back = "" if held.st_nlink == 0 else "put it back, or "
+        restart = f"{back}stop the daemon with 'kill {os.getpid()}', which stops its runs, and start another"
+        return f"the state directory {self.path} {what} while a daemon served it; {restart}"
+
+    def close(self) -> None:
+        """Free the locks."""
+        for descriptor in (self.claim, self.file, self.directory):
+            os.close(descriptor)
+
+
+def take_state_dir(path: Path, instance: str) -> StateLock:
+    """Make the state directory if it is missing, and lock it. Raises `AlreadyRunning`, naming the pid of its daemon, and
+    `PathError`."""
+    _refuse_claimed(path, instance)  # before anything is made at a path from which an older daemon's directory was removed
+    prepare_state_dir(path)
+    return lock_state_dir(path, instance)
+
+
+def resume_lock(path: Path, instance: str, *, directory: int, file: int, claim: int) -> StateLock:
+    """Go on with the locks that this process held before it executed itself. Release 0.1.0 hands over `file` only; the others are
+    -1 then. Raises `PathError`."""
+    with ExitStack() as undo:
+        directory = directory if directory >= 0 else _locked_directory(path, undo)
+        # Linux before 5.11 drops a POSIX lock at the execve(2) of a process with threads
+        claim = _claim(instance, claim if claim >= 0 else _unclaimed(undo))
+        undo.pop_all()
+    return StateLock(path, directory, file, claim)
+
+
+def prepare_state_dir(path: Path) -> None:
+    """Makes the state directory, readable by its owner only. Raises `PathError`.
+
+    One that is there with a wider mode is narrowed only if it is empty or was ours before: it could be `/tmp`."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.stat()
+        if found.st_uid != os.geteuid():
+            raise PathError(f"the state directory {path} belongs to uid {found.st_uid}; choose another with --state-dir")
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            _narrow(path)
+    except OSError as error:
+        raise PathError(f"the state directory {path} cannot be used: {error.strerror}") from error
+
+
+def _narrow(path: Path) -> None:
+    if not (path / LOCK).exists() and any(path.iterdir()):
+        raise PathError(f"{path} holds files of others and is open to them; give --state-dir a directory of its own")
+    path.chmod(0o700)
+
+
+def lock_state_dir(path: Path, instance: str) -> StateLock:
+    """Lock a state directory that exists. Raises `AlreadyRunning`, naming the pid of its daemon, and `PathError`."""
+    _refuse_claimed(path, instance)  # names the pid even if STATE/lock, which holds it, was removed
+    with ExitStack() as undo:
+        directory = _locked_directory(path, undo)
+        file = _locked_file(path, undo)
+        claim = claim_instance(path, instance)
+        undo.pop_all()
+    return StateLock(path, directory, file, claim)
+
+
+def claim_instance(path: Path, instance: str) -> int:
+    """Claim the instance of a state directory, whether or not the directory exists, until the returned descriptor is closed.
+
+    Raises `AlreadyRunning` if a process of this user has claimed it, and `PathError`."""
+    with ExitStack() as undo:
+        claim = _claim(instance, _unclaimed(undo))
+        # claim first, look then: of two processes that do this at once, at least one sees the other
+        _refuse_claimed(path, instance)
+        undo.pop_all()
+    return claim
+
+
+def _locked_directory(path: Path, undo: ExitStack) -> int:
+    return _locked(path, path, os.O_RDONLY | os.O_DIRECTORY, undo)
+
+
+def _locked_file(path: Path, undo: ExitStack) -> int:
+    descriptor = _locked(path, path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, undo)
+    # best effort: on a full disk the daemon still has the lock, only its pid is not told
+    with suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor
+
+
+def _locked(path: Path, what: Path, flags: int, undo: ExitStack) -> int:
+    try:
+        descriptor = os.open(what, flags | os.O_CLOEXEC, 0o600)
+        undo.callback(os.close, descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise _already_running(path, _told_pid(path)) from error
+    except OSError as error:
+        raise PathError(f"{what} cannot be locked: {error.strerror}") from error
+    return descriptor
+
+
+def _told_pid(path: Path) -> str:
+    with suppress(OSError):
+        return (path / LOCK).read_text(errors="replace")[:20].strip()
+    return ""
+
+
+def _already_running(path: Path, pid: str) -> AlreadyRunning:
+    who = f"pid {pid}" if pid else "another process"
+    return AlreadyRunning(f"the state directory {path} is held by {who}: one daemon per state directory")
+
+
+def _unclaimed(undo: ExitStack) -> int:
+    descriptor = os.memfd_create("sfad-claim", os.MFD_CLOEXEC)
+    undo.callback(os.close, descriptor)
+    return descriptor
+
+
+def _claim(instance: str, descriptor: int) -> int:
+    # a POSIX lock, not flock: it belongs to the process and not to the descriptor, so no child keeps it after the process's death
+    fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _byte(instance))
+    return descriptor
+
+
+def _byte(instance: str) -> int:
+    """Return the byte of the memfd whose lock says which instance was claimed: /proc/locks shows it, and no file's name."""
+    return int(instance, 16)
+
+
+def _refuse_claimed(path: Path, instance: str) -> None:
+    try:
+        locks = Path("/proc/locks").read_bytes()
+    except OSError as error:
+        raise PathError(f"/proc/locks tells whether a daemon of {path} is alive, and cannot be read: {error.strerror}") from error
+    wanted = _byte(instance)
+    pids = {int(pid) for pid, first, last in _POSIX_LOCK.findall(locks) if int(first) == int(last) == wanted}
+    for pid in pids - {os.getpid()}:
+        if _user_of(pid) == os.geteuid():  # whatever other users claim, they keep nobody from a directory of his own
+            raise _already_running(path, str(pid))
+
+
+def _user_of(pid: int) -> int | None:
+    """Return the effective uid of a process; `None` if it has ended. /proc/PID belongs to root if the process is not dumpable."""
+    with suppress(OSError):
+        words = re.search(rb"^Uid:\s+\d+\s+(\d+)", Path(f"/proc/{pid}/status").read_bytes(), re.MULTILINE)
+        return int(words[1]) if words is not None else None
+    return None

@@ -1,0 +1,186 @@
+"""One daemon for each state directory, whatever is done to the directory while it lives."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from sfad.protocol import messages as m
+from sfad.protocol.errors import ErrorCode
+from sfad.protocol.types import Status
+from tests.conftest import Start
+from tests.harness import Daemon, alive, ended, spawn, started, stopped, wait_until
+
+from .agents import info
+from .test_recovery import ticking
+
+
+def sfad(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
+    """Another `sfad` with the daemon's environment, to its end."""
+    return subprocess.run([sys.executable, "-m", "sfad", *words], capture_output=True, text=True, timeout=60, env=daemon.env)
+
+
+def refused(daemon: Daemon) -> None:
+    """Neither a second daemon nor a sweep touches what the first one holds."""
+    for words in (["serve", "--socket", str(daemon.directory / "other")], ["sweep"]):
+        done = sfad(daemon, *words)
+        assert (done.returncode, f"held by pid {daemon.pid}" in done.stderr) == (69, True), done
+
+
+def remove_lock(state: Path) -> None:
+    (state / "lock").unlink()
+
+
+def remove(state: Path) -> None:
+    def gone() -> bool:
+        shutil.rmtree(state, ignore_errors=True)  # the daemon may make a file in it meanwhile
+        return not state.exists()
+
+    wait_until(gone, "it is gone")
+
+
+def move(state: Path) -> None:
+    state.rename(state.with_name("elsewhere"))
+
+
+def replace(state: Path) -> None:
+    move(state)
+    shutil.copytree(state.with_name("elsewhere"), state)
+
+
+@pytest.mark.parametrize(
+    ("attack", "mode"),
+    [(remove_lock, "cgroup"), (remove_lock, "tags"), (remove, "cgroup"), (remove, "tags"), (move, "tags"), (replace, "cgroup")],
+)
+def test_the_older_daemon_keeps_its_runs(start: Start, attack: Callable[[Path], None], mode: str) -> None:
+    daemon = start(mode=mode)
+    with daemon.client() as client:
+        run = started(client, ["sleep", "300"])
+        attack(daemon.state_dir)
+        refused(daemon)
+        assert info(client, run.id).status is Status.RUNNING
+        assert info(client, run.id).pid == run.pid
+        assert stopped(client, run.id).stopped == [run.id]
+
+
+def test_kill_9_frees_everything(start: Start, containment: str) -> None:
+    daemon = start(mode=containment)
+    with daemon.client() as client:
+        run = started(client, ["sleep", "300"])
+    remove_lock(daemon.state_dir)
+    refused(daemon)
+    daemon.kill()
+    daemon.restart()
+    with daemon.client() as client:
+        assert info(client, run.id).pid == run.pid
+        stopped(client, run.id)
+
+
+def test_the_locks_outlive_a_reexecution(start: Start) -> None:
+    daemon = start()
+    daemon.reexecute()
+    with daemon.client() as client:
+        run = ticking(client)
+        remove_lock(daemon.state_dir)
+        refused(daemon)
+        move(daemon.state_dir)
+        refused(daemon)
+        stopped(client, run.id)
+
+
+def told(daemon: Daemon, kind: str) -> bool:
+    return f'"type":"{kind}"' in daemon.log.read_text()
+
+
+def test_a_directory_that_is_moved_is_told_and_nothing_new_is_started(start: Start) -> None:
+    daemon = start()
+    away = daemon.state_dir.with_name("elsewhere")
+    with daemon.client() as client:
+        run = ticking(client)
+        move(daemon.state_dir)
+        answer = spawn(client, ["true"])
+        assert isinstance(answer, m.Error)
+        assert answer.code is ErrorCode.UNAVAILABLE
+        assert f"the state directory {daemon.state_dir} was moved away" in answer.message
+        assert told(daemon, "daemon_state_dir_lost")
+        for verb, code in (("status", 0), ("doctor", 1)):
+            done = daemon.sfactl(verb)
+            assert (done.returncode, "was moved away" in done.stdout) == (code, True), done
+        assert info(client, run.id).status is Status.RUNNING
+        away.rename(daemon.state_dir)
+        assert ended(client, started(client, ["true"]).id).status is Status.COMPLETED
+        assert told(daemon, "daemon_state_dir_back")
+        assert "moved away" not in daemon.sfactl("status").stdout
+        stopped(client, run.id)
+
+
+def test_a_directory_that_is_gone_is_noticed_without_being_asked_and_not_executed_upon(start: Start) -> None:
+    daemon = start()
+    with daemon.client() as client:
+        run = ticking(client)
+        remove(daemon.state_dir)
+        wait_until(lambda: told(daemon, "daemon_state_dir_lost"), "it looks by itself")
+        daemon.process.send_signal(signal.SIGUSR2)
+        wait_until(lambda: "was not executed anew" in daemon.log.read_text(), "the next program would know nothing")
+        assert info(client, run.id).status is Status.RUNNING
+        stopped(client, run.id)
+
+
+@contextmanager
+def hidden(directory: Path) -> Iterator[None]:
+    """Another file system is mounted over the directory."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=700", "sfad-test", directory], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", directory], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes root to mount")
+def test_a_mount_over_the_directory(start: Start) -> None:
+    daemon = start()
+    with daemon.client() as client:
+        run = ticking(client)
+        with hidden(daemon.state_dir):
+            refused(daemon)
+            assert isinstance(spawn(client, ["true"]), m.Error)
+        assert isinstance(spawn(client, ["true"]), m.RunReply)
+        stopped(client, run.id)
+
+
+def test_a_socket_that_cannot_be_served_ends_no_run(start: Start, containment: str) -> None:
+    daemon = start(mode=containment)
+    with daemon.client() as client:
+        run = started(client, ["sleep", "300"])
+    daemon.kill()
+    daemon.directory.chmod(0o777)
+    done = sfad(daemon, "serve")
+    assert done.returncode == 69
+    assert f"directory {daemon.directory} is writable by other users" in done.stderr
+    assert alive(run.pid)
+    daemon.directory.chmod(0o700)
+    daemon.restart()
+    with daemon.client() as client:
+        assert info(client, run.id).pid == run.pid
+        stopped(client, run.id)
+
+
+def test_a_spool_that_was_removed_is_written_again(start: Start) -> None:
+    daemon = start()
+    with daemon.client() as client:
+        run = started(client, ["sleep", "300"])
+        shutil.rmtree(daemon.state_dir / "spool")
+        wait_until(lambda: "was removed or replaced" in daemon.log.read_text(), "it looks by itself")
+    daemon.kill()
+    daemon.restart()
+    with daemon.client() as client:
+        assert (info(client, run.id).status, info(client, run.id).pid) == (Status.RUNNING, run.pid)
+        stopped(client, run.id)
