@@ -9,6 +9,7 @@ import signal
 import socket
 import sqlite3
 import sys
+import traceback
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from .ballast import Ballast
 from .core.events import DrainRequested
 from .core.guard import counted
 from .faults import effect
+from .lasting import lasting
 from .launch import choose
 from .launch.base import Launcher
 from .launch.reaper import ChildSignals
@@ -258,8 +260,11 @@ class Daemon:
         try:
             effect("sweep")
             report = sweep(self._place.instance, self._loaded.config.containment.cgroup_parent, spare, home)
-        except OSError as error:
-            log.error(f"what a dead daemon may have left could not be looked for: {error}; run 'sfad sweep' later")
+        except Exception as error:  # noqa: BLE001 - a daemon that starts serves what it has, and one that dies says why it does
+            log.error(
+                f"what a dead daemon may have left could not be looked for: {error}; run 'sfad sweep' later",
+                traceback=traceback.format_exc(),
+            )
             return
         if report.pids:
             log.warning("killed processes that a dead daemon left and nobody remembers", pids=report.pids)
@@ -283,7 +288,7 @@ class Daemon:
                 if handed is not None:
                     server.go_on(handed.clients)  # who watches is told what has happened meanwhile
                 runtime.recover(recovery)
-                nursery.start_soon(server.serve)
+                nursery.start_soon(lasting, server.serve, runtime.internal_error)
                 nursery.start_soon(children.serve, runtime.launcher.child_signalled)
                 nursery.start_soon(self._obey, signals, runtime, server, log, nursery)
                 nursery.start_soon(systemd.feed_watchdog)
@@ -330,6 +335,8 @@ class Daemon:
 
     async def _bound_drain(self, runtime: Runtime, log: Log) -> None:
         await trio.sleep_until(runtime.machine.drained_by(trio.current_time()) + DRAIN_SPARE)
+        if self._drained.is_set():
+            return
         self.left = sorted(runtime.live)
         log.error(f"ending, though processes cannot be killed; their runs are left to the next daemon: {', '.join(self.left)}")
         self._drained.set()

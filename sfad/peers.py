@@ -13,6 +13,7 @@ from typing import Protocol
 
 from .core.access import Peer
 from .launch.base import Launcher, Unplaceable
+from .protocol.types import RunId
 
 SO_PEERPIDFD = 77
 """Linux 6.5. A pidfd of the process that connected: its pid may be another's by now, the pidfd is not."""
@@ -44,6 +45,18 @@ def identify(connection: Connection, launcher: Launcher) -> Peer:
         what = error.strerror if isinstance(error, OSError) else type(error).__name__
         return Peer(uid=uid, user=user_name(uid), owner=owner, unplaced=f"the process could not be looked at: {what}")
     return Peer(uid=uid, user=user_name(uid), owner=owner, run=run)
+
+
+def run_of(pid: int, launcher: Launcher) -> RunId | None:
+    """The run that a process is in now; `None` if in none. Raises `Unplaceable` and `OSError`."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError as error:
+        raise Unplaceable("it ended before it could be placed") from error
+    try:
+        return launcher.place(pid, pidfd)
+    finally:
+        os.close(pidfd)
 
 
 def _place(connection: Connection, launcher: Launcher, pid: int) -> str | None:

@@ -724,7 +724,7 @@ class LocalLauncher(ABC):
     def _emit(self, event: Event) -> None:
         try:
             self._tell(event)
-        except OSError as error:  # of whoever was told: it was told, and is not told twice
+        except Exception as error:  # noqa: BLE001 - whatever the receiver failed with: it was told, and is not told twice
             self._failed(error)
 
     def _answer(self, kind: Callable[..., Event], *fields: object) -> None:

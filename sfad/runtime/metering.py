@@ -85,11 +85,14 @@ class Metering:
         self._loading = False
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Follows and samples, until cancelled."""
+        """Follows what runs write, until cancelled."""
         async with trio.open_nursery() as self._nursery:
             await self._nursery.start(self._following.serve)
-            self._nursery.start_soon(self._sampler.serve)
             task_status.started()
+
+    async def sample(self) -> None:
+        """Watch memory and processes, until cancelled."""
+        await self._sampler.serve()
 
     def close(self) -> None:
         """Gives back every descriptor."""

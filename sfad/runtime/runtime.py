@@ -26,6 +26,7 @@ from ..core.machine import HOUR, Machine
 from ..core.run import Run
 from ..descriptors import Descriptors, Need
 from ..faults import effect
+from ..lasting import lasting
 from ..launch.base import Launcher, LaunchSpec, Remains
 from ..ledger import Ledger
 from ..meters import Program
@@ -135,7 +136,7 @@ class Runtime:
         self.state_dir = state_dir
         self.settings = loaded.settings
         self.began = trio.current_time()
-        self.timers = Timers()
+        self.timers = Timers(self.internal_error)
         self.memory = memory
         memory.begin(self.timers, os.path.realpath(state_dir))
         ledger.skip_events(memory.events)
@@ -218,8 +219,8 @@ class Runtime:
             await self._nursery.start(self.metering.serve)
             await self._nursery.start(self.launcher.serve)
             await self._nursery.start(self.adviser.serve)
-            self._nursery.start_soon(self.timers.serve)
-            self._nursery.start_soon(self.maintenance.serve)
+            for serve in (self.timers.serve, self.maintenance.serve, self.metering.sample):
+                self._nursery.start_soon(lasting, serve, self.internal_error)
             self._nursery.start_soon(self._watch_state_dir)
             self._configure()
             self._remember_spawns()
@@ -363,7 +364,7 @@ class Runtime:
         try:
             commands = self.machine.handle(event)
         except Exception:  # noqa: BLE001 - a bug in one request must not leave every tree without a supervisor
-            self._internal_error(event)
+            self.internal_error(event)
             token = getattr(event, "token", None)
             if token is not None:
                 self._answer(token, c.Failed(ErrorCode.INTERNAL, "internal error; the daemon's log has the traceback"))
@@ -375,7 +376,7 @@ class Runtime:
             try:
                 self._appliers[type(command)](command)
             except Exception:  # noqa: BLE001 - what was decided stands: the commands after it, a timer, a reply, must be applied
-                self._internal_error(command)
+                self.internal_error(command)
 
     def _keep(self, commands: Sequence[c.Command]) -> None:
         """What was decided is remembered before any of it is done: whatever is done may be found half done by the next daemon."""
@@ -400,7 +401,8 @@ class Runtime:
                 live.look_at_the_clock(now)
         return changed
 
-    def _internal_error(self, what: object) -> None:
+    def internal_error(self, what: object) -> None:
+        """Log the exception that is being handled, and what was being done."""
         self.log.error(
             f"internal error while handling {type(what).__name__}", about=repr(what)[:1000], traceback=traceback.format_exc()
         )

@@ -12,7 +12,9 @@ import trio
 class Timers:
     """Calls back when a time has come, in the trio thread. Times are `trio.current_time()`."""
 
-    def __init__(self) -> None:
+    def __init__(self, failed: Callable[[Exception], object]) -> None:
+        """`failed` is told of a call that raised: it must not keep the others from their time."""
+        self._failed = failed
         self._armed: dict[Hashable, tuple[float, int, Callable[[], None]]] = {}
         self._heap: list[tuple[float, int, Hashable]] = []
         self._order = 0
@@ -53,7 +55,10 @@ class Timers:
         while self._earliest() <= now:
             _, _, key = heapq.heappop(self._heap)
             _, _, call = self._armed.pop(key)
-            call()
+            try:
+                call()
+            except Exception as error:  # noqa: BLE001 - whatever it is
+                self._failed(error)
 
     def _current(self, entry: tuple[float, int, Hashable]) -> bool:
         armed = self._armed.get(entry[2])

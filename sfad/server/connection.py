@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import os
 import socket
+import struct
 from collections import deque
 from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from contextlib import suppress
@@ -29,7 +30,8 @@ is still sent to a client that had nothing else waiting."""
 BODY = 64
 """Bytes that a request which waits for its turn takes beside its own: a `bytes` object and its place in a queue."""
 
-_ANCILLARY = socket.CMSG_SPACE(4 * 16)
+_UCRED = struct.Struct("=iII")
+_ANCILLARY = socket.CMSG_SPACE(4 * 16) + socket.CMSG_SPACE(_UCRED.size)
 
 
 class DescriptorsLost(Exception):
@@ -71,12 +73,14 @@ class Connection:
         "fd",
         "greeted",
         "holder",
+        "maker",
         "messages",
         "number",
         "on_unsent",
         "peer",
         "pending",
         "received",
+        "sender",
         "sock",
         "unsent",
         "unsent_size",
@@ -98,6 +102,11 @@ class Connection:
         self.unsent_size = 0
         self.messages = 0
         """Messages that were added to `unsent` since it was last empty."""
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self.maker = int(_UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0])
+        """The process that connected: `peer`."""
+        self.sender = self.maker
+        """The process that sent what was read last: another one, where a connection was inherited or passed on."""
         self.peer = peer
         self.holder = holder
         self.greeted = False
@@ -154,6 +163,9 @@ class Connection:
         for level, kind, payload in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 self.received.extend(_descriptors(payload))
+            elif level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+                # 0 is a process of an outer pid namespace, or one that sent before SO_PASSCRED was set: no process of a run
+                self.sender = _UCRED.unpack(payload)[0] or self.maker
         if flags & socket.MSG_CTRUNC or len(self.received) > 4 * MAX_DESCRIPTORS:
             raise DescriptorsLost(f"{len(self.received)} descriptors that no request has taken, or no room for more")
         self._take_in(self.decoder.feed(data))

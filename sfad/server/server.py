@@ -12,15 +12,17 @@ import socket
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import trio
 
 from ..core.access import Peer
 from ..core.events import ClientGone
 from ..descriptors import Need
+from ..launch.base import Unplaceable
 from ..observe.log import Log
+from ..peers import run_of
 from ..protocol.errors import BadMessage, ErrorCode, ProtocolError
 from ..protocol.messages import Error, pack_message, request_id, unpack_request
 from ..runtime.handover import Clients
@@ -180,11 +182,21 @@ class Server:
         connection = self._connections.get(fd)
         if connection is None:
             return
-        if mask & select.EPOLLOUT:
-            connection.flush()
-            self._watch_output(connection)
-        if mask & ~select.EPOLLOUT and not connection.bodies:
-            self._read(connection)
+        with self._blaming(connection):
+            if mask & select.EPOLLOUT:
+                connection.flush()
+                self._watch_output(connection)
+            if mask & ~select.EPOLLOUT and not connection.bodies:
+                self._read(connection)
+
+    @contextmanager
+    def _blaming(self, connection: Connection) -> Iterator[None]:
+        """End the connection that the daemon cannot handle: a bug in one must not end the others."""
+        try:
+            yield
+        except Exception:  # noqa: BLE001 - whatever it is
+            self._log.error("internal error while serving a client", traceback=traceback.format_exc())
+            self._drop(connection)
 
     def _accept(self) -> None:
         for _ in range(ACCEPTS):
@@ -255,6 +267,9 @@ class Server:
         except OSError:
             going_on = False
         self._count(connection)
+        if connection.sender != connection.maker and (refusal := self._passed_on(connection)) is not None:
+            self._refuse(connection, ErrorCode.NOT_PERMITTED, refusal)
+            return
         self._time_frame(connection, before)
         if len(connection.received) > received:
             self._check_descriptors(connection)
@@ -263,6 +278,20 @@ class Server:
             connection.ended = True
             if not connection.bodies:
                 self._drop(connection)
+
+    def _passed_on(self, connection: Connection) -> str | None:
+        """Say why the sender may not use a connection that another process made: it would have that one's rights."""
+        try:
+            run = run_of(connection.sender, self._runtime.launcher)
+        except (Unplaceable, OSError) as error:
+            return f"process {connection.sender}, which did not make this connection, could not be placed: {error}"
+        if run == connection.peer.run:
+            return None
+        made_in, sent_in = (f"run {each}" if each is not None else "no run" for each in (connection.peer.run, run))
+        return (
+            f"this connection was made by a process in {made_in} and used by process {connection.sender} in {sent_in}; "
+            "each has to make its own"
+        )
 
     def _time_frame(self, connection: Connection, before: int) -> None:
         if connection.bodies:
@@ -308,7 +337,9 @@ class Server:
         waiting = self._turns.pop(lane)
         until = time.perf_counter() + SLICE
         while waiting:
-            self._turn(waiting.popleft())
+            connection = waiting.popleft()
+            with self._blaming(connection):
+                self._turn(connection)
             if time.perf_counter() > until:
                 break
         if waiting:

@@ -11,6 +11,7 @@ import ctypes
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -84,12 +85,12 @@ def again(*words: str, **environment: str) -> None:
 
 def strip(*words: str) -> None:
     """In an orphan without cgroup, tag and cookie."""
-    socket = os.environ["SFA_SOCKET"]
+    path = os.environ["SFA_SOCKET"]
 
     def go() -> None:
         leave_cgroup()
         change_tag()
-        again(*words, SFAD_SOCKET=socket)
+        again(*words, SFAD_SOCKET=path)
 
     orphan(go)
     nap()
@@ -195,6 +196,20 @@ def trace(pid: str) -> None:
     """Traces a process of somebody else's and never waits."""
     assert _libc.ptrace(_PTRACE_SEIZE, int(pid), 0, 0) == 0, os.strerror(ctypes.get_errno())
     ready()
+    nap()
+
+
+def use_connection(path: str, victim: str) -> None:
+    """Asks over a connection that a process outside of any run has made and passed on."""
+    from sfad.protocol import messages as m
+
+    with socket.socket(socket.AF_UNIX) as giver:
+        giver.connect(path)
+        fd = socket.recv_fds(giver, 1, 1)[1][0]
+    with socket.socket(fileno=fd) as connection:
+        connection.sendall(m.pack_message(m.Stop(id=77, runs=[victim])))
+        reply = m.unpack_reply(connection.recv(65536)[4:])
+    ready(getattr(reply, "code", reply), getattr(reply, "message", ""))
     nap()
 
 

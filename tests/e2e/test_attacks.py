@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -59,6 +60,7 @@ def target(directory: Path, user: str, **options: Any) -> Iterator[Target]:
     with ExitStack() as stack:
         nobody = stack.enter_context(unprivileged.place()) if user == "nobody" else None
         if nobody is not None:
+            stack.enter_context(pytest.MonkeyPatch.context()).setenv("SFAD_SERVICE_USER", str(unprivileged.NOBODY))
             directory = nobody.directory / "daemon"
             directory.mkdir()
             os.chown(directory, unprivileged.NOBODY, unprivileged.NOBODY)
@@ -97,6 +99,22 @@ def test_a_descendant_that_cannot_be_placed_is_refused(attacked: Target) -> None
         assert alive(escaped)
         stopped(client, victim.id, run.id)
         assert not alive(escaped), "the last tree that it can be of has ended"
+
+
+def test_a_connection_that_was_passed_into_a_run_is_refused(tmp_path: Path, containment: str) -> None:
+    with target(tmp_path, "root", mode=containment) as attacked, attacked.daemon.client() as client:
+        victim = sleeper(client)
+        with socket.socket(socket.AF_UNIX) as giver, attacked.daemon.client() as given:
+            giver.bind(str(tmp_path / "giver"))
+            giver.listen()
+            run = attacked.agent(client, "use_connection", tmp_path / "giver", victim.id)
+            taker = giver.accept()[0]
+            with taker:
+                socket.send_fds(taker, [b"x"], [given.fileno()])
+            said = attacked.said(run)
+        assert "READY not_permitted this connection was made by a process in no run and used by process" in said
+        assert alive(victim.pid)
+        stopped(client, run.id, victim.id)
 
 
 def test_an_orphan_that_left_its_cgroup_is_stopped_with_its_run(attacked: Target) -> None:

@@ -20,7 +20,7 @@ BEGIN = period(wall_clock().astimezone(), "day")[0]
 def remembered(directory: Path, *charges: float) -> Memory:
     """A spool that was told of these charges, one after the other."""
     memory = Memory(directory, pytest.fail)
-    memory.begin(Timers(), "/d")
+    memory.begin(Timers(lambda _error: None), "/d")
     for usd in charges:
         memory.charge("user", "ann", BEGIN, usd)
         memory.keep(())

@@ -10,8 +10,12 @@ from trio.testing import MockClock
 from sfad.runtime.timers import Timers
 
 
+def fail(error: Exception) -> None:
+    raise error
+
+
 async def test_timers_fire_in_order_and_once(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
-    timers, fired = Timers(), list[tuple[str, float]]()
+    timers, fired = Timers(fail), list[tuple[str, float]]()
     began = trio.current_time()
 
     def note(name: str) -> None:
@@ -28,7 +32,7 @@ async def test_timers_fire_in_order_and_once(autojump_clock: MockClock, nursery:
 
 
 async def test_a_timer_can_be_moved_both_ways(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
-    timers, fired = Timers(), list[float]()
+    timers, fired = Timers(fail), list[float]()
     began = trio.current_time()
     nursery.start_soon(timers.serve)
     timers.arm("x", began + 50, lambda: fired.append(trio.current_time() - began))
@@ -41,7 +45,7 @@ async def test_a_timer_can_be_moved_both_ways(autojump_clock: MockClock, nursery
 
 
 async def test_a_timer_may_arm_the_next(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
-    timers, fired = Timers(), list[float]()
+    timers, fired = Timers(fail), list[float]()
     began = trio.current_time()
 
     def again() -> None:
@@ -56,10 +60,21 @@ async def test_a_timer_may_arm_the_next(autojump_clock: MockClock, nursery: trio
 
 
 def test_disarmed_timers_do_not_pile_up() -> None:
-    timers = Timers()
+    timers = Timers(fail)
     for number in range(10_000):
         timers.arm(number, 1e9, lambda: None)
         timers.disarm(number)
     assert len(timers) == 0
     assert len(timers._heap) < 1000
     assert timers._earliest() == math.inf
+
+
+async def test_a_call_that_fails_does_not_keep_the_others(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+    errors: list[Exception] = []
+    fired: list[str] = []
+    timers = Timers(errors.append)
+    timers.arm("x", trio.current_time() + 1, lambda: fail(ValueError("x")))
+    timers.arm("y", trio.current_time() + 2, lambda: fired.append("y"))
+    nursery.start_soon(timers.serve)
+    await trio.sleep(3)
+    assert ([str(error) for error in errors], fired) == (["x"], ["y"])
