@@ -50,6 +50,7 @@ class Place:
             "PYTHONPATH": f"{self.directory}/code:{self.directory}/site",
             "LD_LIBRARY_PATH": f"{self.directory}/python/lib",
             "HOME": str(self.directory),
+            "SFAD_SERVICE_USER": str(NOBODY),
         }
 
     def command(self, *words: str) -> list[str]:

@@ -87,14 +87,16 @@ class Look:
             pending.extend((child, inherited) for child in self.families.get(pid, ()))
 
     @cached_property
-    def _marks(self) -> tuple[frozenset[bytes | None], frozenset[int | None]]:
-        traces = self.traces.values()
-        return frozenset(one.cookie for one in traces), frozenset(one.number for one in traces)
+    def _by_mark(self) -> Mapping[bytes | int | None, list[int]]:
+        found: dict[bytes | int | None, list[int]] = defaultdict(list)
+        for pid, one in self.traces.items():
+            found[one.cookie].append(pid)
+            found[one.number].append(pid)
+        return found
 
-    def may_have(self, cookie: bytes, number: int | None) -> bool:
-        """Whether `members` is worth asking: a process carries one of the marks."""
-        cookies, numbers = self._marks
-        return cookie in cookies or (number is not None and number in numbers)
+    def carriers(self, cookie: bytes, number: int | None) -> list[int]:
+        """Processes that carry one of the marks: candidates for `members`, which looks at each process of the machine."""
+        return [*self._by_mark.get(cookie, ()), *(self._by_mark.get(number, ()) if number is not None else ())]
 
     def members(self, cookie: bytes, number: int | None) -> list[Stat]:
         """Processes of one run, by its cookie and tag."""

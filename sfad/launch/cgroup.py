@@ -205,7 +205,8 @@ class CgroupLauncher(LocalLauncher):
             group.metered = held.bounds.memory is not None and os.path.exists(f"{directory}/memory.stat")
             self._note(held, group)
             self._limit(held)  # writes what is written there already, and counts from now on
-        if any(look.may_have(held.cookie, self._number(held)) for look in self._looks.recent()):
+        carriers = [pid for look in self._looks.recent() for pid in look.carriers(held.cookie, self._number(held))]
+        if any(not self._contained(held, pid) for pid in carriers if procfs.is_alive(pid, None)):
             self._gather(held)
 
     def _gather(self, held: Held) -> None:

@@ -47,18 +47,23 @@ class Mount:
     def directory(self, path: str) -> str | None:
         """Where a cgroup, by its path in the hierarchy, is seen; `None` if outside of what is mounted."""
         inside = below(path, self.root)
-        return None if inside is None else os.path.normpath(f"{self.point}/{inside}")
+        return None if inside is None else _joined(self.point, inside)
 
     def path(self, directory: str) -> str | None:
         """The reverse."""
         inside = below(directory, self.point)
-        return None if inside is None else os.path.normpath(f"{self.root}/{inside}")
+        return None if inside is None else _joined(self.root, inside)
 
 
 def below(path: str, top: str) -> str | None:
     if top == "/" or path == top or path.startswith(top + "/"):
         return path[len(top) :].lstrip("/") if top != "/" else path.lstrip("/")
     return None
+
+
+def _joined(top: str, inside: str) -> str:
+    # normpath keeps two slashes at the beginning, as POSIX has it; no path of the kernel's begins so
+    return os.path.normpath(f"{top.rstrip('/')}/{inside}")
 
 
 def mounts() -> list[Mount]:
@@ -97,7 +102,7 @@ def locate(instance: str, parent: str | None = None) -> Base:
             path = mount.path(directory)
             if path is not None:
                 name = f"sfad-{instance}"
-                return Base(f"{directory}/{name}", os.path.normpath(f"{path}/{name}"))
+                return Base(f"{directory}/{name}", _joined(path, name))
     raise CgroupImpossible(f"{parent or own} is not below a cgroup2 mount")
 
 

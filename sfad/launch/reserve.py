@@ -17,11 +17,16 @@ _limits: tuple[int, int] | None = None
 """The soft and the hard limit of this process, while it keeps a reserve."""
 
 
+def soft_of(hard: int) -> int:
+    """The soft limit under a hard one: less the reserve, which is at most a quarter."""
+    return max(hard - SIZE, hard * 3 // 4)
+
+
 def hold_back() -> int:
-    """Sets the soft limit to the hard one, less the reserve; returns what it was. A very low hard limit keeps three quarters."""
+    """Sets the soft limit; returns what it was."""
     global _limits
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    _limits = max(hard - SIZE, hard * 3 // 4), hard
+    _limits = soft_of(hard), hard
     resource.setrlimit(resource.RLIMIT_NOFILE, _limits)
     return soft
 

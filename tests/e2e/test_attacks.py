@@ -269,6 +269,7 @@ def test_stopping_many_runs_with_few_descriptors(tmp_path: Path, user: str) -> N
         while len(runs) < 30:
             spawned = attacked.daemon.sfactl("spawn", "--", "sh", "-c", "trap '' TERM; sleep 100 & wait; sleep 100")
             if spawned.returncode:
+                assert spawned.returncode == 75, spawned
                 break
             runs.append(spawned.stdout.strip())
         assert len(runs) > 5

@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from contextlib import ExitStack
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 
 from sfactl.connection import DaemonError
 from sfactl.exits import Exit
+from sfad.launch.reserve import soft_of
 from sfad.protocol import messages as m
 from sfad.protocol.errors import ErrorCode
 from tests.conftest import Start
@@ -26,11 +27,12 @@ HOGS = [sys.executable, str(Path(__file__).with_name("hogs.py"))]
 
 
 def limited(start: Start, containment: str, limit: int | None) -> Daemon:
-    """A daemon that may open so many descriptors."""
+    """A daemon that may open so many descriptors, beside those that it keeps back for stopping runs."""
     daemon = start(mode=containment, config="[quotas]\nspawns_per_hour = 100000")
     if limit is not None:
         daemon.stop()
-        daemon.process = daemon._start(command=["prlimit", f"--nofile={limit}:{limit}", sys.executable, "-m", "sfad"])
+        hard = next(hard for hard in count(limit) if soft_of(hard) == limit)
+        daemon.process = daemon._start(command=["prlimit", f"--nofile={hard}:{hard}", sys.executable, "-m", "sfad"])
     return daemon
 
 
