@@ -102,6 +102,8 @@ class CgroupLauncher(LocalLauncher):
         self._inodes: dict[int, RunId] = {}
         self._directories: dict[str, RunId] = {}
         self._looks = abroad.Looks()
+        self._adopted: set[RunId] = set()
+        """Runs whose processes may not be below this one."""
         self._chased: set[Held] = set()
         """Runs whose processes outside of their cgroups are being stopped."""
 
@@ -166,6 +168,7 @@ class CgroupLauncher(LocalLauncher):
 
     def _leave(self, held: Held) -> None:
         group = self._groups.get(held.id)
+        self._adopted.discard(held.id)
         if group is None:
             return
         self._forget(held)
@@ -205,13 +208,16 @@ class CgroupLauncher(LocalLauncher):
             group.metered = held.bounds.memory is not None and os.path.exists(f"{directory}/memory.stat")
             self._note(held, group)
             self._limit(held)  # writes what is written there already, and counts from now on
+        self._bring_back(held)
+
+    def _bring_back(self, held: Held) -> None:
+        """Moves into its cgroup what carries the marks of an adopted run: an earlier daemon held it by them, or it has left. Such
+        a run's orphans are not below this process, where `_outside` looks."""
         carriers = [pid for look in self._looks.recent() for pid in look.carriers(held.cookie, self._number(held))]
         if any(not self._contained(held, pid) for pid in carriers if procfs.is_alive(pid, None)):
             self._gather(held)
 
     def _gather(self, held: Held) -> None:
-        """Brings into its cgroup what carries the marks of a run: an earlier daemon held it by them, or it has left. Orphans of
-        an earlier daemon are not below this one, where `_outside` looks."""
         number = self._number(held)
         for _ in range(_PASSES):
             outside = [one for one in abroad.look().members(held.cookie, number) if not self._contained(held, one.pid)]
@@ -234,6 +240,8 @@ class CgroupLauncher(LocalLauncher):
         return self._contained(held, pid) or cookie(pid, self.instance) == held.cookie
 
     def _settle(self, held: Held) -> bool:
+        if held.main is None or not held.main.ours:
+            self._adopted.add(held.id)
         # orphans are not looked at: to look is to reap, and main processes of runs that are adopted next would be among them
         return self._inhabited(held)
 
@@ -505,7 +513,12 @@ class CgroupLauncher(LocalLauncher):
             self._consider(held)
 
     def _populated(self, held: Held) -> bool:
-        return self._inhabited(held) or any(self._orphaned({below.id for below in held.subtree()}))
+        if self._inhabited(held):
+            return True
+        runs = {below.id for below in held.subtree()}
+        for run in runs & self._adopted:
+            self._bring_back(self._runs[run])
+        return self._inhabited(held) or any(self._orphaned(runs))
 
     def _inhabited(self, held: Held) -> bool:
         group = self._groups.get(held.id)

@@ -129,6 +129,17 @@ def test_an_orphan_that_left_its_cgroup_is_stopped_with_its_run(attacked: Target
         stopped(client, other.id)
 
 
+def test_an_orphan_that_left_its_cgroup_is_found_by_the_next_daemon(attacked: Target) -> None:
+    with attacked.daemon.client() as client:
+        run = attacked.agent(client, "cookie_orphan")
+        escaped = attacked.pid_said(run)
+    attacked.daemon.kill()
+    attacked.daemon.restart()
+    with attacked.daemon.client() as client:
+        assert stopped(client, run.id, grace=0.2).survivors == []
+        assert not alive(escaped)
+
+
 def test_an_orphan_without_marks_is_stopped_with_the_only_tree(attacked: Target) -> None:
     with attacked.daemon.client() as client:
         run = attacked.agent(client, "unmarked_orphan")
