@@ -91,6 +91,24 @@ def parse_count(text: str | int) -> int:
     return int(found)
 
 
+_WHOLE = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
+
+MOST_WHOLE = 2**31 - 1
+"""Far above everything that is set by a plain number, and within what every format holds that such a number travels in."""
+
+
+def parse_whole(text: str, least: int = -MOST_WHOLE, most: int = MOST_WHOLE) -> int:
+    """A whole number in ASCII digits, with or without a sign; `int` would take other digits and underscores too, and fails on
+    its own terms where there are more than 4300 of them.
+
+    Raises `ValueError` for anything else, and for what is outside `least` to `most`.
+    """
+    number = int(text) if _WHOLE.fullmatch(text.strip()) else None
+    if number is None or not least <= number <= most:
+        raise ValueError(f"{text[:80]!r} is not a whole number from {least} to {most}")
+    return number
+
+
 def _scaled(text: str | int, form: re.Pattern[str], scale: dict[str, int]) -> Decimal | None:
     if isinstance(text, str):
         found = form.fullmatch(text.strip())
