@@ -47,7 +47,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(("--leaf",), "leaf", "The run may not start others"),
     Option(("--stdin",), "stdin", "Keep the run's stdin open for `sfactl send`"),
     Option(("--stdio",), "stdio", "inherit: the run gets this client's own stdin, stdout, stderr; nothing is kept", "HOW"),
-    Option(("--quiet", "-q"), "quiet", "No progress lines (SFA_QUIET)"),
+    Option(("--quiet", "-q"), "quiet", "No progress lines; why a run failed is still told (SFA_QUIET)"),
     Option(("--verbose", "-v"), "verbose", "Every event of the run on stderr"),
     Option(("--no-log",), "no_log", "Keep no output (SFA_NO_LOG)"),
     Option(("--no-queue",), "no_queue", "Be refused rather than wait for a slot"),
