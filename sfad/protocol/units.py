@@ -61,6 +61,13 @@ _COUNT = re.compile(_NUMBER + r"([km])?", re.ASCII | re.IGNORECASE)
 _MOST = 2**63 - 1
 """What a signed 64-bit number holds: the kernel's files, SQLite and msgpack take no more."""
 
+MOST_COUNTED = 10**10
+"""Tokens, tool calls or messages in one report, or as the total of one agent: a context of a million tokens, sent to a model every
+second, comes to that in almost three hours. More is a mistake of units, or a lie."""
+
+MOST_SPENT = 10_000.0
+"""The same in USD: a hundred times the largest limit of cost."""
+
 SIZE_FORMS = "bytes, or a number with K, M, G or T"
 """How a size may be written, for messages."""
 
