@@ -83,7 +83,7 @@ def _started(run: RunInfo, message: m.Spawn) -> int:
         output.note(f"sfactl: {run.id} is queued: every slot for trees is taken")
     if words := request.unenforceable(run, message):
         output.note(words)
-    if run.started_at is None and (words := output.failure(run)):
+    if words := output.failure(run):
         output.note(words)
         return exits.of_run(run)
     return exits.Exit.DONE
