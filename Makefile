@@ -8,7 +8,7 @@ READY := $(VENV)/.installed
 # it would compile the checkout anew for each of a thousand processes of the tests
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test crash soak lint bench docs wheel clean
+.PHONY: help demo test agents crash soak lint bench docs wheel clean
 
 help: ## show this
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ demo: $(READY) ## see a tree of agents refused, limited and stopped, in under 15
 
 test: lint ## lint, types, and the whole test suite
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile
+
+agents: $(READY) ## tests with the real Claude Code and Codex (a minute; 350 MB from npm the first time)
+	SFAD_TEST_AGENTS=1 $(BIN)/python -m pytest tests/agents
 
 crash: $(READY) ## kill the daemon at each of its effects in turn (half an hour; tests.crash --help)
 	$(BIN)/python -m tests.crash

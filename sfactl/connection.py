@@ -376,12 +376,10 @@ def _connected(path: Path, seconds: float) -> socket.socket:
         connect_path(sock, path)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 0))
         sock.settimeout(seconds)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         if sock is not None:
             sock.close()
-        raise explain(path, error) from error
-    except ValueError as error:
-        raise exits.UsageError(str(error)) from None
+        raise explain(path, error) if isinstance(error, OSError) else exits.UsageError(str(error)) from error
     return sock
 
 

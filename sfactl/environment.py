@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 
 from sfad.protocol.types import Bound, Claim
-from sfad.protocol.units import parse_duration
+from sfad.protocol.units import MOST_WHOLE, parse_duration, parse_whole
 
 from .exits import UsageError
 
@@ -26,15 +26,20 @@ def flag(name: str, environ: Mapping[str, str] = os.environ) -> bool:
 
 def bound(option: str, given: str | None, variable: str, environ: Mapping[str, str] = os.environ) -> Bound | None:
     """`--max-depth` or its variable with where it came from. `None` is "inherited, else the default": neither given, or
-    not positive. Raises `UsageError` for what is no whole number."""
+    not positive. Raises `UsageError` for what is no whole number, or too large a one."""
     source, text = (option, given) if given is not None else (variable, environ.get(variable))
     if text is None or not text.strip():
         return None
-    try:
-        value = int(text)
-    except ValueError:
-        raise UsageError(f"{source}: {text!r} is not a whole number") from None
+    value = whole(source, text)
     return Bound(value=value, source=source) if value > 0 else None
+
+
+def whole(source: str, text: str, *limits: int) -> int:
+    """A whole number within `limits`, the least and the most. Raises `UsageError` naming `source`."""
+    try:
+        return parse_whole(text, *limits)
+    except ValueError as error:
+        raise UsageError(f"{source}: {error}") from None
 
 
 def duration(source: str, text: str) -> float:
@@ -47,20 +52,24 @@ def duration(source: str, text: str) -> float:
 
 def claim(environ: Mapping[str, str] = os.environ) -> Claim:
     """The chain this process says it comes from. The daemon adds it for peers outside any run and ignores it for others."""
-    names = [name for name in environ.get("SFA_CALL_CHAIN", "").split(",") if name]
-    if own := environ.get("SFA_NAME"):
-        names.append(own)
+    chain, own = _text("SFA_CALL_CHAIN", environ), _text("SFA_NAME", environ)
+    names = [name for name in [*chain.split(","), own] if name]
     return Claim(names=names, depth=max(_depth(environ), len(names)))
 
 
+def _text(name: str, environ: Mapping[str, str]) -> str:
+    value = environ.get(name, "")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{name}: {value[:80]!a} is not UTF-8") from None
+    return value
+
+
 def _depth(environ: Mapping[str, str]) -> int:
-    text = environ.get("SFA_DEPTH", "").strip()
-    if not text:
-        return 0
+    text = environ.get("SFA_DEPTH", "")
     # Garbage must not count as "no runs above": the guard fails closed.
-    if not text.isdecimal():
-        raise UsageError(f"SFA_DEPTH: {text!r} is not a whole number")
-    return int(text) + 1
+    return whole("SFA_DEPTH", text, 0, MOST_WHOLE) + 1 if text.strip() else 0
 
 
 def inside_run(environ: Mapping[str, str] = os.environ) -> str | None:

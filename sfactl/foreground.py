@@ -207,8 +207,9 @@ class Foreground:
 
     def _opened(self, reply: m.AnyReply, descriptors: Sequence[int]) -> None:
         self._output_asked = False
+        if isinstance(reply, m.Error):
+            self._note(f"sfactl: the run's output is not copied: {reply.message}")
         if not isinstance(reply, m.LogFiles):
-            self._answered(reply, descriptors)
             return
         # Imported here: while ctypes loads, the daemon has been starting the run.
         from . import follow
@@ -339,12 +340,19 @@ class Foreground:
 
     def _conclude(self, final: RunInfo | None) -> int:
         assert final is not None  # `carry_out` has waited for it
-        self._progress(_ending(final))
+        self._tell_end(final)
         if self._status_file:
             write_status(self._status_file, final)
         if self._json:
             output.print_json(final)
         return self._code(final)
+
+    def _tell_end(self, final: RunInfo) -> None:
+        """Quiet silences progress, never the reason of a failure that the caller has not asked for."""
+        if not self._message.quiet:
+            self._progress(_ending(final))
+        elif not self._signalled and (words := output.failure(final)):
+            self._note(words)
 
     def _code(self, final: RunInfo | None) -> int:
         if self._signalled:

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, cast
 
 from sfad.protocol.messages import Spawn
 from sfad.protocol.types import Action, Kind, Limit, LimitKind, RunInfo
+from sfad.protocol.units import MOST_WHOLE
 
 from . import environment
 from .exits import Exit, Quit, UsageError
@@ -46,7 +47,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(("--leaf",), "leaf", "The run may not start others"),
     Option(("--stdin",), "stdin", "Keep the run's stdin open for `sfactl send`"),
     Option(("--stdio",), "stdio", "inherit: the run gets this client's own stdin, stdout, stderr; nothing is kept", "HOW"),
-    Option(("--quiet", "-q"), "quiet", "No progress lines (SFA_QUIET)"),
+    Option(("--quiet", "-q"), "quiet", "No progress lines; why a run failed is still told (SFA_QUIET)"),
     Option(("--verbose", "-v"), "verbose", "Every event of the run on stderr"),
     Option(("--no-log",), "no_log", "Keep no output (SFA_NO_LOG)"),
     Option(("--no-queue",), "no_queue", "Be refused rather than wait for a slot"),
@@ -160,13 +161,13 @@ def message(wanted: Wanted, request_id: int, environ: Mapping[str, str] = os.env
         limits=_limits(wanted, environ),
         on_limit=_on_limit(wanted.on_limit),
         meter=_meter(wanted, log),
-        attempts=_whole("--attempts", wanted.attempts, 1, least=1),
+        attempts=1 if wanted.attempts is None else environment.whole("--attempts", wanted.attempts, 1, MOST_WHOLE),
         retry_delay=_seconds("--retry-delay", wanted.retry_delay),
         grace=_seconds("--grace", wanted.grace),
         detach=wanted.detach,
         leaf=wanted.leaf,
         queue=not wanted.no_queue,
-        priority=_whole("--priority", wanted.priority, 0),
+        priority=0 if wanted.priority is None else environment.whole("--priority", wanted.priority),
         log=log,
         quiet=wanted.quiet or environment.flag("SFA_QUIET", environ),
         stdin="pipe" if wanted.stdin else "null",
@@ -247,18 +248,6 @@ def _meter(wanted: Wanted, log: bool) -> str | None:
 
 def _seconds(option: str, text: str | None) -> float | None:
     return None if text is None else environment.duration(option, text)
-
-
-def _whole(option: str, text: str | None, default: int, least: int | None = None) -> int:
-    if text is None:
-        return default
-    try:
-        value = int(text)
-    except ValueError:
-        raise UsageError(f"{option}: {text!r} is not a whole number") from None
-    if least is not None and value < least:
-        raise UsageError(f"{option}: {value} is less than {least}")
-    return value
 
 
 def _cwd(given: str | None) -> bytes:

@@ -91,6 +91,7 @@ class Daemon:
 
     async def serve(self) -> None:
         """Serves until told to end and every tree is gone. Raises `PathError`, `LedgerError`, `CgroupImpossible`."""
+        go_ahead()  # before the runs of an earlier daemon are taken over: they may keep every processor busy
         with ExitStack() as stack:
             stored = systemd.FdStore.taken()  # before any descriptor is opened
             stack.callback(_close_all, stored)
@@ -103,7 +104,6 @@ class Daemon:
             launcher = self._choose_launcher(stack, log)
             # after the launcher has seen the limit that runs are to have
             self._nofile = hold_back()
-            go_ahead()
             runtime = self._make_runtime(ledger, output, launcher, memory, log)
             stack.callback(runtime.close)
             recovery = self._recover(runtime, stored, log)

@@ -10,7 +10,10 @@ ledger, a step of a launch. Each is counted before and after.
 from __future__ import annotations
 
 import os
+import sys
 import threading
+
+from .protocol.units import parse_whole
 
 VARIABLE = "SFAD_CRASH_AT"
 
@@ -18,8 +21,12 @@ STATUS = 86
 """What a process that was ended here exits with."""
 
 _lock = threading.Lock()
-_from, _, _number = os.environ.get(VARIABLE, "0").rpartition("+")
-_left = int(_number)
+_from, _, _number = (os.environ.get(VARIABLE) or "0").rpartition("+")
+try:
+    _left = parse_whole(_number, 0)
+except ValueError as _error:
+    print(f"sfad: {VARIABLE}: {_error}; unset it", file=sys.stderr)
+    sys.exit(2)
 
 
 def effect(what: str) -> None:

@@ -32,6 +32,8 @@ def serve(socket: str | None = None, state_dir: str | None = None, config: str |
         handed = taken()
     except ValueError as unreadable:
         die(f"what the sfad before this one handed over cannot be used: {unreadable}", EXIT_UNAVAILABLE)
+    if handed is None and ready_fd is not None:
+        _check_descriptor(ready_fd)
     try:
         daemon = Daemon(where, loaded, handed=handed, ready_fd=ready_fd)
         trio.run(daemon.serve, strict_exception_groups=True, clock=MonotonicClock())
@@ -41,6 +43,13 @@ def serve(socket: str | None = None, state_dir: str | None = None, config: str |
         sys.exit(EXIT_UNAVAILABLE)
     if daemon.left:
         die(f"processes of {', '.join(daemon.left)} could not be killed", EXIT_SURVIVED)
+
+
+def _check_descriptor(ready_fd: int) -> None:
+    try:
+        os.fstat(ready_fd)
+    except (OSError, OverflowError) as error:
+        die(f"--ready-fd {ready_fd}: not an open descriptor: {error}", EXIT_USAGE)
 
 
 def place(socket: str | None, state_dir: str | None, config: str | None) -> Place:

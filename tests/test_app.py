@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,8 @@ def test_only_what_is_plain_is_read_here(arguments: list[str], options: dict[str
     [
         (["serve", "--socket"], "requires an argument"),
         (["serve", "--ready-fd", "x"], "valid integer"),
+        (["serve", "--ready-fd", "99"], "--ready-fd 99: not an open descriptor"),
+        (["serve", "--ready-fd", "9" * 30], "--ready-fd 999999999999999999999999999999: not an open descriptor"),
         (["serve", "more"], "unexpected extra argument"),
         (["--sockt", "s"], "No such option"),
         (["bogus"], "No such command"),
@@ -76,3 +79,20 @@ def test_to_serve_loads_no_parser_of_command_lines() -> None:
     program = "import sys, sfad.__main__; print(sorted({'typer', 'pydantic', 'rich'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        *((name, value) for name in ("SFAD_CRASH_AT", "SFAD_HANDOVER") for value in ("abc", "-1", "²", "1_000", "9" * 20)),
+        ("SFAD_CRASH_AT", "recover+"),
+        ("SFAD_HANDOVER", "99"),
+    ],
+)
+def test_garbage_in_a_variable_is_named_and_nothing_is_served(tmp_path: Path, variable: str, value: str) -> None:
+    env = os.environ | {"SFAD_STATE_DIR": str(tmp_path), "SFAD_SOCKET": str(tmp_path / "s"), variable: value}
+    done = subprocess.run([sys.executable, "-m", "sfad"], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode in (2, 69)
+    assert "Traceback" not in done.stderr
+    assert f"{variable}: " in done.stderr
+    assert done.stderr.rstrip().endswith("unset it")

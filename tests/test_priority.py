@@ -33,6 +33,25 @@ def test_the_daemon_is_scheduled_before_its_runs(start: Start, containment: str)
         assert psutil.Process(again.pid).nice() == 0
 
 
+@NEEDS_ROOT
+def test_it_goes_ahead_before_it_imports_what_it_is_made_of() -> None:
+    """Where runs keep every processor busy, the imports of one among equals take ten seconds."""
+    program = """
+import os, sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "sfad.serving":
+            print(os.getpriority(os.PRIO_PROCESS, 0), "trio" in sys.modules)
+            sys.exit()
+sys.meta_path.insert(0, Finder())
+sys.argv = ["sfad", "serve"]
+from sfad.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "-10 False\n"
+
+
 def chosen(*prefix: str) -> str:
     """What is left of a priority that somebody chose."""
     program = "import os; from sfad.priority import go_ahead; go_ahead(); print(os.getpriority(os.PRIO_PROCESS, 0))"

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status, Usage
+from sfad.protocol.units import MOST_WHOLE, parse_duration
 
-from .. import output, request
+from .. import environment, output, request
 from ..connection import connect
 from ..exits import Exit, UsageError
 from ..options import COMMON, Option, Parameter
@@ -53,7 +54,7 @@ def main(
         root=root,
         since=None if since is None else moment(since),
         labels=request.pairs("--label", label),
-        rows=50 if limit_rows is None else _rows(limit_rows),
+        rows=50 if limit_rows is None else environment.whole("--limit-rows", limit_rows, 0, MOST_WHOLE),
         live=live,
     )
     with connect(socket) as client:
@@ -73,17 +74,9 @@ def _status(text: str) -> Status:
         raise UsageError(f"--status: {text!r} is none of {', '.join(Status)}") from None
 
 
-def _rows(text: str) -> int:
-    if not text.isdecimal():
-        raise UsageError(f"--limit-rows: {text!r} is not a whole number")
-    return int(text)
-
-
 def moment(text: str) -> float:
     """Unix seconds of `--since`: a duration ago, or a time. Raises `UsageError`."""
     from datetime import datetime
-
-    from sfad.protocol.units import parse_duration
 
     try:
         return datetime.fromisoformat(text).timestamp()

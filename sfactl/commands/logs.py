@@ -145,10 +145,10 @@ def _nth_newline_from_end(block: bytes, count: int) -> int:
 def _start_of(tail: str | None) -> Start:
     if tail is None:
         return Start()
-    match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", tail)
+    match = re.fullmatch(r"([0-9]{1,18})\s*([A-Za-z]*)", tail, re.ASCII)
     unit = match[2].upper() if match else "?"
     if match is None or (unit and unit not in SIZES):
-        raise UsageError(f"--tail: {tail!r} is neither a number of lines (20) nor a size (4096B, 64KiB, 1M)")
+        raise UsageError(f"--tail: {tail[:80]!r} is neither a number of lines (20) nor a size (4096B, 64KiB, 1M)")
     return Start(size=int(match[1]) * SIZES[unit]) if unit else Start(lines=int(match[1]))
 
 

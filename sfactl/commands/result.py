@@ -7,8 +7,9 @@ a size, and marked as data from another agent. `logs` is raw.
 from __future__ import annotations
 
 from sfad.protocol.messages import Result, ResultText
+from sfad.protocol.units import MOST_WHOLE
 
-from .. import exits, output
+from .. import environment, exits, output
 from ..connection import connect
 from ..options import COMMON, RUN, Option, Parameter
 
@@ -21,12 +22,11 @@ PARAMETERS: tuple[Parameter, ...] = (
 
 def main(*, run: str, max_bytes: str | None = None, socket: str | None = None, json: bool = False) -> int:
     """Prints a run's result."""
-    if max_bytes is not None and not max_bytes.isdecimal():
-        raise exits.UsageError(f"--max-bytes: {max_bytes!r} is not a whole number")
+    wanted = Result(id=0, run=run)
+    if max_bytes is not None:
+        wanted.max_bytes = environment.whole("--max-bytes", max_bytes, 0, MOST_WHOLE)
     with connect(socket) as client:
-        wanted = Result(id=client.next_id(), run=run)
-        if max_bytes is not None:
-            wanted.max_bytes = int(max_bytes)
+        wanted.id = client.next_id()
         found = client.call(wanted, ResultText)
     if json:
         output.print_json(output.content(found))

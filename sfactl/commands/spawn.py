@@ -83,10 +83,7 @@ def _started(run: RunInfo, message: m.Spawn) -> int:
         output.note(f"sfactl: {run.id} is queued: every slot for trees is taken")
     if words := request.unenforceable(run, message):
         output.note(words)
-    if run.reason is not None and run.reason.kind in {"launch", "output"}:
-        output.note(f"sfactl: {run.id} could not be started: {output.plain(run.reason.message)}")
-        return exits.of_run(run)
-    if run.status in {Status.TIMEOUT, Status.CANCELLED}:  # while it was being started
-        output.note(f"sfactl: {run.id} has ended: {output.plain(run.reason.message) if run.reason else run.status}")
+    if words := output.failure(run):
+        output.note(words)
         return exits.of_run(run)
     return exits.Exit.DONE

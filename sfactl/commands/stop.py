@@ -9,6 +9,7 @@ import signal as signals
 from collections.abc import Sequence
 
 from sfad.protocol.messages import Stop, Stopped
+from sfad.protocol.units import parse_whole
 
 from .. import environment, exits, output, refused, request
 from ..connection import connect
@@ -41,16 +42,17 @@ def main(
         raise exits.UsageError("say what to stop: run ids, --all, --name or --label")
     if everything and (runs or name or label):
         raise exits.UsageError("--all is everything: give it alone, or name what to stop without it")
+    request_ = Stop(
+        id=0,
+        runs=list(runs),
+        everything=everything,
+        name=name,
+        labels=request.pairs("--label", label),
+        signal=_signal(signal),
+        grace=None if grace is None else environment.duration("--grace", grace),
+    )
     with connect(socket) as client:
-        request_ = Stop(
-            id=client.next_id(),
-            runs=list(runs),
-            everything=everything,
-            name=name,
-            labels=request.pairs("--label", label),
-            signal=_signal(signal),
-            grace=None if grace is None else environment.duration("--grace", grace),
-        )
+        request_.id = client.next_id()
         stopped = client.call(request_, Stopped)
     return _show(stopped, json)
 
@@ -58,10 +60,11 @@ def main(
 def _signal(text: str | None) -> int:
     if text is None:
         return signals.SIGTERM
+    named = signals.Signals.__members__.get("SIG" + text.upper().removeprefix("SIG"))
     try:
-        return int(text) if text.isdecimal() else signals.Signals["SIG" + text.upper().removeprefix("SIG")]
-    except KeyError:
-        raise exits.UsageError(f"--signal: {text!r} is no signal; TERM, INT, HUP … or a number") from None
+        return named or parse_whole(text, 1, 64)
+    except ValueError:
+        raise exits.UsageError(f"--signal: {text[:80]!r} is no signal; TERM, INT, HUP … or a number from 1 to 64") from None
 
 
 def _show(stopped: Stopped, json: bool) -> int:

@@ -72,7 +72,7 @@ class Limiter:
             for name in run.account.holds:
                 self._reservations[name] = run
                 self._reserved = max(self._reserved, int(name.rpartition("-")[2]))
-        for run in runs:
+        for run in (each for each in runs if each.parent is not None):
             add_below((above.account for above in run.lineage[:-1]), NO_TREE_USE, run.account.own_tree_use())
 
     # ---- the clock

@@ -168,8 +168,8 @@ def limits_of(asked: Asked, above: Run | None, policy: Policy) -> Limits:
 
 _PROFILE_LIMITS: dict[str, dict[LimitKind, Limit]] = {
     name: {
-        LimitKind(kind): Limit(kind=LimitKind(kind), threshold=getattr(profile, kind), action=profile.action, source=f"type {name}")
-        for kind in ("time", "turns", "cost")
+        kind: Limit(kind=kind, threshold=float(getattr(profile, kind.value)), action=profile.action, source=f"type {name}")
+        for kind in (LimitKind.TIME, LimitKind.TURNS, LimitKind.COST)
     }
     for name, profile in PROFILES.items()
 }

@@ -20,7 +20,7 @@ MAX_RETRY_DELAY = 3600.0
 DEFAULT_DEPTH = Bound(value=5, source="default")
 DEFAULT_DESCENDANTS = Bound(value=64, source="default")
 DEFAULT_LIMITS = {
-    kind: Limit(kind=kind, threshold=threshold, action=action)
+    kind: Limit(kind=kind, threshold=float(threshold), action=action)
     for kind, threshold, action in (
         (LimitKind.TIME, 120.0, Action.TERMINATE),
         (LimitKind.TURNS, 25, Action.TERMINATE),

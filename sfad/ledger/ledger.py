@@ -300,9 +300,10 @@ class Ledger:
                 runs[held.info.id] = held.info
         return _newest(sorted(runs.values(), key=lambda info: info.id), query.rows)
 
-    def open_runs(self) -> list[RunInfo]:
-        """Runs that the file shows as not terminal, oldest first: at opening, what a dead daemon left."""
-        return [info for info in self._reader.open_runs() if info.id not in self._unwritten]
+    def open_runs(self) -> dict[RunId, int]:
+        """Runs that the file shows as not terminal, oldest first, and how many attempts of each were made: at opening, what a dead
+        daemon left. Only ids, because a start with thousands of queued runs needs no more of them."""
+        return {run: attempts for run, attempts in self._reader.open_runs().items() if run not in self._unwritten}
 
     def chain(self, run_id: RunId) -> list[RunId]:
         """The run's ancestors and itself, root first; only itself where it is unknown."""

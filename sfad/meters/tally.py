@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from ..protocol.types import Tokens
+from ..protocol.units import MOST_COUNTED, MOST_SPENT
 from .base import MAX_NAME, MAX_TOOLS, MAX_WORDS, Reading
 
 MAX_IDS = 1024
@@ -16,8 +17,6 @@ same time; one that comes back later than this counts again: too much rather tha
 MAX_MODELS = 64
 """Models told apart in one attempt; agents use two or three. The use of any further one is counted under `""`."""
 
-_MAX_NUMBER = 10**12
-"""A number above it, in tokens or dollars, is not believed: it is more than all agents of a machine use in a year."""
 _MAX_SUM = 10**15
 """Where sums stop: exact in JSON, in SQLite and in a float."""
 
@@ -26,12 +25,12 @@ V = TypeVar("V")
 
 def number(value: Any) -> int:
     """A count as a program printed it; 0 if it is no number, negative or absurd."""
-    return int(value) if type(value) in {int, float} and 0 <= value <= _MAX_NUMBER else 0
+    return int(value) if type(value) in {int, float} and 0 <= value <= MOST_COUNTED else 0
 
 
 def dollars(value: Any) -> float | None:
     """An amount as a program printed it; `None` if it is no number, negative or absurd."""
-    return float(value) if type(value) in {int, float} and 0 <= value <= _MAX_NUMBER else None
+    return float(value) if type(value) in {int, float} and 0 <= value <= MOST_SPENT else None
 
 
 def tokens(*, fresh: Any = 0, read: Any = 0, written: Any = 0, output: Any = 0, reasoning: Any = 0) -> Tokens:
@@ -59,12 +58,11 @@ def minus(one: Tokens, other: Tokens) -> Tokens:
 
 
 def _each(one: Tokens, other: Tokens, sign: int) -> Tokens:
-    return Tokens(
-        input=_within(one.input + sign * other.input),
-        output=_within(one.output + sign * other.output),
-        cached=_within(one.cached + sign * other.cached),
-        cache_write=_within(one.cache_write + sign * other.cache_write),
-    )
+    """Cached tokens stay part of the input, also where a program takes back more input than it takes back of them."""
+    whole = _within(one.input + sign * other.input)
+    cached = min(_within(one.cached + sign * other.cached), whole)
+    written = min(_within(one.cache_write + sign * other.cache_write), whole - cached)
+    return Tokens(input=whole, output=_within(one.output + sign * other.output), cached=cached, cache_write=written)
 
 
 def _within(value: int) -> int:

@@ -61,6 +61,13 @@ _COUNT = re.compile(_NUMBER + r"([km])?", re.ASCII | re.IGNORECASE)
 _MOST = 2**63 - 1
 """What a signed 64-bit number holds: the kernel's files, SQLite and msgpack take no more."""
 
+MOST_COUNTED = 10**10
+"""Tokens, tool calls or messages in one report, or as the total of one agent: a context of a million tokens, sent to a model every
+second, comes to that in almost three hours. More is a mistake of units, or a lie."""
+
+MOST_SPENT = 10_000.0
+"""The same in USD: a hundred times the largest limit of cost."""
+
 SIZE_FORMS = "bytes, or a number with K, M, G or T"
 """How a size may be written, for messages."""
 
@@ -89,6 +96,24 @@ def parse_count(text: str | int) -> int:
     if found is None or found != int(found):
         raise ValueError(f"{str(text)[:80]!r} is not a count: {COUNT_FORMS}")
     return int(found)
+
+
+_WHOLE = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
+
+MOST_WHOLE = 2**31 - 1
+"""Far above everything that is set by a plain number, and within what every format holds that such a number travels in."""
+
+
+def parse_whole(text: str, least: int = -MOST_WHOLE, most: int = MOST_WHOLE) -> int:
+    """A whole number in ASCII digits, with or without a sign; `int` would take other digits and underscores too, and fails on
+    its own terms where there are more than 4300 of them.
+
+    Raises `ValueError` for anything else, and for what is outside `least` to `most`.
+    """
+    number = int(text) if _WHOLE.fullmatch(text.strip()) else None
+    if number is None or not least <= number <= most:
+        raise ValueError(f"{text[:80]!r} is not a whole number from {least} to {most}")
+    return number
 
 
 def _scaled(text: str | int, form: re.Pattern[str], scale: dict[str, int]) -> Decimal | None:

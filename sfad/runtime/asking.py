@@ -83,7 +83,7 @@ def policy_of(loaded: configuration.Loaded) -> Policy:
         if threshold is None:
             return None
         action = Action.TERMINATE if KINDS[kind].acts else Action.WARN
-        return Limit(kind=kind, threshold=threshold, action=action, source=origin(f"defaults.{key}"))
+        return Limit(kind=kind, threshold=float(threshold), action=action, source=origin(f"defaults.{key}"))
 
     return Policy(
         enabled=config.enabled,

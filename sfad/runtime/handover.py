@@ -17,6 +17,7 @@ from ..core.memory import Ticket
 from ..launch.base import Remains
 from ..protocol.messages import Wait, Watch
 from ..protocol.types import RunId
+from ..protocol.units import parse_whole
 
 VARIABLE = "SFAD_HANDOVER"
 """Where the number of the memfd stands."""
@@ -119,9 +120,7 @@ def taken() -> Handover | None:
     number = os.environ.pop(VARIABLE, None)
     if number is None:
         return None
-    with open(int(number), "rb") as file:
-        file.seek(0)
-        content = file.read()
+    content = _contents(number)
     try:
         if msgspec.msgpack.decode(content, type=_Format).format != FORMAT:
             raise ValueError("it has another format")
@@ -131,6 +130,15 @@ def taken() -> Handover | None:
     for descriptor in handover.descriptors():
         os.set_inheritable(descriptor, False)
     return handover
+
+
+def _contents(number: str) -> bytes:
+    try:
+        with open(parse_whole(number, 3), "rb") as file:
+            file.seek(0)
+            return file.read()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{VARIABLE}: {error}; only sfad itself sets this variable: unset it") from error
 
 
 class _Format(Struct):

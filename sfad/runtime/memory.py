@@ -11,8 +11,7 @@ It is written before what was decided is done, and goes when the ledger holds th
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection, Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -116,7 +115,8 @@ class Memory:
         """Runs that could not be forgotten yet."""
         self._encode = msgspec.msgpack.Encoder().encode
         known = (key.removeprefix(_KEY) for key in self._journal.items if key.startswith(_KEY))
-        self._known = deque(sorted((run for run in known if f"{_RUN}{run}" not in self._journal.items), key=run_number))
+        ended = sorted((run for run in known if f"{_RUN}{run}" not in self._journal.items), key=run_number)
+        self._known = dict.fromkeys(ended)
         """Ended runs whose requests are known, the oldest first."""
         self._closed = False
         self._failing = False
@@ -243,15 +243,10 @@ class Memory:
             self.spawns.forget(run.id)
             raise
 
-    def keep(self, runs: Collection[Live], position: Position = nowhere) -> None:
+    def keep(self, runs: Iterable[Live], position: Position = nowhere) -> None:
         """Remembers them as they are now, with where their meters are."""
-        for live in self._late.values() if self._late else ():
-            if live not in runs:
-                runs = [*runs, live]
-        if self._written(self._all(runs, position)):
-            self._late.clear()
-        else:
-            self._late |= {live.run.id: live for live in runs}
+        due = self._late | {live.run.id: live for live in runs}
+        self._late = {} if self._written(self._all(due.values(), position)) else due
 
     def remembers(self, run: RunId) -> bool:
         """Whether the next daemon would know of the run what there is to know."""
@@ -270,7 +265,8 @@ class Memory:
             changes |= self._now(live)
             if (where := position(live.run.id)) is not None:
                 changes[f"meter/{live.run.id}"] = where
-        return changes
+        # a daemon that takes runs over keeps all of them, and few have changed
+        return {key: value for key, value in changes.items() if self._journal.items.get(key) != value}
 
     def started(self, run: Run) -> None:
         """An attempt was launched; if there cannot be another, its environment is needed no more."""
@@ -286,10 +282,11 @@ class Memory:
             self._late.pop(run, None)
             self._forget_spawn(run)
             changes |= {key: None for key in (f"{_RUN}{run}", f"now/{run}", f"meter/{run}") if key in self._journal.items}
-            if f"{_KEY}{run}" in self._journal.items and run not in self._known:
-                self._known.append(run)
-        while len(self._known) > KEYS:
-            changes[f"{_KEY}{self._known.popleft()}"] = None
+            if f"{_KEY}{run}" in self._journal.items:
+                self._known.setdefault(run)
+        for run in list(self._known)[: max(0, len(self._known) - KEYS)]:
+            del self._known[run]
+            changes[f"{_KEY}{run}"] = None
         if self._written(changes):
             self._gone.clear()
 

@@ -29,6 +29,7 @@ from ..protocol import messages as m
 from ..protocol.advice import Advice
 from ..protocol.errors import ErrorCode
 from ..protocol.types import BudgetState, Event, Limit, LimitRefusal, RunId, RunInfo, Status
+from ..protocol.units import MOST_COUNTED, MOST_SPENT
 from ..protocol.version import SUPPORTED
 from ..runtime.metering import NO_METER
 from ..runtime.runtime import Runtime
@@ -46,9 +47,6 @@ MAX_STOPPED = 1024
 
 MAX_SOURCE = 128
 """Characters that say where a limit was set."""
-
-MAX_AMOUNT = 1e12
-"""Tokens, turns or USD in one report."""
 
 MAX_REQUESTS = 16384
 """Requests that are not answered, of all connections together: of waits, stops, and of connections that have ended since. Each
@@ -678,8 +676,23 @@ def _check_amounts(request: m.Report | m.Reserve | m.Settle) -> None:
         value = getattr(request, field)
         if isinstance(value, str) and len(value) > NAME_MAX:
             raise RequestFailed(ErrorCode.BAD_REQUEST, f"{field} has {len(value)} characters; at most {NAME_MAX}")
-        if field != "id" and isinstance(value, int | float) and not 0 <= value <= MAX_AMOUNT:
-            raise RequestFailed(ErrorCode.BAD_REQUEST, f"{field} = {value} is outside 0 to {MAX_AMOUNT:g}")
+        most = MOST_SPENT if field == "cost_usd" else MOST_COUNTED
+        if field != "id" and isinstance(value, int | float) and not 0 <= value <= most:
+            raise RequestFailed(
+                ErrorCode.BAD_REQUEST, f"{field} = {value} is outside 0 to {most:.0f}; nothing was counted: check its unit"
+            )
+    if not isinstance(request, m.Reserve):
+        _check_cached(request.input_tokens or 0, request.cached_tokens or 0, request.cache_write_tokens or 0)
+
+
+def _check_cached(whole: int, cached: int, written: int) -> None:
+    """Tokens from or to a cache are part of the input (SPEC section 8); more of them than input would be priced all the same."""
+    if cached + written > whole:
+        raise RequestFailed(
+            ErrorCode.BAD_REQUEST,
+            f"cached_tokens = {cached} and cache_write_tokens = {written} are more than input_tokens = {whole}, which they are "
+            "part of; nothing was counted: add them to input_tokens",
+        )
 
 
 def _budget_state(budget: Budget) -> BudgetState:

@@ -1,6 +1,6 @@
 """`make bench`: the daemon against the floor of bare system calls, in one run, so that the ratios mean something.
 
-    python -m tests.bench [ROW …]     rows: latency throughput list status stop idle cli core output
+    python -m tests.bench [ROW …]     rows: latency throughput list status stop restart idle cli core output
 
 The floor is this interpreter's `os.posix_spawn` and `waitpid`, without guard, ledger, containment or output. Absolute
 figures move with the machine; compare ratios, and runs of the same hour.
@@ -48,6 +48,7 @@ def main() -> None:
         "list": listing,
         "status": status,
         "stop": stop,
+        "restart": restart,
         "idle": idle,
         "cli": command_line,
         "core": core.main,
@@ -111,17 +112,24 @@ def throughput(count: int = 1000) -> None:
 
 def pipelined(client: Client, count: int) -> float:
     """Seconds for `count` runs that are all asked for before the first answer is read."""
-    asked = [m.Spawn(id=client.next_id(), argv=[TRUE.encode()], cwd=b"/", env=[b"PATH=/bin"]) for _ in range(count)]
     began = time.perf_counter()
-    sender = threading.Thread(target=lambda: [client.send(spawn) for spawn in asked])
-    sender.start()
-    runs = [reply.run.id for reply in answers(client, count)]
-    sender.join()
+    runs = submitted(client, count, TRUE)
     sender = threading.Thread(target=lambda: [client.send(m.Wait(id=client.next_id(), run=run)) for run in runs])
     sender.start()
     assert all(reply.run.status == "completed" for reply in answers(client, count))
     sender.join()
     return time.perf_counter() - began
+
+
+def submitted(client: Client, count: int, *argv: str) -> list[str]:
+    """So many runs of a command, all asked for before the first answer is read."""
+    words = [word.encode() for word in argv]
+    asked = [m.Spawn(id=client.next_id(), argv=words, cwd=b"/", env=[b"PATH=/bin"]) for _ in range(count)]
+    sender = threading.Thread(target=lambda: [client.send(spawn) for spawn in asked])
+    sender.start()
+    runs = [reply.run.id for reply in answers(client, count)]
+    sender.join()
+    return runs
 
 
 def answers(client: Client, count: int) -> list[m.RunReply]:
@@ -160,6 +168,25 @@ def stop() -> None:
         wait_until(lambda: b"ready" in output.read_bytes(), "the crowd")
         reply = stopped(client, run.id)
         say("stop", f"{1000 * reply.elapsed_s:.1f} ms", f"{len(one.leftovers()) - 1} left")
+
+
+def restart() -> None:
+    """`kill -9` with a thousand live runs, then with five thousand queued behind them: until the next daemon serves, which is
+    when it has adopted all of them."""
+    bare = milliseconds(lambda: subprocess.run([sys.executable, "-c", "import sfad.serving"], check=True), 5)
+    with daemon() as one:
+        for count in (1000, 5000):
+            with one.client() as client:
+                submitted(client, count, "/bin/sleep", "3600")
+            one.kill()
+            began = time.perf_counter()
+            one.restart()
+            serving = time.perf_counter() - began
+            with one.client() as client:
+                found = client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus)
+            cpu = sum(psutil.Process(one.pid).cpu_times()[:2])
+            figures = f"{found.adopted} adopted, {found.queued} queued", f"serving after {serving:.2f} s", f"{cpu:.2f} s CPU"
+            say("restart", f"imports {bare / 1000:.2f} s", *figures)
 
 
 def idle() -> None:

@@ -43,6 +43,53 @@ def test_quiet_says_nothing_of_its_own(daemon: World) -> None:
     assert daemon.sfactl("run", "--", "true", SFA_QUIET="1").stderr == ""
 
 
+INSIDE = ("sh", "-c")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "why"),
+    [
+        (("--", "no-such-command-anywhere"), 127, "could not be started: cannot execute no-such-command-anywhere: No such file"),
+        (("--", "/etc/passwd"), 126, "could not be started: cannot execute /etc/passwd: Permission denied"),
+        (("--cwd", "/nonexistent", "--", "true"), 126, "could not be started: cannot enter directory /nonexistent: No such file"),
+        (("--timeout", "1", "--", "sleep", "60"), 3, "ended as timeout: "),
+        (("--limit", "turns=1", "--", *INSIDE, "$SFACTL report --turns 2; sleep 60"), 4, "ended as failed: used 2 turns"),
+        (("--", *INSIDE, "kill -SEGV $$"), 139, "ended as failed: killed by SIGSEGV"),
+        (("--", *INSIDE, "$SFACTL stop $SFA_RUN_ID 2>/dev/null"), 143, "ended as cancelled: stopped by"),
+        (("--meter", "jsonl", "--", "echo", '{"type": "result", "failed": true}'), 1, "ended as failed: exited with code 0"),
+        (("--leaf", "--", *INSIDE, "exec $SFACTL run -q -- true"), 77, "refused: "),
+        (("--", *INSIDE, "echo its own words >&2; exit 7"), 7, None),
+        (("--", *INSIDE, "exit 0"), 0, None),
+    ],
+)
+def test_quiet_silences_progress_and_never_the_reason_of_a_failure(
+    daemon: World, words: tuple[str, ...], code: int, why: str | None
+) -> None:
+    said = daemon.sfactl("run", "-q", *words, code=code).stderr.splitlines()
+    ours = [line for line in said if line.startswith(("sfactl", "[agent"))]
+    assert len(ours) == (why is not None)
+    if why is not None:
+        assert ours[0].startswith("sfactl: ")
+        assert why in ours[0]
+
+
+def test_quiet_in_the_background_tells_what_could_not_be_started(daemon: World) -> None:
+    for words, code in ((("no-such-command-anywhere",), 127), (("/etc/passwd",), 126)):
+        waited = daemon.sfactl("spawn", "-w", "-q", "--", *words, code=code)
+        assert f"could not be started: cannot execute {words[0]}: " in waited.stderr
+        done = daemon.sfactl("spawn", "-q", "--", *words, code=code)
+        assert done.stderr.startswith(f"sfactl: {done.stdout.strip()} could not be started: cannot execute {words[0]}: ")
+
+
+def test_quiet_does_not_tell_the_caller_what_it_did_itself(start: Start) -> None:
+    process = start("run", "-q", "--", "sh", "-c", "echo ready; sleep 60")
+    assert line(process) == b"ready\n"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(PATIENCE) == 130
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+
+
 def test_verbose_shows_events(daemon: World) -> None:
     assert "run_completed" in daemon.sfactl("run", "-v", "--name", "me", "--", "sleep", "0.2").stderr
 

@@ -63,7 +63,6 @@ def test_a_limit_that_nobody_can_keep_is_said_so_at_the_start(daemon: World) -> 
     assert daemon.sfactl("spawn", "--limit", "turns=9", "--meter", "jsonl", "--", "sleep", "60").stderr == ""
     assert daemon.sfactl("spawn", "--timeout", "9", "--", "sleep", "60").stderr == "", "its other limits were not asked for"
     assert daemon.sfactl("spawn", "-q", "--limit", "cost=2", "--", "sleep", "60").stderr == ""
-    assert daemon.sfactl("run", "-q", "--limit", "turns=1", *script("$SFACTL report --turns 2; sleep 60"), code=4).stderr == ""
 
 
 def test_what_is_metered_and_reported_is_shown_with_its_source(daemon: World) -> None:

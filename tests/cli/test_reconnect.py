@@ -453,6 +453,16 @@ def test_a_lost_run_is_70_with_its_reason(server: Scripted, life: Life, client: 
     assert msgspec.json.decode(path.read_bytes()) == msgspec.json.decode(out)
 
 
+def test_quiet_tells_of_a_lost_run(server: Scripted, life: Life, client: Starter) -> None:
+    process = client("run", "-q", "--", "true")
+    server.until(m.Wait)
+    life.final = LOST
+    server.restart()
+    code, _, err = ended(process)
+    assert code == 70
+    assert err.splitlines()[-1] == "sfactl: a1 ended as lost: it ended while no daemon was there to see it"
+
+
 @pytest.mark.parametrize(("keep", "advice"), [(False, "it is stopped when the daemon is back"), (True, "run a1 may go on. Look")])
 def test_what_becomes_of_the_run_is_said_to_who_waited_in_vain(server: Scripted, client: Starter, keep: bool, advice: str) -> None:
     process = client("run", "-q", *["--keep"] * keep, "--", "true", impatient=True)

@@ -15,6 +15,7 @@ from sfactl.exits import UsageError
 from sfad import meters
 from sfad.protocol.messages import Spawn, pack_message, unpack_request
 from sfad.protocol.types import Action, Bound, Claim, Limit, LimitKind
+from sfad.protocol.units import MOST_WHOLE
 
 
 def spawn(environ: dict[str, str] | None = None, **given: Any) -> Spawn:
@@ -107,7 +108,7 @@ def test_every_meter_is_one_of_the_daemons() -> None:
         ({"stdio": "pipe"}, "--stdio"),
         ({"stdio": "inherit", "stdin": True}, "exclude each other"),
         ({"label": ["nothing"]}, "K=V"),
-        ({"attempts": "0"}, "less than 1"),
+        ({"attempts": "0"}, "--attempts: '0' is not a whole number from 1"),
         ({"priority": "high"}, "whole number"),
         ({"max_depth": "deep"}, "--max-depth"),
     ],
@@ -139,7 +140,7 @@ def test_bounds(flag: str | None, variable: str | None, bound: Bound | None) -> 
     assert environment.bound("--max-depth", flag, "SFA_MAX_DEPTH", environ) == bound
 
 
-@given(st.integers())
+@given(st.integers(-MOST_WHOLE, MOST_WHOLE))
 def test_a_bound_that_is_not_positive_is_inherited(value: int) -> None:
     found = environment.bound("--max-depth", str(value), "SFA_MAX_DEPTH", {})
     assert (found is None) is (value <= 0)

@@ -250,7 +250,7 @@ def test_runs_on_a_mount_that_does_not_answer(start: Start, tmp_path: Path) -> N
         assert "its command was not executed within 1 s" in late.stderr
         spawned = daemon.sfactl("spawn", "--timeout", "1", "--cwd", str(mount), "--", "true")
         assert (spawned.returncode, spawned.stdout) == (3, "a2\n")
-        assert "a2 has ended: its command was not executed within 1 s" in spawned.stderr
+        assert "a2 ended as timeout: its command was not executed within 1 s" in spawned.stderr
         words = [sys.executable, "-m", "sfactl", "run", "--cwd", str(mount), "--", "true"]
         with subprocess.Popen(words, env=daemon.env, stderr=subprocess.DEVNULL) as told:
             (third,) = wait_until(starting, "it is being started")

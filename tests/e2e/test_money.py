@@ -6,8 +6,10 @@ import getpass
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from sfad.protocol import messages as m
+from sfad.protocol.errors import ErrorCode
 from sfad.protocol.types import Status
 from tests.conftest import Start
 from tests.harness import Daemon, agent, ended, running, started, stopped, wait_until
@@ -93,6 +95,65 @@ def test_a_reservation_is_settled_or_charged_in_full(daemon: Daemon) -> None:
         over, _ = until_over(client, run.id)
     assert over.usage.cost_usd == 0.21
     assert over.usage.input_tokens == 20_000
+
+
+ABSURD: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"input_tokens": 1, "cached_tokens": 10**10}, ("cached_tokens = 10000000000", "input_tokens = 1", "add them to input_tokens")),
+    ({"input_tokens": 10, "cached_tokens": 6, "cache_write_tokens": 5}, ("cached_tokens = 6", "cache_write_tokens = 5", "= 10")),
+    ({"output_tokens": 1, "cached_tokens": 1}, ("cached_tokens = 1", "input_tokens = 0")),
+    ({"input_tokens": 1, "cache_write_tokens": 2}, ("cache_write_tokens = 2", "input_tokens = 1")),
+    ({"input_tokens": 10**11}, ("input_tokens = 100000000000 is outside 0 to 10000000000",)),
+    ({"output_tokens": -1}, ("output_tokens = -1 is outside",)),
+    ({"turns": 2**63}, ("turns = 9223372036854775808 is outside",)),
+    ({"cost_usd": 1e12}, ("cost_usd = 1000000000000.0 is outside 0 to 10000",)),
+    ({"cost_usd": -0.01}, ("cost_usd = -0.01 is outside",)),
+    ({"cost_usd": float("nan")}, ("cost_usd = nan is outside",)),
+    ({"cost_usd": float("inf")}, ("cost_usd = inf is outside",)),
+    ({"turns": True}, ("turns",)),
+]
+"""What an agent may report, and what it is told."""
+
+
+def test_an_amount_that_cannot_be_is_refused_and_costs_nothing(tmp_path: Path) -> None:
+    config = f"[budgets.users.{getpass.getuser()}]\ndaily_usd = 5"
+    with running(tmp_path, config=config) as daemon, daemon.client() as client:
+        run = sleeper(client, ("cost", 1))
+        held = reserve(client, run.id, 10_000, 10_000).reservation
+        assert held is not None
+        for amounts, says in ABSURD:
+            settled = {"input_tokens": 0, "output_tokens": 0} | amounts
+            for request in (
+                m.Report(id=client.next_id(), run=run.id, model=MODEL, **amounts),
+                m.Settle(id=client.next_id(), reservation=held, **settled),
+            ):
+                client.send(request)
+                (answer,) = client.arrived()
+                assert isinstance(answer.reply, m.Error), (request, answer.reply)
+                assert answer.reply.code is ErrorCode.BAD_REQUEST
+                assert all(words in answer.reply.message for words in says), answer.reply.message
+        words = ["report", run.id, "--model", MODEL, "--input-tokens", "1", "--cached-tokens", "100M"]
+        done = daemon.sfactl(*words)
+        assert (done.returncode, "cached_tokens = 100000000" in done.stderr) == (2, True)
+        assert info(client, run.id).usage.cost_usd is None
+        (budget,) = client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).budgets
+        assert budget.used_usd == 0.18  # the reservation, which is still held
+        whole = m.Settle(id=client.next_id(), reservation=held, input_tokens=10_000, output_tokens=0, cached_tokens=10_000)
+        assert client.call(whole, m.RunReply).run.usage.cost_usd == 0.003
+        stopped(client, run.id)
+
+
+def test_a_stream_that_lies_is_priced_for_the_input_that_it_tells(start: Start) -> None:
+    daemon = start(config=f'[prices."{MODEL}"]\ninput_mtok = 1\noutput_mtok = 2\ncached_mtok = 0.1')
+    told = [
+        {"type": "usage", "model": MODEL, "input_tokens": 1000, "cached_tokens": 1e10, "cache_write_tokens": 1e10},
+        {"type": "usage", "model": MODEL, "input_tokens": 1e12, "output_tokens": -1, "cost_usd": 1e12},
+        {"type": "usage", "turns": True, "messages": 1e400},
+    ]
+    script = "; ".join(f"echo '{json.dumps(each)}'" for each in told)
+    with daemon.client() as client:
+        usage = ended(client, started(client, ["sh", "-c", script], meter="jsonl").id).usage
+    assert (usage.input_tokens, usage.cached_tokens, usage.output_tokens) == (1000, 1000, 0)
+    assert usage.cost_usd == 0.0001
 
 
 def test_a_user_with_an_exhausted_budget_is_told_when_it_renews(tmp_path: Path) -> None:

@@ -70,6 +70,25 @@ def test_eight_ticking_runs_outlive_their_daemon(start: Start, containment: str)
         assert numbers == list(range(len(numbers)))
 
 
+def test_what_is_queued_and_has_not_changed_is_not_written_again(start: Start) -> None:
+    daemon = start(config="[quotas]\ntrees = 1\nspawns_per_hour = 1000")
+    with daemon.client() as client:
+        runs = [started(client, ["sleep", "60"]) for _ in range(100)]
+    daemon.kill()
+
+    def remembered() -> int:
+        """Bytes of the spool; what follows is room."""
+        return len((daemon.state_dir / "spool" / "runs").read_bytes().rstrip(b"\0"))
+
+    before = remembered()
+    daemon.restart()
+    assert abs(remembered() - before) < 4000  # 99 queued runs would be 30 000
+    with daemon.client() as client:
+        status = client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus)
+        assert (status.adopted, status.queued) == (1, 99)
+        assert len(stopped(client, everything=True, grace=0).stopped) == len(runs)
+
+
 def test_a_tree_is_the_same_tree_afterwards(start: Start, containment: str) -> None:
     daemon = start(mode=containment)
     child = f"{sys.executable} -m sfactl run --name child -- sh -c '{TICK}'"

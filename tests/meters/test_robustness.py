@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from sfad.meters import Reading, named
 from sfad.meters.base import MAX_LINE, MAX_NAME, MAX_TOOLS, MAX_WORDS
 from sfad.meters.tally import MAX_MODELS
+from sfad.protocol.units import MOST_COUNTED, MOST_SPENT
 from tests.meters.recordings import JSONL, STREAMS, in_all, lines, read, samples
 
 SAMPLES = samples()
@@ -201,13 +202,13 @@ def test_memory_stays_flat_however_many_ids_and_names_there_are() -> None:
         return [{"type": "tool_use", "part": {"id": f"{number:0120}", "tool": f"{number:0200}"}}]
 
     def generic(number: int) -> list[dict[str, Any]]:
-        return [{"type": "usage", "model": f"{number:0200}", "input_tokens": 10**12}]
+        return [{"type": "usage", "model": f"{number:0200}", "input_tokens": MOST_COUNTED}]
 
     for program, events, count in (("claude", claude, 5000), ("opencode", opencode, 5000), ("jsonl", generic, 5000)):
         held, reading = hostile(program, events, count)
         assert held < 4 * MIB, program
         check(reading)
-    assert in_all(hostile("jsonl", generic, 200)[1]).input == 200 * 10**12
+    assert in_all(hostile("jsonl", generic, 200)[1]).input == 200 * MOST_COUNTED
 
 
 def test_names_beyond_the_bound_are_counted_without_their_name() -> None:
@@ -217,9 +218,25 @@ def test_names_beyond_the_bound_are_counted_without_their_name() -> None:
     assert in_all(reading).input == len(events)
 
 
+AMOUNTS = st.one_of(st.integers(0, 100), st.sampled_from([-1, 10**10, 10**11, 1e300, None, True, "9"]))
+
+
+@given(st.lists(st.tuples(AMOUNTS, AMOUNTS, AMOUNTS), max_size=6), st.booleans())
+def test_cached_tokens_are_never_more_than_the_input(totals: list[tuple[Any, Any, Any]], resumed: bool) -> None:
+    """Of Codex, whose totals grow, fall, and may begin with those of another run."""
+    names = ("input_tokens", "cached_input_tokens", "cache_write_input_tokens")
+    events = [{"type": "turn.completed", "usage": dict(zip(names, amounts, strict=True))} for amounts in totals]
+    program = named("codex")
+    assert program is not None
+    meter = program.meter(["codex", "exec", *["resume"] * resumed, "--json"])
+    meter.feed(lines(*events))
+    check(meter.reading)
+
+
 def test_sums_stop_before_they_are_too_large_to_store() -> None:
-    reading = read("jsonl", lines({"type": "usage", "input_tokens": 10**12, "cost_usd": 1e12, "turns": 10**12}) * 2000)
-    assert (in_all(reading).input, reading.cost_usd, reading.turns) == (10**15, 1e15, 10**15)
+    most = {"type": "usage", "input_tokens": MOST_COUNTED, "cost_usd": MOST_SPENT, "turns": MOST_COUNTED}
+    reading = read("jsonl", lines(most) * 110_000)
+    assert (in_all(reading).input, reading.cost_usd, reading.turns) == (10**15, 1.1e9, 10**15)
 
 
 def test_the_last_tools_are_kept() -> None:

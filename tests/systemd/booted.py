@@ -52,7 +52,7 @@ def impossible() -> str | None:
         return "not root"
     for program in ("systemd-nspawn", "unshare", "nsenter", "dbus-daemon", "setpriv"):
         if not shutil.which(program):
-            return f"no {program} here (Debian: systemd-container, util-linux, dbus)"
+            return f"no {program} here (Debian: systemd-container, libpam-systemd, dbus, util-linux, procps)"
     return None if os.path.exists("/lib/systemd/systemd") else "no systemd here"
 
 

@@ -1,0 +1,114 @@
+"""Numbers as nobody ought to write them, for every option and variable of `sfactl` that takes one: what cannot be meant is a usage
+error that names where it stands, and nothing is ever a traceback."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sfactl import verbs
+from sfactl.__main__ import _guarded
+from sfactl.exits import Exit
+from sfactl.options import Option
+
+MALFORMED = ("many", "²", "٣", "1_000", "0x10", "1e400", "nan", "inf", "-inf", "--5", "1 2", "9" * 5000, "1" * 4299 + "²", "\udcff")
+"""No number of any kind, or one that is too large for every option."""
+
+WRITTEN = st.one_of(
+    st.sampled_from([*MALFORMED, "", " ", "-1", "+5", "0", "1.5", " 7 ", "1e5", "9" * 10, "9" * 19, "9" * 20, "9" * 300]),
+    st.text("0123456789+-_.,:=eE kKmMsSdB²٣", max_size=12),
+)
+
+METAVARS = {"N", "TIME", "USD"}
+
+NEEDED = {
+    "report": ["--turns", "1"],
+    "reserve": ["--model", "m", "--input-tokens", "1", "--max-output-tokens", "1"],
+    "settle": ["a1-1", "--input-tokens", "1", "--output-tokens", "1"],
+    "spawn": [],
+    "run": [],
+}
+"""What a verb cannot do without, so that the number is what is wrong."""
+
+VARIABLES = ("SFA_DEPTH", "SFA_MAX_DEPTH", "SFA_MAX_DESCENDANTS", "SFA_DEFAULTS_TIMEOUT")
+
+OTHERS = ("SFA_CALL_CHAIN", "SFA_NAME", "SFA_QUIET", "SFA_NO_LOG", "SFA_RUN_ID", "SFA_COOKIE")
+"""Texts and switches, in which a number is nothing special."""
+
+
+def numeric() -> Iterator[tuple[str, str]]:
+    """Every verb with each of its options that takes a number."""
+    for verb in verbs.VERBS:
+        for option in verbs.load(verb).PARAMETERS:
+            if isinstance(option, Option) and (option.metavar in METAVARS or option.target in ("limit", "signal")):
+                yield verb, option.flags[0]
+
+
+NUMERIC = list(numeric())
+
+
+def line(verb: str, option: str, value: str) -> list[str]:
+    """The command line with this value, complete otherwise."""
+    needed = NEEDED.get(verb, ["a1"] if verb not in ("list", "doctor", "recommend") else [])
+    words = [verb, *needed, option, f"turns={value}" if option == "--limit" else value]
+    return [*words, "--", "true"] if verb in ("spawn", "run") else words
+
+
+def tried(words: list[str], capsys: pytest.CaptureFixture[str], **variables: str) -> tuple[int, str]:
+    """Exit code and stderr of a call to a daemon that is not there, which is all that is wrong where the number is not."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("SFA_", "SFAD_"))}
+    with patch.dict(os.environ, kept | {"SFAD_SOCKET": "/nonexistent/s", "SFAD_AUTOSTART": "0"} | variables, clear=True):
+        code = _guarded(words)
+    return code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("verb", "option"), NUMERIC)
+def test_a_malformed_number_is_a_usage_error_that_names_the_option(
+    verb: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for value in MALFORMED:
+        code, said = tried(line(verb, option, value), capsys)
+        assert (code, said[: len(option) + 8]) == (Exit.USAGE, f"sfactl: {option}"), (value[:80], said[:300])
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_a_malformed_number_is_a_usage_error_that_names_the_variable(variable: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for value in MALFORMED:
+        code, said = tried(["spawn", "--", "true"], capsys, **{variable: value})
+        assert (code, said[: len(variable) + 10]) == (Exit.USAGE, f"sfactl: {variable}: "), (value[:80], said[:300])
+
+
+@pytest.mark.parametrize("variable", ["SFA_CALL_CHAIN", "SFA_NAME"])
+def test_a_chain_that_is_no_text_names_the_variable(variable: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = tried(["spawn", "--", "true"], capsys, **{variable: "a,\udcff"})
+    assert (code, said.partition(" is not")[0]) == (Exit.USAGE, f"sfactl: {variable}: 'a,\\udcff'")
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(where=st.sampled_from([*NUMERIC, *((name, "") for name in (*VARIABLES, *OTHERS))]), value=WRITTEN)
+def test_no_number_is_a_traceback(where: tuple[str, str], value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    name, option = where
+    if option:
+        code, said = tried(line(name, option, value), capsys)
+    else:
+        code, said = tried(["spawn", "--", "true"], capsys, **{name: value})
+    assert code in (Exit.USAGE, Exit.UNREACHABLE)
+    assert said.startswith(("sfactl: ", "Usage: "))
+    if code == Exit.USAGE:
+        assert option.lstrip("-") in said
+        assert option or name in said
+
+
+@pytest.mark.parametrize("variable", ["SFA_SOCKET", "SFAD_SOCKET"])
+def test_a_socket_that_cannot_be_one_is_named(variable: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for value in ("9" * 5000, "/" + "d/" * 100, "²", "\udcff", "/dev/null", str(Path(__file__).parent)):
+        code, said = tried(["list"], capsys, **{variable: value})
+        assert code in (Exit.USAGE, Exit.UNREACHABLE)
+        assert said.startswith("sfactl: ")
+        assert (value[:8] if value.isprintable() else "\\xdcff") in said, (value, said)
