@@ -134,7 +134,7 @@ class Daemon:
         try:
             memory = Memory(state_dir / "spool", log.error)
             stack.callback(memory.close)
-            output = OutputStore(state_dir / "output")
+            output = OutputStore(state_dir / "output", log.error)
         except JournalError as error:
             raise PathError(str(error)) from error
         except OSError as error:

@@ -11,7 +11,10 @@ from types import TracebackType
 
 from ..protocol.types import RunId
 
-_MASK = 0x2 | 0x40 | 0x80 | 0x200  # IN_MODIFY, IN_MOVED_FROM, IN_MOVED_TO, IN_DELETE
+# IN_MODIFY, IN_MOVED_FROM, IN_MOVED_TO, IN_DELETE, IN_DELETE_SELF, IN_MOVE_SELF
+_MASK = 0x2 | 0x40 | 0x80 | 0x200 | 0x400 | 0x800
+# an event of the watch itself, without cookie and name: IN_DELETE_SELF, IN_MOVE_SELF, IN_UNMOUNT or IN_IGNORED
+_GONE = re.compile(rb"\x01\0\0\0\0[\x04\x08\x20\x80]\0[\0\x40]\0{8}")
 # of the event that says that there were more than fs.inotify.max_queued_events: wd -1, mask IN_Q_OVERFLOW
 _OVERFLOW = b"\xff\xff\xff\xff\x00\x40\x00\x00"
 # Events are a header of 16 bytes and a name padded with NULs. Two runs that write in turns make up to 16 384 of them before
@@ -32,6 +35,8 @@ class Growth:
     Raises `OSError`: `EMFILE` when the user has no instance left (fs.inotify.max_user_instances, 128)."""
 
     def __init__(self, directory: Path) -> None:
+        self.gone = False
+        """The directory was removed or renamed: nothing more is told."""
         self._descriptor: int = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._descriptor < 0:
             raise _error(directory)
@@ -61,6 +66,7 @@ class Growth:
             if _OVERFLOW in events:
                 return None
             names.update(_NAMES.findall(events))
+            self.gone = self.gone or _GONE.search(events) is not None
         return {name.decode() for name in names}
 
     def close(self) -> None:

@@ -268,6 +268,7 @@ class Following:
 
     def _growth(self) -> Growth | None:
         try:
+            self._store.make_again()
             growth = Growth(self._store.directory)
         except OSError as error:
             if not self._blind:
@@ -278,7 +279,8 @@ class Following:
         return growth
 
     async def _told(self, growth: Growth) -> None:
-        while True:
+        """Until the directory is gone."""
+        while not growth.gone:
             if not self._behind:
                 with trio.move_on_after(BLIND if self._away else math.inf) as self._waiting:
                     await trio.lowlevel.wait_readable(growth)

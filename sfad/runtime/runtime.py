@@ -687,7 +687,8 @@ class Runtime:
     def _remember(self, recent: Recent) -> None:
         self.recent[recent.info.id] = recent
         if len(self.recent) > RECENT:
-            _, oldest = self.recent.popitem(last=False)
+            run, oldest = self.recent.popitem(last=False)
+            self.output.forget(run)
             if oldest.key is not None:
                 self._keys.pop(oldest.key, None)
 
