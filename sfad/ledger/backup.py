@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from ..private import is_regular
 from .errors import LedgerError
 from .opening import FILE, open_reader
 from .schema import APPLICATION_ID
@@ -37,7 +38,8 @@ class Backup:
 def newest_backup(directory: Path) -> Backup | None:
     """The one in the state directory `directory`."""
     with suppress(OSError):
-        return _backup(directory / BACKUP)
+        if is_regular(directory / BACKUP):
+            return _backup(directory / BACKUP)
     return None
 
 

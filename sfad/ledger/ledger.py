@@ -59,7 +59,7 @@ def current_boot() -> str | None:
 class Ledger:
     """Opens the ledger in `directory`, created if missing. Raises `LedgerError`.
 
-    Between opening and `start` it is read and mended (`open_runs`, `mend`, `set_charged`); from `start` on it takes writes.
+    Between opening and `start` it is read and mended (`left`, `mend`, `set_charged`); from `start` on it takes writes.
     `floor_number`: no run gets a number up to this one, whatever the file says: the highest one that output files bear,
     so that a ledger begun anew does not use an id twice. `busy_timeout`: seconds a transaction waits for an outsider's lock.
     `patience`: seconds that opening waits for it. `handed_over`: this process has flushed the file and executed itself anew, so
@@ -92,6 +92,8 @@ class Ledger:
         self._connection.execute(f"PRAGMA busy_timeout = {int(1000 * busy_timeout)}")
         self.begun_anew = opened.begun_anew
         """There was no ledger, or it was set aside: runs that live are not in it."""
+        self.left = opened.left
+        """Runs that the file showed as not terminal when it was opened, oldest first: what a dead daemon left."""
         self.unchecked = opened.unchecked
         """The file is too large, or the disk too slow, to check it while everybody waits: `opening.check` is due."""
         self.backup: Backup | None = None
@@ -299,10 +301,6 @@ class Ledger:
             if page.admits(held.info, held.extra) and (within is None or within in self.chain(held.info.id)):
                 runs[held.info.id] = held.info
         return _newest(sorted(runs.values(), key=lambda info: info.id), query.rows)
-
-    def open_runs(self) -> list[RunInfo]:
-        """Runs that the file shows as not terminal, oldest first: at opening, what a dead daemon left."""
-        return [info for info in self._reader.open_runs() if info.id not in self._unwritten]
 
     def chain(self, run_id: RunId) -> list[RunId]:
         """The run's ancestors and itself, root first; only itself where it is unknown."""

@@ -109,6 +109,8 @@ class Memory:
     def __init__(self, directory: Path, trouble: Callable[[str], None]) -> None:
         self.spawns = Spawns(directory)
         self._journal = Journal(directory / "runs")
+        self.notes = self._journal.take_notes()
+        """What opening had to mend, a line each."""
         self._trouble = trouble
         self._late: dict[RunId, Live] = {}
         """Runs of which something newer is to be remembered than could be written."""
@@ -120,6 +122,8 @@ class Memory:
         """Ended runs whose requests are known, the oldest first."""
         self._closed = False
         self._failing = False
+        self._displaced = False
+        """Another process has removed or replaced the spool, maybe with the files of `spawns`."""
         self._first: dict[str, bytes | None] = {}
         """What goes with the next change."""
         self._timers: Timers
@@ -136,11 +140,6 @@ class Memory:
     def found(self) -> bool:
         """Whether there was one."""
         return self._journal.found
-
-    @property
-    def notes(self) -> list[str]:
-        """What opening had to mend, a line each."""
-        return self._journal.notes
 
     @property
     def highest_number(self) -> int:
@@ -242,6 +241,30 @@ class Memory:
             self._late.clear()
         else:
             self._late |= {live.run.id: live for live in runs}
+
+    def look_after(self, runs: Iterable[Live]) -> None:
+        """Writes the spool again if another process has removed or replaced it. `runs` are all that live."""
+        if self._closed:
+            return
+        try:
+            self._journal.stay()
+            self._tell_notes()
+            if self._displaced:
+                self._keep_spawns(runs)
+                self._displaced = False
+        except OSError as error:
+            self._trouble(f"the spool was removed or replaced by another process, and cannot be written again: {error}")
+
+    def _keep_spawns(self, runs: Iterable[Live]) -> None:
+        for live in runs:
+            run = live.run
+            if (not run.attempt or run.attempt < run.asked.attempts) and not self.spawns.keeps(run.id):
+                self.spawns.keep(run.id, self._encode(live.spawn))
+
+    def _tell_notes(self) -> None:
+        for note in self._journal.take_notes():
+            self._displaced = True
+            self._trouble(note)
 
     def remembers(self, run: RunId) -> bool:
         """Whether the next daemon would know of the run what there is to know."""
@@ -345,6 +368,7 @@ class Memory:
         self._journal.write(self._first | changes)
         effect("remembered")
         self._first = {}
+        self._tell_notes()
 
     def _written(self, changes: dict[str, bytes | None]) -> bool:
         if self._closed:

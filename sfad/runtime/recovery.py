@@ -84,7 +84,7 @@ class _Recoverer:
         self._memory = runtime.memory
         self._now = trio.current_time()
         self._wall = wall_clock()
-        self._open = {info.id: info for info in runtime.ledger.open_runs()}
+        self._open = {info.id: info for info in runtime.ledger.left}
         self._runs: dict[RunId, Run] = {}
         if handed is not None:
             self._why = "the daemon executed itself anew"
