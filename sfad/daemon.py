@@ -226,6 +226,8 @@ class Daemon:
             on_failed=runtime.commit_failed,
             on_ended=runtime.recorded,
             on_trouble=runtime.trouble,
+            on_put_back=runtime.put_back,
+            on_checkpointed=runtime.checkpointed,
         )
         for name in set(stored) - {name_of_main(one.run) for one in recovery.event.runs if one.run.pid is not None}:
             runtime.fd_store.forget(name)

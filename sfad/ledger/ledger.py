@@ -24,10 +24,11 @@ from ..protocol.messages import List
 from ..protocol.types import Event, RunId, RunInfo
 from .backup import Backup, newest_backup, put_by
 from .errors import LedgerError
-from .opening import logged_rows, mark_damaged, open_reader, open_writer
+from .opening import mark_damaged, open_reader, open_writer
+from .putback import PutBack
 from .reader import Page, Reader
 from .rows import Op, RunExtra, charge_op, event_op, insert_op, save_op
-from .writer import MEND_CHARGE, MEND_LABEL, MEND_RUN, Outcome, Writer
+from .writer import MEND_CHARGE, MEND_LABEL, MEND_RUN, Outcome, Report, Writer
 
 FOUND = 10
 """Ids that `find` returns at most: enough to show a person that a prefix is ambiguous."""
@@ -167,6 +168,8 @@ class Ledger:
         on_failed: Callable[[list[RunId], str], object],
         on_ended: Callable[[list[RunId]], object] = lambda _ids: None,
         on_trouble: Callable[[str | None, int], object] = lambda _error, _lost: None,
+        on_put_back: Callable[[str], object] = lambda _note: None,
+        on_checkpointed: Callable[[], object] = lambda: None,
         token: trio.lowlevel.TrioToken | None = None,
     ) -> None:
         """Begins to take writes. The callbacks run in the trio thread.
@@ -175,11 +178,13 @@ class Ledger:
         `on_ended(ids)` is about runs that were saved with a terminal status: they are in the file now. While writes fail
         that takes until they work again. `on_trouble(error, lost)` tells when writes begin to fail, when they work again
         (`None`), and whenever operations other than admissions had to be given up (`lost`, how many since the last call).
+        `on_put_back(note)` tells that the file had been removed or replaced, and was written again. `on_checkpointed()` tells that
+        whatever `on_ended` was called for is in the database itself, and not in its log alone.
         """
         self._on_committed, self._on_failed, self._on_trouble = on_committed, on_failed, on_trouble
-        self._on_ended = on_ended
+        self._on_ended, self._on_put_back, self._on_checkpointed = on_ended, on_put_back, on_checkpointed
         self._token = token or trio.lowlevel.current_trio_token()
-        self._writer = Writer(self._connection, self._report, logged=logged_rows(self.directory))
+        self._writer = Writer(self._connection, self._report, self.directory)
 
     @property
     def next_number(self) -> int:
@@ -267,6 +272,11 @@ class Ledger:
         The future is cancelled if the ledger is closed first."""
         return self._running().when_idle(work)
 
+    def look_after(self) -> None:
+        """Has the file written again soon if another process has removed or replaced it; a write looks for itself."""
+        if self._running().displaced:
+            self._running().flush(lambda _clean: None)
+
     def close(self, timeout: float = 5.0) -> int:
         """Writes what is queued and closes the file. Returns how many operations could not be written; waits for at most
         `timeout` seconds. The ledger is of no use afterwards."""
@@ -348,14 +358,24 @@ class Ledger:
         self._put(op)
         self._unwritten[info.id] = _Unwritten(op, info, extra)
 
-    def _report(self, outcome: Outcome) -> None:
-        if outcome.damaged:
-            mark_damaged(self.directory, outcome.error or "")
+    def _report(self, report: Report) -> None:
+        if isinstance(report, Outcome) and report.damaged:
+            mark_damaged(self.directory, report.error or "")
         try:
-            self._token.run_sync_soon(self._settle, outcome)
+            self._token.run_sync_soon(self._told, report)
         except trio.RunFinishedError:
             # nobody is left to be told; close() has returned, or returns, how many operations stayed unwritten
             return
+
+    def _told(self, report: Report) -> None:
+        if isinstance(report, Outcome):
+            self._settle(report)
+        elif isinstance(report, PutBack):
+            self._reader.close()
+            self._reader = Reader(report.reader)
+            self._on_put_back(report.note)
+        else:
+            self._on_checkpointed()
 
     def _settle(self, outcome: Outcome) -> None:
         self._forget([*outcome.committed, *outcome.lost])

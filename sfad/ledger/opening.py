@@ -155,15 +155,15 @@ def logged_rows(directory: Path) -> int:
 
 
 def open_reader(directory: Path, busy_timeout: float = 0.25) -> sqlite3.Connection:
-    """A read-only connection, for the thread that opens it. In WAL mode it never waits for the writer; the short timeout
+    """A read-only connection, for one thread at a time. In WAL mode it never waits for the writer; the short timeout
     bounds what an outsider's exclusive lock can cost the thread that reads."""
     uri = f"{(directory / FILE).absolute().as_uri()}?mode=ro"
-    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=busy_timeout)
+    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=busy_timeout, check_same_thread=False)
 
 
 def _clear(path: Path, notes: list[str]) -> None:
     """Sets aside what is not the daemon's: SQLite would follow a symlink, and wait for the other end of a FIFO."""
-    for name in (path, *_beside(path)):
+    for name in (path, *beside(path)):
         if os.path.lexists(name) and not is_regular(name):
             notes.append(f"{name} was not a regular file; it was set aside as {set_aside(name)}")
     if is_regular(path) and path.lstat().st_uid == os.geteuid() and not os.access(path, os.R_OK | os.W_OK):
@@ -178,7 +178,7 @@ def _open_checked(path: Path, notes: list[str], busy_timeout: float, handed_over
     connection = sqlite3.connect(path, isolation_level=None, timeout=busy_timeout, check_same_thread=False)
     try:
         begun_anew = version_of(connection) == 0
-        _configure(connection)
+        configure(connection)
         if dropped := migrate(connection):
             notes.append(f"the ledger {path} had triggers or indices that are not its own; they were dropped: {', '.join(dropped)}")
         _allow_steps(connection)
@@ -283,7 +283,8 @@ def _check_pages(connection: sqlite3.Connection) -> None:
         raise corrupt(found)
 
 
-def _configure(connection: sqlite3.Connection) -> None:
+def configure(connection: sqlite3.Connection) -> None:
+    """Sets what the promises rest on. Raises `LedgerError` where the file system cannot do it."""
     if not version_of(connection):
         # only before the first page is written; the free pages of an older file stay in it, for later rows. Said of any
         # other it changes nothing, and wants the write lock: whoever holds that would keep the live runs unsupervised
@@ -326,8 +327,8 @@ def _set_aside(path: Path, error: sqlite3.Error) -> str:
     return f"the ledger {path} is corrupt ({error}); it was set aside as {target.name}, and a new one was begun"
 
 
-def _beside(path: Path) -> Iterator[Path]:
-    """What SQLite finds by name beside a database."""
+def beside(path: Path) -> Iterator[Path]:
+    """Names of what SQLite finds by name beside a database."""
     return (path.with_name(f"{path.name}{suffix}") for suffix in ("-wal", "-shm", "-journal"))
 
 

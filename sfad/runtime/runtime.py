@@ -60,6 +60,9 @@ NO_ROOM = 64 * 1024
 SAVE_USE = 1.0
 """Seconds until a changed use is in the ledger: what a daemon that is killed forgets, and a row a run in that time."""
 
+LOOK_AFTER = 5.0
+"""Seconds between two looks whether ledger and spool still are where they were, for a daemon that has nothing to write."""
+
 _WITHIN = c.Keep | c.Arm | c.Disarm | c.NoteUse
 """Nothing of these is seen outside of the process: to die before one or after it is the same."""
 
@@ -208,6 +211,7 @@ class Runtime:
             self._nursery.start_soon(self.timers.serve)
             self._nursery.start_soon(self.maintenance.serve)
             self._configure()
+            self._look_after_files()
             self._remember_spawns()
             task_status.started()
 
@@ -227,7 +231,7 @@ class Runtime:
         for info, extra in recovery.unwritten:
             self.ledger.mend_later(info, extra)
         closed = [info.id for info, _ in recovery.rows if info.status.terminal and info.id not in unwritten]
-        self.memory.forget([*closed, *recovery.over])
+        self.memory.recorded([*closed, *recovery.over])
         self.memory.forget_entirely(recovery.never)
         self.memory.forget_spawns(but=self.live)
         self._keys = {key: run for key, run in self._keys.items() if run not in recovery.never}
@@ -258,7 +262,7 @@ class Runtime:
             event = msgspec.structs.replace(event, type="daemon_reexecuted", severity="low")
         self._record(event)
 
-    def tell(self, what: str, message: str, severity: Literal["low", "medium"] = "low") -> None:
+    def tell(self, what: str, message: str, severity: Literal["low", "medium", "high"] = "low") -> None:
         """Says something about the daemon itself."""
         self._record(types.Event(type=what, message=message, severity=severity))
 
@@ -653,7 +657,7 @@ class Runtime:
         later would call a run lost that it has called completed."""
         ended = list(runs)
         effect("end on record")
-        self.memory.forget(ended)
+        self.memory.recorded(ended)
         effect("forgotten")
         self._tell_waiters(ended)
 
@@ -663,6 +667,21 @@ class Runtime:
             for waiter in list(waiters):
                 assert info is not None
                 waiter(info)
+
+    def checkpointed(self) -> None:
+        """The ledger's database holds whatever was recorded."""
+        self.memory.checkpointed()
+
+    def put_back(self, note: str) -> None:
+        """Another process had removed or replaced the ledger, and it was written again."""
+        self.log.error(note)
+        self.tell("daemon_ledger_replaced", note, "high")
+
+    def _look_after_files(self) -> None:
+        """Another process may have removed or replaced what the daemon has open. Whoever writes looks for itself."""
+        self.memory.look_after(self.live.values())
+        self.ledger.look_after()
+        self.timers.arm("look after files", trio.current_time() + LOOK_AFTER, self._look_after_files)
 
     def trouble(self, error: str | None, lost: int) -> None:
         """The ledger's writer cannot write, or can again. Ends are held in memory meanwhile, and nobody waits for that."""
