@@ -163,9 +163,8 @@ def open_reader(directory: Path, busy_timeout: float = 0.25) -> sqlite3.Connecti
 
 def _clear(path: Path, notes: list[str]) -> None:
     """Sets aside what is not the daemon's: SQLite would follow a symlink, and wait for the other end of a FIFO."""
-    for name in (path, *beside(path)):
-        if os.path.lexists(name) and not is_regular(name):
-            notes.append(f"{name} was not a regular file; it was set aside as {set_aside(name)}")
+    foreign = [name for name in (path, *beside(path)) if os.path.lexists(name) and not is_regular(name)]
+    notes += [f"{name} was not a regular file; it was set aside as {set_aside(name)}" for name in foreign]
     if is_regular(path) and path.lstat().st_uid == os.geteuid() and not os.access(path, os.R_OK | os.W_OK):
         regain(path)
 

@@ -51,12 +51,14 @@ def put_back(directory: Path, source: sqlite3.Connection) -> PutBack:
         _copy(source, path.with_name(f"{FILE}.new"))
         kept = [str(aside) for name in (path, *beside(path)) if (aside := set_aside(name)) is not None]
         path.with_name(f"{FILE}.new").rename(path)
-        opened = _opened(path, source)
+        writer, guard, reader = _opened(path, source)
     except (OSError, sqlite3.Error, LedgerError) as error:
-        raise LedgerError(f"the ledger {path} was removed or replaced by another process, and cannot be put back: {error}") from error
+        raise LedgerError(
+            f"the ledger {path} was removed or replaced by another process, and cannot be put back: {error}"
+        ) from error
     rest = f"; what was in its place is kept as {', '.join(kept)}" if kept else ""
     note = f"the ledger {path} was removed or replaced by another process; all of it was written again{rest}"
-    return PutBack(*opened, note)
+    return PutBack(writer, guard, reader, note)
 
 
 def _copy(source: sqlite3.Connection, target: Path) -> None:
@@ -76,15 +78,15 @@ def _copy(source: sqlite3.Connection, target: Path) -> None:
         raise
 
 
-def _opened(path: Path, source: sqlite3.Connection) -> list[sqlite3.Connection]:
+def _opened(path: Path, source: sqlite3.Connection) -> tuple[sqlite3.Connection, sqlite3.Connection, sqlite3.Connection]:
     patience = source.execute("PRAGMA busy_timeout").fetchone()[0] / 1000
     with ExitStack() as undo:
         undo.callback(path.unlink)
         writer = sqlite3.connect(path, isolation_level=None, timeout=patience, check_same_thread=False)
         undo.callback(writer.close)
         configure(writer)
-        readers = [undo.enter_context(closing(open_reader(path.parent))) for _ in range(2)]
-        for connection in readers:
-            connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()  # nothing is opened before
+        guard, reader = (undo.enter_context(closing(open_reader(path.parent))) for _ in range(2))
+        for connection in (guard, reader):
+            connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()  # SQLite opens the file no sooner
         undo.pop_all()
-    return [writer, *readers]
+    return writer, guard, reader

@@ -260,8 +260,8 @@ class Writer:
                 self._put_back()
                 if not ops:  # else writing them tells that writes work again
                     self._report(Outcome())
-        except LedgerError as error:
-            return self._hold(ops, error)
+        except LedgerError as displaced:
+            return self._hold(ops, displaced)
         while ops:
             done, error = self._settle(ops[:MAX_BATCH])
             ops = ops[done:]

@@ -228,6 +228,10 @@ class Following:
             self._behind[run] = followed
             self._waiting.cancel()
 
+    def look_after(self) -> None:
+        """Has the directory made again soon if another process has removed or replaced it; who writes in it is told of that."""
+        self._waiting.cancel()
+
     def forget(self, run: RunId) -> None:
         """The run is over, and nothing of it is alive. Its descriptor is closed; its files are bounded one last time."""
         followed = self._runs.get(run)

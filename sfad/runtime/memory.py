@@ -48,7 +48,7 @@ KEYS = 1000
 
 
 RECORDED = 4096
-"""Ended runs that are remembered until the ledger is checkpointed, which is every 500 rows, or 8 000 under load: some 1 KiB a run."""
+"""Ended runs that are remembered until the ledger is checkpointed, every 500 rows, or 8 000 under load: some 1 KiB a run."""
 
 
 def nowhere(_run: RunId) -> None:

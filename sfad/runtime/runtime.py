@@ -61,7 +61,7 @@ SAVE_USE = 1.0
 """Seconds until a changed use is in the ledger: what a daemon that is killed forgets, and a row a run in that time."""
 
 LOOK_AFTER = 5.0
-"""Seconds between two looks whether ledger and spool still are where they were, for a daemon that has nothing to write."""
+"""Seconds between two looks whether ledger, spool and output still are where they were, for a daemon that has nothing to write."""
 
 _WITHIN = c.Keep | c.Arm | c.Disarm | c.NoteUse
 """Nothing of these is seen outside of the process: to die before one or after it is the same."""
@@ -681,6 +681,7 @@ class Runtime:
         """Another process may have removed or replaced what the daemon has open. Whoever writes looks for itself."""
         self.memory.look_after(self.live.values())
         self.ledger.look_after()
+        self.metering.look_after()
         self.timers.arm("look after files", trio.current_time() + LOOK_AFTER, self._look_after_files)
 
     def trouble(self, error: str | None, lost: int) -> None:

@@ -118,7 +118,7 @@ def test_a_damaged_log_costs_what_is_in_it_and_after_it(killed: Path) -> None:
     assert (2000 <= count < 2500, begun_anew) == (True, False)
     assert re.match(rf"\d+ of {len(log)} bytes of the ledger's log are damaged and were not used", note)
     [kept] = killed.glob("ledger.db-wal.corrupt-*")
-    assert (kept.read_bytes(), kept.stat().st_mode & 0o777) == (log, 0o600)
+    assert (kept.read_bytes(), kept.stat().st_mode & 0o777) == (bytes(log), 0o600)
 
 
 def test_a_log_whose_end_is_garbage_is_told(killed: Path) -> None:

@@ -113,7 +113,7 @@ def test_what_replaced_the_output_of_a_run_is_not_handed_out(store: OutputStore,
     plant(path, what, tmp_path)
     before = len(os.listdir("/proc/self/fd"))
     for create in (True, False):
-        with pytest.raises(Replaced, match="a1.out is not the file that the daemon made for run a1: another process has"):
+        with pytest.raises(Replaced, match=r"a1\.out is not the file that the daemon made for run a1: another process has"):
             store.open_for_reader("a1", create=create)
     with pytest.raises(Replaced):
         store.tail("a1", 10)
@@ -143,7 +143,7 @@ def plant(path: Path, what: str, elsewhere: Path) -> None:
 def test_the_output_of_a_live_run_that_was_removed_is_not_shown_as_empty(store: OutputStore) -> None:
     put(store, "a1", b"out")
     (store.directory / "a1.out").unlink()
-    with pytest.raises(Replaced, match="a1.out is not the file"):
+    with pytest.raises(Replaced, match=r"a1\.out is not the file"):
         store.open_for_reader("a1", create=True)
     with pytest.raises(FileNotFoundError):
         store.open_for_reader("a1")
