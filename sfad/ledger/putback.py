@@ -19,9 +19,8 @@ Identity = tuple[tuple[int, int] | None, ...]
 
 
 def identity(directory: Path) -> Identity:
-    """Return which files bear the ledger's names now. It costs three stat(2) calls, 5 µs."""
-    path = directory / FILE
-    return tuple(_identity(f"{path}{suffix}") for suffix in ("", "-wal", "-shm"))
+    """Return which files bear the ledger's names now. It costs three stat(2) calls, a twentieth of a transaction."""
+    return _identity(f"{directory}/{FILE}"), _identity(f"{directory}/{FILE}-wal"), _identity(f"{directory}/{FILE}-shm")
 
 
 def _identity(path: str) -> tuple[int, int] | None:

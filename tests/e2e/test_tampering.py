@@ -1,4 +1,4 @@
-"""An agent has the daemon's uid, and reaches its files. What it does to them costs no live run, and is told (docs/durability.md)."""
+"""An agent has the daemon's uid and reaches its files. What it does to them costs no live run and is told (docs/durability.md)."""
 
 from __future__ import annotations
 
