@@ -6,7 +6,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -24,18 +24,38 @@ Attack = Callable[[Path], None]
 
 
 def directory(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
+    while not path.is_dir():  # the daemon may be faster, and write its file again
+        path.unlink(missing_ok=True)
+        with suppress(FileExistsError):
+            path.mkdir()
 
 
 def fifo(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
+    os.mkfifo(path.with_name("fifo"))
+    path.with_name("fifo").replace(path)
+
+
+def link_to_directory(path: Path) -> Path:
+    elsewhere = path.parent.with_name("elsewhere")
+    elsewhere.mkdir()
+    while not path.is_symlink():
+        shutil.rmtree(path)
+        with suppress(FileExistsError):
+            path.symlink_to(elsewhere)
+    return elsewhere
 
 
 def symlink(path: Path) -> None:
     path.unlink()
-    path.symlink_to("/etc/shadow")
+    path.symlink_to(decoy(path))
+
+
+def decoy(path: Path) -> Path:
+    """A file that no daemon may touch, outside of the state directory."""
+    state = next(parent for parent in path.parents if parent.name == "state")
+    found = state.with_name("decoy")
+    found.touch(0o640)
+    return found
 
 
 def nothing(path: Path) -> None:
@@ -106,10 +126,9 @@ def test_an_output_directory_that_was_removed_is_made_again(daemon: Daemon) -> N
             wait_until(output.is_dir, "it is made again, without a run that needs it")
             done = daemon.sfactl("run", "--", "echo", "hello")
             assert (done.returncode, done.stdout) == (0, "hello\n"), done
-        shutil.rmtree(output)
-        output.symlink_to("/tmp")
+        elsewhere = link_to_directory(output)
         assert daemon.sfactl("run", "--", "echo", "hello").stdout == "hello\n"
-        assert not output.is_symlink()
+        assert (output.is_symlink(), list(elsewhere.iterdir())) == (False, [])
         assert "was removed or replaced by another process; it was made again" in daemon.log.read_text()
         growing = started(client, ["sh", "-c", "while :; do echo xxxxxxxxxxxxxxxx; done"], limits=[limit("output", 1 << 20)])
         path = output / f"{growing.id}.out"
@@ -125,7 +144,6 @@ def test_whatever_the_ledger_is_at_a_start_live_runs_are_adopted(start: Start, a
         live = started(client, ["sleep", "60"])
         before = ended(client, started(client, ["sh", "-c", "exit 7"]).id)
     daemon.kill()
-    shadow = os.stat("/etc/shadow")
     attack(daemon.state_dir / "ledger.db")
     daemon.restart()
     with daemon.client() as client:
@@ -138,7 +156,8 @@ def test_whatever_the_ledger_is_at_a_start_live_runs_are_adopted(start: Start, a
     said = daemon.log.read_text()
     aside = [*daemon.state_dir.glob("ledger.db.foreign-*"), *daemon.state_dir.glob("ledger.db.corrupt-*")]
     assert (bool(aside), "set aside" in said) == (attack is not unreadable,) * 2
-    assert (os.stat("/etc/shadow").st_mtime, os.stat("/etc/shadow").st_mode) == (shadow.st_mtime, shadow.st_mode)
+    outside = decoy(daemon.state_dir / "ledger.db")
+    assert (outside.read_bytes(), outside.stat().st_mode & 0o777) == (b"", 0o640)
 
 
 @pytest.mark.parametrize("attack", [nothing, other_file, directory, fifo], ids=by_name)
@@ -188,12 +207,11 @@ def test_a_spool_that_goes_away_under_the_daemon_is_written_again(start: Start) 
         live = started(client, ["sleep", "60"])
         queued = spawn(client, ["sh", "-c", "exit 7"])
         assert isinstance(queued, m.RunReply)
-        shutil.rmtree(spool)
-        spool.symlink_to("/tmp")
+        elsewhere = link_to_directory(spool)
         other = spawn(client, ["sh", "-c", "exit 8"])
         assert isinstance(other, m.RunReply)
         wait_until((spool / f"{queued.run.id}.spawn").exists, "with what it takes to start what is queued")
-    assert not spool.is_symlink()
+    assert (spool.is_symlink(), list(elsewhere.iterdir())) == (False, [])
     daemon.kill()
     daemon.restart()
     with daemon.client() as client:

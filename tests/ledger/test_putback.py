@@ -43,7 +43,8 @@ def make_fifo(path: Path) -> None:
 
 def link(path: Path) -> None:
     path.unlink()
-    path.symlink_to("/etc/passwd")
+    path.with_name("decoy").touch()
+    path.symlink_to(path.with_name("decoy"))
 
 
 def remove_all(path: Path) -> None:
