@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
+
+from .private import create
 
 SIZE = 2 * 1024 * 1024
 """Bytes: what opening a ledger, and writing down how the runs ended that a dead daemon had held in memory, can take."""
@@ -19,7 +22,9 @@ class Ballast:
     def take_on(self) -> None:
         """Takes the room, where there is any."""
         with suppress(OSError):
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            if self._size() >= SIZE:
+                return
+            descriptor = create(self._path)
             try:
                 os.posix_fallocate(descriptor, 0, SIZE)
             except OSError:
@@ -30,7 +35,15 @@ class Ballast:
     def throw_away(self) -> bool:
         """Gives the room back; whether there was any."""
         with suppress(OSError):
-            size = self._path.stat().st_size
+            size = self._size()
             self._path.unlink()
             return size > 0
         return False
+
+    def _size(self) -> int:
+        """Bytes that unlinking the file gives back: none of a symlink, or of a second link to another file."""
+        try:
+            found = self._path.lstat()
+        except FileNotFoundError:
+            return 0
+        return found.st_blocks * 512 if stat.S_ISREG(found.st_mode) and found.st_nlink == 1 else 0

@@ -141,9 +141,9 @@ class Daemon:
     def _open_state(self, stack: ExitStack, log: Log) -> tuple[Memory, OutputStore, Ledger]:
         state_dir = self._place.state_dir
         try:
-            memory = Memory(state_dir / "spool", log.error)
+            memory = Memory(state_dir / "spool", log.error, self._lock.lost)
             stack.callback(memory.close)
-            output = OutputStore(state_dir / "output")
+            output = OutputStore(state_dir / "output", log.error)
         except JournalError as error:
             raise PathError(str(error)) from error
         except OSError as error:
@@ -236,6 +236,9 @@ class Daemon:
             on_failed=runtime.commit_failed,
             on_ended=runtime.recorded,
             on_trouble=runtime.trouble,
+            on_put_back=runtime.put_back,
+            lost=self._lock.lost,
+            on_checkpointed=runtime.checkpointed,
         )
         for name in set(stored) - {name_of_main(one.run) for one in recovery.event.runs if one.run.pid is not None}:
             runtime.fd_store.forget(name)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from ..private import is_regular
 from .errors import LedgerError
 from .opening import FILE, open_reader
 from .schema import APPLICATION_ID
@@ -37,7 +38,8 @@ class Backup:
 def newest_backup(directory: Path) -> Backup | None:
     """The one in the state directory `directory`."""
     with suppress(OSError):
-        return _backup(directory / BACKUP)
+        if is_regular(directory / BACKUP):
+            return _backup(directory / BACKUP)
     return None
 
 
@@ -61,7 +63,7 @@ def back_up(directory: Path, target: Path, *, replace: bool, between: Callable[[
     """
     if not (directory / FILE).is_file():
         raise LedgerError(f"there is no ledger in {directory}")
-    _check_room(directory / FILE, target.parent)
+    check_room((directory / FILE).stat().st_size, target.parent)
     if not replace:
         _claim(target)
     partial = target.with_name(f"{target.name}.part")
@@ -74,7 +76,7 @@ def back_up(directory: Path, target: Path, *, replace: bool, between: Callable[[
         for left in (partial, *(() if replace else (target,))):
             left.unlink(missing_ok=True)
         raise
-    _sync(target.parent)
+    sync(target.parent)
     return _backup(target)
 
 
@@ -83,8 +85,9 @@ def _backup(path: Path) -> Backup:
     return Backup(path, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC))
 
 
-def _check_room(source: Path, directory: Path) -> None:
-    system, needed = os.statvfs(directory), source.stat().st_size + ROOM
+def check_room(size: int, directory: Path) -> None:
+    """Raises `LedgerError` unless so many bytes, and `ROOM`, are free."""
+    system, needed = os.statvfs(directory), size + ROOM
     free = system.f_bavail * system.f_frsize
     if free < needed:
         raise LedgerError(f"a copy of the ledger needs {needed >> 20} MiB in {directory}, and there are not so many free")
@@ -103,7 +106,7 @@ def _copy(directory: Path, partial: Path, between: Callable[[], object]) -> None
         source.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         source.backup(copy, pages=_STEP, progress=lambda *_: between())
         copy.execute("PRAGMA journal_mode = DELETE").fetchone()  # one file, without a log beside it
-    _sync(partial)
+    sync(partial)
     between()
     _verify(partial)
 
@@ -121,7 +124,8 @@ class DamagedCopy(LedgerError):
     """What was copied is not whole."""
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Waits until the disk has the file, or the names in the directory. Raises `OSError`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

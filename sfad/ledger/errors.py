@@ -23,3 +23,10 @@ class LedgerError(Exception):
 
 class LedgerTooNew(LedgerError):
     """The file was written by a newer version of this program. Nothing was changed in it."""
+
+
+def corrupt(text: str) -> sqlite3.DatabaseError:
+    """Return an error as SQLite raises it for a damaged file: such a file is set aside when it is opened."""
+    error = sqlite3.DatabaseError(text)
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    return error

@@ -24,10 +24,11 @@ from ..protocol.messages import List
 from ..protocol.types import Event, RunId, RunInfo
 from .backup import Backup, newest_backup, put_by
 from .errors import LedgerError
-from .opening import logged_rows, mark_damaged, open_reader, open_writer
+from .opening import mark_damaged, open_reader, open_writer
+from .putback import PutBack
 from .reader import Page, Reader
 from .rows import Op, RunExtra, charge_op, event_op, insert_op, save_op
-from .writer import MEND_CHARGE, MEND_LABEL, MEND_RUN, Outcome, Writer
+from .writer import MEND_CHARGE, MEND_LABEL, MEND_RUN, Outcome, Report, Writer
 
 FOUND = 10
 """Ids that `find` returns at most: enough to show a person that a prefix is ambiguous."""
@@ -59,7 +60,7 @@ def current_boot() -> str | None:
 class Ledger:
     """Opens the ledger in `directory`, created if missing. Raises `LedgerError`.
 
-    Between opening and `start` it is read and mended (`open_runs`, `mend`, `set_charged`); from `start` on it takes writes.
+    Between opening and `start` it is read and mended (`left`, `mend`, `set_charged`); from `start` on it takes writes.
     `floor_number`: no run gets a number up to this one, whatever the file says: the highest one that output files bear,
     so that a ledger begun anew does not use an id twice. `busy_timeout`: seconds a transaction waits for an outsider's lock.
     `patience`: seconds that opening waits for it. `handed_over`: this process has flushed the file and executed itself anew, so
@@ -92,6 +93,8 @@ class Ledger:
         self._connection.execute(f"PRAGMA busy_timeout = {int(1000 * busy_timeout)}")
         self.begun_anew = opened.begun_anew
         """There was no ledger, or it was set aside: runs that live are not in it."""
+        self.left = opened.left
+        """Runs that the file showed as not terminal when it was opened, oldest first: what a dead daemon left."""
         self.unchecked = opened.unchecked
         """The file is too large, or the disk too slow, to check it while everybody waits: `opening.check` is due."""
         self.backup: Backup | None = None
@@ -165,6 +168,9 @@ class Ledger:
         on_failed: Callable[[list[RunId], str], object],
         on_ended: Callable[[list[RunId]], object] = lambda _ids: None,
         on_trouble: Callable[[str | None, int], object] = lambda _error, _lost: None,
+        on_put_back: Callable[[str], object] = lambda _note: None,
+        on_checkpointed: Callable[[], object] = lambda: None,
+        lost: Callable[[], str | None] = lambda: None,
         token: trio.lowlevel.TrioToken | None = None,
     ) -> None:
         """Begins to take writes. The callbacks run in the trio thread.
@@ -173,11 +179,14 @@ class Ledger:
         `on_ended(ids)` is about runs that were saved with a terminal status: they are in the file now. While writes fail
         that takes until they work again. `on_trouble(error, lost)` tells when writes begin to fail, when they work again
         (`None`), and whenever operations other than admissions had to be given up (`lost`, how many since the last call).
+        `on_put_back(note)` tells that the file had been removed or replaced, and was written again. `on_checkpointed()` tells that
+        whatever `on_ended` was called for is in the database itself, and not in its log alone. `lost()` says why the directory is
+        elsewhere now, with the ledger in it; `None` while it is in its place. It is called in another thread.
         """
         self._on_committed, self._on_failed, self._on_trouble = on_committed, on_failed, on_trouble
-        self._on_ended = on_ended
+        self._on_ended, self._on_put_back, self._on_checkpointed = on_ended, on_put_back, on_checkpointed
         self._token = token or trio.lowlevel.current_trio_token()
-        self._writer = Writer(self._connection, self._report, logged=logged_rows(self.directory))
+        self._writer = Writer(self._connection, self._report, self.directory, lost)
 
     @property
     def next_number(self) -> int:
@@ -265,6 +274,11 @@ class Ledger:
         The future is cancelled if the ledger is closed first."""
         return self._running().when_idle(work)
 
+    def look_after(self) -> None:
+        """Has the file written again soon if another process has removed or replaced it; a write looks for itself."""
+        if self._running().displaced:
+            self._running().flush(lambda _clean: None)
+
     def close(self, timeout: float = 5.0) -> int:
         """Writes what is queued and closes the file. Returns how many operations could not be written; waits for at most
         `timeout` seconds. The ledger is of no use afterwards."""
@@ -299,11 +313,6 @@ class Ledger:
             if page.admits(held.info, held.extra) and (within is None or within in self.chain(held.info.id)):
                 runs[held.info.id] = held.info
         return _newest(sorted(runs.values(), key=lambda info: info.id), query.rows)
-
-    def open_runs(self) -> dict[RunId, int]:
-        """Runs that the file shows as not terminal, oldest first, and how many attempts of each were made: at opening, what a dead
-        daemon left. Only ids, because a start with thousands of queued runs needs no more of them."""
-        return {run: attempts for run, attempts in self._reader.open_runs().items() if run not in self._unwritten}
 
     def chain(self, run_id: RunId) -> list[RunId]:
         """The run's ancestors and itself, root first; only itself where it is unknown."""
@@ -351,14 +360,24 @@ class Ledger:
         self._put(op)
         self._unwritten[info.id] = _Unwritten(op, info, extra)
 
-    def _report(self, outcome: Outcome) -> None:
-        if outcome.damaged:
-            mark_damaged(self.directory, outcome.error or "")
+    def _report(self, report: Report) -> None:
+        if isinstance(report, Outcome) and report.damaged:
+            mark_damaged(self.directory, report.error or "")
         try:
-            self._token.run_sync_soon(self._settle, outcome)
+            self._token.run_sync_soon(self._told, report)
         except trio.RunFinishedError:
             # nobody is left to be told; close() has returned, or returns, how many operations stayed unwritten
             return
+
+    def _told(self, report: Report) -> None:
+        if isinstance(report, Outcome):
+            self._settle(report)
+        elif isinstance(report, PutBack):
+            self._reader.close()
+            self._reader = Reader(report.reader)
+            self._on_put_back(report.note)
+        else:
+            self._on_checkpointed()
 
     def _settle(self, outcome: Outcome) -> None:
         self._forget([*outcome.committed, *outcome.lost])

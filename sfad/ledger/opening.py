@@ -12,12 +12,19 @@ import os
 import sqlite3
 import stat
 import time
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import LedgerError
+import msgspec
+
+from ..private import create, free_name, is_regular, regain, set_aside
+from ..protocol.types import RunInfo
+from .errors import LedgerError, corrupt
+from .reader import Reader
 from .schema import check_ours, migrate, version_of
+from .wal import keep_if_damaged
 
 FILE = "ledger.db"
 
@@ -39,6 +46,12 @@ READ_AT_ONCE = 0.5
 _REWRITTEN_AT_ONCE = 16 * 1024 * 1024
 """Bytes in use of a file that is rewritten once, so that it can be made smaller in steps from then on: 0.2 s."""
 
+_SCHEMA_AT_ONCE = 2.0
+"""Seconds that reading the schema may take: ours takes a millisecond."""
+
+_HIGHEST = 1 << 60
+"""Of runs and events. A higher number was not given by a daemon, and would leave none for the next."""
+
 _UNCHECKED = "ledger.unchecked"
 
 _DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
@@ -54,6 +67,8 @@ class Opened:
     """There was no ledger, or it was set aside."""
     unchecked: bool
     """`check` has to be called: the file is too large, or the disk too slow, to check it while everybody waits."""
+    left: list[RunInfo]
+    """The runs that it shows as live, oldest first."""
 
 
 def damaged(error: sqlite3.Error) -> bool:
@@ -88,13 +103,14 @@ def open_writer(directory: Path, notes: list[str], *, busy_timeout: float, hande
     """
     path = directory / FILE
     try:
+        _clear(path, notes)
         try:
-            return _open_checked(path, busy_timeout, handed_over)
+            return _open_checked(path, notes, busy_timeout, handed_over)
         except sqlite3.Error as error:
             if not damaged(error):
                 raise
             notes.append(_set_aside(path, error))
-            return _open_checked(path, busy_timeout, handed_over)
+            return _open_checked(path, notes, busy_timeout, handed_over)
     except (sqlite3.Error, OSError, LedgerError) as error:
         kind = type(error) if isinstance(error, LedgerError) else LedgerError
         raise kind(f"the ledger {path} cannot be opened: {error}") from error
@@ -112,8 +128,7 @@ def check(directory: Path) -> str | None:
             raise
         mark_damaged(directory, str(error))
         return str(error)
-    with suppress(OSError):
-        (directory / _UNCHECKED).unlink(missing_ok=True)
+    _unmark(directory / _UNCHECKED)
     return None
 
 
@@ -140,31 +155,51 @@ def logged_rows(directory: Path) -> int:
 
 
 def open_reader(directory: Path, busy_timeout: float = 0.25) -> sqlite3.Connection:
-    """A read-only connection, for the thread that opens it. In WAL mode it never waits for the writer; the short timeout
+    """A read-only connection, for one thread at a time. In WAL mode it never waits for the writer; the short timeout
     bounds what an outsider's exclusive lock can cost the thread that reads."""
     uri = f"{(directory / FILE).absolute().as_uri()}?mode=ro"
-    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=busy_timeout)
+    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=busy_timeout, check_same_thread=False)
 
 
-def _open_checked(path: Path, busy_timeout: float, handed_over: bool) -> Opened:
+def _clear(path: Path, notes: list[str]) -> None:
+    """Sets aside what is not the daemon's: SQLite would follow a symlink, and wait for the other end of a FIFO."""
+    foreign = [name for name in (path, *beside(path)) if os.path.lexists(name) and not is_regular(name)]
+    notes += [f"{name} was not a regular file; it was set aside as {set_aside(name)}" for name in foreign]
+    if is_regular(path) and path.lstat().st_uid == os.geteuid() and not os.access(path, os.R_OK | os.W_OK):
+        regain(path)
+
+
+def _open_checked(path: Path, notes: list[str], busy_timeout: float, handed_over: bool) -> Opened:
     _prepare(path)
     unchecked = _inspect(path, busy_timeout, handed_over)
+    if not handed_over and (damage := keep_if_damaged(path)) is not None:
+        notes.append(damage)
     connection = sqlite3.connect(path, isolation_level=None, timeout=busy_timeout, check_same_thread=False)
     try:
         begun_anew = version_of(connection) == 0
-        _configure(connection)
-        migrate(connection)
+        configure(connection)
+        if dropped := migrate(connection):
+            notes.append(f"the ledger {path} had triggers or indices that are not its own; they were dropped: {', '.join(dropped)}")
         _allow_steps(connection)
+        left = _left(connection)
     except BaseException:
         connection.close()
         raise
-    return Opened(connection, begun_anew, unchecked)
+    return Opened(connection, begun_anew, unchecked, left)
+
+
+def _left(connection: sqlite3.Connection) -> list[RunInfo]:
+    """A daemon that cannot read which runs it has to look for would end at each start: such a ledger is damaged."""
+    try:
+        return Reader(connection).open_runs()
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
+        raise corrupt(f"the row of a live run cannot be read: {error}") from error
 
 
 def _prepare(path: Path) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     # SQLite gives -wal and -shm the mode of the database file. O_NONBLOCK is for what is no file: a FIFO
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW, 0o600)
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
@@ -174,7 +209,7 @@ def _prepare(path: Path) -> None:
         os.close(descriptor)
     if found.st_size == 0 and _size(_wal(path)):
         # SQLite would take the log for another file's, and delete it
-        raise _corrupt("it is empty, and its log is not")
+        raise corrupt("it is empty, and its log is not")
 
 
 def _inspect(path: Path, busy_timeout: float, handed_over: bool) -> bool:
@@ -187,7 +222,7 @@ def _inspect(path: Path, busy_timeout: float, handed_over: bool) -> bool:
     due = not handed_over and (_size(_wal(path)) > 0 or mark.exists())
     with closing(open_reader(path.parent, busy_timeout)) as connection:
         try:
-            check_ours(connection)
+            _check_schema(connection)
             _read_newest(connection)
         except sqlite3.Error as error:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:
@@ -195,7 +230,7 @@ def _inspect(path: Path, busy_timeout: float, handed_over: bool) -> bool:
             return due  # a journal of a rollback lies beside it, which only a writer can read
         if not handed_over and (_size(mark) or (size <= CHECKED_AT_ONCE and _is_at_hand(path))):
             _check_pages(connection)
-            mark.unlink(missing_ok=True)
+            _unmark(mark)
             return False
     due = due or (size <= CHECKED_AT_ONCE and not handed_over)
     if due:
@@ -215,19 +250,40 @@ def _is_at_hand(path: Path) -> bool:
     return False
 
 
+def _check_schema(connection: sqlite3.Connection) -> None:
+    """SQLite reads the whole schema first, in a time that grows with the square of its size: eight minutes for 70 MB."""
+    until = time.monotonic() + _SCHEMA_AT_ONCE
+    connection.set_progress_handler(lambda: time.monotonic() > until, 1000)
+    try:
+        check_ours(connection)
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT:
+            raise corrupt(f"its schema takes longer than {_SCHEMA_AT_ONCE:g} s to read") from error
+        raise
+    finally:
+        connection.set_progress_handler(None, 0)
+
+
 def _read_newest(connection: sqlite3.Connection) -> None:
-    if version_of(connection):
-        for table, key in (("runs", "number"), ("events", "seq")):
-            connection.execute(f"SELECT * FROM {table} ORDER BY {key} DESC LIMIT 1").fetchall()  # noqa: S608
+    if not version_of(connection):
+        return
+    for table, key in (("runs", "number"), ("events", "seq")):
+        connection.execute(f"SELECT * FROM {table} ORDER BY {key} DESC LIMIT 1").fetchall()  # noqa: S608
+        try:
+            if Reader(connection).last(table, key) > _HIGHEST:
+                raise corrupt(f"a {key} in its table {table} is higher than {_HIGHEST}")
+        except (TypeError, ValueError) as error:
+            raise corrupt(f"its highest {key} is no number") from error
 
 
 def _check_pages(connection: sqlite3.Connection) -> None:
     found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if found != "ok":
-        raise _corrupt(found)
+        raise corrupt(found)
 
 
-def _configure(connection: sqlite3.Connection) -> None:
+def configure(connection: sqlite3.Connection) -> None:
+    """Sets what the promises rest on. Raises `LedgerError` where the file system cannot do it."""
     if not version_of(connection):
         # only before the first page is written; the free pages of an older file stay in it, for later rows. Said of any
         # other it changes nothing, and wants the write lock: whoever holds that would keep the live runs unsupervised
@@ -257,30 +313,22 @@ def _allow_steps(connection: sqlite3.Connection) -> None:
             connection.execute("VACUUM")
 
 
-def _corrupt(text: str) -> sqlite3.DatabaseError:
-    error = sqlite3.DatabaseError(text)
-    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-    return error
-
-
 def _set_aside(path: Path, error: sqlite3.Error) -> str:
     """Renames the database with its WAL (which SQLite finds by name, so that the pair can still be salvaged)."""
-    target = _free_name(path)
+    target = free_name(path, "corrupt")
     path.with_name(f"{path.name}-shm").unlink(missing_ok=True)  # an index into the log, made anew from it
     if _size(wal := _wal(path)):
         wal.rename(_wal(target))
     else:
         wal.unlink(missing_ok=True)
     path.rename(target)
-    path.with_name(_UNCHECKED).unlink(missing_ok=True)
+    _unmark(path.with_name(_UNCHECKED))
     return f"the ledger {path} is corrupt ({error}); it was set aside as {target.name}, and a new one was begun"
 
 
-def _free_name(path: Path) -> Path:
-    stamp = int(time.time())
-    while (target := path.with_name(f"{path.name}.corrupt-{stamp}")).exists():
-        stamp += 1
-    return target
+def beside(path: Path) -> Iterator[Path]:
+    """Names of what SQLite finds by name beside a database."""
+    return (path.with_name(f"{path.name}{suffix}") for suffix in ("-wal", "-shm", "-journal"))
 
 
 def _wal(path: Path) -> Path:
@@ -290,12 +338,17 @@ def _wal(path: Path) -> Path:
 def _size(path: Path) -> int:
     """Bytes; 0 for what is not there. A log without any is left by those who only read."""
     try:
-        return path.stat().st_size
+        return path.lstat().st_size
     except FileNotFoundError:
         return 0
 
 
+def _unmark(mark: Path) -> None:
+    with suppress(OSError):  # what cannot be unlinked is not the daemon's; it costs a check at each start
+        mark.unlink()
+
+
 def _mark(mark: Path, text: str = "") -> None:
     # best effort: on a disk that takes nothing, only a start that comes before the check is done does not know of it
-    with suppress(OSError):
-        mark.write_text(text)
+    with suppress(OSError), open(create(mark), "w") as file:
+        file.write(text)

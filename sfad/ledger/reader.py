@@ -98,10 +98,10 @@ class Reader:
         sql = "SELECT number FROM runs WHERE number BETWEEN ? AND ? ORDER BY number LIMIT ?"
         return [run_id(row[0]) for row in self._connection.execute(sql, (*numbers, limit))]
 
-    def open_runs(self) -> dict[RunId, int]:
-        """Ids of the rows that are not terminal, oldest first, and how many attempts of each were made."""
-        sql = f"SELECT number, attempts FROM runs INDEXED BY runs_status WHERE {LIVE} ORDER BY number"  # noqa: S608
-        return {run_id(number): attempts for number, attempts in self._connection.execute(sql)}
+    def open_runs(self) -> list[RunInfo]:
+        """Rows that are not terminal, oldest first."""
+        sql = f"SELECT {_COLUMNS} FROM runs INDEXED BY runs_status WHERE {LIVE} ORDER BY number"  # noqa: S608
+        return [run_info(row) for row in self._connection.execute(sql)]
 
     def root_spawns(self, since: float) -> list[tuple[str, datetime]]:
         """User and time of roots admitted after `since`, in order of admission."""

@@ -7,8 +7,10 @@ is a new entry at the end, and tests/ledger/ keeps a frozen dump of every versio
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
+from functools import cache
 
-from .errors import LedgerError, LedgerTooNew
+from .errors import LedgerTooNew, corrupt
 
 APPLICATION_ID = 0x73666164
 """`sfad` in ASCII, in the file's header: tells our file from somebody else's database."""
@@ -119,29 +121,63 @@ def version_of(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
-def migrate(connection: sqlite3.Connection) -> None:
+Objects = dict[tuple[str, str, str], str]
+"""The SQL of a schema's objects, spaces made alike, by type, name and table."""
+
+_DROPPED_AT_MOST = 100
+
+
+def migrate(connection: sqlite3.Connection) -> list[str]:
     """Brings the file to `VERSION`, each step in a transaction of its own, so that a crash leaves a whole version.
 
-    Raises `LedgerTooNew` for a file of a newer build and `LedgerError` for a database that is not a ledger; both leave it
-    as it was.
+    Drops triggers and indices that another program has put on our tables: they would act, or fail, in our writes. Returns their
+    SQL. Raises as `check_ours` does, which leaves the file as it was.
     """
-    check_ours(connection)
+    dropped = check_ours(connection)
+    for kind, name in dropped:
+        quoted = name.replace('"', '""')
+        connection.execute(f'DROP {kind} "{quoted}"')
     for version in range(version_of(connection), VERSION):
         _apply(connection, version)
+    return [f"{kind} {name}" for kind, name in dropped]
 
 
-def check_ours(connection: sqlite3.Connection) -> None:
-    """Raises `LedgerTooNew` and `LedgerError` as `migrate` does. Reads only."""
+def check_ours(connection: sqlite3.Connection) -> list[tuple[str, str]]:
+    """Raises `LedgerTooNew` for the ledger of a newer build, and `sqlite3.DatabaseError`, as of a damaged file, for what is no
+    ledger, or one of which a table, column, index or trigger is missing or changed. Returns type and name of triggers and
+    indices of others on our tables. Reads only."""
     version = version_of(connection)
     application = connection.execute("PRAGMA application_id").fetchone()[0]
-    objects = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
-    if application != APPLICATION_ID and (objects or version):
-        raise LedgerError("it is a database of another program")
+    found = _objects(connection)
+    if application != APPLICATION_ID and (found or version):
+        raise corrupt("it is a database of another program")
     if version > VERSION:
         raise LedgerTooNew(
             f"its schema is version {version}, and this build knows versions up to {VERSION}: "
             "run the newer sfad again, or choose another state directory"
         )
+    if version < 0:
+        raise corrupt(f"its schema has version {version}")
+    ours = _ours(version)
+    changed = sorted(name for (kind, name, table), sql in ours.items() if found.get((kind, name, table)) != sql)
+    tables = {table for _, _, table in _ours(VERSION)}
+    others = [(kind, name) for kind, name, table in found.keys() - ours.keys() if table in tables]
+    if changed or len(others) > _DROPPED_AT_MOST or any(kind not in ("trigger", "index") for kind, _ in others):
+        raise corrupt(f"its schema is not that of version {version}: {', '.join(changed[:5] or [name for _, name in others[:5]])}")
+    return sorted(others)
+
+
+def _objects(connection: sqlite3.Connection) -> Objects:
+    sql = "SELECT type, name, tbl_name, sql FROM sqlite_schema WHERE substr(name, 1, 7) != 'sqlite_'"
+    return {(kind, name, table): " ".join((text or "").split()) for kind, name, table, text in connection.execute(sql)}
+
+
+@cache
+def _ours(version: int) -> Objects:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        for step in MIGRATIONS[:version]:
+            connection.executescript(step)
+        return _objects(connection)
 
 
 def _apply(connection: sqlite3.Connection, version: int) -> None:

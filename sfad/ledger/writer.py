@@ -20,12 +20,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ..faults import effect
-from .errors import is_full
+from .errors import LedgerError, is_full
 from .inbox import Inbox
-from .opening import CHECKPOINT_ROWS, damaged, explained
+from .opening import CHECKPOINT_ROWS, damaged, explained, logged_rows, open_reader
+from .putback import PutBack, identity, put_back
 from .rows import EVENT_COLUMNS, RUN_COLUMNS, SAVE_COLUMNS, Op
 
 MAX_BATCH = 1024
@@ -72,6 +74,13 @@ class Outcome:
     """The file is: it does not help to try again."""
     held: int = 0
     """Operations that wait for the disk."""
+
+
+class Checkpointed:
+    """Whatever was committed until now is in the database itself: damage to the log cannot lose it."""
+
+
+Report = Outcome | PutBack | Checkpointed
 
 
 @dataclass(slots=True)
@@ -135,16 +144,29 @@ _Item = Op | _Flush | _Errand[Any] | None
 class Writer:
     """Starts the thread. `report` is called in it, after every transaction."""
 
-    def __init__(self, connection: sqlite3.Connection, report: Callable[[Outcome], None], *, logged: int = 0) -> None:
-        """`logged`: rows that others have left in the log. A daemon that lives for less than `CHECKPOINT_ROWS` has to bound it
-        as well, or the log grows from one that is killed to the next until the disk is full of it."""
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        report: Callable[[Report], None],
+        directory: Path,
+        lost: Callable[[], str | None] = lambda: None,
+    ) -> None:
         self._connection = connection
+        self._lost = lost
+        self._directory = directory
+        self._identity = identity(directory)
+        self._guard = open_reader(directory)
+        """Keeps the write connection from being the last one of its file when that has lost its name: SQLite would then delete the
+        log by name, which is that of another file by now."""
+        self._guard.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         self._report = report
         self._inbox: Inbox[_Item] = Inbox()
         self._held = Held()
         self._delay = 0.0
         self._next_try = 0.0
-        self._since_checkpoint = logged
+        # a daemon that lives for less than `CHECKPOINT_ROWS` has to bound the log as well, or it grows from one that is killed
+        # to the next until the disk is full of it
+        self._since_checkpoint = logged_rows(directory)
         self._errands: deque[_Errand[Any]] = deque()
         self._ended = threading.Lock()
         """Held when nothing more is taken: no errand is put after the last look at them."""
@@ -179,6 +201,12 @@ class Writer:
                 self._inbox.put(errand, urgent=False)
         return errand.done
 
+    @property
+    def displaced(self) -> bool:
+        """Whether another process has removed or replaced the file. It has not if the whole directory is elsewhere: there the file is
+        still open, and at its path there is nothing of ours to write to. From any thread."""
+        return identity(self._directory) != self._identity and self._lost() is None
+
     def close(self, timeout: float) -> int:
         """Writes what is queued and ends the thread. Returns how many operations stay unwritten; after `timeout` seconds
         the thread is left to itself."""
@@ -197,6 +225,7 @@ class Writer:
             self._handle(items)
         self._drop_errands()
         with contextlib.suppress(sqlite3.Error):  # everything that can be written has been
+            self._guard.close()
             self._connection.close()
 
     def _drop_errands(self) -> None:
@@ -234,6 +263,13 @@ class Writer:
             self._checkpoint()
 
     def _write(self, ops: list[Op]) -> None:
+        try:
+            if self.displaced:
+                self._put_back()
+                if not ops:  # else writing them tells that writes work again
+                    self._report(Outcome())
+        except LedgerError as displaced:
+            return self._hold(ops, displaced)
         while ops:
             done, error = self._settle(ops[:MAX_BATCH])
             ops = ops[done:]
@@ -241,6 +277,16 @@ class Writer:
                 return self._hold(ops, error)
         self._delay = 0.0
         return None
+
+    def _put_back(self) -> None:
+        found = put_back(self._directory, self._connection)
+        for connection in (self._connection, self._guard):
+            with contextlib.suppress(sqlite3.Error):  # its file is gone, and all that was in it is in the copy
+                connection.close()
+        self._connection, self._guard = found.writer, found.guard
+        self._identity = identity(self._directory)
+        self._report(found)
+        self._report(Checkpointed())
 
     def _settle(self, batch: list[Op]) -> tuple[int, Exception | None]:
         """Writes a batch. Returns how many of its operations are settled for good, and what stopped the rest."""
@@ -306,7 +352,9 @@ class Writer:
         self._since_checkpoint = 0
         # a failure loses nothing, the rows are in the WAL; if the disk is full, the next write reports it
         with contextlib.suppress(sqlite3.Error):
-            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            busy, logged, moved = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            if not busy and logged == moved:
+                self._report(Checkpointed())
 
 
 def _undo(connection: sqlite3.Connection) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..core.ids import run_number
+from ..private import make_directory, set_aside
 from ..protocol.types import RunId
 from . import holes
 
@@ -25,45 +26,83 @@ _WRITE = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 _READ = os.O_RDONLY
 # a run may put anything where its file was: a link, or a FIFO, on which open(2) would wait for somebody
 _ALWAYS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
-
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _CHUNK = 1 << 20
 
+_HIGHEST = 1 << 40
+"""A file with a higher number was not made by a daemon. An agent that plants one must not use up the numbers there are."""
+
+
+class Replaced(OSError):
+    """What bears the name of a run's output file is not the file that the daemon made."""
+
+    def __init__(self, run_id: RunId, name: str) -> None:
+        message = f"{name} is not the file that the daemon made for run {run_id}: another process has replaced or removed it"
+        super().__init__(errno.ESTALE, message)
+        self.message = message
+
 
 class OutputStore:
-    """The files of all runs in one directory, made 0700 if it is missing. Raises `OSError`."""
+    """The files of all runs in one directory, made 0700 if it is missing. Raises `OSError`.
 
-    def __init__(self, directory: Path) -> None:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    An agent can remove and replace the directory, and what is in it. The daemon makes the directory again, and tells `say`.
+    """
+
+    def __init__(self, directory: Path, say: Callable[[str], object] = lambda _line: None) -> None:
         self.directory = directory
+        self._say = say
         self._prefix = f"{directory}/"
+        self._made: dict[RunId, dict[Suffix, int]] = {}
+        """Inode numbers of the files that this daemon has made or opened for a run."""
+        self._tell_aside(make_directory(directory))
+
+    def make_again(self) -> None:
+        """Makes the directory if it was removed or replaced. Raises `OSError`."""
+        try:
+            os.close(os.open(self.directory, _DIRECTORY))
+        except OSError:
+            aside = make_directory(self.directory)
+            self._say(f"{self.directory} was removed or replaced by another process; it was made again, without what was in it")
+            self._tell_aside(aside)
 
     def open_for_run(self, run_id: RunId) -> tuple[int, int]:
-        """Descriptors for the run's stdout and stderr, the caller's to close. Creates the files. Raises `OSError`."""
-        return self._both(run_id, _WRITE)
+        """Descriptors for the run's stdout and stderr, the caller's to close. Creates the files, and sets aside what is in their
+        place. Raises `OSError`."""
+        self.make_again()
+        return self._both(run_id, self._open_to_write)
 
     def open_for_reader(self, run_id: RunId, *, create: bool = False) -> tuple[int, int]:
         """Descriptors for reading stdout and stderr, the caller's to close. `create` is for a live run, whose readers may
-        come before its first attempt. Raises `OSError`; `FileNotFoundError` where nothing was kept."""
-        flags = _READ | os.O_CREAT if create else _READ
-        return self._both(run_id, flags)
+        come before its first attempt. Raises `OSError`; `Replaced`; `FileNotFoundError` where nothing was kept."""
+        if create and run_id not in self._made:
+            for descriptor in self.open_for_run(run_id):
+                os.close(descriptor)
+        try:
+            return self._both(run_id, self._open_to_read)
+        except FileNotFoundError as error:
+            if not create:
+                raise
+            raise Replaced(run_id, str(error.filename)) from None
 
     def open_for_meter(self, run_id: RunId) -> int:
         """A descriptor for reading stdout, the caller's to close. Raises `OSError`."""
-        return _open(self._path(run_id, ".out"), _READ)
+        return self._open(run_id, ".out", _READ)
 
     def tail(self, run_id: RunId, max_bytes: int) -> tuple[bytes, bool]:
-        """The newest `max_bytes` bytes of stdout, and whether there were more. Nothing kept reads as empty. Raises `OSError`.
+        """The newest `max_bytes` bytes of stdout, and whether there were more. Raises `OSError`; `Replaced`; `FileNotFoundError`
+        where nothing was kept.
 
         A character that the cut went through is left out, so what comes back is as valid UTF-8 as the file."""
-        try:
-            descriptor = _open(self._path(run_id, ".out"), _READ)
-        except FileNotFoundError:
-            return b"", False
+        descriptor = self._open_to_read(run_id, ".out")
         try:
             return _tail(descriptor, max_bytes)
         finally:
             os.close(descriptor)
+
+    def forget(self, run_id: RunId) -> None:
+        """Forgets which files the run was given: from now on any regular file passes for its output."""
+        self._made.pop(run_id, None)
 
     def remove(self, run_id: RunId) -> None:
         """Deletes the run's files; one that is missing is no error."""
@@ -96,7 +135,7 @@ class OutputStore:
         no other file, as of one that the run has linked in its place. Raises `OSError`; `EOPNOTSUPP` where the file system
         cannot."""
         try:
-            descriptor = _open(self._path(run_id, suffix), os.O_WRONLY)
+            descriptor = self._open(run_id, suffix, os.O_WRONLY)
         except FileNotFoundError:
             return 0
         try:
@@ -108,31 +147,69 @@ class OutputStore:
 
     def highest_number(self) -> int:
         """The highest run number that a file here bears, 0 without files: a ledger begun anew goes on above it."""
-        return max((_number(entry.name) for entry in os.scandir(self.directory)), default=0)
+        numbers = (_number(entry.name) for entry in os.scandir(self.directory))
+        return max((number for number in numbers if number <= _HIGHEST), default=0)
 
     def _path(self, run_id: RunId, suffix: str) -> str:
         run_number(run_id)  # raises for anything that is not an id, such as a path
         return f"{self._prefix}{run_id}{suffix}"
 
-    def _both(self, run_id: RunId, flags: int) -> tuple[int, int]:
-        out = _open(self._path(run_id, ".out"), flags)
+    def _both(self, run_id: RunId, open_one: Callable[[RunId, Suffix], int]) -> tuple[int, int]:
+        out = open_one(run_id, ".out")
         try:
-            return out, _open(self._path(run_id, ".err"), flags)
+            return out, open_one(run_id, ".err")
         except OSError:
             os.close(out)
             raise
 
+    def _open_to_write(self, run_id: RunId, suffix: Suffix) -> int:
+        try:
+            descriptor = self._open(run_id, suffix, _WRITE | os.O_EXCL)
+        except FileExistsError:
+            if not self._may_write(run_id, suffix):
+                self._tell_aside(set_aside(Path(self._path(run_id, suffix))))
+            descriptor = self._open(run_id, suffix, _WRITE)
+        self._made.setdefault(run_id, {})[suffix] = os.fstat(descriptor).st_ino
+        return descriptor
 
-def _open(path: str, flags: int) -> int:
-    descriptor = os.open(path, flags | _ALWAYS, 0o600)
-    try:
+    def _may_write(self, run_id: RunId, suffix: Suffix) -> bool:
+        """An unknown file may be that of an earlier daemon; with a second link it may be any file of the machine."""
+        found, made = self.status(run_id, suffix), self._made.get(run_id, {})
+        return found is not None and (found.st_ino == made[suffix] if suffix in made else found.st_nlink == 1)
+
+    def _open_to_read(self, run_id: RunId, suffix: Suffix) -> int:
+        try:
+            descriptor = self._open(run_id, suffix, _READ)
+        except OSError as error:
+            if error.errno in _SOMETHING_ELSE:
+                raise Replaced(run_id, f"{run_id}{suffix}") from error
+            raise
+        if os.fstat(descriptor).st_ino != self._made.get(run_id, {}).get(suffix, os.fstat(descriptor).st_ino):
+            os.close(descriptor)
+            raise Replaced(run_id, f"{run_id}{suffix}")
+        return descriptor
+
+    def _open(self, run_id: RunId, suffix: Suffix, flags: int) -> int:
+        path = self._path(run_id, suffix)
+        # by a descriptor, since O_NOFOLLOW is only about the last part of a path
+        directory = os.open(self.directory, _DIRECTORY)
+        try:
+            descriptor = os.open(f"{run_id}{suffix}", flags | _ALWAYS, 0o600, dir_fd=directory)
+        finally:
+            os.close(directory)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
             raise OSError(errno.EINVAL, "not a regular file", path)
         os.set_blocking(descriptor, True)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+        return descriptor
+
+    def _tell_aside(self, aside: Path | None) -> None:
+        if aside is not None:
+            self._say(f"{aside} is not of this daemon, and was in the place of what is; it was given this name")
+
+
+_SOMETHING_ELSE = frozenset({errno.ELOOP, errno.ENXIO, errno.EINVAL, errno.EISDIR, errno.ENOTDIR})
+"""What open(2) and `_open` say of a symlink, a socket, a FIFO or device, and a directory, and of a directory that is a file."""
 
 
 def _tail(descriptor: int, max_bytes: int) -> tuple[bytes, bool]:

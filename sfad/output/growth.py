@@ -11,7 +11,8 @@ from types import TracebackType
 
 from ..protocol.types import RunId
 
-_MASK = 0x2 | 0x40 | 0x80 | 0x200  # IN_MODIFY, IN_MOVED_FROM, IN_MOVED_TO, IN_DELETE
+# IN_MODIFY, IN_MOVED_FROM, IN_MOVED_TO, IN_DELETE, IN_DELETE_SELF, IN_MOVE_SELF
+_MASK = 0x2 | 0x40 | 0x80 | 0x200 | 0x400 | 0x800
 # of the event that says that there were more than fs.inotify.max_queued_events: wd -1, mask IN_Q_OVERFLOW
 _OVERFLOW = b"\xff\xff\xff\xff\x00\x40\x00\x00"
 # Events are a header of 16 bytes and a name padded with NULs. Two runs that write in turns make up to 16 384 of them before
@@ -32,6 +33,10 @@ class Growth:
     Raises `OSError`: `EMFILE` when the user has no instance left (fs.inotify.max_user_instances, 128)."""
 
     def __init__(self, directory: Path) -> None:
+        self.gone = False
+        """Another directory, or none, had the name at the last `take`. IN_DELETE_SELF alone would not tell: it waits until the last
+        file that was in the directory is closed."""
+        self._directory = directory
         self._descriptor: int = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._descriptor < 0:
             raise _error(directory)
@@ -39,6 +44,7 @@ class Growth:
             error = _error(directory)
             self.close()
             raise error
+        self._identity = self._look()
 
     def __enter__(self) -> Growth:
         return self
@@ -53,6 +59,7 @@ class Growth:
     def take(self) -> set[RunId] | None:
         """The runs whose files were so since the last call; `None`: it may be any, the kernel lost count."""
         names: set[bytes] = set()
+        self.gone = self._look() != self._identity
         for _ in range(_BATCHES):
             try:
                 events = os.read(self._descriptor, _BATCH)
@@ -62,6 +69,13 @@ class Growth:
                 return None
             names.update(_NAMES.findall(events))
         return {name.decode() for name in names}
+
+    def _look(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(self._directory, follow_symlinks=False)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
 
     def close(self) -> None:
         """Gives the instance back."""

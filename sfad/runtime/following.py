@@ -228,6 +228,10 @@ class Following:
             self._behind[run] = followed
             self._waiting.cancel()
 
+    def look_after(self) -> None:
+        """Has the directory made again soon if another process has removed or replaced it; who writes in it is told of that."""
+        self._waiting.cancel()
+
     def forget(self, run: RunId) -> None:
         """The run is over, and nothing of it is alive. Its descriptor is closed; its files are bounded one last time."""
         followed = self._runs.get(run)
@@ -268,6 +272,7 @@ class Following:
 
     def _growth(self) -> Growth | None:
         try:
+            self._store.make_again()
             growth = Growth(self._store.directory)
         except OSError as error:
             if not self._blind:
@@ -278,7 +283,8 @@ class Following:
         return growth
 
     async def _told(self, growth: Growth) -> None:
-        while True:
+        """Until the directory is gone."""
+        while not growth.gone:
             if not self._behind:
                 with trio.move_on_after(BLIND if self._away else math.inf) as self._waiting:
                     await trio.lowlevel.wait_readable(growth)

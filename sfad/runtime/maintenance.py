@@ -24,6 +24,7 @@ from ..ledger.reader import Reader
 from ..ledger.retention import Sweeper
 from ..output import OutputStore
 from ..output.retention import remove_old
+from ..private import make_directory
 from ..protocol.types import RunId
 from .live import wall_clock
 from .threads import in_thread
@@ -219,7 +220,7 @@ class Maintenance:
 
     def _back_up(self) -> None:
         target = self._ledger.directory / BACKUP
-        target.parent.mkdir(mode=0o700, exist_ok=True)
+        make_directory(target.parent)
         try:
             backup = back_up(self._ledger.directory, target, replace=True, between=_copy_pause)
         except DamagedCopy as error:

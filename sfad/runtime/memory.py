@@ -6,7 +6,7 @@
     key/ID            what its request is known by; that of an ended run as well, for who has lost the answer
     charge/SCOPE/NAME what a budget was charged in its period
 
-It is written before what was decided is done, and goes when the ledger holds the run's end.
+It is written before what was decided is done, and goes when the ledger's database, not only its log, holds the run's end.
 """
 
 from __future__ import annotations
@@ -44,6 +44,10 @@ Position = Callable[[RunId], bytes | None]
 
 KEYS = 1000
 """Ended runs whose requests are known still."""
+
+
+RECORDED = 4096
+"""Ended runs that are remembered until the ledger is checkpointed, every 500 rows, or 8 000 under load: some 1 KiB a run."""
 
 
 def nowhere(_run: RunId) -> None:
@@ -105,14 +109,19 @@ class Memory:
     """The spool in `directory`. Raises `OSError` and `JournalError`. Failures to write are told to `trouble` and tried again; only
     what must not begin without it raises."""
 
-    def __init__(self, directory: Path, trouble: Callable[[str], None]) -> None:
+    def __init__(self, directory: Path, trouble: Callable[[str], None], lost: Callable[[], str | None] = lambda: None) -> None:
+        """`lost`: see `Journal`."""
         self.spawns = Spawns(directory)
-        self._journal = Journal(directory / "runs")
+        self._journal = Journal(directory / "runs", lost)
+        self.notes = self._journal.take_notes()
+        """What opening had to mend, a line each."""
         self._trouble = trouble
         self._late: dict[RunId, Live] = {}
         """Runs of which something newer is to be remembered than could be written."""
         self._gone: set[RunId] = set()
         """Runs that could not be forgotten yet."""
+        self._recorded: dict[RunId, None] = {}
+        """Ended runs that may be in the ledger's log only, the first recorded first."""
         self._encode = msgspec.msgpack.Encoder().encode
         known = (key.removeprefix(_KEY) for key in self._journal.items if key.startswith(_KEY))
         ended = sorted((run for run in known if f"{_RUN}{run}" not in self._journal.items), key=run_number)
@@ -120,6 +129,8 @@ class Memory:
         """Ended runs whose requests are known, the oldest first."""
         self._closed = False
         self._failing = False
+        self._displaced = False
+        """Another process has removed or replaced the spool, maybe with the files of `spawns`."""
         self._first: dict[str, bytes | None] = {}
         """What goes with the next change."""
         self._timers: Timers
@@ -136,11 +147,6 @@ class Memory:
     def found(self) -> bool:
         """Whether there was one."""
         return self._journal.found
-
-    @property
-    def notes(self) -> list[str]:
-        """What opening had to mend, a line each."""
-        return self._journal.notes
 
     @property
     def highest_number(self) -> int:
@@ -168,16 +174,6 @@ class Memory:
         if self.place in (None, str(here.resolve())):
             return []
         return [run for run, main in self.mains() if is_alive(main.pid, main.started)]
-
-    def restore(self) -> None:
-        """Write the spool again if it was removed or replaced: the next daemon would end every run that it does not find there."""
-        try:
-            if not self._closed and self._journal.restore():
-                self._trouble("the spool was removed or replaced; what is remembered of runs is in a new one")
-        except OSError as error:
-            if not self._failing:
-                self._trouble(f"the spool was removed or replaced, and cannot be written again: {error}")
-            self._failing = True
 
     def begin(self, timers: Timers, place: str) -> None:
         """From now on things are remembered, of this boot, and of the state directory `place`."""
@@ -248,6 +244,30 @@ class Memory:
         due = self._late | {live.run.id: live for live in runs}
         self._late = {} if self._written(self._all(due.values(), position)) else due
 
+    def look_after(self, runs: Iterable[Live]) -> None:
+        """Writes the spool again if another process has removed or replaced it. `runs` are all that live."""
+        if self._closed:
+            return
+        try:
+            self._journal.stay()
+            self._tell_notes()
+            if self._displaced:
+                self._keep_spawns(runs)
+                self._displaced = False
+        except OSError as error:
+            self._trouble(f"the spool was removed or replaced by another process, and cannot be written again: {error}")
+
+    def _keep_spawns(self, runs: Iterable[Live]) -> None:
+        for live in runs:
+            run = live.run
+            if (not run.attempt or run.attempt < run.asked.attempts) and not self.spawns.keeps(run.id):
+                self.spawns.keep(run.id, self._encode(live.spawn))
+
+    def _tell_notes(self) -> None:
+        for note in self._journal.take_notes():
+            self._displaced = True
+            self._trouble(note)
+
     def remembers(self, run: RunId) -> bool:
         """Whether the next daemon would know of the run what there is to know."""
         return run not in self._late
@@ -274,13 +294,31 @@ class Memory:
             return
         self._forget_spawn(run.id)
 
-    def forget(self, runs: Iterable[RunId]) -> None:
-        """The ledger holds how they ended."""
+    def recorded(self, runs: Iterable[RunId]) -> None:
+        """The ledger holds how they ended, but maybe in its log only. What is remembered of them stays until that is checkpointed:
+        SQLite skips a damaged part of its log without a word."""
+        for run in runs:
+            self._late.pop(run, None)
+            self._forget_spawn(run)
+            self._recorded[run] = None
+        surplus = len(self._recorded) - RECORDED
+        if surplus > 0:  # somebody reads the ledger without end, and it cannot be checkpointed
+            self._forget_first(surplus)
+
+    def checkpointed(self) -> None:
+        """The ledger holds, in the database itself, how the recorded runs ended."""
+        self._forget_first(len(self._recorded))
+
+    def _forget_first(self, count: int) -> None:
+        runs = list(self._recorded)[:count]
+        for run in runs:
+            del self._recorded[run]
+        self._forget(runs)
+
+    def _forget(self, runs: Iterable[RunId]) -> None:
         self._gone.update(runs)
         changes: dict[str, bytes | None] = {}
         for run in self._gone:
-            self._late.pop(run, None)
-            self._forget_spawn(run)
             changes |= {key: None for key in (f"{_RUN}{run}", f"now/{run}", f"meter/{run}") if key in self._journal.items}
             if f"{_KEY}{run}" in self._journal.items:
                 self._known.setdefault(run)
@@ -294,7 +332,10 @@ class Memory:
         """Nobody was ever told of them: whoever asks again is to have another."""
         never = list(runs)
         self._written({f"{_KEY}{run}": None for run in never if f"{_KEY}{run}" in self._journal.items})
-        self.forget(never)
+        self.recorded(never)
+        for run in never:
+            del self._recorded[run]
+        self._forget(never)
 
     def forget_spawns(self, *, but: Container[RunId]) -> None:
         """Removes what was to start runs that are not live: a daemon was killed before it had remembered them."""
@@ -352,6 +393,7 @@ class Memory:
         self._journal.write(self._first | changes)
         effect("remembered")
         self._first = {}
+        self._tell_notes()
 
     def _written(self, changes: dict[str, bytes | None]) -> bool:
         if self._closed:
@@ -370,7 +412,7 @@ class Memory:
         return True
 
     def _again(self) -> None:
-        self.forget(())
+        self._forget(())
         self.keep(())
 
 

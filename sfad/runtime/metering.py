@@ -154,6 +154,10 @@ class Metering:
                 for kind in self._launcher.breaches(above.id):
                     self._level_seen(above.id, kind, 0, refused=True)
 
+    def look_after(self) -> None:
+        """Another process may have removed or replaced the directory of all output."""
+        self._following.look_after()
+
     def rebound(self, run: Run) -> None:
         """The run's limits have changed."""
         if run.id not in self._runs:

@@ -84,7 +84,7 @@ class _Recoverer:
         self._memory = runtime.memory
         self._now = trio.current_time()
         self._wall = wall_clock()
-        self._open = runtime.ledger.open_runs()
+        self._open = {info.id: info for info in runtime.ledger.left}
         self._runs: dict[RunId, Run] = {}
         if handed is not None:
             self._why = "the daemon executed itself anew"
@@ -145,9 +145,7 @@ class _Recoverer:
     def _over(self, run: Run) -> bool:
         """What was remembered is older than what is on record, as after a power cut or from a copy that was put back: it has ended,
         or has begun since and is not to do so again."""
-        if run.id in self._open:
-            return self._open[run.id] > run.attempt
-        on_record = self._runtime.ledger.get(run.id)
+        on_record = self._open.get(run.id) or self._runtime.ledger.get(run.id)
         return on_record is not None and (on_record.status.terminal or on_record.attempts > run.attempt)
 
     def _hold(self, live: Live, entry: Entry) -> Remembered:
@@ -202,8 +200,8 @@ class _Recoverer:
         reason = Reason(
             kind="daemon", message="it was on record as live, and nothing was remembered of it; what was left was ended"
         )
-        for run in self._open:
-            if run not in remembered and (info := self._runtime.ledger.get(run)) is not None:
+        for run, info in self._open.items():
+            if run not in remembered:
                 ended = msgspec.structs.replace(
                     info, status=Status.LOST, reason=reason, ended_at=self._wall, pid=None, deadline=None
                 )
@@ -224,4 +222,4 @@ def _with_descendants(held: list[Remembered]) -> list[Remembered]:
     for one in reversed(held):
         if (not one.empty or one.run.id in inhabited) and one.run.parent is not None:
             inhabited.add(one.run.parent.id)
-    return [replace(one, empty=False) if one.run.id in inhabited else one for one in held]
+    return [replace(one, empty=one.empty and one.run.id not in inhabited) for one in held]

@@ -64,7 +64,8 @@ NO_ROOM = 64 * 1024
 """Bytes on a disk that is as good as full."""
 
 LOOK = 5.0
-"""Seconds between two looks whether the state directory is where it was. Each admission looks, too."""
+"""Seconds between two looks whether the state directory, and the files in it, are where they were. Each admission and each write
+look as well."""
 
 SAVE_USE = 1.0
 """Seconds until a changed use is in the ledger: what a daemon that is killed forgets, and a row a run in that time."""
@@ -219,9 +220,8 @@ class Runtime:
             await self._nursery.start(self.metering.serve)
             await self._nursery.start(self.launcher.serve)
             await self._nursery.start(self.adviser.serve)
-            for serve in (self.timers.serve, self.maintenance.serve, self.metering.sample):
+            for serve in (self.timers.serve, self.maintenance.serve, self.metering.sample, self._look_after_files):
                 self._nursery.start_soon(lasting, serve, self.internal_error)
-            self._nursery.start_soon(self._watch_state_dir)
             self._configure()
             self._remember_spawns()
             task_status.started()
@@ -242,7 +242,7 @@ class Runtime:
         for info, extra in recovery.unwritten:
             self.ledger.mend_later(info, extra)
         closed = [info.id for info, _ in recovery.rows if info.status.terminal and info.id not in unwritten]
-        self.memory.forget([*closed, *recovery.over])
+        self.memory.recorded([*closed, *recovery.over])
         self.memory.forget_entirely(recovery.never)
         self.memory.forget_spawns(but=self.live)
         self._keys = {key: run for key, run in self._keys.items() if run not in recovery.never}
@@ -273,7 +273,7 @@ class Runtime:
             event = msgspec.structs.replace(event, type="daemon_reexecuted", severity="low")
         self._record(event)
 
-    def tell(self, what: str, message: str, severity: Literal["low", "medium"] = "low") -> None:
+    def tell(self, what: str, message: str, severity: Literal["low", "medium", "high"] = "low") -> None:
         """Says something about the daemon itself."""
         self._record(types.Event(type=what, message=message, severity=severity))
 
@@ -684,7 +684,7 @@ class Runtime:
         later would call a run lost that it has called completed."""
         ended = list(runs)
         effect("end on record")
-        self.memory.forget(ended)
+        self.memory.recorded(ended)
         effect("forgotten")
         self._tell_waiters(ended)
 
@@ -694,6 +694,15 @@ class Runtime:
             for waiter in list(waiters):
                 assert info is not None
                 waiter(info)
+
+    def checkpointed(self) -> None:
+        """The ledger's database holds whatever was recorded."""
+        self.memory.checkpointed()
+
+    def put_back(self, note: str) -> None:
+        """Another process had removed or replaced the ledger, and it was written again."""
+        self.log.error(note)
+        self.tell("daemon_ledger_replaced", note, "high")
 
     def trouble(self, error: str | None, lost: int) -> None:
         """The ledger's writer cannot write, or can again. Ends are held in memory meanwhile, and nobody waits for that."""
@@ -716,7 +725,7 @@ class Runtime:
         lost, before = self._state_dir_lost(), self._lost
         self._lost = lost
         if lost is None:
-            self.memory.restore()
+            self.memory.look_after(self.live.values())
         if lost is not None and before is None:
             self.log.error(f"{lost}; new runs are refused, and live runs go on")
             self.tell("daemon_state_dir_lost", f"{lost}; new runs are refused", "medium")
@@ -725,11 +734,14 @@ class Runtime:
             self.tell("daemon_state_dir_back", f"the state directory {self.state_dir} is back", "medium")
         return lost
 
-    async def _watch_state_dir(self) -> None:
+    async def _look_after_files(self) -> None:
+        """Another process may move, remove or replace what the daemon has open. What writes looks for itself."""
         # The kernel notifies of neither a renamed ancestor nor a mount. It sends IN_DELETE_SELF only when the last descriptor of
-        # the directory is closed, and this daemon holds one.
+        # a file is closed, and this daemon holds one.
         while True:
-            self.notice_state_dir()
+            if self.notice_state_dir() is None:
+                self.ledger.look_after()
+                self.metering.look_after()
             await trio.sleep(LOOK)
 
     def _tell_of_full_disk(self) -> None:
@@ -745,7 +757,8 @@ class Runtime:
     def _remember(self, recent: Recent) -> None:
         self.recent[recent.info.id] = recent
         if len(self.recent) > RECENT:
-            _, oldest = self.recent.popitem(last=False)
+            run, oldest = self.recent.popitem(last=False)
+            self.output.forget(run)
             if oldest.key is not None:
                 self._keys.pop(oldest.key, None)
 

@@ -24,6 +24,7 @@ from ..core.run import Run
 from ..core.usage import NOTHING
 from ..descriptors import Need
 from ..meters import PROGRAMS
+from ..output.files import Replaced
 from ..output.sanitise import cut_oldest, sanitise, wrap_result
 from ..protocol import messages as m
 from ..protocol.advice import Advice
@@ -447,8 +448,8 @@ class Verbs:
         live = info.id in self._runtime.live
         try:
             descriptors = self._runtime.output.open_for_reader(info.id, create=live)
-        except FileNotFoundError:
-            raise RequestFailed(ErrorCode.WRONG_STATE, _no_output(info.id)) from None
+        except (FileNotFoundError, Replaced) as error:
+            raise _no_output(info.id, error) from None
         reply = m.LogFiles(id=request.id, run=info.id, ended=not live, kept=self._kept(info.id))
         self._reply(connection, reply, descriptors)
 
@@ -463,10 +464,11 @@ class Verbs:
         info, _ = self._resolve(connection, request.run, "result")
         if not info.status.terminal:
             raise RequestFailed(ErrorCode.WRONG_STATE, f"run {info.id} is {info.status}; wait for its end, or read its logs")
-        if self._runtime.output.status(info.id, ".out") is None:
-            raise RequestFailed(ErrorCode.WRONG_STATE, _no_output(info.id))
         most = max(1, min(request.max_bytes, MAX_RESULT))
-        data, truncated = self._runtime.output.tail(info.id, most)
+        try:
+            data, truncated = self._runtime.output.tail(info.id, most)
+        except (FileNotFoundError, Replaced) as error:
+            raise _no_output(info.id, error) from None
         safe, cut = cut_oldest(sanitise(data), most)
         truncated = truncated or cut
         text = wrap_result(safe, run_id=info.id, name=info.name, status=info.status.value, truncated=truncated)
@@ -607,8 +609,9 @@ class Verbs:
                 self._fail(connection, request, code, message)
 
 
-def _no_output(run: RunId) -> str:
-    return f"the output of run {run} is not there: it was not kept, or has been removed since"
+def _no_output(run: RunId, error: FileNotFoundError | Replaced) -> RequestFailed:
+    missing = f"the output of run {run} is not there: it was not kept, or has been removed since"
+    return RequestFailed(ErrorCode.WRONG_STATE, error.message if isinstance(error, Replaced) else missing)
 
 
 def _demand(shares: Shares, connection: Connection, more: int) -> None:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 import struct
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from zlib import crc32
+
+from ..private import create, is_regular, make_directory, regain, set_aside
 
 VERSION = 1
 
@@ -61,20 +62,22 @@ class Journal:
     synced, because what is told here is which processes there are, and they die with the machine.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Reads the journal, or begins one. A damaged one is set aside as `NAME.corrupt-UNIXTIME`, and what came before the damage
+    def __init__(self, path: Path, lost: Callable[[], str | None] = lambda: None) -> None:
+        """Reads the journal, or begins one. `lost` says why the directory that `path` was in is elsewhere now; `None` while it is
+        there. A damaged one is set aside as `NAME.corrupt-UNIXTIME`, and what came before the damage
         is kept. Raises `JournalError` for a file of another version, and `OSError` where the file cannot be read.
 
         Where no new file can be made, as on a full disk, that is noted, and each `write` tries again."""
         self.items: dict[str, bytes] = {}
         """What stands. Not to be changed but by `write`."""
         self.notes: list[str] = []
-        """What had to be mended when it was opened, as lines for the log."""
+        """What had to be mended, as lines for the log."""
         self.sound = True
         """Whether all that was in the file could be used, but for a batch whose writer was killed within it."""
         self.found = False
         """Whether there was a file."""
         self._path = path
+        self._lost = lost
         self._new = path.with_name(f"{path.name}.new")
         self._descriptor = -1
         self._end = 0
@@ -88,7 +91,7 @@ class Journal:
         """Bytes of a batch of all items."""
         self._damaged = False
         """The file that bears the name is to be set aside."""
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # what cannot be unlinked is set aside by the next rewrite
             os.unlink(self._new)
         self._open()
 
@@ -102,8 +105,7 @@ class Journal:
         frame = _frame(_packed(changes))
         if len(frame) > MAX_BATCH:
             raise ValueError(f"a batch of {len(frame)} bytes; there may be {MAX_BATCH}")
-        if self._descriptor < 0:
-            self._rewrite()
+        self.stay()
         if self._dirty > self._end:
             self._blank()
         end = self._end + len(frame)
@@ -114,17 +116,22 @@ class Journal:
         if end > self._compact_at:
             self._compact()
 
-    def restore(self) -> bool:
-        """Write what stands to a new file if this one was removed or replaced. Return whether it was. Raises `OSError`; then it can
-        be tried again."""
-        if self._descriptor < 0:
-            return False  # no file could be made yet, and `write` tries again
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.lstat(self._path), os.fstat(self._descriptor)):
-                return False
-        self._path.parent.mkdir(mode=0o700, exist_ok=True)
+    def stay(self) -> bool:
+        """Writes the file again if there is none yet, or if another process has removed or replaced it: who is killed then leaves
+        nothing behind. Returns whether it was there. Raises `OSError`."""
+        # a directory that is elsewhere took the open file along: at its path there is nothing of ours to write to
+        if self._descriptor >= 0 and (self._in_place() or self._lost() is not None):
+            return True
+        lost = self._descriptor >= 0
         self._rewrite()
-        return True
+        if lost:
+            self.notes.append(f"{self._path} was removed or replaced by another process; it was written again")
+        return False
+
+    def take_notes(self) -> list[str]:
+        """Returns the notes since the last call."""
+        notes, self.notes = self.notes, []
+        return notes
 
     def close(self) -> None:
         """Gives the descriptor back. Nothing is to be written after that."""
@@ -191,8 +198,9 @@ class Journal:
         """What stands, in a new file in the place of the old one. Raises `OSError`; then the old one is as it was."""
         data = _FILE_HEAD.pack(*_file_head()) + (_frame(_packed(self.items)) if self.items else b"")
         room = len(data) + STEP
+        make_directory(self._path.parent)
         with ExitStack() as undo:
-            descriptor = _open(self._new, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            descriptor = create(self._new)
             undo.callback(os.close, descriptor)
             undo.callback(os.unlink, self._new)
             _allocate(descriptor, 0, room)
@@ -208,18 +216,26 @@ class Journal:
     def _put_in_place(self) -> None:
         if self._damaged:
             self.notes.append(f"{self._path} was damaged, and is kept as {_set_aside(self._path)}")
+        elif os.path.lexists(self._path) and not (self._descriptor >= 0 and self._in_place()):
+            self.notes.append(f"{self._path} was not the daemon's, and is kept as {set_aside(self._path)}")
         os.rename(self._new, self._path)
         self._damaged = False
+
+    def _in_place(self) -> bool:
+        try:
+            found = os.stat(self._path, follow_symlinks=False)
+        except OSError:
+            return False
+        return os.path.samestat(found, os.fstat(self._descriptor))
 
     # ---- opening
 
     def _open(self) -> None:
         with ExitStack() as undo:
-            try:
-                descriptor = _open(self._path, os.O_RDWR)
-            except FileNotFoundError:
+            if not self._is_file():
                 self._begin()
                 return
+            descriptor = os.open(self._path, _ALWAYS)
             undo.callback(os.close, descriptor)
             self.found = True
             fault = self._load(_contents(descriptor))
@@ -232,6 +248,15 @@ class Journal:
         self.sound, self._damaged = False, True
         self.notes.append(f"{self._path}: {fault}; {len(self.items)} entries from before that are used")
         self._begin()
+
+    def _is_file(self) -> bool:
+        """Whether there is a file that may be the journal. Anything else is set aside when it is begun, and counts as damage."""
+        if is_regular(self._path):
+            if not os.access(self._path, os.R_OK | os.W_OK):
+                regain(self._path)
+            return True
+        self.sound = not os.path.lexists(self._path)
+        return False
 
     def _begin(self) -> None:
         try:
@@ -342,13 +367,8 @@ def _filled(data: memoryview) -> int:
 # ---- the file
 
 
-def _open(path: Path, flags: int) -> int:
-    # whatever else is there, it is not opened: a link, or a FIFO, on which open(2) would wait for somebody
-    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return descriptor
+# a symlink, or a FIFO, on which open(2) would wait for somebody, may have taken the file's place a moment ago
+_ALWAYS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 def _contents(descriptor: int) -> memoryview:

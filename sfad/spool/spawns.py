@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from ..core.ids import run_number
+from ..private import create, is_regular, make_directory, set_aside
 from ..protocol.types import RunId
 
 _SUFFIX = ".spawn"
@@ -24,33 +25,37 @@ class Spawns:
     """The files of all runs in one directory. Ids that are none raise `ValueError`, everywhere."""
 
     def __init__(self, directory: Path) -> None:
-        """Makes the directory, 0700, or narrows it to that, and removes what a daemon before us was killed in the middle of.
-
-        Raises `OSError`; `NotADirectoryError` where a symlink is in its place."""
-        with suppress(FileExistsError):
-            directory.mkdir(mode=0o700, parents=True)
-        if not stat.S_ISDIR(directory.lstat().st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, "not a directory", str(directory))
-        if stat.S_IMODE(directory.stat().st_mode) != 0o700:
-            directory.chmod(0o700)
+        """Makes the directory, 0700, or narrows it to that, sets aside anything else of that name, and removes what an earlier
+        daemon was killed in the middle of. Raises `OSError`."""
+        make_directory(directory)
         self._directory = directory
         for name in os.listdir(directory):
             if name.endswith(_UNFINISHED):
-                os.unlink(directory / name)
+                with suppress(IsADirectoryError, PermissionError):  # not a daemon's: `keep` sets it aside if it is in the way
+                    os.unlink(directory / name)
 
     def keep(self, run: RunId, data: bytes) -> None:
         """Keeps it, in the place of what was kept for the run. Raises `OSError`; then what was kept before is as it was, and
         nothing else is left behind."""
         path, unfinished = self._path(run, _SUFFIX), self._path(run, _UNFINISHED)
+        make_directory(self._directory)  # an agent may have removed it
         with ExitStack() as undo:
-            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _ALWAYS, 0o600)
+            descriptor = create(Path(unfinished))
             undo.callback(_unlink, unfinished)
             try:
                 _write(descriptor, data)
             finally:
                 os.close(descriptor)
-            os.rename(unfinished, path)
+            try:
+                os.rename(unfinished, path)
+            except IsADirectoryError:
+                set_aside(Path(path))
+                os.rename(unfinished, path)
             undo.pop_all()
+
+    def keeps(self, run: RunId) -> bool:
+        """Whether something is kept for the run."""
+        return is_regular(Path(self._path(run, _SUFFIX)))
 
     def read(self, run: RunId) -> bytes | None:
         """What was kept for the run; `None` for nothing. Raises `OSError`, also for what is no regular file."""
@@ -59,9 +64,10 @@ class Spawns:
             descriptor = os.open(path, os.O_RDONLY | _ALWAYS)
         except FileNotFoundError:
             return None
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, "not a regular file", path)
         with open(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise OSError(errno.EINVAL, "not a regular file", path)
             return file.read()
 
     def forget(self, run: RunId) -> None:

@@ -149,8 +149,15 @@ def nothing_left(daemon: Daemon) -> list[str]:
     for base in (path for path in cgroups() if path.endswith(f"/sfad-{daemon.instance}")):
         wrong += [f"cgroup {entry.path} is there" for entry in os.scandir(base) if entry.is_dir()]
     wrong += [f"{path.name} is in the spool" for path in (daemon.state_dir / "spool").glob("*.spawn*")]
-    wrong += [f"{key} is remembered" for key in _remembered(daemon) if key.startswith(("run/", "now/", "meter/"))]
+    keys = [key.split("/") for key in _remembered(daemon)]
+    remembered = {key[1] for key in keys if key[0] in ("run", "now", "meter")}
+    wrong += [f"{run} is remembered, and its end is not on record" for run in remembered - _ended(daemon.state_dir / "ledger.db")]
     return wrong + _ledger(daemon.state_dir / "ledger.db")
+
+
+def _ended(path: Path) -> set[RunId]:
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)) as ledger:
+        return {run for (run,) in ledger.execute("SELECT id FROM runs WHERE ended = 1")}
 
 
 def _remembered(daemon: Daemon) -> list[str]:

@@ -260,7 +260,7 @@ def test_sigkill_loses_nothing_that_was_reported(tmp_path: Path) -> None:
     child.wait()
     ledger = Ledger(tmp_path)
     assert ledger.notes == []
-    assert ledger.open_runs().keys() >= set(reported)
+    assert {info.id for info in ledger.left} >= set(reported)
     ledger.close()
 
 
@@ -278,7 +278,7 @@ async def test_a_corrupt_file_is_set_aside_and_numbers_go_on(tmp_path: Path, dam
     [aside] = set_aside(tmp_path)
     assert aside.name in note
     assert aside.read_bytes() == broken
-    assert (ledger.next_number, ledger.open_runs(), file.stat().st_mode & 0o777) == (200, {}, 0o600)
+    assert (ledger.next_number, ledger.left, file.stat().st_mode & 0o777) == (200, [], 0o600)
     ledger.close()
 
 
@@ -341,11 +341,14 @@ def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "ledger.db").read_bytes() == before
 
 
-def test_another_program_s_database_is_refused(tmp_path: Path) -> None:
+def test_another_program_s_database_is_set_aside(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
         other.execute("CREATE TABLE theirs (x)")
-    with pytest.raises(LedgerError, match="of another program"):
-        Ledger(tmp_path)
+    before = (tmp_path / "ledger.db").read_bytes()
+    ledger = Ledger(tmp_path)
+    ledger.close()
+    assert "it is a database of another program" in ledger.notes[0]
+    assert [kept.read_bytes() for kept in set_aside(tmp_path)] == [before]
 
 
 def test_a_directory_that_cannot_be_is_named(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ async def test_rows_are_brought_up_to_date_and_missing_ones_inserted(tmp_path: P
         assert other.execute("SELECT count(*) FROM runs").fetchone() == (3,)
     assert (ledger.get("a1"), ledger.get("a9"), ledger.next_number) == (lost, new, 10)
     assert ledger.details("a9") == RunExtra(uid=5, pid_started=4, boot_id=current_boot(), allowed_tools=[], blocked_tools=[])
-    assert list(ledger.open_runs()) == ["a2", "a9"]
+    assert [info.id for info in ledger.left] == ["a1", "a2"]
     assert [info.id for info in ledger.select(List(id=1, labels={"team": "blue"}))] == ["a1", "a9"]
     ledger.close()
 

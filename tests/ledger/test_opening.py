@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import sqlite3
 import subprocess
 import sys
@@ -113,13 +114,53 @@ def test_a_damaged_log_costs_what_is_in_it_and_after_it(killed: Path) -> None:
     log = bytearray((killed / f"{FILE}-wal").read_bytes())
     log[len(log) // 2 : len(log) // 2 + 4096] = os.urandom(4096)
     (killed / f"{FILE}-wal").write_bytes(log)
-    count, begun_anew, notes = opened(killed)
-    assert (2000 <= count < 2500, begun_anew, notes) == (True, False, [])
+    count, begun_anew, [note] = opened(killed)
+    assert (2000 <= count < 2500, begun_anew) == (True, False)
+    assert re.match(rf"\d+ of {len(log)} bytes of the ledger's log are damaged and were not used", note)
+    [kept] = killed.glob("ledger.db-wal.corrupt-*")
+    assert (kept.read_bytes(), kept.stat().st_mode & 0o777) == (bytes(log), 0o600)
 
 
-def test_a_log_that_is_garbage_altogether_costs_what_is_in_it(killed: Path) -> None:
-    (killed / f"{FILE}-wal").write_bytes(os.urandom(50_000))
-    assert opened(killed) == (2000, False, [])
+def test_a_log_whose_end_is_garbage_is_told(killed: Path) -> None:
+    log = (killed / f"{FILE}-wal").read_bytes()
+    (killed / f"{FILE}-wal").write_bytes(log[: 32 + 4120 * 40] + os.urandom(len(log) - 32 - 4120 * 40))
+    _, _, [note] = opened(killed)
+    assert f" of {len(log)} bytes of the ledger's log are damaged" in note
+
+
+@pytest.mark.parametrize("garbage", [os.urandom(50_000), b"x", bytes(32)])
+def test_a_log_that_is_garbage_altogether_costs_what_is_in_it(killed: Path, garbage: bytes) -> None:
+    (killed / f"{FILE}-wal").write_bytes(garbage)
+    count, begun_anew, [note] = opened(killed)
+    assert (count, begun_anew) == (2000, False)
+    assert note.startswith(f"{len(garbage)} of {len(garbage)} bytes of the ledger's log")
+
+
+def test_a_log_that_was_written_from_its_beginning_again_is_whole(filled: Path) -> None:
+    """Beyond its end lie frames of times before, and of a transaction that a kill has cut short."""
+    kept = filled / "kept"
+    kept.mkdir()
+    trio.run(_checkpointed, filled, kept)
+    assert opened(kept) == (2101, False, [])
+    log = (filled / "log").read_bytes()
+    end = next(at for at in range(32, len(log), 4120) if log[at + 8 : at + 16] != log[16:24])
+    (filled / f"{FILE}-wal").write_bytes(log[: end - 4120 + 24] + log[end - 4120 + 24 : end][::-1] + log[end:])
+    (filled / FILE).write_bytes((filled / "db").read_bytes())
+    assert opened(filled)[1:] == (False, [])
+
+
+async def _checkpointed(directory: Path, copy: Path) -> None:
+    with started(directory) as ledger:
+        for number in range(2001, 2101):
+            ledger.admit(run(number), PLAIN)
+        await ledger.flush()
+        while ledger.when_idle(lambda own: own.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[0]).result():
+            pass
+        ledger.admit(run(2101), PLAIN)
+        await ledger.flush()
+        for name, other in ((FILE, "db"), (f"{FILE}-wal", "log")):
+            copy.joinpath(name).write_bytes((directory / name).read_bytes())
+            directory.joinpath(other).write_bytes((directory / name).read_bytes())
 
 
 def test_a_log_of_another_time_does_not_pass_for_whole(killed: Path) -> None:
@@ -133,13 +174,103 @@ def test_a_log_of_another_time_does_not_pass_for_whole(killed: Path) -> None:
     assert kept.read_bytes() == log
 
 
-def test_what_is_no_file_is_named_and_left_alone(tmp_path: Path) -> None:
-    for make in (os.mkdir, os.mkfifo):
-        make(tmp_path / FILE)
-        with pytest.raises(LedgerError, match=r"ledger\.db cannot be opened: .*(directory|regular file)"):
-            Ledger(tmp_path)
-        assert [path.name for path in tmp_path.iterdir()] == [FILE]
-        (tmp_path / FILE).rmdir() if make is os.mkdir else (tmp_path / FILE).unlink()
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal"])
+@pytest.mark.parametrize("what", ["directory", "fifo", "symlink", "dangling"])
+def test_what_is_no_file_is_set_aside(filled: Path, tmp_path: Path, suffix: str, what: str) -> None:
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"precious" * 1000)
+    name = filled / f"{FILE}{suffix}"
+    if name.exists():
+        name.rename(filled / "moved")
+    if what == "directory":
+        name.mkdir()
+        (name / "file").touch()
+    elif what == "fifo":
+        os.mkfifo(name)
+    else:
+        name.symlink_to(precious if what == "symlink" else tmp_path / "missing")
+    count, begun_anew, [note] = opened(filled)
+    assert (count, begun_anew) == ((0, True) if suffix == "" else (2000, False))
+    assert f"{name} was not a regular file; it was set aside as {name}.foreign-" in note
+    assert precious.read_bytes() == b"precious" * 1000
+    assert not (tmp_path / "missing").exists()
+
+
+TAMPERED = {
+    "its tables are dropped": "DROP TABLE runs; DROP TABLE events; DROP TABLE labels; DROP TABLE budgets; DROP TABLE deleted;",
+    "a column is missing": "ALTER TABLE runs DROP COLUMN archived_at;",
+    "a column is added": "ALTER TABLE runs ADD COLUMN bad TEXT CHECK (number < 2001);",
+    "an index is missing": "DROP INDEX runs_status;",
+    "a trigger is missing": "DROP TRIGGER runs_deleted;",
+    "a view is in place of a table": "ALTER TABLE budgets RENAME TO b; CREATE VIEW budgets AS SELECT * FROM b;",
+    "its schema is one of another version": "PRAGMA user_version = 1;",
+    "its schema is one of no version": "PRAGMA user_version = 0;",
+    "its version is negative": "PRAGMA user_version = -3;",
+    "it is of another program": "PRAGMA application_id = 7;",
+    "no number is left": "INSERT INTO events VALUES (9223372036854775807, 0, '', '', NULL, NULL, '{}');",
+    "its highest number is none": "UPDATE deleted SET highest = 'x';",
+    "a live run cannot be read": "UPDATE runs SET status = 'running', usage = '{' WHERE number = 7;",
+    "a live run has an odd time": "UPDATE runs SET status = 'running', created_at = 'x' WHERE number = 7;",
+}
+
+
+@pytest.mark.parametrize("tampered", TAMPERED)
+def test_what_another_process_did_to_the_ledger_does_not_keep_a_daemon_from_starting(filled: Path, tampered: str) -> None:
+    with closing(sqlite3.connect(filled / FILE)) as other:
+        other.executescript(TAMPERED[tampered])
+    before = (filled / FILE).read_bytes()
+    count, begun_anew, [note] = opened(filled)
+    assert (count, begun_anew) == (0, True)
+    [kept] = filled.glob(f"{FILE}.corrupt-*")
+    assert f"it was set aside as {kept.name}, and a new one was begun" in note
+    assert kept.read_bytes()[100:] == before[100:]
+    assert opened(filled) == (0, False, [])
+
+
+def test_triggers_and_indices_of_another_program_are_dropped(filled: Path) -> None:
+    with closing(sqlite3.connect(filled / FILE)) as other:
+        other.executescript(
+            """
+            CREATE TABLE theirs (x);
+            CREATE INDEX theirs_x ON theirs (x);
+            CREATE TRIGGER "a "" trap" BEFORE INSERT ON runs BEGIN SELECT RAISE(ABORT, 'no'); END;
+            CREATE UNIQUE INDEX one_kind ON events (type) WHERE seq > 2000;
+            ANALYZE;
+            """
+        )
+    count, begun_anew, [note] = opened(filled)
+    assert (count, begun_anew) == (2000, False)
+    assert note.endswith('not its own; they were dropped: index one_kind, trigger a " trap')
+    with closing(sqlite3.connect(filled / FILE)) as other:
+        names = {name for (name,) in other.execute("SELECT name FROM sqlite_schema WHERE tbl_name IN ('runs', 'events', 'theirs')")}
+    assert {"theirs", "theirs_x", "runs_deleted"} <= names
+    assert not names & {'a " trap', "one_kind"}
+    assert opened(filled) == (2000, False, [])
+
+
+def test_a_schema_that_takes_minutes_to_read_is_set_aside(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "_SCHEMA_AT_ONCE", 0.1)
+    with closing(sqlite3.connect(filled / FILE)) as other:
+        other.execute("PRAGMA writable_schema = ON")
+        rows = ((f"v{n}", f"v{n}", f"CREATE VIEW v{n} AS SELECT {n}") for n in range(30_000))
+        other.executemany("INSERT INTO sqlite_schema VALUES ('view', ?, ?, 0, ?)", rows)
+        other.commit()
+    _, begun_anew, [note] = opened(filled)
+    assert begun_anew
+    assert "its schema takes longer than 0.1 s to read" in note
+
+
+def test_the_mark_of_a_check_that_is_due_is_no_way_out_of_the_directory(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    precious, mark = killed / "precious", killed / "ledger.unchecked"
+    precious.write_bytes(b"precious")
+    mark.symlink_to(precious)
+    monkeypatch.setattr(opening, "CHECKED_AT_ONCE", 0)
+    assert opened(killed) == (2500, False, [])
+    monkeypatch.undo()
+    mark.unlink(missing_ok=True)
+    mark.mkdir()
+    assert opened(killed) == (2500, False, [])
+    assert precious.read_bytes() == b"precious"
 
 
 AS_NOBODY = """
@@ -169,6 +300,20 @@ def test_a_file_of_somebody_else_is_refused(filled: Path, mode: int, of_file: in
     assert "cannot be opened: [Errno 13] Permission denied" in done.stdout, done.stderr
     assert (filled / FILE).read_bytes() == before
     assert aside(filled) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
+def test_a_ledger_that_lost_its_mode_bits_is_used(filled: Path) -> None:
+    for name in (filled, *filled.iterdir()):
+        os.chown(name, 65534, 65534)
+    (filled / FILE).chmod(0)
+    for parent in filled.parents[:3]:
+        parent.chmod(0o755)
+    text = f"{AS_NOBODY}\nprint(Ledger(Path(sys.argv[1])).next_number)"
+    done = subprocess.run(
+        [sys.executable, "-c", text, filled], capture_output=True, text=True, env={"PYTHONPATH": os.getcwd()}, timeout=30
+    )
+    assert done.stdout == "2001\n", done.stderr
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfad.output import OutputStore
-from sfad.output.files import _split_character
+from sfad.output.files import Replaced, _split_character
 
 
 @pytest.fixture
@@ -66,7 +67,8 @@ def test_the_tail(store: OutputStore) -> None:
     assert store.tail("a1", 6) == ("héllo".encode(), False)
     assert store.tail("a1", 4) == (b"llo", True)
     assert store.tail("a1", 0) == (b"", True)
-    assert store.tail("a2", 100) == (b"", False)
+    with pytest.raises(FileNotFoundError):
+        store.tail("a2", 100)
 
 
 def test_files_are_removed_with_their_run(store: OutputStore) -> None:
@@ -85,10 +87,97 @@ def test_what_is_no_run_id_is_no_path(store: OutputStore, run_id: str) -> None:
         store.open_for_run(run_id)
 
 
-def test_a_link_in_place_of_a_file_is_not_followed(store: OutputStore, tmp_path: Path) -> None:
-    (store.directory / "a1.out").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="symbolic links"):
-        store.open_for_run("a1")
+def foreign(store: OutputStore) -> list[str]:
+    return sorted(path.name.partition(".foreign-")[0] for path in store.directory.glob("*.foreign-*"))
+
+
+def test_nothing_that_was_planted_for_the_next_run_is_written_to(store: OutputStore, tmp_path: Path) -> None:
+    shadow = tmp_path / "shadow"
+    shadow.write_bytes(b"secret")
+    (store.directory / "a1.out").symlink_to(shadow)
+    (store.directory / "a1.err").hardlink_to(shadow)
+    put(store, "a1", b"out", b"err")
+    os.mkfifo(store.directory / "a2.out")
+    (store.directory / "a2.err").mkdir()
+    put(store, "a2", b"out", b"err")
+    assert shadow.read_bytes() == b"secret"
+    assert [store.tail(run, 9) for run in ("a1", "a2")] == [(b"out", False)] * 2
+    assert foreign(store) == ["a1.err", "a1.out", "a2.err", "a2.out"]
+
+
+@pytest.mark.parametrize("what", ["symlink", "fifo", "directory", "file", "socket"])
+def test_what_replaced_the_output_of_a_run_is_not_handed_out(store: OutputStore, tmp_path: Path, what: str) -> None:
+    put(store, "a1", b"out")
+    path = store.directory / "a1.out"
+    path.rename(tmp_path / "away")
+    plant(path, what, tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    for create in (True, False):
+        with pytest.raises(Replaced, match=r"a1\.out is not the file that the daemon made for run a1: another process has"):
+            store.open_for_reader("a1", create=create)
+    with pytest.raises(Replaced):
+        store.tail("a1", 10)
+    again = OutputStore(store.directory)
+    if what != "file":  # a later daemon cannot tell one regular file from another
+        with pytest.raises(Replaced):
+            again.tail("a1", 10)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def plant(path: Path, what: str, elsewhere: Path) -> None:
+    """Puts something else where a file of the daemon was."""
+    (elsewhere / "secret").write_bytes(b"secret")
+    if what == "symlink":
+        path.symlink_to(elsewhere / "secret")
+    elif what == "fifo":
+        os.mkfifo(path)
+    elif what == "directory":
+        path.mkdir()
+    elif what == "socket":
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+    else:
+        path.write_bytes(b"forged")
+
+
+def test_the_output_of_a_live_run_that_was_removed_is_not_shown_as_empty(store: OutputStore) -> None:
+    put(store, "a1", b"out")
+    (store.directory / "a1.out").unlink()
+    with pytest.raises(Replaced, match=r"a1\.out is not the file"):
+        store.open_for_reader("a1", create=True)
+    with pytest.raises(FileNotFoundError):
+        store.open_for_reader("a1")
+    put(store, "a1", b"second attempt")
+    assert store.tail("a1", 99) == (b"second attempt", False)
+
+
+@pytest.mark.parametrize("how", ["removed", "moved", "symlink", "file", "unreadable"])
+def test_a_directory_that_is_not_there_any_more_is_made_again(tmp_path: Path, how: str) -> None:
+    said: list[str] = []
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    store = OutputStore(tmp_path / "output", said.append)
+    put(store, "a1", b"out")
+    if how == "unreadable":
+        store.directory.chmod(0)
+        store = OutputStore(tmp_path / "output", said.append)
+    else:
+        store.directory.rename(tmp_path / "moved")
+        if how == "symlink":
+            store.directory.symlink_to(elsewhere)
+        elif how == "file":
+            store.directory.touch()
+    put(store, "a2", b"out")
+    assert store.tail("a2", 9) == (b"out", False)
+    assert list(elsewhere.iterdir()) == []
+    assert len(said) == {"removed": 1, "moved": 1, "symlink": 2, "file": 2, "unreadable": 0}[how]
+    assert (len(list(tmp_path.glob("output.foreign-*"))), stat.S_IMODE(store.directory.stat().st_mode)) == (len(said) // 2, 0o700)
+
+
+def test_files_of_others_do_not_use_up_the_numbers(store: OutputStore) -> None:
+    for name in ("zvvvvvvvvvvvvvvvvvvvvvvvvvv.out", "mvvvvvvvvvvvvv.err", "b10.out"):
+        (store.directory / name).touch()
+    assert store.highest_number() == 32
 
 
 @given(st.text(), st.integers(0, 50))
@@ -97,26 +186,6 @@ def test_a_cut_leaves_whole_characters(text: str, cut: int) -> None:
     text_end = data[_split_character(data) :].decode()
     assert text.endswith(text_end)
     assert len(data) - len(text_end.encode()) <= 3
-
-
-@pytest.mark.parametrize("suffix", [".out", ".err"])
-def test_a_run_that_puts_a_fifo_where_its_file_was(store: OutputStore, suffix: str) -> None:
-    put(store, "a1", b"x")
-    fifo = store.directory / f"a1{suffix}"
-    fifo.unlink()
-    os.mkfifo(fifo)
-    before = len(os.listdir("/proc/self/fd"))
-    for attempt in (store.open_for_run, store.open_for_reader):
-        with pytest.raises(OSError, match=f"a1{suffix}"):
-            attempt("a1")
-    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
-    with pytest.raises(OSError, match="not a regular file"):
-        store.open_for_run("a1")
-    os.close(reader)
-    if suffix == ".out":
-        with pytest.raises(OSError, match="not a regular file"):
-            store.tail("a1", 10)
-    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_descriptors_of_a_run_block(store: OutputStore) -> None:

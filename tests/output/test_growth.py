@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import select
+import shutil
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,18 @@ def test_whose_file_is_taken_away_is_named(store: OutputStore, how: str) -> None
         else:
             other.replace(path)
         assert growth.take() == {"a1"}
+
+
+@pytest.mark.parametrize("how", ["removed", "renamed"])
+def test_a_directory_that_goes_away_is_told(tmp_path: Path, how: str) -> None:
+    store = OutputStore(tmp_path / "output")
+    with Growth(store.directory) as growth:
+        put(store, "a1", b"out")
+        assert (growth.take(), growth.gone) == ({"a1"}, False)
+        shutil.rmtree(store.directory) if how == "removed" else store.directory.rename(tmp_path / "away")
+        assert told(growth, 5)
+        growth.take()
+        assert growth.gone
 
 
 def test_names_that_are_no_run_s_are_no_runs(store: OutputStore) -> None:

@@ -119,9 +119,80 @@ def test_nothing_but_a_file_is_opened(path: Path, what: str) -> None:
         os.mkfifo(path)
     else:
         path.mkdir()
-    with pytest.raises(OSError, match=r"symbolic links|regular|directory"):
-        Journal(path)
+    with closing(Journal(path)) as one:
+        assert (one.items, one.sound) == ({}, False)
+        [note] = one.take_notes()
+        assert f"{path} was not the daemon's, and is kept as {path}.foreign-" in note
+        one.write({"a": b"1"})
+    assert opened(path).items == {"a": b"1"}
     assert opened(elsewhere).items == STATES[-1]
+
+
+@pytest.mark.parametrize("what", ["directory", "fifo", "link"])
+def test_nothing_else_may_be_in_the_way_of_a_rewrite(path: Path, what: str) -> None:
+    new, precious = path.with_name(f"{path.name}.new"), path.with_name("precious")
+    precious.write_bytes(b"precious")
+    for _ in range(2):
+        if what == "directory":
+            new.mkdir()
+        elif what == "fifo":
+            os.mkfifo(new)
+        else:
+            new.symlink_to(precious)
+        with closing(Journal(path)) as one:
+            one.write({"a": b"1"})
+            path.unlink(missing_ok=True)
+            one.write({"b": b"2"})
+        assert opened(path).items == {"a": b"1", "b": b"2"}
+    assert precious.read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("how", ["unlinked", "moved", "replaced", "a directory", "with its directory"])
+def test_a_journal_that_another_process_takes_away_is_written_again(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "spool" / "runs"
+    path.parent.mkdir()
+    with closing(Journal(path)) as one:
+        one.write({"a": b"1"})
+        assert (one.stay(), one.take_notes()) == (True, [])
+        if how == "with its directory":
+            shutil.rmtree(path.parent)
+        else:
+            path.rename(path.with_name("away"))
+        if how == "replaced":
+            path.write_bytes(b"forged")
+        elif how == "a directory":
+            path.mkdir()
+        if how != "moved":  # noticed at the next look, else at the next write
+            assert not one.stay()
+        one.write({"b": b"2"})
+        assert any("removed or replaced by another process" in note for note in one.take_notes())
+        assert one.stay()
+    assert opened(path).items == {"a": b"1", "b": b"2"}
+
+
+AS_NOBODY = """
+import os, sys
+from pathlib import Path
+from sfad.spool import Journal
+os.setresgid(65534, 65534, 65534)
+os.setresuid(65534, 65534, 65534)
+path = Path(sys.argv[1])
+Journal(path).write({"a": b"1"})
+path.chmod(0)
+print(Journal(path).items, oct(path.stat().st_mode))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
+def test_a_journal_that_lost_its_mode_bits_is_read(tmp_path: Path) -> None:
+    (tmp_path / "spool").mkdir()
+    os.chown(tmp_path / "spool", 65534, 65534)
+    for parent in tmp_path.parents[:3]:
+        parent.chmod(0o755)
+    tmp_path.chmod(0o755)
+    command = [sys.executable, "-c", AS_NOBODY, str(tmp_path / "spool" / "runs")]
+    done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": os.getcwd()}, timeout=30)
+    assert done.stdout == "{'a': b'1'} 0o100600\n", done.stderr
 
 
 # ---- against a dict
@@ -698,23 +769,3 @@ def test_a_log_stays_within_its_bound(path: Path) -> None:
             one.write({f"run/{number % 100}": bytes(2000)})
             assert one._end < journal.COMPACT_ABOVE + 3000
     assert len(opened(path).items) == 100
-
-
-@pytest.mark.parametrize("replaced", [False, True])
-def test_a_journal_that_was_removed_is_written_again(tmp_path: Path, replaced: bool) -> None:
-    path = tmp_path / "spool" / "runs"
-    path.parent.mkdir()
-    journal = Journal(path)
-    journal.write({"a": b"1"})
-    assert not journal.restore()
-    shutil.rmtree(path.parent)
-    if replaced:
-        path.parent.mkdir()
-        path.write_bytes(b"something else")
-    assert journal.restore()
-    assert not journal.restore()
-    journal.write({"b": b"2"})
-    journal.close()
-    again = Journal(path)
-    assert (again.items, again.notes) == ({"a": b"1", "b": b"2"}, [])
-    again.close()

@@ -14,7 +14,7 @@ from sfad.spool import Spawns
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    return tmp_path / "state" / "spawns"
+    return tmp_path / "spawns"
 
 
 def names(directory: Path) -> list[str]:
@@ -105,9 +105,7 @@ def test_links_are_not_followed(directory: Path, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="symbolic links"):
         spawns.read("a1")
     (directory / "a1.spawn.new").symlink_to(precious)
-    with pytest.raises(OSError, match="symbolic links"):
-        spawns.keep("a1", b"x")
-    Spawns(directory).keep("a1", b"x")
+    spawns.keep("a1", b"x")
     assert spawns.read("a1") == b"x"
     (directory / "a2.spawn").symlink_to(precious)
     spawns.forget("a2")
@@ -117,11 +115,34 @@ def test_links_are_not_followed(directory: Path, tmp_path: Path) -> None:
         spawns.read("a2")
 
 
-def test_a_directory_that_is_none(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    with pytest.raises(NotADirectoryError):
-        Spawns(tmp_path / "link")
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(NotADirectoryError):
-        Spawns(tmp_path / "file")
+@pytest.mark.parametrize("what", ["symlink", "file", "nothing"])
+def test_another_process_replaced_the_directory(tmp_path: Path, what: str) -> None:
+    spawns = Spawns(tmp_path / "spawns")
+    for again in (spawns, None):
+        (tmp_path / "spawns").rename(tmp_path / f"moved{again}")
+        if what == "symlink":
+            (tmp_path / "real").mkdir(exist_ok=True)
+            (tmp_path / "spawns").symlink_to(tmp_path / "real")
+        elif what == "file":
+            (tmp_path / "spawns").touch()
+        (again or Spawns(tmp_path / "spawns")).keep("a1", b"x")
+        assert spawns.read("a1") == b"x"
+    assert len(list(tmp_path.glob("spawns.foreign-*"))) == (0 if what == "nothing" else 2)
+    assert what != "symlink" or names(tmp_path / "real") == []
+
+
+def test_directories_and_fifos_in_the_way_of_a_file(directory: Path) -> None:
+    spawns = Spawns(directory)
+    for name in ("a1.spawn", "a1.spawn.new", "a2.spawn.new"):
+        (directory / name).mkdir()
+    os.mkfifo(directory / "a2.spawn")
+    os.mkfifo(directory / "a3.spawn.new")
+    for run in ("a1", "a2", "a3"):
+        assert not spawns.keeps(run)
+        Spawns(directory).keep(run, b"x")
+        assert (spawns.read(run), spawns.keeps(run)) == (b"x", True)
+    before = len(os.listdir("/proc/self/fd"))
+    (directory / "a4.spawn").mkdir()
+    with pytest.raises(OSError, match="regular file"):
+        spawns.read("a4")
+    assert len(os.listdir("/proc/self/fd")) == before

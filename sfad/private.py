@@ -1,0 +1,73 @@
+"""Names in the state directory that belong to the daemon, although its agents, which have its uid, can put anything there.
+
+Whatever bears such a name and is not the daemon's is renamed, never deleted and never followed.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from contextlib import suppress
+from pathlib import Path
+
+
+def is_regular(path: Path) -> bool:
+    """Return whether a regular file bears this name: not a symlink to one, and nothing that open(2) could wait for."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def free_name(path: Path, why: str) -> Path:
+    """Return NAME.WHY-UNIXTIME, or that with the next second that is free."""
+    stamp = int(time.time())
+    while os.path.lexists(target := path.with_name(f"{path.name}.{why}-{stamp}")):
+        stamp += 1
+    return target
+
+
+def set_aside(path: Path) -> Path | None:
+    """Rename what bears this name, a symlink itself, to NAME.foreign-UNIXTIME, and return that; `None` for nothing. Raises
+    `OSError`."""
+    target = free_name(path, "foreign")
+    try:
+        path.rename(target)
+    except FileNotFoundError:
+        return None
+    return target
+
+
+def make_directory(path: Path) -> Path | None:
+    """Make a directory of mode 0700, or narrow or widen the present one to that. Set aside anything else of this name, a symlink
+    to a directory too, and return where it is now. Raises `OSError`."""
+    aside = None
+    if os.path.lexists(path) and not stat.S_ISDIR(path.lstat().st_mode):
+        aside = set_aside(path)
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    if stat.S_IMODE(path.lstat().st_mode) != 0o700:
+        path.chmod(0o700)
+    return aside
+
+
+def create(path: Path) -> int:
+    """Return a descriptor for writing a new file of mode 0600. Whatever had this name is unlinked, or, if it is a directory, set
+    aside: it may be a hard link to a file that must not be written. Raises `OSError`."""
+    try:
+        path.unlink(missing_ok=True)
+    except (IsADirectoryError, PermissionError):  # the errno for a directory, of Linux and of POSIX
+        set_aside(path)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+
+def regain(path: Path) -> None:
+    """Make a regular file of ours readable and writable again that has lost its mode bits. Raises `OSError`."""
+    # chmod(2) would follow a symlink that has taken the file's place since; O_PATH needs no permission to read
+    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.chmod(f"/proc/self/fd/{descriptor}", 0o600)
+    finally:
+        os.close(descriptor)
