@@ -10,11 +10,16 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import psutil
 import pytest
 
 from tests.harness import Daemon, argv, instance_of, running
 from tests.leaks import cgroups, no_leaks
+
+# how fast this machine generates examples says nothing about the product
+hypothesis.settings.register_profile("shared machine", suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("shared machine")
 
 Start = Callable[..., Daemon]
 

@@ -836,8 +836,6 @@ class LocalLauncher(ABC):
         try:
             for above in tuple(held.chain()):
                 if above.emptying and self._empty(above):
-                    with suppress(OSError):
-                        self._orphans.reap()  # who asks ps after the answer sees no zombie either
                     above.emptying = False
                     self._emit(Emptied(self._clock(), above.id))
         except Exception as error:  # noqa: BLE001 - a bug in what is done for one run must not end the others

@@ -203,8 +203,8 @@ class Writer:
 
     @property
     def displaced(self) -> bool:
-        """Whether another process has removed or replaced the file. It has not if the whole directory is elsewhere: there the file is
-        still open, and at its path there is nothing of ours to write to. From any thread."""
+        """Whether another process has removed or replaced the file. Not so if the whole directory is elsewhere: then the open file went
+        along, and there is nothing of ours to write to at its path. From any thread."""
         return identity(self._directory) != self._identity and self._lost() is None
 
     def close(self, timeout: float) -> int:
