@@ -203,8 +203,9 @@ class Writer:
 
     @property
     def displaced(self) -> bool:
-        """Whether another process has removed or replaced the file. Not so if the whole directory is elsewhere: then the open file went
-        along, and there is nothing of ours to write to at its path. From any thread."""
+        """Whether another process has removed or replaced the file. From any thread.
+
+        Not so if the whole directory is elsewhere: the open file went along, and nothing at its path is ours to write to."""
         return identity(self._directory) != self._identity and self._lost() is None
 
     def close(self, timeout: float) -> int:
