@@ -275,7 +275,7 @@ def test_a_process_without_its_main_thread(attacked: Target) -> None:
 
 
 def test_stopping_many_runs_with_few_descriptors(tmp_path: Path, user: str) -> None:
-    with target(tmp_path, user, mode="cgroup", wrap=["prlimit", "--nofile=64:64"]) as attacked, attacked.daemon.client() as client:
+    with target(tmp_path, user, mode="cgroup", wrap=["prlimit", "--nofile=96:96"]) as attacked, attacked.daemon.client() as client:
         runs: list[str] = []
         while len(runs) < 30:
             spawned = attacked.daemon.sfactl("spawn", "--", "sh", "-c", "trap '' TERM; sleep 100 & wait; sleep 100")
