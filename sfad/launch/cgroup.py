@@ -92,6 +92,8 @@ class CgroupLauncher(LocalLauncher):
         nofile: int | None = None,
         complain: Complain = lambda _text: None,
     ) -> None:
+        self._own_cgroup = procfs.cgroup(os.getpid())
+        """Where this process belongs."""
         self._base = base or cgroupfs.inhabited(instance) or cgroupfs.locate(instance)
         cgroupfs.probe(self._base)
         super().__init__(instance=instance, emit=emit, clock=clock, trampoline=trampoline, nofile=nofile, complain=complain)
@@ -110,10 +112,17 @@ class CgroupLauncher(LocalLauncher):
     # Entering and leaving.
 
     def _enter(self, held: Held) -> Door:
+        try:
+            return self._door(held)
+        except PermissionError as error:
+            cgroupfs.regain(os.fsdecode(error.filename or self._base.directory), self._base.directory)
+            return self._door(held)
+
+    def _door(self, held: Held) -> Door:
         group = self._groups.get(held.id) or self._make(held)
         try:
             return self._opened(held, group)
-        except OSError as error:  # somebody removed it, which took that it was empty
+        except OSError as error:  # another process removed it, which took that it was empty
             if error.errno not in procfs.GONE:
                 raise
             self._forget(held)
@@ -134,10 +143,18 @@ class CgroupLauncher(LocalLauncher):
             self._restore(held)
         metered = held.bounds.memory is not None and self._controllers.enable("memory", above)
         for path in (directory, f"{directory}/{_LEAF}"):
-            with suppress(FileExistsError):  # an earlier try got this far
-                os.mkdir(path)
+            self._make_one(path)
         cgroupfs.bound(f"{directory}/{_LEAF}")
         return self._note(held, _Group(directory, _inode(directory), metered=metered))
+
+    def _make_one(self, path: str) -> None:
+        try:
+            os.mkdir(path)
+        except FileExistsError:  # an earlier try got this far, or an agent made it, which would hold whatever attaches itself
+            cgroupfs.write(f"{path}/cgroup.freeze", b"0")
+        except BlockingIOError:  # an agent has lowered the bound of the base, which is the kernel's otherwise
+            cgroupfs.unbind(self._base.directory)
+            os.mkdir(path)
 
     def _directory(self, held: Held) -> str:
         return "/".join([self._base.directory, *(above.id for above in reversed(list(held.chain())))])
@@ -343,7 +360,7 @@ class CgroupLauncher(LocalLauncher):
             try:
                 cgroupfs.write(f"{directory}/cgroup.freeze", b"0")
             except OSError as error:
-                if error.errno not in procfs.GONE | procfs.HIDDEN:
+                if error.errno not in procfs.GONE:
                     raise
         group.halted = False
 
@@ -381,11 +398,25 @@ class CgroupLauncher(LocalLauncher):
         self._signal_outside(held, self._pids_outside(held), signal.SIGCONT)
 
     def _write(self, group: _Group, name: str, content: bytes) -> None:
+        self._step_out()
         try:
             cgroupfs.write(f"{group.directory}/{name}", content)
         except OSError as error:
             if error.errno not in procfs.GONE:
                 raise
+
+    def _step_out(self) -> None:
+        """Goes back to where this process belongs: an agent with its uid can move it into a run that is to be frozen."""
+        path = procfs.cgroup(os.getpid())
+        if path is None or path == self._own_cgroup or cgroupfs.below(path, self._base.path) is None:
+            return
+        parent = os.path.dirname(self._base.directory)
+        cgroupfs.write(f"{cgroupfs.seen(self._own_cgroup) or parent}/cgroup.procs", b"0")
+
+    def _failed(self, error: Exception) -> None:
+        if isinstance(error, PermissionError) and error.filename:
+            cgroupfs.regain(os.fsdecode(error.filename), self._base.directory)
+        super()._failed(error)
 
     # What has left its cgroup, and is still ours: a main process, which is held by its pidfd, or an orphan, which is our child.
 
@@ -409,7 +440,7 @@ class CgroupLauncher(LocalLauncher):
             process, inside = procfs.stat(pid), self._inside(pid)
             if process is None or not process.alive:
                 continue
-            home = self._by_cookie(pid) or inside or self._by_number(pid) or self._sole_tree(process.started)
+            home = self._by_cookie(pid) or self._by_number(pid) or inside or self._sole_tree(process.started)
             if home is None:
                 continue
             self._orphans.homes[pid] = home
@@ -508,6 +539,8 @@ class CgroupLauncher(LocalLauncher):
         if b"frozen 1" in events:
             group.frozen.set()
             self._stands(held)
+        elif held.paused and not held.freezing:  # another process has thawed it
+            self._write(group, "cgroup.freeze", b"1")
         if b"populated 0" in events:
             self._chase_soon(held)
             self._consider(held)
@@ -548,6 +581,7 @@ class CgroupLauncher(LocalLauncher):
         `Unplaceable`, `OSError`."""
         run = self._inodes.get(cgroup_id(pidfd)) if pidfd is not None else None
         if run is not None:
+            self._refuse_moved(pid, run)
             return run
         path = procfs.cgroup(pid) if pid > 0 else None
         run, ours = (self._at(path), False) if path is not None else (None, False)
@@ -558,7 +592,16 @@ class CgroupLauncher(LocalLauncher):
             raise Unplaceable(f"process {pid} ended before it could be placed")
         if run is None and ours:
             raise left(pid)
+        if run is not None:
+            self._refuse_moved(pid, run)
         return run
+
+    def _refuse_moved(self, pid: int, run: RunId) -> None:
+        """Raises `Unplaceable` for a process in the cgroup of a run that it was not started in: it would have that run's rights."""
+        line = (self._orphans.owned.get(each) for each in procfs.ancestry(pid))
+        began = next((each for each in line if each is not None), None) or self._by_cookie(pid)
+        if began is not None and not self._within(run, began):
+            raise Unplaceable(f"process {pid} was started in run {began} and has moved itself into the cgroup of run {run}")
 
     def _run_of(self, pid: int) -> RunId | None:
         """The run of an ancestor."""

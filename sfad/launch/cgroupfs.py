@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+import stat
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -305,21 +306,60 @@ def write(path: str, content: bytes) -> None:
 
 def read(path: str) -> bytes:
     """A control file; `b""` if the cgroup is gone. Raises `OSError`: what cannot be read is not empty."""
-    content = procfs.read(path)
-    if content is None and os.path.exists(path):
-        raise OSError(errno.EACCES, os.strerror(errno.EACCES), path)
+    return _whole(path, procfs.read)
+
+
+def _whole(path: str, reader: Callable[[str], bytes | None]) -> bytes:
+    content = reader(path)
+    if content is None:
+        _refuse_hidden(path)
     return content or b""
 
 
+def _refuse_hidden(path: str) -> None:
+    """Raises `OSError` unless a control file is not there because its cgroup is gone: access may be denied, or something may be
+    mounted over the cgroup."""
+    for name, error in ((path, errno.EACCES), (os.path.dirname(path), errno.ESTALE)):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.stat(name)
+            raise OSError(error, os.strerror(error), path)
+
+
 def pids(directory: str) -> Iterator[int]:
-    """The processes of one cgroup. One of another pid namespace shows as 0, which to kill(2) is our own group."""
+    """The processes of one cgroup. One of another pid namespace shows as 0, which to kill(2) is our own group. Raises `OSError`."""
     try:
-        content = procfs.read_whole(f"{directory}/cgroup.procs")
+        content = _whole(f"{directory}/cgroup.procs", procfs.read_whole)
     except OSError as error:
         if error.errno != errno.EOPNOTSUPP:  # a threaded cgroup has none: its processes show above it
             raise
-        content = None
-    return (pid for pid in map(int, (content or b"").split()) if pid > 0)
+        content = b""
+    return (pid for pid in map(int, content.split()) if pid > 0)
+
+
+def regain(path: str, base: str) -> None:
+    """Gives the owner its access rights back, to a control file and to each cgroup from `base` to it. An agent with the same uid
+    can take them away."""
+    inside = below(path, base)
+    names = inside.split("/") if inside else []
+    for count in range(len(names) + 1):
+        name = "/".join((base, *names[:count]))
+        with suppress(OSError):
+            found = os.stat(name)
+            wanted = found.st_mode | (0o700 if stat.S_ISDIR(found.st_mode) else 0o600)
+            if found.st_uid == os.geteuid() and wanted != found.st_mode:
+                os.chmod(name, stat.S_IMODE(wanted))
+
+
+def unbind(directory: str) -> None:
+    """Undoes `bound`. Raises `OSError`."""
+    write(f"{directory}/cgroup.max.depth", b"max")
+    write(f"{directory}/cgroup.max.descendants", b"max")
+
+
+def seen(path: str | None) -> str | None:
+    """Where a cgroup, by its path in the hierarchy, is seen in this mount namespace."""
+    found = (mount.directory(path) for mount in mounts()) if path is not None else ()
+    return next((directory for directory in found if directory is not None), None)
 
 
 _CHILDLESS = 2
@@ -328,7 +368,7 @@ _CHILDLESS = 2
 
 def nested(directory: str) -> Iterator[str]:
     """A cgroup and all cgroups in it, each before those in it; but none whose path is too long to be used. Raises `OSError`, but
-    not for what is gone or not ours to see."""
+    not for what is gone."""
     pending = [directory]
     while pending:
         path = pending.pop()
@@ -345,6 +385,6 @@ def inner(directory: str) -> list[str]:
         with os.scandir(directory) as entries:
             return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
     except OSError as error:
-        if error.errno in procfs.GONE | procfs.HIDDEN:
+        if error.errno in procfs.GONE:
             return []
         raise

@@ -100,6 +100,8 @@ class Held:
     """Whether `Emptied` is owed."""
     freezing: bool = False
     """Whether `Frozen` is owed."""
+    paused: bool = False
+    """Whether it is to stand still until it is thawed."""
     ladder: int = 0
     """Counts how often emptying was begun: what an earlier stop left behind must not touch the next attempt."""
     pauses: int = 0
@@ -305,7 +307,7 @@ class LocalLauncher(ABC):
         """Answered by `Frozen`."""
         held = self._runs.get(run)
         if held:
-            held.freezing = True
+            held.freezing = held.paused = True
             held.pauses = now = held.pauses + 1
             self._surely(lambda: held.freezing and held.pauses == now, self._freeze, held)
         else:
@@ -315,7 +317,7 @@ class LocalLauncher(ABC):
         """Undoes `freeze`."""
         held = self._runs.get(run)
         if held:
-            held.freezing = False
+            held.freezing = held.paused = False
             held.pauses = now = held.pauses + 1
             self._surely(lambda: held.pauses == now and self._runs.get(run) is held, self._thaw, held)
 
@@ -814,6 +816,8 @@ class LocalLauncher(ABC):
         if held is None:
             self._watch.soon(self._answer, Emptied, run)
             return None
+        for below in held.subtree():
+            below.paused = False
         if not held.emptying:
             held.emptying = True
             held.ladder += 1
@@ -872,6 +876,10 @@ class LocalLauncher(ABC):
         number = tag(self.instance, held.id)
         if number is not None and self._numbers.get(number) == held.id:
             del self._numbers[number]
+
+    def _within(self, run: RunId, top: RunId) -> bool:
+        held = self._runs.get(run)
+        return held is not None and any(above.id == top for above in held.chain())
 
     def _by_number(self, pid: int) -> RunId | None:
         number = procfs.soft_limit(pid, resource.RLIMIT_MSGQUEUE)

@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 _PAGE = resource.getpagesize()
 _CHUNK = 4096
+_MOST = 8 * 1024 * 1024
+"""Bytes of one file that are read. execve(2) takes environments of up to 6 MiB; PR_SET_MM can make a process show any amount."""
 GONE = frozenset({errno.ENOENT, errno.ESRCH, errno.ENODEV, errno.ENOTDIR})
 HIDDEN = frozenset({errno.EACCES, errno.EPERM})
 
@@ -61,7 +63,7 @@ def threads_stopped(pid: int) -> bool:
 
 def will_stop(pid: int) -> bool:
     """Whether a SIGSTOP waits for the process: the kernel delivers it before the process executes another instruction."""
-    masks = (line.split() for line in (read(f"/proc/{pid}/status") or b"").splitlines())
+    masks = (line.split() for line in (read_whole(f"/proc/{pid}/status") or b"").splitlines())
     return any(words[0] in (b"SigPnd:", b"ShdPnd:") and int(words[1], 16) & _STOP for words in masks if len(words) > 1)
 
 
@@ -79,10 +81,9 @@ def _read(path: str, *, whole: bool) -> bytes | None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            content = part = os.read(fd, _CHUNK)
-            while whole and part:
-                part = os.read(fd, _CHUNK)
-                content += part
+            content = os.read(fd, _CHUNK)
+            if whole and content:
+                content = b"".join((content, *_rest(fd)))
         finally:
             os.close(fd)
     except OSError as error:
@@ -90,6 +91,14 @@ def _read(path: str, *, whole: bool) -> bytes | None:
             return None
         raise
     return content
+
+
+def _rest(fd: int) -> Iterator[bytes]:
+    """What follows, in growing parts: a long file takes time that is linear in its length."""
+    size, left = 4 * _CHUNK, _MOST
+    while left > 0 and (part := os.read(fd, min(size, left))):
+        yield part
+        size, left = min(2 * size, 1 << 20), left - len(part)
 
 
 def is_alive(pid: int, started: int | None) -> bool:
@@ -164,9 +173,9 @@ def environ(pid: int) -> bytes | None:
 
 def variable(pid: int, name: bytes) -> bytes | None:
     """One variable of it; `None` if it is not there or cannot be read."""
-    content = environ(pid) or environ(pid) or b""
-    prefix = name + b"="
-    return next((item[len(prefix) :] for item in content.split(b"\0") if item.startswith(prefix)), None)
+    content = b"\0" + (environ(pid) or environ(pid) or b"")
+    _, found, rest = content.partition(b"\0" + name + b"=")
+    return rest.partition(b"\0")[0] if found else None
 
 
 def cgroup(pid: int) -> str | None:

@@ -48,6 +48,8 @@ _WATCHED = 32
 """Pidfds waited on at a time; the next are looked for when these are gone."""
 _INSIST = 0.5
 """Seconds between two kills of what does not go."""
+_STILL = 1.0
+"""Seconds between two looks whether what is paused stands still."""
 _SETTLE, _APART = 0.002, 0.1
 """Seconds between two looks at whether everything has stopped, which nothing tells of processes that are not our children;
 the second where something does not (uninterruptible sleep)."""
@@ -72,6 +74,8 @@ class TagsLauncher(LocalLauncher):
         super().__init__(instance=instance, emit=emit, clock=clock, trampoline=trampoline, nofile=nofile, complain=complain)
         self.detail = why or "asked for"
         self._paused: set[Held] = set()
+        self._holding = False
+        """Whether `_keep_still` runs."""
         self._killing: dict[Held, int] = {}
         """What is to be killed, and the ladder that asked for it."""
         self._slaying = False
@@ -195,6 +199,18 @@ class TagsLauncher(LocalLauncher):
             await trio.sleep(pause)
             pause = min(2 * pause, _APART)
         self._stands(held)
+        if not self._holding:
+            self._holding = True
+            self._task(self._keep_still)
+
+    async def _keep_still(self) -> None:
+        """Stops again what another process has continued: the clocks of these runs stand."""
+        while self._paused:
+            await trio.sleep(_STILL)
+            for process, _ in self._census(_runs(self._paused)):
+                if not _stands(process):
+                    _send(process, (signal.SIGSTOP,))
+        self._holding = False
 
     def _thaw(self, held: Held) -> None:
         self._paused.discard(held)
@@ -312,10 +328,6 @@ class TagsLauncher(LocalLauncher):
         """The run of an orphan that has removed its marks, where only one tree can be meant."""
         process = procfs.stat(pid)
         return self._sole_tree(process.started) if process and process.alive else None
-
-    def _within(self, run: RunId, top: RunId) -> bool:
-        held = self._runs.get(run)
-        return held is not None and any(above.id == top for above in held.chain())
 
     def _census(self, runs: set[RunId]) -> Iterator[tuple[Stat, RunId]]:
         """What is alive in these runs, from one scan."""

@@ -167,6 +167,64 @@ def nest(depth: str, name: str) -> None:
     nap()
 
 
+def lock_up() -> None:
+    """Takes the owner's access rights away from its cgroups and their control files, with a child that ignores SIGTERM."""
+    if os.fork() == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        ready(os.getpid())
+        nap()
+    inside = own_cgroup()
+    if "/sfad-" in inside:
+        run = os.path.dirname(inside)
+        for directory in (inside, run):
+            for file in ("cgroup.kill", "cgroup.events", "cgroup.procs", "cgroup.freeze"):
+                os.chmod(f"{directory}/{file}", 0)
+            os.chmod(directory, 0)
+        os.chmod(os.path.dirname(run), 0)
+    nap()
+
+
+def join(cgroup: str, victim: str) -> None:
+    """Moves itself into the cgroup of another run, and asks with its rights."""
+    with open(f"{cgroup}/cgroup.procs", "w") as file:
+        file.write("0")
+    ask(victim)
+
+
+def take_daemon(pid: str) -> None:
+    """Moves the daemon into its own cgroup."""
+    with open(f"{own_cgroup()}/cgroup.procs", "w") as file:
+        file.write(pid)
+    ready()
+    nap()
+
+
+def spoil(following: str) -> None:
+    """Makes the cgroup of the next run, frozen, and lets the base have no more."""
+    base = os.path.dirname(os.path.dirname(own_cgroup()))
+    os.mkdir(f"{base}/{following}")
+    for name, content in (("cgroup.freeze", "1"),):
+        with open(f"{base}/{following}/{name}", "w") as file:
+            file.write(content)
+    with open(f"{base}/cgroup.max.descendants", "w") as file:
+        file.write("0")
+    ready()
+    nap()
+
+
+def thaw(cgroup: str, pid: str) -> None:
+    """Thaws another run again and again."""
+    ready()
+    signal.alarm(LIFE)
+    while True:
+        if cgroup:
+            with open(f"{cgroup}/cgroup.freeze", "w") as file:
+                file.write("0")
+        with suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGCONT)
+        time.sleep(0.3)
+
+
 def traced_main() -> None:
     """The main process ends with 7 while a child traces it that never waits."""
     main = os.getpid()

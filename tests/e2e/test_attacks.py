@@ -228,6 +228,64 @@ def test_cgroups_nested_deeper_than_a_recursion_goes(tmp_path: Path) -> None:
         attacked.daemon.restart()
 
 
+def test_access_rights_that_were_taken_away_are_regained(attacked: Target) -> None:
+    with attacked.daemon.client() as client:
+        run = attacked.agent(client, "lock_up")
+        child = attacked.pid_said(run)
+        assert ended(client, sleeper(client, limits=[limit("time", 1)]).id).status is Status.TIMEOUT
+        assert stopped(client, run.id, grace=0.2).survivors == []
+        assert not alive(child)
+
+
+def cgroup_of(daemon: Daemon, run: str) -> str:
+    base = next(path for path in cgroups() if path.endswith(daemon.instance))
+    return f"{base}/{run}/self"
+
+
+def test_a_process_in_the_cgroup_of_another_run_has_not_its_rights(tmp_path: Path, user: str) -> None:
+    with target(tmp_path, user, mode="cgroup") as attacked, attacked.daemon.client() as client:
+        victim = sleeper(client)
+        run = attacked.agent(client, "join", cgroup_of(attacked.daemon, victim.id), victim.id, leaf=True)
+        said = attacked.said(run)
+        answers = dict(line.split(" ", 3)[1:3] for line in said.splitlines() if line.startswith("asked"))
+        assert answers == dict.fromkeys(["info", "stop", "list", "spawn", "status"], "77"), said
+        assert f"was started in run {run.id} and has moved itself into the cgroup of run {victim.id}" in said
+        stopped(client, run.id, victim.id)
+
+
+def test_a_daemon_that_was_moved_into_a_run_stops_it(tmp_path: Path, user: str) -> None:
+    with target(tmp_path, user, mode="cgroup") as attacked, attacked.daemon.client() as client:
+        run = attacked.agent(client, "take_daemon", attacked.daemon.pid)
+        attacked.said(run)
+        assert stopped(client, run.id).survivors == []
+        assert ended(client, sleeper(client, limits=[limit("time", 1)]).id).status is Status.TIMEOUT
+
+
+def test_a_spoiled_base_takes_the_next_run(tmp_path: Path, user: str) -> None:
+    with target(tmp_path, user, mode="cgroup") as attacked, attacked.daemon.client() as client:
+        run = attacked.agent(client, "spoil", "a2")
+        attacked.said(run)
+        for _ in range(2):
+            assert ended(client, started(client, ["true"], cwd=b"/").id).status is Status.COMPLETED
+        stopped(client, run.id)
+
+
+def test_a_paused_run_that_another_thaws_stands_still(attacked: Target, containment: str) -> None:
+    with attacked.daemon.client() as client:
+        run = started(client, ["sh", "-c", "while :; do echo .; sleep 0.05; done"], cwd=b"/")
+        output = attacked.daemon.state_dir / "output" / f"{run.id}.out"
+        wait_until(lambda: output.stat().st_size > 0, "it prints")
+        client.call(m.Pause(id=client.next_id(), run=run.id), m.RunReply)
+        before = output.stat().st_size
+        where = os.path.dirname(cgroup_of(attacked.daemon, run.id)) if containment == "cgroup" else ""
+        attacked.said(attacked.agent(client, "thaw", where, run.pid))
+        began = time.monotonic()
+        wait_until(lambda: time.monotonic() - began > 3, "three seconds in which it is thawed ten times")
+        # a line every 50 ms would be sixty; by tags it runs until the next look
+        assert (output.stat().st_size - before) / 2 < (10 if containment == "cgroup" else 50)
+        stopped(client, everything=True)
+
+
 def test_the_kernel_bounds_the_cgroups_of_a_run(tmp_path: Path) -> None:
     with target(tmp_path, "root", mode="cgroup") as attacked, attacked.daemon.client() as client:
         run = sleeper(client)
