@@ -23,6 +23,7 @@ from ..core.limits import limits_of
 from ..core.run import Run
 from ..core.usage import NOTHING
 from ..descriptors import Need
+from ..giveback import give_back
 from ..meters import PROGRAMS
 from ..output.files import Replaced
 from ..output.sanitise import cut_oldest, sanitise, wrap_result
@@ -165,7 +166,7 @@ class Verbs:
                 raise RequestFailed(ErrorCode.BAD_REQUEST, "'hello' is only said once")
             _demand(self._requests, connection, 0)
         except RequestFailed:
-            _close(connection.take(getattr(request, "descriptors", 0)) or ())
+            give_back(connection.take(getattr(request, "descriptors", 0)) or ())
             raise
         return handler
 
@@ -186,7 +187,7 @@ class Verbs:
             if request.watch:
                 self._demand_watch(connection)
         except RequestFailed:
-            _close(descriptors)
+            give_back(descriptors)
             raise
         answer = self._answerer(connection, request.id)
 
@@ -201,7 +202,7 @@ class Verbs:
         descriptors = connection.take(request.descriptors) if request.descriptors <= m.MAX_DESCRIPTORS else None
         if descriptors is not None and len(descriptors) == expected:
             return descriptors
-        _close(descriptors or [])
+        give_back(descriptors or [])
         raise RequestFailed(
             ErrorCode.BAD_REQUEST,
             f"stdio '{request.stdio}' with stdin '{request.stdin}' takes {expected} descriptors; {request.descriptors} announced",
@@ -618,11 +619,6 @@ def _demand(shares: Shares, connection: Connection, more: int) -> None:
     refusal = shares.refusal(connection.holder, more)
     if refusal is not None:
         raise RequestFailed(ErrorCode.UNAVAILABLE, refusal)
-
-
-def _close(descriptors: Iterable[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
 
 
 def _check_signal(number: int, allowed: Iterable[int]) -> None:

@@ -8,7 +8,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, FrameDecoder, frame
 from sfad.protocol.types import Claim
 from sfad.protocol.version import SUPPORTED
 from tests.conftest import Start
-from tests.harness import PATIENCE, Daemon, running, started, wait_until
+from tests.harness import PATIENCE, Daemon, ended, running, started, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +193,43 @@ def test_descriptors_that_nobody_asked_for_are_closed(daemon: Daemon, tmp_path: 
             (answer,) = client.arrived()
             assert isinstance(answer.reply, m.Error)
             assert "takes 3 descriptors; 1 announced" in answer.reply.message
+    wait_until(lambda: daemon.descriptors() <= before, "descriptors are given back")
+
+
+@contextmanager
+def lingering(count: int) -> Iterator[list[socket.socket]]:
+    """TCP sockets with unsent data: close(2) of the last descriptor of one waits for an hour, or for the end of the block."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        made = [socket.create_connection(listener.getsockname()) for _ in range(count)]
+        for one in made:
+            stack.enter_context(listener.accept()[0])
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
+            one.setblocking(False)
+            with suppress(BlockingIOError):
+                while True:
+                    one.send(bytes(65536))
+        yield made
+
+
+@pytest.mark.parametrize(("count", "announced"), [(3, 2), (3, 3), (3, None), (40, 3)])
+def test_files_whose_close_waits_do_not_stop_the_daemon(daemon: Daemon, count: int, announced: int | None) -> None:
+    assert serves(daemon)
+    before = daemon.descriptors()
+    with lingering(count) as files, greeted(daemon) as sock:
+        request = m.Spawn(id=2, argv=[b"true"], cwd=b"/", env=[b"PATH=/bin"], stdio="inherit", descriptors=announced or 0)
+        message = m.pack_message(request)
+        socket.send_fds(sock, [message[:1]], [file.fileno() for file in files])
+        for file in files:
+            file.close()  # the daemon's, or those on their way to it, are the last ones
+        if announced is not None:
+            sock.sendall(message[1:])
+            replies(sock, 1)
+        sock.close()
+        assert serves(daemon)
+        with daemon.client() as client:
+            assert ended(client, started(client, ["true"]).id).exit_code == 0
     wait_until(lambda: daemon.descriptors() <= before, "descriptors are given back")
 
 
