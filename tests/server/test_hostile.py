@@ -19,7 +19,7 @@ import pytest
 from sfad.protocol import messages as m
 from sfad.protocol.errors import ErrorCode
 from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, FrameDecoder, frame
-from sfad.protocol.types import Claim
+from sfad.protocol.types import Claim, Status
 from sfad.protocol.version import SUPPORTED
 from tests.conftest import Start
 from tests.harness import PATIENCE, Daemon, ended, running, started, wait_until
@@ -264,6 +264,7 @@ def test_more_connections_than_the_daemon_takes(start: Start) -> None:
 TOO_MUCH: dict[str, dict[str, Any]] = {
     "a long cwd": {"cwd": b"/" + b"x" * 5000},
     "many labels": {"labels": {str(number): "" for number in range(65)}},
+    "many words": {"argv": [b""] * 700_000},
     "a long label": {"labels": {"k": "v" * 257}},
     "a long type": {"run_type": "t" * 65},
     "a long claim": {"claim": Claim(names=["n"] * 65)},
@@ -305,6 +306,21 @@ def test_a_stop_of_thousands_of_names_is_refused(daemon: Daemon) -> None:
         (answer,) = client.arrived()
         assert isinstance(answer.reply, m.Error)
         assert "at most 1024" in answer.reply.message
+
+
+def test_more_labels_than_a_run_can_have_are_refused(daemon: Daemon) -> None:
+    labels = {str(number): "" for number in range(20_000)}
+    with daemon.client() as client:
+        for request in (
+            m.List(id=1000, labels=labels),
+            m.Stop(id=1001, labels=labels),
+            m.List(id=1002, status=[Status.FAILED] * 20_000),
+        ):
+            client.send(request)
+            (answer,) = client.arrived()
+            assert isinstance(answer.reply, m.Error)
+            assert answer.reply.code is ErrorCode.BAD_REQUEST
+            assert "at most 64" in answer.reply.message
 
 
 def test_somebody_who_connects_in_a_loop_does_not_keep_others_waiting(daemon: Daemon) -> None:
