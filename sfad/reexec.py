@@ -103,7 +103,9 @@ async def _closers_done() -> None:
         while giveback.threads():  # noqa: ASYNC110 - a thread that waits for the kernel can set no event
             await trio.sleep(0.01)
     if waiting := giveback.threads():
-        raise Unfit(f"{waiting} threads wait for the kernel to close files that clients sent; end the runs that sent them")
+        raise Unfit(
+            f"the kernel has not closed files that clients sent (threads that wait: {waiting}); end the runs that sent them"
+        )
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import socket
 import struct
 import threading
@@ -231,6 +232,20 @@ def test_files_whose_close_waits_do_not_stop_the_daemon(daemon: Daemon, count: i
         with daemon.client() as client:
             assert ended(client, started(client, ["true"]).id).exit_code == 0
     wait_until(lambda: daemon.descriptors() <= before, "descriptors are given back")
+
+
+def test_a_daemon_is_not_executed_anew_while_it_closes_files(start: Start) -> None:
+    daemon = start()
+    with lingering(1) as (file,), greeted(daemon) as sock:
+        message = m.pack_message(m.DaemonInfo(id=2))
+        socket.send_fds(sock, [message[:1]], [file.fileno()])
+        file.close()
+        sock.close()
+        daemon.process.send_signal(signal.SIGUSR2)
+        wait_until(lambda: "not closed files that clients sent (threads that wait: 1)" in daemon.log.read_text(), "it is refused")
+        assert serves(daemon)
+    daemon.reexecute()
+    assert serves(daemon)
 
 
 def test_a_client_that_vanishes_in_the_middle_of_everything(daemon: Daemon) -> None:
