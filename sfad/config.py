@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +38,9 @@ BUILT_IN = "built-in"
 
 OFF = "off"
 """Written for a limit that is not to hold, where its value may be `None`."""
+
+MAX_FILE = 1 << 20
+"""Bytes of a config file: a file that never ends must not keep the daemon reading."""
 
 NAME_MAX = 256
 """Characters in a name that is free to choose (a model, a user, a team): more is a mistake, and lookups by it stay cheap."""
@@ -248,7 +253,7 @@ def load(files: Sequence[Path] = (), *, required: bool = False) -> Loaded:
 
 def _read(path: Path, *, required: bool) -> dict[str, Any] | None:
     try:
-        return tomllib.loads(path.read_bytes().decode())
+        return tomllib.loads(_content(path).decode())
     except FileNotFoundError as error:
         if required:
             raise ConfigError(f"{path}: no such file") from error
@@ -257,6 +262,18 @@ def _read(path: Path, *, required: bool) -> dict[str, Any] | None:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # not only TOMLDecodeError: of a number with too many digits int() says so
         raise ConfigError(f"{path}: not TOML: {error}") from error
+
+
+def _content(path: Path) -> bytes:
+    # O_NONBLOCK: open(2) of a FIFO would wait for a writer
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)) as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISCHR(mode)):  # /dev/null is an empty config
+            raise ConfigError(f"{path}: neither a regular file nor a device such as /dev/null")
+        content = file.read(MAX_FILE + 1) or b""
+    if len(content) > MAX_FILE:
+        raise ConfigError(f"{path}: larger than {MAX_FILE} bytes")
+    return content
 
 
 def _collect(struct: type[Struct], table: Mapping[str, Any], path: Path, prefix: str, found: _Found) -> None:

@@ -18,7 +18,7 @@ from importlib import metadata
 
 import trio
 
-from . import __version__
+from . import __version__, giveback
 from .faults import carried, effect
 from .runtime.handover import VARIABLE, Handover, store
 from .runtime.runtime import Runtime
@@ -27,6 +27,9 @@ from .state_dir import StateLock
 
 CHECK_TIMEOUT = 30.0
 """Seconds that the installed program may take to say that it works."""
+
+CLOSE_TIMEOUT = 1.0
+"""Seconds that the descriptors of clients may take to be closed."""
 
 ROUNDS = 100
 """Times that the ledger is waited for while runs go on being admitted, by retries and from the queue."""
@@ -75,6 +78,7 @@ async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int
     could not be done; then everything is as it was."""
     server.rest(resting=True)
     try:
+        await _closers_done()
         with _signals_held_back():
             # something has to be written, or nobody knows whether it can be: the next program does not start without
             runtime.tell("daemon_reexecuting", f"sfad {__version__} executes itself anew")
@@ -91,6 +95,17 @@ async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int
             _execute(runtime, server, lock, nofile)
     finally:
         server.rest(resting=False)
+
+
+async def _closers_done() -> None:
+    # execve(2) waits for every other thread to end, and one that waits for a FUSE server cannot be killed
+    with trio.move_on_after(CLOSE_TIMEOUT):
+        while giveback.threads():  # noqa: ASYNC110 - a thread that waits for the kernel can set no event
+            await trio.sleep(0.01)
+    if waiting := giveback.threads():
+        raise Unfit(
+            f"the kernel has not closed files that clients sent (threads that wait: {waiting}); end the runs that sent them"
+        )
 
 
 @contextmanager

@@ -12,6 +12,11 @@ from contextlib import suppress
 
 import trio
 
+from .protocol.units import parse_whole
+
+LEAST_INTERVAL = 0.01
+"""Seconds between two `WATCHDOG=1`, at least: a tiny `WATCHDOG_USEC` must not keep a processor busy."""
+
 
 def manages() -> bool:
     """Whether systemd started this process as a service: then it starts the next one, and answers for what no daemon comes back
@@ -46,7 +51,10 @@ def watchdog_interval() -> float | None:
     """Seconds between two `WATCHDOG=1`, half of what systemd allows; `None` if it does not watch this process."""
     limit = os.environ.get("WATCHDOG_USEC", "")
     ours = os.environ.get("WATCHDOG_PID", "") in ("", str(os.getpid()))
-    return int(limit) / 2e6 if ours and limit.isdecimal() and int(limit) else None
+    try:
+        return max(LEAST_INTERVAL, parse_whole(limit, 1, 2**63 - 1) / 2e6) if ours else None
+    except ValueError:
+        return None
 
 
 async def feed_watchdog() -> None:
@@ -65,12 +73,9 @@ class FdStore:
     everything when the unit is stopped."""
 
     def __init__(self) -> None:
-        """Nothing is kept where systemd did not start this process."""
+        """Nothing is kept where systemd did not start this process, or does not listen."""
         address = os.environ.get("NOTIFY_SOCKET", "")
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) if address else None
-        if self._socket is not None:
-            self._socket.setblocking(False)
-            self._socket.connect(_address(address))
+        self._socket = _connected(address) if address else None
         self._unwanted: deque[str] = deque()
         """Names that systemd has not been told to forget yet."""
 
@@ -119,15 +124,33 @@ class FdStore:
         two with the same name; to be called once, before any descriptor is opened that an unknown one could be taken for."""
         pid, count, names = (os.environ.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"))
         found: dict[str, int] = {}
-        if pid != str(os.getpid()) or not count.isdecimal():
+        if pid != str(os.getpid()):
             return found
-        for fd, name in zip(range(_FIRST, _FIRST + int(count)), names.split(":"), strict=False):
-            os.set_inheritable(fd, False)
+        try:
+            last = _FIRST + parse_whole(count, 0)
+        except ValueError:
+            return found
+        for fd, name in zip(range(_FIRST, last), names.split(":"), strict=False):
+            try:
+                os.set_inheritable(fd, False)
+            except OSError:  # the variable promises more than was passed
+                break
             if name in found:
                 os.close(fd)
             else:
                 found[name] = fd
         return found
+
+
+def _connected(address: str) -> socket.socket | None:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+    sock.setblocking(False)
+    try:
+        sock.connect(_address(address))
+    except OSError:  # `notify` says that nobody listens there
+        sock.close()
+        return None
+    return sock
 
 
 _FIRST = 3

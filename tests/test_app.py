@@ -96,3 +96,14 @@ def test_garbage_in_a_variable_is_named_and_nothing_is_served(tmp_path: Path, va
     assert "Traceback" not in done.stderr
     assert f"{variable}: " in done.stderr
     assert done.stderr.rstrip().endswith("unset it")
+
+
+def test_a_device_without_end_as_what_was_handed_over(tmp_path: Path) -> None:
+    with open("/dev/zero", "rb") as zero:
+        number = zero.fileno()
+        env = os.environ | {"SFAD_STATE_DIR": str(tmp_path), "SFAD_SOCKET": str(tmp_path / "s"), "SFAD_HANDOVER": str(number)}
+        done = subprocess.run(
+            [sys.executable, "-m", "sfad"], env=env, pass_fds=[number], capture_output=True, text=True, timeout=60, check=False
+        )
+    assert done.returncode == 69
+    assert f"SFAD_HANDOVER: descriptor {number} is not a memfd" in done.stderr

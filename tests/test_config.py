@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -252,6 +253,16 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
     missing.write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="not TOML"):
         load([missing])
+
+
+def test_a_device_or_a_fifo_in_the_place_of_a_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(ConfigError, match="fifo: neither a regular file nor a device"):
+        load([tmp_path / "fifo"])
+    for endless in ("/dev/zero", "/dev/full"):
+        with pytest.raises(ConfigError, match="larger than 1048576 bytes"):
+            load([Path(endless)])
+    assert load([Path("/dev/null")], required=True).settings == load([]).settings
 
 
 @pytest.mark.parametrize(

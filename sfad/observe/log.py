@@ -1,10 +1,14 @@
-"""The log: one JSON object a line, to a descriptor or a file. It never raises: a full disk must not stop the daemon."""
+"""The log: one JSON object a line, to a descriptor or a file. It never raises and never waits: neither a full disk nor a pipe that
+nobody reads must stop the daemon."""
 
 from __future__ import annotations
 
 import json
 import os
+import select
+import stat
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -96,9 +100,8 @@ class Log:
     def _write(self, line: bytes) -> None:
         # the rest of a line that a full disk cut off would run into this one
         data = b"\n" + line if self._torn else line
-        try:
-            written = os.write(self._descriptor, data)
-        except OSError:
+        written = _put(self._descriptor, data)
+        if not written:
             self.dropped += 1
             return
         self._torn = written < len(data)
@@ -106,7 +109,26 @@ class Log:
 
 
 def _open(file: Path) -> int:
-    return os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    # O_NONBLOCK: open(2) of a FIFO would wait for a reader
+    return os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, 0o600)
+
+
+def _put(descriptor: int, data: bytes) -> int:
+    """Write without waiting for a reader; return how many bytes were taken."""
+    done = 0
+    with suppress(OSError):
+        regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        # A pipe that polls as writable takes PIPE_BUF bytes, and may wait for more. O_NONBLOCK would be set for all its writers.
+        piece = len(data) if regular else select.PIPE_BUF
+        while done < len(data) and (regular or _writable(descriptor)):
+            done += os.write(descriptor, data[done : done + piece])
+    return done
+
+
+def _writable(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return bool(poll.poll(0))
 
 
 def _encode(record: dict[str, Any]) -> bytes:

@@ -29,13 +29,15 @@ def free(descriptor: int, keep: int, until: int, between: Callable[[], object] =
     system cannot."""
     status = os.fstat(descriptor)  # the file may have been truncated, and written again, since `until` was chosen
     end = whole_blocks(min(until, status.st_size - keep), status)
-    start = data_from(descriptor, 0)
-    if start is None or end <= start:
-        return 0
-    for offset in range(start, end, PIECE):
-        _punch(descriptor, offset, min(PIECE, end - offset))
+    freed = 0
+    offset = data_from(descriptor, 0)
+    while offset is not None and offset < end:
+        length = min(PIECE, end - offset)
+        _punch(descriptor, offset, length)
         between()
-    return end - start
+        freed += length
+        offset = data_from(descriptor, offset + length)  # past holes: a run may truncate its file to 8 EiB
+    return freed
 
 
 def excess(status: os.stat_result, keep: int) -> int:

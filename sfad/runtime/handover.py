@@ -7,6 +7,7 @@ It goes through a memfd whose number stands in the environment. Descriptors in i
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable
 
 import msgspec
@@ -127,14 +128,19 @@ def taken() -> Handover | None:
         handover = msgspec.msgpack.decode(content, type=Handover)
     except msgspec.MsgspecError as error:
         raise ValueError(str(error)) from error
-    for descriptor in handover.descriptors():
-        os.set_inheritable(descriptor, False)
+    try:
+        for descriptor in handover.descriptors():
+            os.set_inheritable(descriptor, False)
+    except OSError as error:
+        raise ValueError(f"a descriptor in it is not open: {error}") from error
     return handover
 
 
 def _contents(number: str) -> bytes:
     try:
         with open(parse_whole(number, 3), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # a device may have no end
+                raise ValueError(f"descriptor {number} is not a memfd")
             file.seek(0)
             return file.read()
     except (OSError, ValueError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -13,6 +12,7 @@ from msgspec import Struct
 from ..core.limits import COSTS, KINDS, METERED, Held
 from ..core.run import Run
 from ..core.usage import Use
+from ..giveback import give_back
 from ..launch.base import Launcher
 from ..ledger import RunExtra
 from ..meters import Program
@@ -59,8 +59,7 @@ class Live:
 
     def close(self) -> None:
         """Gives back every descriptor."""
-        for descriptor in self.descriptors:
-            os.close(descriptor)
+        give_back(self.descriptors)
         self.descriptors.clear()
         if self.stdin is not None:
             self.stdin.close()

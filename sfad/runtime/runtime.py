@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import traceback
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,6 +27,7 @@ from ..core.machine import HOUR, Machine
 from ..core.run import Run
 from ..descriptors import Descriptors, Need
 from ..faults import effect
+from ..giveback import give_back
 from ..lasting import lasting
 from ..launch.base import Launcher, LaunchSpec, Remains
 from ..ledger import Ledger
@@ -102,8 +104,7 @@ class Request:
 
     def close(self) -> None:
         """Gives back every descriptor."""
-        for descriptor in self.descriptors:
-            os.close(descriptor)
+        give_back(self.descriptors)
         if self.stdin is not None:
             self.stdin.discard()
 
@@ -428,8 +429,7 @@ class Runtime:
         Raises `OSError` where too few descriptors are left; then nothing was asked."""
         before = self._keys.get((peer.uid, peer.run, spawn.key)) if spawn.key is not None else None
         if before is not None and self.info(before) is not None:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            give_back(descriptors)
             admitted(before)
             self._answer_again(before, client if spawn.tied else None, answer)
             return
@@ -619,7 +619,7 @@ class Runtime:
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
-            terminal=spawn.stdio == "inherit" and stdin is not None and os.isatty(stdin),
+            terminal=spawn.stdio == "inherit" and stdin is not None and _is_terminal(stdin),
             bounds=bounds_of(run),
             nonce=live.nonce,
         )
@@ -669,7 +669,6 @@ class Runtime:
         saved = live.saved if live.saved is not None and live.saved.status.terminal else None
         info = saved or live.info(trio.current_time())
         self._remember(Recent(info, live.chain, live.kept, live.key))
-        live.close()
         self.adviser.noticed(info.type, info.name)
         self._unrecorded[info.id] = (info, self._waiters.pop(info.id, set()))
         if saved is None:  # it never was: who asks again, with the same key, is to have another
@@ -678,6 +677,7 @@ class Runtime:
             self._tell_waiters([info.id])
         elif self.ledger.trouble is not None:
             self._tell_waiters([info.id])
+        live.close()
 
     def recorded(self, runs: Iterable[RunId]) -> None:
         """The ledger holds the end of these runs: whoever waits may be told. Not before, or a daemon that is killed a moment
@@ -829,3 +829,8 @@ class Runtime:
                     del self._watchers[run]
 
         return forget
+
+
+def _is_terminal(descriptor: int) -> bool:
+    # isatty(3) is an ioctl, for which a file on a FUSE mount would wait; a terminal is a character device
+    return stat.S_ISCHR(os.fstat(descriptor).st_mode) and os.isatty(descriptor)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from ..core.access import Peer
+from ..giveback import give_back
 from ..protocol.framing import MAX_REQUEST, FrameDecoder
 from ..protocol.messages import MAX_DESCRIPTORS, Reply, Wait, Watch, pack_message
 from ..runtime.handover import Connected
@@ -31,7 +32,8 @@ BODY = 64
 """Bytes that a request which waits for its turn takes beside its own: a `bytes` object and its place in a queue."""
 
 _UCRED = struct.Struct("=iII")
-_ANCILLARY = socket.CMSG_SPACE(4 * 16) + socket.CMSG_SPACE(_UCRED.size)
+# SCM_MAX_FD: the kernel closes in this thread what does not fit, and a client's file may make that wait
+_ANCILLARY = socket.CMSG_SPACE(4 * 253) + socket.CMSG_SPACE(_UCRED.size)
 
 
 class DescriptorsLost(Exception):
@@ -238,10 +240,11 @@ class Connection:
     def close(self) -> None:
         """Gives back everything. The caller has unregistered the socket."""
         self.closed = True
-        for descriptors in (self.received, *(kept for _, kept in self.unsent)):
-            _close(descriptors)
+        for _, kept in self.unsent:
+            _close(kept)
         self.unsent.clear()
-        self.sock.close()
+        give_back([*self.received, self.sock.detach()])
+        self.received.clear()
         for pending in list(self.pending.values()):
             pending.forget()
         self.pending.clear()

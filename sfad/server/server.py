@@ -20,6 +20,7 @@ import trio
 from ..core.access import Peer
 from ..core.events import ClientGone
 from ..descriptors import Need
+from ..giveback import give_back
 from ..launch.base import Unplaceable
 from ..observe.log import Log
 from ..peers import run_of
@@ -216,8 +217,9 @@ class Server:
         holder = self._holder(peer)
         refusal = self._descriptors.refusal(holder, 1) or self._runtime.descriptors.refusal(_need(holder))
         if refusal is not None:
-            with sock, suppress(OSError):
+            with suppress(OSError):
                 sock.send(pack_message(Error(id=0, code=ErrorCode.UNAVAILABLE, message=refusal)))
+            give_back([sock.detach()])
             return
         self._number += 1
         connection = self._connections[sock.fileno()] = Connection(sock, self._number, peer, holder, self._watch_output)

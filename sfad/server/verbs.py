@@ -23,6 +23,7 @@ from ..core.limits import limits_of
 from ..core.run import Run
 from ..core.usage import NOTHING
 from ..descriptors import Need
+from ..giveback import give_back
 from ..meters import PROGRAMS
 from ..output.files import Replaced
 from ..output.sanitise import cut_oldest, sanitise, wrap_result
@@ -42,6 +43,12 @@ MAX_RESULT = 1024 * 1024
 
 MAX_ROWS = 20_000
 """Ended runs in one list."""
+
+MAX_LABELS = 64
+"""Labels of a run, and conditions of one kind in a request: each is a part of the ledger's query."""
+
+MAX_EXEC = 6 << 20
+"""Bytes of argv and environment that execve(2) takes at most (3/4 of `_STK_LIM`), with a pointer and a NUL for each word."""
 
 MAX_STOPPED = 1024
 """Runs named in one stop; each is looked up."""
@@ -165,7 +172,7 @@ class Verbs:
                 raise RequestFailed(ErrorCode.BAD_REQUEST, "'hello' is only said once")
             _demand(self._requests, connection, 0)
         except RequestFailed:
-            _close(connection.take(getattr(request, "descriptors", 0)) or ())
+            give_back(connection.take(getattr(request, "descriptors", 0)) or ())
             raise
         return handler
 
@@ -186,7 +193,7 @@ class Verbs:
             if request.watch:
                 self._demand_watch(connection)
         except RequestFailed:
-            _close(descriptors)
+            give_back(descriptors)
             raise
         answer = self._answerer(connection, request.id)
 
@@ -201,7 +208,7 @@ class Verbs:
         descriptors = connection.take(request.descriptors) if request.descriptors <= m.MAX_DESCRIPTORS else None
         if descriptors is not None and len(descriptors) == expected:
             return descriptors
-        _close(descriptors or [])
+        give_back(descriptors or [])
         raise RequestFailed(
             ErrorCode.BAD_REQUEST,
             f"stdio '{request.stdio}' with stdin '{request.stdin}' takes {expected} descriptors; {request.descriptors} announced",
@@ -237,6 +244,7 @@ class Verbs:
 
     def _selected(self, connection: Connection, request: m.Stop) -> list[RunId]:
         self._permit(connection, "stop")
+        _check_most("labels", len(request.labels), MAX_LABELS)
         if len(request.runs) > MAX_STOPPED:
             raise RequestFailed(ErrorCode.BAD_REQUEST, f"{len(request.runs)} runs in one stop; at most {MAX_STOPPED}")
         chosen = {self._resolve(connection, prefix, "stop")[0].id: None for prefix in dict.fromkeys(request.runs)}
@@ -404,6 +412,8 @@ class Verbs:
 
     def _list(self, connection: Connection, request: m.List) -> None:
         self._permit(connection, "list")
+        _check_most("labels", len(request.labels), MAX_LABELS)
+        _check_most("statuses", len(request.status), MAX_LABELS)
         root = self._resolve(connection, request.root, "list")[0].id if request.root is not None else None
         rows = max(0, min(request.rows, MAX_ROWS))
         wanted = _filter(request, root, self._runtime.chain)
@@ -620,11 +630,6 @@ def _demand(shares: Shares, connection: Connection, more: int) -> None:
         raise RequestFailed(ErrorCode.UNAVAILABLE, refusal)
 
 
-def _close(descriptors: Iterable[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
-
-
 def _check_signal(number: int, allowed: Iterable[int]) -> None:
     if number not in allowed:
         names = ", ".join(sorted(signal.Signals(n).name for n in allowed)) if len(list(allowed)) < 16 else "1 to 64"
@@ -632,6 +637,8 @@ def _check_signal(number: int, allowed: Iterable[int]) -> None:
 
 
 def _check_spawn(request: m.Spawn) -> None:
+    size = sum(map(len, request.argv)) + sum(map(len, request.env)) + 9 * (len(request.argv) + len(request.env))
+    _check_most("bytes of argv and environment with 9 more for each word (argument list too long)", size, MAX_EXEC)
     for what, words in (("argv", request.argv), ("env", request.env), ("cwd", [request.cwd])):
         for word in words:
             if b"\0" in word:
@@ -721,7 +728,7 @@ def _check_sizes(request: m.Spawn) -> None:
     for what, value, limit in (
         ("bytes of cwd", len(request.cwd), 4096),
         ("characters of key", len(request.key or ""), 64),
-        ("labels", len(request.labels), 64),
+        ("labels", len(request.labels), MAX_LABELS),
         ("characters of a label", labels, 256),
         ("characters of --type", len(request.run_type or ""), 64),
         ("characters of --channel", len(request.channel or ""), 64),
@@ -729,8 +736,12 @@ def _check_sizes(request: m.Spawn) -> None:
         ("names in the claimed chain", len(request.claim.names), 64),
         ("characters of a claimed name", max(map(len, request.claim.names), default=0), 64),
     ):
-        if value > limit:
-            raise RequestFailed(ErrorCode.BAD_REQUEST, f"{value} {what}; at most {limit}")
+        _check_most(what, value, limit)
+
+
+def _check_most(what: str, value: int, limit: int) -> None:
+    if value > limit:
+        raise RequestFailed(ErrorCode.BAD_REQUEST, f"{value} {what}; at most {limit}")
 
 
 def _filter(request: m.List, root: RunId | None, chain: Callable[[RunId], list[RunId]]) -> Callable[[RunInfo], bool]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import resource
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,34 @@ def test_a_closed_pipe_is_no_error() -> None:
     assert out.dropped == 1
     out.close()
     os.close(writer)
+
+
+@pytest.mark.parametrize("message", ["short", "x" * 10_000])
+@pytest.mark.parametrize("make", [os.pipe, lambda: [one.detach() for one in socket.socketpair()][::-1]])
+def test_a_pipe_that_nobody_reads_is_not_waited_for(make: Callable[[], Sequence[int]], message: str) -> None:
+    reader, writer = make()
+    out = Log(descriptor=writer)
+    while out.dropped < 3:
+        out.info(message)
+    os.set_blocking(reader, False)
+    with suppress(BlockingIOError):
+        while os.read(reader, 1 << 16):
+            pass
+    out.info("after")
+    assert json.loads(os.read(reader, 1 << 16).splitlines()[-1])["dropped"] >= 3
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_fifo_in_the_place_of_the_file_is_not_waited_for(tmp_path: Path) -> None:
+    out = log(tmp_path)
+    (tmp_path / "log").rename(tmp_path / "log.1")
+    os.mkfifo(tmp_path / "log")
+    with pytest.raises(OSError, match="No such device"):
+        out.reopen()
+    out.info("goes on")
+    out.close()
+    assert "goes on" in (tmp_path / "log.1").read_text()
 
 
 def test_a_rotated_file_is_begun_anew(tmp_path: Path, lines: Lines) -> None:

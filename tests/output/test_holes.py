@@ -90,6 +90,16 @@ def test_freeing_can_be_given_up_between_two_pieces(store: OutputStore) -> None:
     assert holes.PIECE <= held(store) <= 2 * holes.PIECE + 64 * KIB
 
 
+def test_holes_are_skipped_when_the_rest_is_freed(store: OutputStore) -> None:
+    put(store, "a1", numbered(MIB // 64))
+    path = store.directory / "a1.out"
+    os.truncate(path, 1 << 43)
+    put(store, "a1", numbered(MIB // 64))
+    calls = iter(range(4))
+    assert store.free("a1", ".out", MIB, 1 << 43, between=lambda: next(calls)) <= 2 * holes.PIECE
+    assert held(store) <= MIB + 64 * KIB
+
+
 def _give_up() -> None:
     raise InterruptedError
 

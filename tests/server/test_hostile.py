@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import socket
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ import pytest
 from sfad.protocol import messages as m
 from sfad.protocol.errors import ErrorCode
 from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, FrameDecoder, frame
-from sfad.protocol.types import Claim
+from sfad.protocol.types import Claim, Status
 from sfad.protocol.version import SUPPORTED
 from tests.conftest import Start
-from tests.harness import PATIENCE, Daemon, running, started, wait_until
+from tests.harness import PATIENCE, Daemon, ended, running, started, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +197,57 @@ def test_descriptors_that_nobody_asked_for_are_closed(daemon: Daemon, tmp_path: 
     wait_until(lambda: daemon.descriptors() <= before, "descriptors are given back")
 
 
+@contextmanager
+def lingering(count: int) -> Iterator[list[socket.socket]]:
+    """TCP sockets with unsent data: close(2) of the last descriptor of one waits for an hour, or for the end of the block."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        made = [socket.create_connection(listener.getsockname()) for _ in range(count)]
+        for one in made:
+            stack.enter_context(listener.accept()[0])
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
+            one.setblocking(False)
+            with suppress(BlockingIOError):
+                while True:
+                    one.send(bytes(65536))
+        yield made
+
+
+@pytest.mark.parametrize(("count", "announced"), [(3, 2), (3, 3), (3, None), (40, 3)])
+def test_files_whose_close_waits_do_not_stop_the_daemon(daemon: Daemon, count: int, announced: int | None) -> None:
+    assert serves(daemon)
+    before = daemon.descriptors()
+    with lingering(count) as files, greeted(daemon) as sock:
+        request = m.Spawn(id=2, argv=[b"true"], cwd=b"/", env=[b"PATH=/bin"], stdio="inherit", descriptors=announced or 0)
+        message = m.pack_message(request)
+        socket.send_fds(sock, [message[:1]], [file.fileno() for file in files])
+        for file in files:
+            file.close()  # the daemon's, or those on their way to it, are the last ones
+        if announced is not None:
+            sock.sendall(message[1:])
+            replies(sock, 1)
+        sock.close()
+        assert serves(daemon)
+        with daemon.client() as client:
+            assert ended(client, started(client, ["true"]).id).exit_code == 0
+    wait_until(lambda: daemon.descriptors() <= before, "descriptors are given back")
+
+
+def test_a_daemon_is_not_executed_anew_while_it_closes_files(start: Start) -> None:
+    daemon = start()
+    with lingering(1) as (file,), greeted(daemon) as sock:
+        message = m.pack_message(m.DaemonInfo(id=2))
+        socket.send_fds(sock, [message[:1]], [file.fileno()])
+        file.close()
+        sock.close()
+        daemon.process.send_signal(signal.SIGUSR2)
+        wait_until(lambda: "not closed files that clients sent (threads that wait: 1)" in daemon.log.read_text(), "it is refused")
+        assert serves(daemon)
+    daemon.reexecute()
+    assert serves(daemon)
+
+
 def test_a_client_that_vanishes_in_the_middle_of_everything(daemon: Daemon) -> None:
     assert serves(daemon)
     before = daemon.descriptors()
@@ -227,6 +279,7 @@ def test_more_connections_than_the_daemon_takes(start: Start) -> None:
 TOO_MUCH: dict[str, dict[str, Any]] = {
     "a long cwd": {"cwd": b"/" + b"x" * 5000},
     "many labels": {"labels": {str(number): "" for number in range(65)}},
+    "many words": {"argv": [b""] * 700_000},
     "a long label": {"labels": {"k": "v" * 257}},
     "a long type": {"run_type": "t" * 65},
     "a long claim": {"claim": Claim(names=["n"] * 65)},
@@ -268,6 +321,21 @@ def test_a_stop_of_thousands_of_names_is_refused(daemon: Daemon) -> None:
         (answer,) = client.arrived()
         assert isinstance(answer.reply, m.Error)
         assert "at most 1024" in answer.reply.message
+
+
+def test_more_labels_than_a_run_can_have_are_refused(daemon: Daemon) -> None:
+    labels = {str(number): "" for number in range(20_000)}
+    with daemon.client() as client:
+        for request in (
+            m.List(id=1000, labels=labels),
+            m.Stop(id=1001, labels=labels),
+            m.List(id=1002, status=[Status.FAILED] * 20_000),
+        ):
+            client.send(request)
+            (answer,) = client.arrived()
+            assert isinstance(answer.reply, m.Error)
+            assert answer.reply.code is ErrorCode.BAD_REQUEST
+            assert "at most 64" in answer.reply.message
 
 
 def test_somebody_who_connects_in_a_loop_does_not_keep_others_waiting(daemon: Daemon) -> None:

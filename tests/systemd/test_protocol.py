@@ -44,7 +44,7 @@ async def test_the_watchdog_is_fed_twice_as_often_as_it_asks(manager: socket.soc
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize(("limit", "pid"), [("", ""), ("0", ""), ("x", ""), ("40000", "1")])
+@pytest.mark.parametrize(("limit", "pid"), [("", ""), ("0", ""), ("x", ""), ("9" * 5000, ""), ("40000", "1")])
 async def test_no_watchdog(limit: str, pid: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WATCHDOG_USEC", limit)
     monkeypatch.setenv("WATCHDOG_PID", pid)
@@ -88,6 +88,29 @@ def test_no_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
     store.forget("a1")
     store.close()
     assert FdStore.taken() == {}
+
+
+@pytest.mark.parametrize("address", ["/nowhere", "x" * 5000, "@"])
+def test_nothing_is_kept_where_nobody_listens(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", address)
+    store = FdStore()
+    assert not store.keep("a1", 0)
+    store.close()
+
+
+@pytest.mark.parametrize("count", ["9" * 5000, "-1", "3"])
+def test_descriptors_that_were_not_passed_are_not_taken(count: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(systemd, "_FIRST", 1_000_000)  # no descriptor of this process
+    monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
+    monkeypatch.setenv("LISTEN_FDS", count)
+    monkeypatch.setenv("LISTEN_FDNAMES", "a:b:c")
+    assert FdStore.taken() == {}
+
+
+def test_a_tiny_watchdog_time_keeps_no_processor_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", "1")
+    monkeypatch.delenv("WATCHDOG_PID", raising=False)
+    assert systemd.watchdog_interval() == systemd.LEAST_INTERVAL
 
 
 @pytest.mark.parametrize(("result", "follows"), [("success", False), ("exit-code", True), ("watchdog", True), (None, False)])
