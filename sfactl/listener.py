@@ -34,8 +34,8 @@ def distrusted(connection: socket.socket) -> str | None:
         if not _in_run(str(pid)) or _in_run("self"):
             return None
         return (
-            f"pid {pid} listens there, and that is a process of a run, not the daemon, so nothing was sent. End it with 'kill {pid}'"
-            "; a daemon that lives makes its socket anew within seconds"
+            f"pid {pid} listens there, and that is a process of a run, so nothing was sent. End it with 'kill {pid}'; "
+            "a daemon that lives makes its socket anew within seconds"
         )
     return (
         f"pid {pid} of uid {uid} listens there, and that is neither you nor root, so nothing was sent. Set {SERVICE_USER}={uid} if "

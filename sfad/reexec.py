@@ -118,6 +118,7 @@ def _execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int) -> 
     effect("hand over")
     handover = Handover(
         listener=server.listener,
+        inode=server.inode,
         lock=lock.file,
         directory=lock.directory,
         claim=lock.claim,

@@ -212,3 +212,19 @@ def test_a_person_sends_nothing_to_an_agent_that_listens_at_the_daemons_socket(s
         assert "BAD    daemon" in daemon.sfactl("doctor").stdout
         assert set(output.read_text().splitlines()) <= {"listening", "b''"}
         stopped(client, run.id)
+
+
+def test_a_socket_that_an_agent_removed_or_replaced_is_made_anew(start: Start) -> None:
+    daemon = start(mode="tags")
+    with daemon.client() as client:
+        ended(client, started(client, ["rm", str(daemon.socket)], leaf=True).id)
+        said = daemon.sfactl("doctor").stdout
+        assert f"pid {daemon.pid} holds the state directory" in said or "answers at" in said
+        wait_until(daemon.socket.exists, "it is made anew")
+        daemon.sfactl("list", check=True)
+        daemon.reexecute()
+        replaced = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1] + '2')"
+        script = f'"$0" -c "{replaced}" "$1" && mv "$1"2 "$1"'
+        ended(client, started(client, ["sh", "-c", script, sys.executable, str(daemon.socket)], leaf=True).id)
+        wait_until(lambda: daemon.log.read_text().count('"type":"daemon_socket_renewed"') == 2, "it is made anew again")
+        daemon.sfactl("list", check=True)
