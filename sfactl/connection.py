@@ -37,6 +37,9 @@ HANDSHAKE_TIMEOUT = 10.0
 CHUNK = 256 * 1024
 """Bytes of one read from the socket."""
 
+MAX_UNCLAIMED = 65_536
+"""Replies and events that may arrive before the one that is waited for. A daemon sends far fewer."""
+
 RECONNECT = 10.0
 """Seconds a daemon that restarts is waited for (SPEC section 6)."""
 
@@ -267,6 +270,9 @@ class Client:
             while not mine:
                 for answer in self.arrived():
                     (mine if answer.reply.id == wanted and not mine else others).append(answer)
+                if len(others) > MAX_UNCLAIMED:
+                    what = f"what answers there sent {len(others)} messages, and no answer to request {wanted} among them"
+                    raise Unreachable(self.path, "gone", what)
         finally:
             self._answers.extend(others)
         return self._expect(mine[0].reply, expected), mine[0].descriptors

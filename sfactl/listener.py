@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import struct
+from contextlib import suppress
+from pathlib import Path
 
 from . import exits
 
 SERVICE_USER = "SFAD_SERVICE_USER"
 """Names, or is the uid of, one more user whose daemon this client trusts."""
+
+_IN_RUN = re.compile(rb"/sfad-[0-9a-f]{12}/")
+"""In the path of a run's cgroup."""
+
+_COOKIE = re.compile(rb"(?:^|\0)SFA_COOKIE=")
 
 _UCRED = struct.Struct("=iII")
 
@@ -17,15 +25,31 @@ _UCRED = struct.Struct("=iII")
 def distrusted(connection: socket.socket) -> str | None:
     """Return why nothing may be sent over a connection; `None` if the listener is this user's, root's or the service user's.
 
+    Outside of any run it may not be a process of a run: an agent can remove the daemon's socket and listen in its place.
+
     The kernel shows who called listen(2): under socket activation that is pid 1, uid 0. Raises `OSError`, and `UsageError` for a
     service user that does not exist."""
     pid, uid, _gid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     if uid in (0, os.getuid()) or uid == _service_uid():
-        return None
+        if not _in_run(str(pid)) or _in_run("self"):
+            return None
+        return (
+            f"pid {pid} listens there, and that is a process of a run, so nothing was sent. End it with 'kill {pid}'; "
+            "a daemon that lives makes its socket anew within seconds"
+        )
     return (
         f"pid {pid} of uid {uid} listens there, and that is neither you nor root, so nothing was sent. Set {SERVICE_USER}={uid} if "
         "you trust that user's daemon; else use another socket, or remove this one"
     )
+
+
+def _in_run(pid: str) -> bool:
+    """Return whether a process is in a run of some daemon, by its cgroup or its cookie, as far as they can be read."""
+    for name, mark in (("cgroup", _IN_RUN), ("environ", _COOKIE)):
+        with suppress(OSError):
+            if mark.search(Path("/proc", pid, name).read_bytes()):
+                return True
+    return False
 
 
 def _service_uid() -> int | None:

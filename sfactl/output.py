@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -48,6 +50,14 @@ def _visible(character: str) -> str:
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
 
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def harmless(text: str) -> str:
+    """`text` in its lines, with the control characters that could steer a terminal made visible."""
+    return _CONTROLS.sub(lambda found: plain(found[0]), text)
+
+
 def width(text: str) -> int:
     """Terminal columns of printable text."""
     if text.isascii():
@@ -74,8 +84,8 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A duration as people read it: `0.4s`, `12s`, `3m20s`, `2h05m`, `4d03h`; `-` where it is unknown."""
-    if value is None:
+    """A duration as people read it: `0.4s`, `12s`, `3m20s`, `2h05m`, `4d03h`; `-` where it is unknown, or no number."""
+    if value is None or not math.isfinite(value):
         return "-"
     if value < 10:
         return f"{max(value, 0):.1f}s"

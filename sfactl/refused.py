@@ -24,5 +24,5 @@ def as_quit(reply: Refused, *, as_json: bool) -> exits.Quit:
 
 def survivors(found: Sequence[Survivor]) -> str:
     """One line a process."""
-    lines = [f"  pid {s.pid} of run {s.run_id}: {s.why}" for s in found]
-    return "\n".join([f"{len(found)} processes are still there after SIGKILL:", *lines])
+    lines = [output.plain(f"  pid {s.pid} of run {s.run_id}: {s.why}") for s in found]
+    return "\n".join([f"{output.counted(len(found), 'process is', 'processes are')} still there after SIGKILL:", *lines])

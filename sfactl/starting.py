@@ -92,7 +92,7 @@ def transient(environ: Mapping[str, str]) -> list[str]:
     properties = ["Delegate=yes", "KillMode=process", "Type=notify", "NotifyAccess=main", "Restart=on-failure"]
     properties += ["RestartPreventExitStatus=2 69", "FileDescriptorStoreMax=4096"]
     # makes the unit startable again while runs are alive in it
-    properties.append(f"ExecStopPost={sys.executable} -m sfad sweep --stop-post")
+    properties.append(f"ExecStopPost={sys.executable} -P -m sfad sweep --stop-post")
     unit = f"--unit=sfad-on-demand-{os.getpid()}-{time.time_ns()}"
     flags = ["--user", "--quiet", "--collect", unit, *settings, *(f"--property={p}" for p in properties)]
     return ["systemd-run", *flags, "--", *daemon_command()]
@@ -100,7 +100,7 @@ def transient(environ: Mapping[str, str]) -> list[str]:
 
 def daemon_command() -> list[str]:
     """The daemon that belongs to this client: the same interpreter, the same installation."""
-    return [sys.executable, "-m", "sfad", "serve"]
+    return [sys.executable, "-P", "-m", "sfad", "serve"]  # -P: not a program of that name in the working directory
 
 
 def _quietly(*command: str) -> bool:

@@ -276,7 +276,8 @@ class Daemon:
         place, handed = self._place, self._handed
         listener = bind_socket(place.socket) if handed is None else socket.socket(fileno=handed.listener)
         stack.callback(_unbind, place.socket, log)
-        server = Server(listener, runtime, lambda sock: identify(sock, runtime.launcher), log)
+        inode = handed.inode if handed is not None else None
+        server = Server(listener, runtime, lambda sock: identify(sock, runtime.launcher), log, inode)
         stack.callback(server.close)
         if handed is not None:
             server.take_over(handed.clients, handed.last_token)
@@ -292,6 +293,7 @@ class Daemon:
                     server.go_on(handed.clients)  # who watches is told what has happened meanwhile
                 runtime.recover(recovery)
                 nursery.start_soon(lasting, server.serve, runtime.internal_error)
+                nursery.start_soon(lasting, server.look_after_socket, runtime.internal_error)
                 nursery.start_soon(children.serve, runtime.launcher.child_signalled)
                 nursery.start_soon(self._obey, signals, runtime, server, log, nursery)
                 nursery.start_soon(systemd.feed_watchdog)

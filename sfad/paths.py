@@ -81,6 +81,16 @@ def _place_for(path: Path, directory_mode: int) -> Iterator[None]:
         raise PathError(f"the socket {path} cannot be made: {error}") from error
 
 
+def socket_inode(path: Path) -> tuple[int, int] | None:
+    """Return device and number of what is at `path`; `None` if nothing is.
+
+    The number is not given to another file while the listener is open: the kernel keeps the inode of a bound socket."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        found = path.lstat()
+        return found.st_dev, found.st_ino
+    return None
+
+
 def unbind_socket(path: Path) -> None:
     """Removes the socket of a listener that has been closed; leaves alone what another daemon serves by now.
 

@@ -25,6 +25,10 @@ from .runtime.runtime import Runtime
 from .server.server import Server
 from .state_dir import StateLock
 
+# -P: `-m` alone looks for sfad in the working directory first, where a run may have put a program of that name
+PROGRAM = (sys.executable, "-P", "-m", "sfad")
+"""The installed program, as words of a command."""
+
 CHECK_TIMEOUT = 30.0
 """Seconds that the installed program may take to say that it works."""
 
@@ -60,7 +64,7 @@ async def check(state_dir: str) -> None:
 
 
 def _check(state_dir: str) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "sfad", "check-start", "--state-dir", state_dir, *_config_option(sys.argv)]
+    command = [*PROGRAM, "check-start", "--state-dir", state_dir, *_config_option(sys.argv)]
     try:
         return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=CHECK_TIMEOUT, check=False)
     except subprocess.TimeoutExpired as error:
@@ -129,6 +133,7 @@ def _execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int) -> 
     effect("hand over")
     handover = Handover(
         listener=server.listener,
+        inode=server.inode,
         lock=lock.file,
         directory=lock.directory,
         claim=lock.claim,
@@ -156,7 +161,7 @@ def _become(descriptors: Iterable[int], memory: int, nofile: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (nofile, limits[1]))  # that of runs is taken from it
         for descriptor in descriptors:
             os.set_inheritable(descriptor, True)
-        os.execve(sys.executable, [sys.executable, "-m", "sfad", *sys.argv[1:]], os.environ | {VARIABLE: str(memory)} | carried())
+        os.execve(sys.executable, [*PROGRAM, *sys.argv[1:]], os.environ | {VARIABLE: str(memory)} | carried())
     except OSError:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         for descriptor in descriptors:

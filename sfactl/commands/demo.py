@@ -92,7 +92,7 @@ def _daemon(directory: Path) -> Iterator[dict[str, str]]:
     readable, writable = os.pipe()
     with open(directory / "log", "wb") as log:
         daemon = subprocess.Popen(
-            [sys.executable, "-m", "sfad", "serve", "--ready-fd", str(writable)],
+            [sys.executable, "-P", "-m", "sfad", "serve", "--ready-fd", str(writable)],
             env=surroundings,
             cwd=directory,
             stdin=subprocess.DEVNULL,

@@ -6,10 +6,12 @@ then with 1. Asks the daemon where it can, and looks at this session where it ca
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pwd
 import resource
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from msgspec import Struct
 
@@ -18,7 +20,7 @@ from sfad.protocol.messages import DaemonInfo, DaemonStatus
 from sfad.protocol.paths import state_dir
 
 from .. import output
-from ..connection import Unreachable, connect
+from ..connection import ABSENT, Unreachable, connect
 from ..exits import Exit, Quit
 from ..options import COMMON, Parameter
 
@@ -81,8 +83,21 @@ def _unreachable(error: Unreachable) -> tuple[str, str, str]:
         "untrusted": "use another socket, or remove this one; SFAD_SERVICE_USER names one more user to be trusted",
         "sandbox": "let the sandbox connect to Unix sockets",
     }
+    if error.kind in ABSENT and (pid := _holder()):
+        return "bad", f"{error.message}, though pid {pid} holds the state directory", f"look at its log, or end it: kill {pid}"
     verdict = "warn" if error.kind == "missing" else "bad"
     return verdict, error.message, mends.get(error.kind, "look at the daemon's log")
+
+
+def _holder() -> str | None:
+    """The pid of the daemon that holds the state directory, where it can be told."""
+    with suppress(OSError, ValueError), open(state_dir(os.environ, os.getuid()) / "lock") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = lock.read(20).strip()
+            return pid if pid.isdecimal() else None
+    return None
 
 
 def _ledger(status: DaemonStatus | None) -> Iterator[Finding]:

@@ -31,5 +31,5 @@ def main(*, run: str, max_bytes: str | None = None, socket: str | None = None, j
     if json:
         output.print_json(output.content(found))
     else:
-        output.write(found.text.encode() + (b"" if found.text.endswith("\n") else b"\n"))
+        output.write(output.harmless(found.text).encode() + (b"" if found.text.endswith("\n") else b"\n"))
     return exits.Exit.DONE

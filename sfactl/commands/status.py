@@ -24,7 +24,7 @@ def main(*, socket: str | None = None, json: bool = False) -> int:
     if json:
         output.print_json(output.content(found))
     else:
-        print("\n".join(f"{name:<12} {value}" for name, value in facts(found)))
+        print("\n".join(f"{name:<12} {output.plain(value)}" for name, value in facts(found)))
     return Exit.DONE
 
 
@@ -39,14 +39,14 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
     yield "connections", str(status.connections)
     yield "memory", f"{output.size(status.memory_bytes)}; ledger {output.size(status.ledger_bytes)}; {_backup(status)}"
     if status.ledger_trouble is not None:
-        yield "LEDGER", output.plain(f"CANNOT BE WRITTEN, nothing new is started: {status.ledger_trouble}")
+        yield "LEDGER", f"CANNOT BE WRITTEN, nothing new is started: {status.ledger_trouble}"
     if status.enforcement:
         who = (f"{kind} by {'nobody' if by == 'nothing' else by}" for kind, by in status.enforcement.items())
         yield "enforcement", ", ".join(who)
     for budget in status.budgets:
         left = max(0.0, budget.usd - budget.used_usd)
         spent = f"{budget.used_usd:.2f} of {budget.usd:.2f} USD a {budget.period} used, {left:.2f} left"
-        yield "budget", output.plain(f"{budget.scope} {budget.name}: {spent}; renews at {budget.renews}")
+        yield "budget", f"{budget.scope} {budget.name}: {spent}; renews at {budget.renews}"
     if status.draining:
         yield "draining", "nothing is started any more"
 

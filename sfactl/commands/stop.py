@@ -71,7 +71,7 @@ def _show(stopped: Stopped, json: bool) -> int:
     if json:
         output.print_json(output.content(stopped))
     else:
-        said = ", ".join(stopped.stopped)
+        said = output.plain(", ".join(stopped.stopped))
         if said or not stopped.survivors:
             output.note(f"stopped: {said} ({output.seconds(stopped.elapsed_s)})" if said else "nothing to stop")
     if not stopped.survivors:

@@ -75,4 +75,4 @@ def refuse_target(peer: Peer, verb: str, chain: Sequence[RunId]) -> str | None:
     """
     if peer.run is None or peer.run in chain:
         return None
-    return f"run {peer.run} may not {verb} run {chain[-1]}: it is not in the subtree of {peer.run}"
+    return f"run {peer.run} may not use '{verb}' on run {chain[-1]}: it is not in the subtree of {peer.run}"

@@ -86,6 +86,8 @@ class Handover(Struct, frozen=True):
     directory: int = -1
     """`directory` and `claim` of the `StateLock`, whose `file` is `lock`; release 0.1.0 has neither, and hands over -1."""
     claim: int = -1
+    inode: tuple[int, int] | None = None
+    """Device and number of the listener's socket in the file system; release 0.1.0 hands over none."""
 
     def descriptors(self) -> Iterable[int]:
         """All that are to stay open."""

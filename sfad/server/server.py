@@ -14,6 +14,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import trio
 
@@ -23,11 +24,12 @@ from ..descriptors import Need
 from ..giveback import give_back
 from ..launch.base import Unplaceable
 from ..observe.log import Log
+from ..paths import PathError, bind_socket, socket_inode
 from ..peers import run_of
 from ..protocol.errors import BadMessage, ErrorCode, ProtocolError
 from ..protocol.messages import Error, pack_message, request_id, unpack_request
 from ..runtime.handover import Clients
-from ..runtime.runtime import Runtime
+from ..runtime.runtime import LOOK, Runtime
 from .connection import MAX_UNSENT, Connection, DescriptorsLost
 from .shares import Group, Holder, Shares
 from .verbs import Answerer, Verbs
@@ -64,8 +66,20 @@ SLICE = 0.01
 class Server:
     """Listens on a bound socket and speaks the protocol."""
 
-    def __init__(self, listener: socket.socket, runtime: Runtime, identify: Callable[[socket.socket], Peer], log: Log) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        runtime: Runtime,
+        identify: Callable[[socket.socket], Peer],
+        log: Log,
+        inode: tuple[int, int] | None = None,
+    ) -> None:
+        """`inode`: the listener's in the file system, if another than the one that is at its path now."""
         self._listener = listener
+        self._path = Path(runtime.socket)
+        self.inode = inode or socket_inode(self._path)
+        self._unbound: str | None = None
+        """Why no socket could be made in place of the one that is gone."""
         self._runtime = runtime
         self._identify = identify
         self._log = log
@@ -155,6 +169,42 @@ class Server:
                 self._ready(fd, mask)
             for lane in list(self._turns):
                 self._lane_turn(lane)
+
+    async def look_after_socket(self) -> None:
+        """Binds the socket anew when another process has removed or replaced it, until cancelled."""
+        while True:
+            await trio.sleep(LOOK)
+            try:
+                # in a thread: a file system may take its time, and anybody can keep the directory's lock for half a second
+                bound = await trio.to_thread.run_sync(self._bound_anew, abandon_on_cancel=True)
+            except (PathError, OSError) as error:
+                self._tell_unbound(str(error))
+            else:
+                self._unbound = None
+                if bound is not None:
+                    self._listen_on(*bound)
+
+    def _bound_anew(self) -> tuple[socket.socket, tuple[int, int] | None] | None:
+        if self._listener.fileno() < 0 or socket_inode(self._path) == self.inode:
+            return None
+        return bind_socket(self._path), socket_inode(self._path)
+
+    def _listen_on(self, listener: socket.socket, inode: tuple[int, int] | None) -> None:
+        if self._listener.fileno() < 0:  # the daemon is ending, and has stopped accepting meanwhile
+            listener.close()
+            return
+        self._accept()  # who has connected to the old one
+        self.stop_accepting()
+        self._listener, self.inode = listener, inode
+        self._epoll.register(listener, select.EPOLLIN)
+        what = f"another process removed or replaced the socket {self._path}; the daemon has made it anew"
+        self._log.warning(what)
+        self._runtime.tell("daemon_socket_renewed", what, "medium")
+
+    def _tell_unbound(self, why: str) -> None:
+        if why != self._unbound:
+            self._log.error(f"another process removed or replaced the socket {self._path}, and it cannot be made anew: {why}")
+        self._unbound = why
 
     def stop_accepting(self) -> None:
         """Closes the listening socket; connections go on."""

@@ -135,7 +135,9 @@ class Verbs:
         self._runtime.log.debug("client", name=request.client[:100], user=peer.user, run=peer.run)
         common = set(request.versions) & set(SUPPORTED)
         if not common:
-            message = f"client speaks protocol versions {request.versions}, this daemon {list(SUPPORTED)}; update the older one"
+            message = (
+                f"client speaks protocol versions {request.versions[:16]}, this daemon {list(SUPPORTED)}; update the older one"
+            )
             connection.send(m.Error(id=request.id, code=ErrorCode.UNSUPPORTED_VERSION, message=message))
             return False
         connection.send(

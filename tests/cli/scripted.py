@@ -97,7 +97,7 @@ class Scripted:
                 if replies is None:
                     connection.shutdown(socket.SHUT_RDWR)
                     return
-                with suppress(BrokenPipeError):  # who asked did not wait
+                with suppress(BrokenPipeError, ConnectionResetError):  # who asked did not wait
                     self._send(connection, [replies] if isinstance(replies, m.Reply) else replies)
 
     def _receive(self, connection: socket.socket) -> bytes:

@@ -105,9 +105,9 @@ def test_the_users_systemd_is_asked_for_a_delegated_unit(systemd: World, tmp_pat
         "Delegate=yes",
         "KillMode=process",
         "Restart=on-failure",
-        "-m sfad sweep --stop-post",
+        "-P -m sfad sweep --stop-post",
         f"--setenv=SFAD_SOCKET={systemd.socket}",
-        "-m sfad serve",
+        "-P -m sfad serve",
     ):
         assert word in asked
 

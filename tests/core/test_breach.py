@@ -789,8 +789,8 @@ def test_use_is_told_and_reserved_for_the_own_subtree_only() -> None:
             (t >> event).skip()
             answer = t.answers[event.token]
             assert isinstance(answer, c.Failed)
-            assert answer.message == f"run {b} may not {verb} run {target}: it is not in the subtree of {b}"
-    assert "may not settle" in t.failed(t.settle(name, inside(b), turns=1))
+            assert answer.message == f"run {b} may not use '{verb}' on run {target}: it is not in the subtree of {b}"
+    assert "may not use 'settle'" in t.failed(t.settle(name, inside(b), turns=1))
     (t >> t.settle(t.reserved(t.reserve(b, tokens=5, peer=inside(a))), inside(b), input_tokens=1)).skip()
     (t >> t.report(b, inside(b), turns=1)).skip()
     assert t.run(b).account.used(LimitKind.TURNS) == 1

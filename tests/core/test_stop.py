@@ -402,10 +402,10 @@ def test_own_subtree_only() -> None:
     sibling = t.start("sibling", inside(a))
     for target in (a, other, sibling):
         words = t.failed(t.stop(target, peer=inside(b)))
-        assert words == f"run {b} may not stop run {target}: it is not in the subtree of {b}"
+        assert words == f"run {b} may not use 'stop' on run {target}: it is not in the subtree of {b}"
         assert t.failed(t.pause(target, peer=inside(b))) == words.replace("stop", "pause")
     # one that it may stop does not help with one that it may not
-    assert "may not stop" in t.failed(t.stop(d, other, peer=inside(b)))
+    assert "may not use 'stop'" in t.failed(t.stop(d, other, peer=inside(b)))
     assert t.run(d).status is Status.RUNNING
     t >> t.stop(d, peer=inside(b)) << "terminate a3 SIGTERM" << "arm a3 grace +5"
     t >> t.stop(b, peer=inside(b)) << "terminate a2 SIGTERM" << "arm a2 grace +5"
@@ -415,7 +415,7 @@ def test_own_subtree_only() -> None:
 def test_root_inside_a_run_is_inside_a_run() -> None:
     t = Transcript()
     a, other = t.start("a"), t.start("other")
-    assert "may not stop" in t.failed(t.stop(other, peer=Peer(0, "root", run=a)))
+    assert "may not use 'stop'" in t.failed(t.stop(other, peer=Peer(0, "root", run=a)))
 
 
 def test_allow_and_deny_narrow_and_are_inherited() -> None:

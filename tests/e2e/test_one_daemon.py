@@ -17,7 +17,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.errors import ErrorCode
 from sfad.protocol.types import Status
 from tests.conftest import Start
-from tests.harness import Daemon, alive, ended, spawn, started, stopped, wait_until
+from tests.harness import Daemon, agent, alive, ended, spawn, started, stopped, wait_until
 
 from .agents import info
 from .test_recovery import ticking
@@ -184,3 +184,47 @@ def test_a_spool_that_was_removed_is_written_again(start: Start) -> None:
     with daemon.client() as client:
         assert (info(client, run.id).status, info(client, run.id).pid) == (Status.RUNNING, run.pid)
         stopped(client, run.id)
+
+
+LISTENER = """
+path = os.environ["SFA_SOCKET"]
+os.unlink(path)
+import socket
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(path)
+listener.listen()
+print("listening", flush=True)
+while True:
+    print(listener.accept()[0].recv(65536), flush=True)
+"""
+
+
+@pytest.mark.parametrize("without", ["", "-u SFA_COOKIE"])
+def test_a_person_sends_nothing_to_an_agent_that_listens_at_the_daemons_socket(start: Start, tmp_path: Path, without: str) -> None:
+    daemon = start(mode="cgroup" if without else "tags")
+    with daemon.client() as client:
+        path = f"SFA_SOCKET={daemon.socket}"
+        run = started(client, ["env", *without.split(), path, *agent(tmp_path, "listener", LISTENER)], leaf=True)
+        output = daemon.state_dir / "output" / f"{run.id}.out"
+        wait_until(output.read_text, "it listens")
+        done = daemon.sfactl("spawn", "--", "true")
+        assert (done.returncode, "that is a process of a run" in done.stderr) == (69, True), done
+        assert "BAD    daemon" in daemon.sfactl("doctor").stdout
+        assert set(output.read_text().splitlines()) <= {"listening", "b''"}
+        stopped(client, run.id)
+
+
+def test_a_socket_that_an_agent_removed_or_replaced_is_made_anew(start: Start) -> None:
+    daemon = start(mode="tags")
+    with daemon.client() as client:
+        ended(client, started(client, ["rm", str(daemon.socket)], leaf=True).id)
+        said = daemon.sfactl("doctor").stdout
+        assert f"pid {daemon.pid} holds the state directory" in said or "answers at" in said
+        wait_until(daemon.socket.exists, "it is made anew")
+        daemon.sfactl("list", check=True)
+        daemon.reexecute()
+        replaced = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1] + '2')"
+        script = f'"$0" -c "{replaced}" "$1" && mv "$1"2 "$1"'
+        ended(client, started(client, ["sh", "-c", script, sys.executable, str(daemon.socket)], leaf=True).id)
+        wait_until(lambda: daemon.log.read_text().count('"type":"daemon_socket_renewed"') == 2, "it is made anew again")
+        daemon.sfactl("list", check=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 import sqlite3
+import sys
 from contextlib import closing
+from pathlib import Path
 
 from sfad.protocol import messages as m
 from sfad.protocol.types import Status
@@ -115,3 +117,18 @@ def test_nothing_leaks_over_many_reexecutions(daemon: Daemon) -> None:
         for _ in range(5):
             daemon.reexecute()
         assert daemon.descriptors() <= before
+
+
+def test_a_reexecution_executes_what_is_installed_not_what_lies_in_the_working_directory(start: Start, tmp_path: Path) -> None:
+    daemon = start()
+    daemon.stop()
+    project = tmp_path / "project"
+    project.mkdir()
+    daemon.process = daemon._start(command=["sh", "-c", 'cd "$0" && exec "$@"', str(project), sys.executable, "-m", "sfad"])
+    planted = "import pathlib\npathlib.Path(__file__).with_name('executed').touch()\n"
+    with daemon.client() as client:
+        script = 'mkdir sfad && touch sfad/__init__.py && printf %s "$0" > sfad/__main__.py'
+        ended(client, started(client, ["sh", "-c", script, planted], cwd=bytes(project)).id)
+    daemon.reexecute()
+    assert (project / "sfad" / "__main__.py").read_text() == planted
+    assert not (project / "sfad" / "executed").exists()
