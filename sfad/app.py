@@ -71,7 +71,7 @@ def default(context: typer.Context, socket: Socket = None, state_dir: StateDir =
 
 @app.command()
 def serve(socket: Socket = None, state_dir: StateDir = None, config: ConfigFile = None, ready_fd: ReadyFd = None) -> None:
-    """Serve until SIGTERM or SIGINT, then stop every tree and exit 0, or 5 if a process cannot be killed; a second signal skips the grace."""
+    """Serve until SIGTERM or SIGINT, then stop every tree and exit 0 (5: a process survived); a second signal skips the grace."""
     serving.serve(socket, state_dir, config, ready_fd)
 
 
