@@ -35,7 +35,7 @@ def distrusted(connection: socket.socket) -> str | None:
             return None
         return (
             f"pid {pid} listens there, and that is a process of a run, so nothing was sent. End it with 'kill {pid}'; "
-            "a daemon that lives makes its socket anew within seconds"
+            "a daemon that lives makes its socket again within seconds"
         )
     return (
         f"pid {pid} of uid {uid} listens there, and that is neither you nor root, so nothing was sent. Set {SERVICE_USER}={uid} if "

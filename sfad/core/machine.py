@@ -255,7 +255,7 @@ class Machine:
             run = self.tree.get(name)
             if run is None or run.committed:
                 continue
-            message = f"run {run.id} was not started: the ledger could not record it ({ev.error}); try again when that is mended"
+            message = f"run {run.id} was not started: the ledger could not record it ({ev.error}); try again when that is fixed"
             if run.admit_token is not None:
                 self.reply(run.admit_token, c.Failed(ErrorCode.UNAVAILABLE, message))
                 run.admit_token = None
