@@ -114,7 +114,7 @@ class Memory:
         self.spawns = Spawns(directory)
         self._journal = Journal(directory / "runs", lost)
         self.notes = self._journal.take_notes()
-        """What opening had to mend, a line each."""
+        """What opening had to fix, a line each."""
         self._trouble = trouble
         self._late: dict[RunId, Live] = {}
         """Runs of which something newer is to be remembered than could be written."""

@@ -171,12 +171,12 @@ class Server:
                 self._lane_turn(lane)
 
     async def look_after_socket(self) -> None:
-        """Binds the socket anew when another process has removed or replaced it, until cancelled."""
+        """Binds the socket again when another process has removed or replaced it, until cancelled."""
         while True:
             await trio.sleep(LOOK)
             try:
                 # in a thread: a file system may take its time, and anybody can keep the directory's lock for half a second
-                bound = await trio.to_thread.run_sync(self._bound_anew, abandon_on_cancel=True)
+                bound = await trio.to_thread.run_sync(self._bound_again, abandon_on_cancel=True)
             except (PathError, OSError) as error:
                 self._tell_unbound(str(error))
             else:
@@ -184,7 +184,7 @@ class Server:
                 if bound is not None:
                     self._listen_on(*bound)
 
-    def _bound_anew(self) -> tuple[socket.socket, tuple[int, int] | None] | None:
+    def _bound_again(self) -> tuple[socket.socket, tuple[int, int] | None] | None:
         if self._listener.fileno() < 0 or socket_inode(self._path) == self.inode:
             return None
         return bind_socket(self._path), socket_inode(self._path)
@@ -197,13 +197,13 @@ class Server:
         self.stop_accepting()
         self._listener, self.inode = listener, inode
         self._epoll.register(listener, select.EPOLLIN)
-        what = f"another process removed or replaced the socket {self._path}; the daemon has made it anew"
+        what = f"another process removed or replaced the socket {self._path}; the daemon has made it again"
         self._log.warning(what)
         self._runtime.tell("daemon_socket_renewed", what, "medium")
 
     def _tell_unbound(self, why: str) -> None:
         if why != self._unbound:
-            self._log.error(f"another process removed or replaced the socket {self._path}, and it cannot be made anew: {why}")
+            self._log.error(f"another process removed or replaced the socket {self._path}, and it cannot be made again: {why}")
         self._unbound = why
 
     def stop_accepting(self) -> None:
