@@ -8,8 +8,9 @@ from math import ceil
 from typing import ParamSpec, TypeVar
 
 from sfad.protocol import limits as written
-from sfad.protocol.limits import INSTEAD, METERED, format_amount, format_usd
+from sfad.protocol.limits import INSTEAD, METERED, format_amount
 from sfad.protocol.types import Action, Event, Limit, LimitKind, LimitState, RunInfo, Usage
+from sfad.protocol.units import format_usd
 
 from .exits import UsageError
 from .options import Option

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from sfad.protocol.types import RunInfo, Status
+from sfad.protocol.units import format_size, format_usd
 
 
 def print_json(value: Any) -> None:
@@ -101,12 +102,7 @@ def seconds(value: float | None) -> str:
 
 def size(value: int | None) -> str:
     """Bytes as people read them; `-` where unknown."""
-    if value is None:
-        return "-"
-    # Most of what prints anything prints no size.
-    from sfad.protocol.limits import format_bytes
-
-    return format_bytes(value)
+    return "-" if value is None else format_size(value)
 
 
 def short(value: int | None) -> str:
@@ -119,10 +115,8 @@ def short(value: int | None) -> str:
 
 
 def usd(value: float | None) -> str:
-    """US dollars, in more decimals where two would show next to nothing; `-` where unknown."""
-    if value is None:
-        return "-"
-    return f"{value:.4f}" if 0 < value < 0.1 else f"{value:.2f}"
+    """US dollars as people read them; `-` where unknown."""
+    return "-" if value is None else format_usd(value)
 
 
 def age(moment: datetime | None, now: datetime | None = None) -> str:

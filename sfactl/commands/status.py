@@ -45,7 +45,7 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
         yield "enforcement", ", ".join(who)
     for budget in status.budgets:
         left = max(0.0, budget.usd - budget.used_usd)
-        spent = f"{budget.used_usd:.2f} of {budget.usd:.2f} USD a {budget.period} used, {left:.2f} left"
+        spent = f"{output.usd(budget.used_usd)} of {output.usd(budget.usd)} USD a {budget.period} used, {output.usd(left)} left"
         yield "budget", f"{budget.scope} {budget.name}: {spent}; renews at {budget.renews}"
     if status.draining:
         yield "draining", "nothing is started any more"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from ..protocol.units import format_usd
 from .limits import ROUNDING
 
 
@@ -42,7 +43,7 @@ class Budget:
     @property
     def told(self) -> str:
         """Its name, numbers and renewal in a few words."""
-        spent = f"{self.charged:.4g} of {self.usd:.4g} USD a {self.period}"
+        spent = f"{format_usd(self.charged)} of {format_usd(self.usd)} USD a {self.period}"
         return f"{self.scope} {self.name} has used {spent}; it renews at {self.renews}"
 
 

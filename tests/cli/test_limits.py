@@ -32,7 +32,7 @@ NOTHING: dict[str, Any] = {"enforced_by": "nothing"}
         (state(LimitKind.TIME, 120, used=30), "time 30s of 2m (25 %) → terminate; from default; the run's own; kept by the clock"),
         (
             state(LimitKind.MEMORY, 2**31, used=2**30, scope="tree", enforced_by="kernel"),
-            "memory 1.0 GiB of 2.0 GiB (50 %) → terminate; from default; with its descendants'; kept by the kernel",
+            "memory 1 GiB of 2 GiB (50 %) → terminate; from default; with its descendants'; kept by the kernel",
         ),
         (
             state(LimitKind.TURNS, 25, **NOTHING),
@@ -40,7 +40,7 @@ NOTHING: dict[str, Any] = {"enforced_by": "nothing"}
         ),
         (
             state(LimitKind.OUTPUT, 2**20, Action.WARN, enforced_by="watching"),
-            "output 1.0 MiB → the oldest is freed; from default; the run's own; kept by watching",
+            "output 1 MiB → the oldest is freed; from default; the run's own; kept by watching",
         ),
     ],
 )
@@ -140,7 +140,7 @@ def test_usage_has_columns_where_it_is_known() -> None:
 
 
 def test_a_tree_shows_what_is_known() -> None:
-    assert "3 turns  120 tokens  0.0020 USD" in tree.describe(run(usage=Usage(turns=3, tokens=120, cost_usd=0.002)))
+    assert "3 turns  120 tokens  0.002 USD" in tree.describe(run(usage=Usage(turns=3, tokens=120, cost_usd=0.002)))
     assert "USD" not in tree.describe(run())
 
 

@@ -336,11 +336,11 @@ def test_who_has_spent_everything_is_refused_with_the_time_it_renews() -> None:
     (t >> t.used(a, cost=1.0)).skip()
     for peer in (ANN, inside(a)):
         refusal = t.refused("d", peer)
-        assert (refusal.kind, refusal.detail) == (Rule.BUDGET, "user ann has used 1 of 1 USD a day; it renews at midnight")
+        assert (refusal.kind, refusal.detail) == (Rule.BUDGET, "user ann has used 1.00 of 1.00 USD a day; it renews at midnight")
         assert "there is no money left in the budget" in refusal.message
     t.start("d", BOB)
     t >> t.budgets(purse(1, "ann"), purse(1, "ann", "bob", team="crew", charged=1.0))
-    assert t.refused("e", BOB).detail == "team crew has used 1 of 1 USD a day; it renews at midnight"
+    assert t.refused("e", BOB).detail == "team crew has used 1.00 of 1.00 USD a day; it renews at midnight"
     t >> t.budgets()
     t.start("e", BOB)
 
