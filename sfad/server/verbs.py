@@ -20,6 +20,7 @@ from ..core import events as e
 from ..core.access import VERBS, Peer
 from ..core.budgets import Budget
 from ..core.limits import limits_of
+from ..core.policy import MAX_LABELS
 from ..core.run import Run
 from ..core.usage import NOTHING
 from ..descriptors import Need
@@ -43,9 +44,6 @@ MAX_RESULT = 1024 * 1024
 
 MAX_ROWS = 20_000
 """Ended runs in one list."""
-
-MAX_LABELS = 64
-"""Labels of a run, and conditions of one kind in a request: each is a part of the ledger's query."""
 
 MAX_EXEC = 6 << 20
 """Bytes of argv and environment that execve(2) takes at most (3/4 of `_STK_LIM`), with a pointer and a NUL for each word."""
