@@ -204,6 +204,17 @@ def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def wanted_labels(given: Sequence[str]) -> dict[str, str | list[str]]:
+    """`--label` where runs are chosen: of several values of a key either will do. Raises `UsageError`."""
+    found: dict[str, str | list[str]] = {}
+    values: dict[str, list[str]] = {}
+    for text in given:
+        for key, value in pairs("--label", [text]).items():
+            found[key] = values.setdefault(key, [])
+            values[key].append(value)
+    return found
+
+
 def _words(given: Sequence[str]) -> list[str]:
     return [word for text in given for word in text.split(",") if word]
 

@@ -47,7 +47,7 @@ def main(
         runs=list(runs),
         everything=everything,
         name=name,
-        labels=request.pairs("--label", label),
+        labels=request.wanted_labels(label),
         signal=_signal(signal),
         grace=None if grace is None else environment.duration("--grace", grace),
     )

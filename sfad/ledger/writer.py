@@ -390,7 +390,7 @@ _CHARGE = (
 )
 
 _SIZES = (64, 32, 16, 8, 4, 3, 2, 1)
-"""Rows in one statement: few different texts, so that SQLite's prepared statements are reused, and at most 2 624
+"""Rows in one statement: few different texts, so that SQLite's prepared statements are reused, and at most 2 752
 parameters, of 32 766 allowed. A short run has three events: they go in one statement."""
 
 

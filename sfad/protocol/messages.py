@@ -117,7 +117,8 @@ class Stop(Request, tag="stop"):
     runs: list[str] = []
     everything: bool = False
     name: str | None = None
-    labels: dict[str, str] = {}
+    labels: dict[str, str | list[str]] = {}
+    """Of several values of a key either will do; of several keys each is demanded."""
     signal: int = 15
     grace: float | None = None
 
@@ -225,7 +226,8 @@ class Wait(Request, tag="wait"):
 
 
 class List(Request, tag="list"):
-    """Runs, newest last. Without filters: the live ones and the last `rows` that ended. Answered by `RunList`."""
+    """A page of runs: the live ones, and of those that ended the newest `rows`. Answered by `RunList`, which says where the next
+    page begins."""
 
     status: list[Status] = []
     name: str | None = None
@@ -234,11 +236,14 @@ class List(Request, tag="list"):
     """Only this run's tree."""
     since: float | None = None
     """Only runs created at or after this time, in Unix seconds."""
-    labels: dict[str, str] = {}
+    labels: dict[str, str | list[str]] = {}
+    """Of several values of a key either will do; of several keys each is demanded."""
     rows: int = 50
-    """Ended runs at most; live ones are always listed."""
+    """Ended runs in the page, at most 1 000; it may have fewer, and still not be the last. Live ones are all in the first page."""
     live: bool = False
     """Fill in `processes` and `memory_bytes`."""
+    before: RunId | None = None
+    """Only ended runs with lower ids: the `next` of the page before this one."""
 
 
 class Logs(Request, tag="logs"):
@@ -365,6 +370,8 @@ class RunList(Reply, tag="runs"):
     """Runs, oldest first."""
 
     runs: list[RunInfo]
+    next: RunId | None = None
+    """`List.before` of the next page, which holds older runs; `None` where there are no more."""
 
 
 class LogFiles(Reply, tag="log_files"):

@@ -263,6 +263,12 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     """What each source says, where there is any; kept apart and never added."""
     meter: str | None = None
     """The meter that reads the run's stdout."""
+    total_cost_usd: float | None = None
+    """Of the run and its descendants, each counted once, as far as it is known. Only in the answers to `List`, `Info`, `Wait`."""
+    total_tokens: int | None = None
+    """The same of tokens."""
+    total_partial: bool = False
+    """The totals are that much at least: a part of them may still grow, or has no price."""
 
 
 class Refusal(Struct, frozen=True, kw_only=True):

@@ -126,7 +126,7 @@ class Live:
             reason=run.reason or run.held_reason,
             attempts=run.attempt,
             limits=self._limits(now),
-            usage=_usage(*best, elapsed) if (best := run.account.best) is not None else Usage(elapsed_s=elapsed),
+            usage=self.usage(elapsed),
             processes=processes,
             memory_bytes=memory_bytes,
             descendants=run.admitted,
@@ -139,6 +139,11 @@ class Live:
             usage_by_source={source: _usage(source, use, elapsed) for source, use in run.account.sources.items()},
             meter=self.program.name if self.program is not None else None,
         )
+
+    def usage(self, elapsed: float | None = None) -> Usage:
+        """What the run itself has used, after so many seconds."""
+        best = self.run.account.best
+        return Usage(elapsed_s=elapsed) if best is None else _usage(*best, elapsed)
 
     def _limits(self, now: float) -> list[LimitState]:
         """A short run is shown three times before more than its time is known to be used, and in a burst of them making all

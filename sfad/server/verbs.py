@@ -19,12 +19,15 @@ from ..core import commands as c
 from ..core import events as e
 from ..core.access import VERBS, Peer
 from ..core.budgets import Budget
+from ..core.labels import fits, values_of
 from ..core.limits import limits_of
 from ..core.policy import MAX_LABELS
 from ..core.run import Run
 from ..core.usage import NOTHING
 from ..descriptors import Need
 from ..giveback import give_back
+from ..ledger.reader import Page, Selection
+from ..ledger.totals import used_by, with_totals
 from ..meters import PROGRAMS
 from ..output.files import Replaced
 from ..output.sanitise import cut_oldest, sanitise, wrap_result
@@ -42,8 +45,8 @@ from .shares import Shares
 MAX_RESULT = 1024 * 1024
 """Bytes of a result at most: it is meant for a model's context."""
 
-MAX_ROWS = 20_000
-"""Ended runs in one list."""
+MAX_ROWS = 1000
+"""Ended runs in one page of a list: 50 ms. Clients ask for the next page."""
 
 MAX_EXEC = 6 << 20
 """Bytes of argv and environment that execve(2) takes at most (3/4 of `_STK_LIM`), with a pointer and a NUL for each word."""
@@ -244,7 +247,7 @@ class Verbs:
 
     def _selected(self, connection: Connection, request: m.Stop) -> list[RunId]:
         self._permit(connection, "stop")
-        _check_most("labels", len(request.labels), MAX_LABELS)
+        _check_labels(request.labels)
         if len(request.runs) > MAX_STOPPED:
             raise RequestFailed(ErrorCode.BAD_REQUEST, f"{len(request.runs)} runs in one stop; at most {MAX_STOPPED}")
         chosen = {self._resolve(connection, prefix, "stop")[0].id: None for prefix in dict.fromkeys(request.runs)}
@@ -252,7 +255,7 @@ class Verbs:
             for run, live in list(self._runtime.live.items()):
                 info = live.run
                 named = request.name is None or info.name == request.name
-                labelled = request.labels.items() <= info.asked.labels.items()
+                labelled = fits(request.labels, info.asked.labels)
                 if named and labelled and self._may_sweep(connection, live.chain):
                     chosen[run] = None
         elif not request.runs:
@@ -378,14 +381,30 @@ class Verbs:
         load = self._runtime.launcher.load(info.id) if live is not None and live.run.attempt else None
         if live is not None and load is not None:
             info = live.info(trio.current_time(), processes=load.processes, memory_bytes=load.memory_bytes)
-        self._reply(connection, m.RunReply(id=request.id, run=info))
+        self._show(connection, request.id, info)
+
+    def _show(self, connection: Connection, request: int, info: RunInfo) -> None:
+        (shown,) = self._with_totals([info])
+        self._reply(connection, m.RunReply(id=request, run=shown))
+
+    def _with_totals(self, runs: Iterable[RunInfo]) -> list[RunInfo]:
+        runs = list(runs)
+        roots = {info.root_id for info in runs if info.descendants}
+        if not roots:
+            return with_totals(runs, {})
+        used = self._runtime.ledger.used_below(roots)
+        for live in self._runtime.live.values():
+            parent = live.run.parent
+            if parent is not None and live.run.root.id in roots:
+                used[live.run.id] = used_by(parent.id, live.usage())
+        return with_totals(runs, used)
 
     def _wait(self, connection: Connection, request: m.Wait) -> None:
         info, _ = self._resolve(connection, request.run, "wait")
         if request.tie:
             self._tie(connection, info.id)
         if self._runtime.over(info.id) or request.timeout == 0:
-            self._reply(connection, m.RunReply(id=request.id, run=info))
+            self._show(connection, request.id, info)
             return
         timer = ("wait", connection.number, request.id)
 
@@ -395,7 +414,7 @@ class Verbs:
             forget()
             self._runtime.timers.disarm(timer)
             if run is not None:
-                self._reply(connection, m.RunReply(id=request.id, run=run))
+                self._show(connection, request.id, run)
             else:
                 self._requests.add(connection.holder, -1)
 
@@ -412,17 +431,22 @@ class Verbs:
 
     def _list(self, connection: Connection, request: m.List) -> None:
         self._permit(connection, "list")
-        _check_most("labels", len(request.labels), MAX_LABELS)
+        _check_labels(request.labels)
         _check_most("statuses", len(request.status), MAX_LABELS)
         root = self._resolve(connection, request.root, "list")[0].id if request.root is not None else None
-        rows = max(0, min(request.rows, MAX_ROWS))
-        wanted = _filter(request, root, self._runtime.chain)
-        own = connection.peer.run
-        mine: Callable[[RunId], bool] = (lambda run: own in self._runtime.chain(run)) if own is not None else (lambda _: True)
-        live = [info for info in self._live_infos(detailed=request.live) if wanted(info) and mine(info.id)]
-        ended = self._ended_infos(request, root or own, rows, lambda info: wanted(info) and mine(info.id))
-        runs = sorted([*ended, *live], key=lambda info: info.id)
-        self._reply(connection, m.RunList(id=request.id, runs=runs))
+        query = msgspec.structs.replace(request, root=None, rows=max(0, min(request.rows, MAX_ROWS)))
+        found = self._page(Page(query, within=root or connection.peer.run))
+        self._reply(connection, m.RunList(id=request.id, runs=self._with_totals(found.runs), next=found.reached or None))
+
+    def _page(self, page: Page) -> Selection:
+        """What is live or recent is known better here: the ledger's writer may be behind."""
+        older = self._runtime.ledger.select(page.query, within=page.within)
+        runs = {info.id: info for info in older.runs}
+        runs |= {run: entry.info for run, entry in self._runtime.recent.items() if _fits(page, entry.info, entry.chain)}
+        live = self._runtime.live
+        shown = (info for info in self._live_infos(detailed=page.query.live) if _fits(page, info, live[info.id].chain))
+        known = {run: info for run, info in runs.items() if run not in live} | {info.id: info for info in shown}
+        return Selection.of(known.values(), page.query.rows, older.reached)
 
     def _live_infos(self, *, detailed: bool) -> Iterable[RunInfo]:
         now = trio.current_time()
@@ -434,20 +458,6 @@ class Verbs:
                 yield live.info(now)
             else:
                 yield live.info(now, processes=load.processes, memory_bytes=load.memory_bytes)
-
-    def _ended_infos(self, request: m.List, within: RunId | None, rows: int, wanted: Callable[[RunInfo], bool]) -> list[RunInfo]:
-        recent = self._runtime.recent
-        found: list[RunInfo] = []
-        for entry in reversed(recent.values()):
-            if len(found) >= rows:
-                break
-            if wanted(entry.info):
-                found.append(entry.info)
-        if len(found) < rows:
-            # the ledger's writer may be behind: what is live or recent is known better here
-            older = self._runtime.ledger.select(msgspec.structs.replace(request, root=None, rows=rows), within=within)
-            found += [info for info in older if info.id not in recent and info.id not in self._runtime.live]
-        return sorted(found, key=lambda info: info.id)[-rows:] if rows else []
 
     def _logs(self, connection: Connection, request: m.Logs) -> None:
         info, _ = self._resolve(connection, request.run, "logs")
@@ -744,15 +754,9 @@ def _check_most(what: str, value: int, limit: int) -> None:
         raise RequestFailed(ErrorCode.BAD_REQUEST, f"{value} {what}; at most {limit}")
 
 
-def _filter(request: m.List, root: RunId | None, chain: Callable[[RunId], list[RunId]]) -> Callable[[RunInfo], bool]:
-    def wanted(info: RunInfo) -> bool:
-        return (
-            (not request.status or info.status in request.status)
-            and (request.name is None or info.name == request.name)
-            and (request.user is None or info.user == request.user)
-            and (root is None or root in chain(info.id))
-            and (request.since is None or info.created_at.timestamp() >= request.since)
-            and request.labels.items() <= info.labels.items()
-        )
+def _check_labels(labels: dict[str, str | list[str]]) -> None:
+    _check_most("labels", sum(len(values_of(value)) for value in labels.values()), MAX_LABELS)
 
-    return wanted
+
+def _fits(page: Page, info: RunInfo, chain: Sequence[RunId]) -> bool:
+    return page.admits(info) and (page.within is None or page.within in chain)
