@@ -157,6 +157,17 @@ def by_source(run: RunInfo) -> Iterator[str]:
             yield f"{said} [{source}{shown}]"
 
 
+def totals(run: RunInfo) -> str:
+    """What the run and its descendants have used; empty where nothing is known."""
+    least = "at least " if run.total_partial else ""
+    parts = []
+    if run.total_tokens is not None:
+        parts.append(f"{least}{run.total_tokens} tokens")
+    if run.total_cost_usd is not None:
+        parts.append(f"{least}{format_usd(run.total_cost_usd)} USD")
+    return f"{', '.join(parts)} with its descendants" if parts else ""
+
+
 class Notices:
     """What the person at a foreground run is told of its limits, each thing once."""
 

@@ -119,9 +119,9 @@ def usd(value: float | None) -> str:
     return "-" if value is None else format_usd(value)
 
 
-def bounded(text: str, usage: Usage) -> str:
+def bounded(text: str, *, partial: bool) -> str:
     """A figure of tokens or money in a table: `≥0.31` where it may still grow."""
-    return f"≥{text}" if usage.partial and text != "-" else text
+    return f"≥{text}" if partial and text != "-" else text
 
 
 def at_least(usage: Usage) -> str | None:
@@ -138,6 +138,21 @@ def age(moment: datetime | None, now: datetime | None = None) -> str:
     if moment is None:
         return "-"
     return seconds(((now or datetime.now(UTC)) - moment).total_seconds())
+
+
+def local(moment: datetime) -> str:
+    """A time in the user's zone: `2026-01-31 22:04:05`."""
+    return f"{moment.astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def clock(moment: datetime | None, now: datetime | None = None) -> str:
+    """A time in the user's zone, for a table: `22:04:05` today, `Jan 31 22:04` within a year, else `2025-01-31`; `-` if unknown."""
+    if moment is None:
+        return "-"
+    then, today = moment.astimezone(), (now or datetime.now(UTC)).astimezone()
+    if then.date() == today.date():
+        return f"{then:%H:%M:%S}"
+    return f"{then:%b %d %H:%M}" if abs((today - then).days) < 365 else f"{then:%Y-%m-%d}"
 
 
 def command(run: RunInfo) -> str:

@@ -50,6 +50,8 @@ def facts(run: RunInfo) -> Iterator[tuple[str, str]]:
         yield "limit", limits.describe(state)
     for said in limits.by_source(run):
         yield "usage", said
+    if run.descendants and (said := limits.totals(run)):
+        yield "total", said
     if run.meter:
         yield "meter", output.plain(run.meter)
     yield from _times(run)
@@ -67,10 +69,10 @@ def _processes(run: RunInfo) -> Iterator[tuple[str, str]]:
 
 
 def _times(run: RunInfo) -> Iterator[tuple[str, str]]:
-    yield "created", f"{run.created_at.isoformat()} ({output.age(run.created_at)} ago)"
+    yield "created", f"{output.local(run.created_at)} ({output.age(run.created_at)} ago)"
     for name, moment in (("started", run.started_at), ("ended", run.ended_at), ("deadline", run.deadline)):
         if moment:
-            yield name, moment.isoformat()
+            yield name, output.local(moment)
     if run.usage.elapsed_s is not None:
         yield "ran", output.seconds(run.usage.elapsed_s)
 

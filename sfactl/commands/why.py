@@ -100,7 +100,7 @@ def _waiting(run: RunInfo, now: datetime) -> str:
     told, kind = _message(run.reason) + _numbers(run), run.reason.limit_kind
     room = f"[--limit {kind}=N]"
     if any(state.kind == kind and state.action is Action.REQUEST_INCREASE for state in run.limits):
-        until = f" until {run.deadline.isoformat()}, in {_left(run.deadline, now)}" if run.deadline else ""
+        until = f" until {output.local(run.deadline)}, in {_left(run.deadline, now)}" if run.deadline else ""
         return (
             f"{told}; it waits for approval{until}: sfactl approve {run.id} {room}, or sfactl deny {run.id}. "
             "Unanswered for limits.approval_timeout, it is terminated"

@@ -311,10 +311,14 @@ class Ledger:
         page = Page(query, uid, within)
         found = self._reader.select(page)
         runs = {info.id: info for info in found.runs if info.id not in self._unwritten}
-        for held in self._unwritten.values():
-            if page.admits(held.info, held.extra.uid) and (within is None or within in self.chain(held.info.id)):
-                runs[held.info.id] = held.info
+        runs |= {info.id: info for info, _ in self.unwritten(page)}
         return Selection.of(runs.values(), query.rows, found.reached)
+
+    def unwritten(self, page: Page) -> Iterator[tuple[RunInfo, RunExtra]]:
+        """The runs of a page that the file does not know as they are now."""
+        for held in self._unwritten.values():
+            if page.admits(held.info, held.extra.uid) and (page.within is None or page.within in self.chain(held.info.id)):
+                yield held.info, held.extra
 
     def used_below(self, roots: Collection[RunId]) -> dict[RunId, Used]:
         """What each descendant of these roots has used."""

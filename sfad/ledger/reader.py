@@ -229,14 +229,14 @@ class Reader:
 
 
 @dataclass(frozen=True, slots=True)
-class _Term:
+class Term:
     """One condition. `driving` is how it is written where its index is to be used."""
 
     plain: str
     values: tuple[Any, ...]
     driving: str | None = None
     source: str = "runs"
-    also: _Term | None = None
+    also: Term | None = None
     """What finds the row that fits but is not in the index."""
     bounded: bool = False
     """The guard bounds how many rows it leads to, so it is walked to its end."""
@@ -250,8 +250,8 @@ Query = tuple[str, list[Any]]
 class Ended:
     """A query for ended runs, newest first."""
 
-    terms: list[_Term]
-    first: _Term | None = None
+    terms: list[Term]
+    first: Term | None = None
     """The term whose index it walks; without one it walks the table."""
     alone: bool = False
     """It is for the one row that fits but is not in the index."""
@@ -278,8 +278,8 @@ class Ended:
 
     def sql(self, page: Page, floor: int) -> Query:
         """The query for the rows from `floor` on."""
-        span = _Term(f"{self._number} < ? AND {self._number} >= ?", (page.below, floor))
-        driving = [] if self.first is None else [_Term(self.first.driving or "", self.first.values)]
+        span = Term(f"{self._number} < ? AND {self._number} >= ?", (page.below, floor))
+        driving = [] if self.first is None else [Term(self.first.driving or "", self.first.values)]
         order = f" ORDER BY {self._number} DESC LIMIT {page.query.rows}"
         return _sql(self._source, [*driving, span, *self.terms], order)
 
@@ -290,9 +290,9 @@ def live_queries(page: Page) -> Iterator[Query]:
     if page.query.before is not None:
         return
     live = [status for status in dict.fromkeys(page.query.status) if not status.terminal]
-    terms = [_Term("runs.status = ?", (status.value,)) for status in live] if page.query.status else [_Term(LIVE, ())]
+    terms = [Term("runs.status = ?", (status.value,)) for status in live] if page.query.status else [Term(LIVE, ())]
     for term in terms:
-        yield _sql("runs INDEXED BY runs_status", [term, *_filters(page)])
+        yield _sql("runs INDEXED BY runs_status", [term, *filters(page)])
 
 
 def ended_queries(page: Page) -> Iterator[Ended]:
@@ -306,8 +306,8 @@ def ended_queries(page: Page) -> Iterator[Ended]:
             yield from _ended(page, _column("status", status.value))
 
 
-def _ended(page: Page, *status: _Term) -> Iterator[Ended]:
-    terms = [*_filters(page), *status, _Term("runs.ended = 1", ())]
+def _ended(page: Page, *status: Term) -> Iterator[Ended]:
+    terms = [*filters(page), *status, Term("runs.ended = 1", ())]
     first = next((term for term in terms if term.driving is not None), None)
     others = [term for term in terms if term is not first]
     yield Ended(others, first)
@@ -315,43 +315,43 @@ def _ended(page: Page, *status: _Term) -> Iterator[Ended]:
         yield Ended([first.also, *others], alone=True)
 
 
-def _sql(source: str, terms: list[_Term], order: str = "") -> Query:
+def _sql(source: str, terms: list[Term], order: str = "") -> Query:
     where = " AND ".join(term.plain for term in terms)
     sql = f"SELECT {_COLUMNS} FROM {source} WHERE {where}{order}"  # noqa: S608
     return sql, [value for term in terms for value in term.values]
 
 
-def _column(name: str, value: Any) -> _Term:
-    return _Term(f"+runs.{name} = ?", (value,), f"runs.{name} = ?")
+def _column(name: str, value: Any) -> Term:
+    return Term(f"+runs.{name} = ?", (value,), f"runs.{name} = ?")
 
 
-def _root(root: RunId) -> _Term:
-    itself = _Term("runs.number = ? AND +runs.root_id = ?", (number_of(root), root))
-    return _Term("+runs.root_id = ?", (root,), "runs.root_id = ? AND runs.parent_id IS NOT NULL", also=itself, bounded=True)
+def _root(root: RunId) -> Term:
+    itself = Term("runs.number = ? AND +runs.root_id = ?", (number_of(root), root))
+    return Term("+runs.root_id = ?", (root,), "runs.root_id = ? AND runs.parent_id IS NOT NULL", also=itself, bounded=True)
 
 
-def _label(key: str, values: Sequence[str]) -> _Term:
+def _label(key: str, values: Sequence[str]) -> Term:
     marks = ", ".join("?" * len(values))
     exists = f"EXISTS (SELECT 1 FROM labels AS l WHERE l.key = ? AND l.value IN ({marks}) AND l.number = runs.number)"  # noqa: S608
     if len(values) != 1:  # the entries of several values are not in the order of numbers
-        return _Term(exists, (key, *values))
+        return Term(exists, (key, *values))
     source = "labels CROSS JOIN runs ON runs.number = labels.number"
-    return _Term(exists, (key, *values), "labels.key = ? AND labels.value = ?", source)
+    return Term(exists, (key, *values), "labels.key = ? AND labels.value = ?", source)
 
 
-def _filters(page: Page) -> Iterator[_Term]:
+def filters(page: Page) -> Iterator[Term]:
     """What the page asks for, the most selective first."""
     query = page.query
     if page.within is not None:
-        yield _Term(f"+{_BELOW}", (number_of(page.within),), _BELOW, bounded=True)
+        yield Term(f"+{_BELOW}", (number_of(page.within),), _BELOW, bounded=True)
     if query.root is not None:
         yield _root(query.root)
     yield from (_label(key, values_of(value)) for key, value in query.labels.items())
     if query.name is not None:
         yield _column("name", query.name)
     if page.uid is not None:
-        yield _Term("runs.uid = ?", (page.uid,))
+        yield Term("runs.uid = ?", (page.uid,))
     if query.user is not None:
-        yield _Term("runs.user = ?", (query.user,))
+        yield Term("runs.user = ?", (query.user,))
     if query.since is not None:
-        yield _Term("+runs.created_at >= ?", (query.since,))
+        yield Term("+runs.created_at >= ?", (query.since,))

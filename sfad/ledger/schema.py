@@ -109,7 +109,8 @@ _V2 = """
 ALTER TABLE runs ADD COLUMN meter TEXT;
 """
 
-# `cost_usd`, `tokens` and `partial` are those of the usage that is shown, the first one in the JSON object: sums are made of columns.
+# `cost_usd`, `tokens` and `partial` are those of the usage that is shown, which is the first one in the JSON object: sums need
+# columns.
 # `runs_created` leads a search by time to its first row, and tells when there is no more; entries are added at its end, and
 # never move. `events_breaches` holds the few events that a summary asks for.
 _V3 = """

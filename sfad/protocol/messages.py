@@ -19,6 +19,7 @@ from msgspec import Struct
 from .advice import Advice
 from .errors import BadMessage, ErrorCode
 from .framing import frame
+from .summary import By, Summary
 from .types import (
     Action,
     Bound,
@@ -246,6 +247,18 @@ class List(Request, tag="list"):
     """Only ended runs with lower ids: the `next` of the page before this one."""
 
 
+class Summarise(Request, tag="summary"):
+    """How the runs created since a time have ended, and what they used; live ones as they are now. Answered by `Summarised`."""
+
+    since: float
+    """Unix seconds."""
+    by: By = "name"
+    name: str | None = None
+    user: str | None = None
+    labels: dict[str, str | list[str]] = {}
+    """As in `List`."""
+
+
 class Logs(Request, tag="logs"):
     """The run's output files, opened for reading. Answered by `LogFiles` with two descriptors. The files exist from the
     run's admission, so that a reader may begin before the run does; a `Wait` on the same connection tells when it ended."""
@@ -299,6 +312,7 @@ AnyRequest = (
     | Info
     | Wait
     | List
+    | Summarise
     | Logs
     | Result
     | Send
@@ -372,6 +386,12 @@ class RunList(Reply, tag="runs"):
     runs: list[RunInfo]
     next: RunId | None = None
     """`List.before` of the next page, which holds older runs; `None` where there are no more."""
+
+
+class Summarised(Reply, tag="summarised"):
+    """The answer to `Summarise`."""
+
+    summary: Summary
 
 
 class LogFiles(Reply, tag="log_files"):
@@ -462,6 +482,7 @@ AnyReply = (
     | Reserved
     | Recommended
     | RunList
+    | Summarised
     | LogFiles
     | ResultText
     | EventPush

@@ -54,6 +54,8 @@ class Live:
     """The limits but time, as they are shown while nothing of them is known to be used; `None` if they have changed."""
     main: Main | None = None
     """Of the attempt that was launched last."""
+    model: str | None = None
+    """The one that was named last, or by its stream the one with most tokens."""
     saved: RunInfo | None = None
     """As the ledger was last given it."""
 
@@ -88,6 +90,7 @@ class Live:
             allowed_tools=spawn.allowed_tools,
             blocked_tools=spawn.blocked_tools,
             pid_started=self.main.started if self.main is not None and self.run.pid is not None else None,
+            model=self.model,
         )
 
     @property

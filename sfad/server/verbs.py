@@ -27,6 +27,7 @@ from ..core.usage import NOTHING
 from ..descriptors import Need
 from ..giveback import give_back
 from ..ledger.reader import Page, Selection
+from ..ledger.summary import Unwritten, summarise
 from ..ledger.totals import used_by, with_totals
 from ..meters import PROGRAMS
 from ..output.files import Replaced
@@ -34,6 +35,7 @@ from ..output.sanitise import cut_oldest, sanitise, wrap_result
 from ..protocol import messages as m
 from ..protocol.advice import Advice
 from ..protocol.errors import ErrorCode
+from ..protocol.summary import Summary
 from ..protocol.types import BudgetState, Event, Limit, LimitRefusal, RunId, RunInfo, Status
 from ..protocol.units import MOST_COUNTED, MOST_SPENT
 from ..protocol.version import SUPPORTED
@@ -117,6 +119,7 @@ class Verbs:
             m.Info: self._info,
             m.Wait: self._wait,
             m.List: self._list,
+            m.Summarise: self._summarise,
             m.Logs: self._logs,
             m.Result: self._result,
             m.Send: self._send,
@@ -447,6 +450,32 @@ class Verbs:
         shown = (info for info in self._live_infos(detailed=page.query.live) if _fits(page, info, live[info.id].chain))
         known = {run: info for run, info in runs.items() if run not in live} | {info.id: info for info in shown}
         return Selection.of(known.values(), page.query.rows, older.reached)
+
+    def _summarise(self, connection: Connection, request: m.Summarise) -> None:
+        self._permit(connection, "summary")
+        _check_labels(request.labels)
+        query = m.List(id=0, since=request.since, name=request.name, user=request.user, labels=request.labels)
+        page = Page(query, within=connection.peer.run)
+        connection.elsewhere.add(request.id)
+
+        def answer(found: Summary | Exception) -> None:
+            if request.id not in connection.elsewhere:
+                return  # it has been given up
+            connection.elsewhere.discard(request.id)
+            if isinstance(found, Exception):
+                self._fail(connection, request.id, ErrorCode.UNAVAILABLE, str(found))
+            else:
+                self._reply(connection, m.Summarised(id=request.id, summary=found))
+
+        directory, unwritten = self._runtime.ledger.directory, self._unwritten(page)
+        self._runtime.look_up(lambda: summarise(directory, page, request.by, unwritten), answer)
+
+    def _unwritten(self, page: Page) -> Unwritten:
+        """The runs of a page that the file does not know as they are now, with their models."""
+        live, now = self._runtime.live, trio.current_time()
+        ended = [(info, extra.model) for info, extra in self._runtime.ledger.unwritten(page) if info.id not in live]
+        fitting = ((one.info(now), one) for one in live.values())
+        return [*ended, *((info, one.model) for info, one in fitting if _fits(page, info, one.chain))]
 
     def _live_infos(self, *, detailed: bool) -> Iterable[RunInfo]:
         now = trio.current_time()
