@@ -132,7 +132,7 @@ class Client:
         self._decoder = FrameDecoder(MAX_REPLY)
         self._last_words: m.Error | None = None
         self._opened_at = time.monotonic()
-        self._socket = _connected(self.path, handshake)
+        self._socket = self._reach(handshake)
         try:
             if (why := distrusted(self._socket)) is not None:
                 raise Unreachable(self.path, "untrusted", why)
@@ -140,6 +140,9 @@ class Client:
         except BaseException:
             self.close()
             raise
+
+    def _reach(self, seconds: float) -> socket.socket:
+        return _connected(self.path, seconds)
 
     def __enter__(self) -> Client:
         return self

@@ -164,6 +164,8 @@ def command(run: RunInfo) -> str:
 
 def outcome(run: RunInfo) -> str:
     """Status, and in brackets what an exit code or signal adds to it."""
+    if run.reason is not None and run.reason.kind == "no_daemon":
+        return f"{run.status.value} (last known)"
     if run.reason is not None and run.reason.limit_kind is not None:
         return f"{run.status.value} (limit {plain(run.reason.limit_kind)})"
     if run.signal is not None:

@@ -11,8 +11,8 @@ from sfad.protocol.messages import Info, RunReply
 from sfad.protocol.types import RunInfo, Status
 
 from .. import limits, output
-from ..connection import connect
 from ..exits import Exit
+from ..history import connect
 from ..options import COMMON, RUN, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUN)

@@ -21,8 +21,9 @@ from sfad.protocol.types import RunId, RunInfo, Status, Usage
 from sfad.protocol.units import MOST_WHOLE, parse_duration
 
 from .. import environment, output, request, screen
-from ..connection import Client, connect
+from ..connection import Client
 from ..exits import Exit, UsageError
+from ..history import connect
 from ..options import COMMON, Option, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (

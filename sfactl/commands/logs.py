@@ -17,8 +17,9 @@ from contextlib import suppress
 from sfad.protocol import messages as m
 
 from .. import follow, loop, output
-from ..connection import AGAIN, Client, ConnectionLost, check, connect
+from ..connection import AGAIN, Client, ConnectionLost, check
 from ..exits import Exit, UsageError
+from ..history import connect
 from ..options import COMMON, RUN, Option, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (

@@ -10,7 +10,7 @@ from sfad.protocol.messages import Result, ResultText
 from sfad.protocol.units import MOST_WHOLE
 
 from .. import environment, exits, output
-from ..connection import connect
+from ..history import connect
 from ..options import COMMON, RUN, Option, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (

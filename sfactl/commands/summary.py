@@ -14,8 +14,8 @@ from sfad.protocol import messages as m
 from sfad.protocol.summary import By, Failed, Summary
 
 from .. import output, request, screen
-from ..connection import connect
 from ..exits import Exit, UsageError
+from ..history import connect
 from ..limits import share
 from ..options import COMMON, Option, Parameter
 from .list import moment

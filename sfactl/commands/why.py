@@ -13,8 +13,8 @@ from sfad.protocol.messages import Info, RunReply
 from sfad.protocol.types import Action, LimitKind, LimitState, Reason, RunInfo, Status
 
 from .. import output
-from ..connection import connect
 from ..exits import Exit
+from ..history import connect
 from ..limits import REFUSED, share
 from ..options import COMMON, RUN, Parameter
 
@@ -48,6 +48,8 @@ def _sentence(run: RunInfo, now: datetime) -> str:
         return f"{who} was lost: {_message(run.reason)}. Its exit status is not known; sfactl logs {run.id} has what it wrote"
     if run.status.terminal:
         return f"{who} ended as {run.status.value}: {_message(run.reason)}{_numbers(run)}"
+    if run.reason is not None and run.reason.kind == "no_daemon":
+        return f"{who} was {run.status.value}: {_message(run.reason)}"
     if run.status is Status.PAUSED:
         return f"{who} is paused: {_waiting(run, now)}"
     return f"{who} is {run.status.value}{_stopping(run)}; {_bounds(run, now)}"

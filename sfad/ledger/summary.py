@@ -47,9 +47,14 @@ def summarise(directory: Path, page: Page, by: By, unwritten: Unwritten) -> Summ
     """The summary of the runs of a page, which has a `since`, from the ledger in `directory`. Raises `LedgerError`."""
     try:
         with closing(open_reader(directory)) as connection:
-            return _Report(connection, page, by, unwritten).summary()
+            return summary_of(connection, page, by, unwritten)
     except (sqlite3.Error, msgspec.MsgspecError) as error:
         raise LedgerError(f"the ledger {directory / FILE} cannot be read: {error}") from error
+
+
+def summary_of(connection: sqlite3.Connection, page: Page, by: By, unwritten: Unwritten) -> Summary:
+    """The same, on a connection."""
+    return _Report(connection, page, by, unwritten).summary()
 
 
 class _Report:

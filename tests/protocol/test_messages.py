@@ -15,6 +15,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.advice import Advice
 from sfad.protocol.errors import BadMessage, ErrorCode
 from sfad.protocol.framing import HEADER, FrameDecoder
+from sfad.protocol.summary import Breach, Costly, Failed, Group, Summary
 from sfad.protocol.types import (
     Action,
     Bound,
@@ -61,6 +62,7 @@ REQUESTS: list[m.Request] = [
     m.Report(id=18, model="m", turns=1, input_tokens=2, output_tokens=3, cost_usd=0.5, role="planning"),
     m.Reserve(id=19, run="a1", model="m", input_tokens=2, max_output_tokens=3, role="execution"),
     m.Settle(id=20, reservation="a1-1", input_tokens=2, output_tokens=3, cached_tokens=1), m.Recommend(id=21, run_type="qa"),
+    m.Summarise(id=22, since=1.5, by="label", labels={"a": ["b", "c"], "d": "e"}),
 ]  # fmt: skip
 
 REPLIES: list[m.Reply] = [
@@ -79,6 +81,12 @@ REPLIES: list[m.Reply] = [
     m.Recommended(id=14, runs=20, in_force=[Limit(kind=LimitKind.TURNS, threshold=25, action=Action.TERMINATE)],
                   advice=[Advice(kind=LimitKind.TURNS, p95=12, suggested=15, limit=25, runs=20, ended=21, failed_share=0.05,
                                  least=1, most=100)]),
+    m.Summarised(id=15, summary=Summary(
+        since=NOW, until=NOW, runs=2, by_status={Status.FAILED: 2}, cost_usd=0.5, tokens=7, partial=True,
+        groups=[Group(key=None, runs=2, cost_usd=0.5, tokens=7, failed=2)],
+        breaches=[Breach(run_id="a1", limit_kind="turns", used=3, threshold=2)],
+        failed=[Failed(run_id="a1", name="a", reason="r")],
+        costly=[Costly(run_id="a1", name="a", status=Status.FAILED, cost_usd=0.5, tokens=7, partial=True)])),
     m.Done(id=11), m.Error(id=12, code=ErrorCode.BAD_REQUEST, message="m"),
 ]  # fmt: skip
 
