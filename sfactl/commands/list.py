@@ -218,7 +218,7 @@ COLUMNS = (
     Column("USER", lambda run: run.user, "wide"),
     Column("AGE", lambda run: output.age(run.created_at)),
     Column("RAN", lambda run: output.seconds(run.usage.elapsed_s)),
-    Column("ENDED", lambda run: output.clock(run.ended_at)),
+    Column("ENDED", lambda run: output.clock(run.ended_at), known=True),
     Column("PROCS", lambda run: "-" if run.processes is None else str(run.processes), "live", known=True),
     Column("MEMORY", lambda run: output.size(run.memory_bytes), "live", known=True),
     Column("TURNS", lambda run: output.short(run.usage.turns), known=True),

@@ -106,9 +106,9 @@ def rows_of(*runs: RunInfo, **options: Any) -> list[str]:
 def test_usage_has_columns_where_it_is_known() -> None:
     unknown, known = run(id="a1"), run(id="a2", usage=Usage(elapsed_s=3.0, turns=12, tokens=48_000, cost_usd=0.45, source="report"))
     header, first, second = rows_of(unknown, known)
-    assert header.split()[6:] == ["RAN", "ENDED", "TURNS", "TOKENS", "USD", "COMMAND"]
-    assert first.split()[7:11] == ["-", "-", "-", "-"]
-    assert second.split()[8:11] == ["12", "48.0k", "0.45"]
+    assert header.split()[6:] == ["RAN", "TURNS", "TOKENS", "USD", "COMMAND"]
+    assert first.split()[7:10] == ["-", "-", "-"]
+    assert second.split()[7:10] == ["12", "48.0k", "0.45"]
     assert "USD" not in rows_of(unknown)[0]
 
 
