@@ -22,9 +22,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def of_flags(texts: Iterable[str]) -> list[Limit]:
+def of_flags(texts: Iterable[str], source: str = "--limit") -> list[Limit]:
     """What `--limit` says, each kind at most once. Raises `UsageError`."""
-    return once(_understood(written.parse_limit, text, "--limit") for text in texts)
+    return once(_understood(written.parse_limit, text, source) for text in texts)
 
 
 def of_object(text: str) -> list[Limit]:

@@ -21,6 +21,14 @@ def print_json(value: Any) -> None:
     write(msgspec.json.encode(value) + b"\n")
 
 
+def changed(run: RunInfo, json: bool) -> None:
+    """A run after a verb that changed its state: as JSON, or its status as a note."""
+    if json:
+        print_json(run)
+    else:
+        note(f"{run.id} is {run.status.value}")
+
+
 def write(data: bytes) -> None:
     """Bytes on stdout, now."""
     sys.stdout.flush()
