@@ -15,7 +15,14 @@ from .exits import UsageError
 from .options import Option
 from .output import plain, seconds
 
-OPTION = Option(("--limit",), "limit", "From now on this much: turns=50, cost=2.50, tokens=200k, …", "KIND=N", many=True)
+OPTION = Option(
+    ("--limit",),
+    "limit",
+    "From now on this much: turns=50, cost=2.50, tokens=200k, …",
+    "KIND=N",
+    many=True,
+    complete="kind of limit",
+)
 """For the verbs that give a run more room."""
 
 P = ParamSpec("P")

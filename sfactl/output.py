@@ -18,7 +18,12 @@ from sfad.protocol.types import RunInfo, Status
 
 def print_json(value: Any) -> None:
     """One JSON object on one line of stdout. Structs in full: unknown is null."""
-    write(msgspec.json.encode(value) + b"\n")
+    write(encoded(value) + b"\n")
+
+
+def encoded(value: Any) -> bytes:
+    """JSON on one line."""
+    return msgspec.json.encode(value)
 
 
 def changed(run: RunInfo, json: bool) -> None:

@@ -32,6 +32,7 @@ VERBS = {
     "doctor": "Check what sfad needs of this machine, and how to mend it",
     "config": "Show each effective setting and where it comes from, or the schema of --limits",
     "completion": "Print a shell's completion script",
+    "help": "Show this list, or explain a verb",
     "demo": "Watch the daemon refuse, bound and stop runs (15 seconds, leaves nothing)",
 }
 

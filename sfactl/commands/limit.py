@@ -24,7 +24,7 @@ from ..several import CHOICE, Choice
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
     RUNS._replace(
-        target="words", metavar="RUN... KIND=VALUE", help="Runs, then limits: turns=50, time=2h, cost=5:pause", complete="limit"
+        target="words", metavar="RUN|KIND=VALUE", help="Runs, then limits: turns=50, time=2h, cost=5:pause", complete="limit"
     ),
     *CHOICE,
 )

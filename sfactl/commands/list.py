@@ -22,12 +22,14 @@ from ..several import labels
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
-    Option(("--status",), "status", "Only runs with this status", "STATUS", many=True),
-    Option(("--name",), "name", "Only runs of this name", "NAME"),
-    Option(("--user",), "user", "Only this user's runs", "USER"),
-    Option(("--root",), "root", "Only this run's tree", "RUN"),
+    Option(("--status",), "status", "Only runs with this status", "STATUS", many=True, complete="status"),
+    Option(("--name",), "name", "Only runs of this name", "NAME", complete="name"),
+    Option(("--user",), "user", "Only this user's runs", "USER", complete="user"),
+    Option(("--root",), "root", "Only this run's tree", "RUN", complete="run"),
     Option(("--since",), "since", "Only runs created since: 1h ago, or an RFC 3339 time", "TIME"),
-    Option(("--label",), "label", "Only runs with this label; of one key, any of the values given", "K=V", many=True),
+    Option(
+        ("--label",), "label", "Only runs with this label; of one key, any of the values given", "K=V", many=True, complete="label"
+    ),
     Option(("--limit-rows",), "limit_rows", "Ended runs at most; else 50", "N"),
     Option(("--live",), "live", "Count processes and memory of each run"),
 )

@@ -122,11 +122,12 @@ class Sweeper:
         result = self._errand(work)
         self._steps += 1
         if self._steps % _STEPS_A_CHECKPOINT == 0:
-            self._checkpoint()
+            self.checkpoint()
         self._pause()
         return result
 
-    def _checkpoint(self) -> None:
+    def checkpoint(self) -> None:
+        """Move the log into the database, as far as nobody reads it. Raises `sqlite3.Error`."""
         # here and not in the writer's thread, for its fsync: a passive one keeps nobody from writing
         with closing(sqlite3.connect(self._directory / FILE, isolation_level=None, timeout=0)) as connection:
             connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
@@ -134,7 +135,7 @@ class Sweeper:
     def _cut_wal(self) -> None:
         wal = self._directory / f"{FILE}-wal"
         if wal.exists() and wal.stat().st_size > _WAL_LARGE:
-            self._checkpoint()
+            self.checkpoint()
             self._errand(_truncate_wal)
 
 

@@ -175,13 +175,19 @@ class Maintenance:
     def _prune(self, wanted: Wanted, forget: Callable[[Collection[RunId]], object]) -> Pruned:
         sweeper, dry = Sweeper(self._ledger.directory, self._errand, _copy_pause), wanted.dry_run
         cutoff = self._clock.now() - timedelta(seconds=wanted.older_than or 0)
-        trees = sweeper.choose(cutoff, keep=wanted.keep, uid=wanted.uid)
+        live = trio.from_thread.run_sync(lambda: frozenset(self._live()))
+        trees = [
+            tree
+            for tree in sweeper.choose(cutoff, keep=wanted.keep, uid=wanted.uid)
+            if live.isdisjoint(run_id(run.number) for run in tree)
+        ]
         runs = [run_id(run.number) for tree in trees for run in tree]
         # output first: a row without output can be removed again, output without its row would stay
         files, freed = remove(self._output.directory, runs, dry=dry, between=_copy_pause)
         deleted = sweeper.remove(trees, dry=dry)
         if dry:
             return Pruned(len(trees), deleted.runs, deleted.events, files, freed, 0)
+        sweeper.checkpoint()  # a power failure may lose what is in the log only, and then the spool alone knows how a run ended
         trio.from_thread.run_sync(forget, runs)
         before = self._ledger.size_bytes
         sweeper.compact()

@@ -335,6 +335,8 @@ class Runtime:
 
     def _forget(self, runs: Iterable[RunId]) -> None:
         """The ledger does not know these runs any more."""
+        runs = list(runs)
+        self.memory.pruned(runs)
         for run in runs:
             recent = self.recent.pop(run, None)
             if recent is not None:
