@@ -246,14 +246,28 @@ class Logs(Request, tag="logs"):
     run's admission, so that a reader may begin before the run does; a `Wait` on the same connection tells when it ended."""
 
     run: str
+    form: Literal["raw", "text", "auto"] = "raw"
+    """Whether the caller wants stdout as it is, or the text that the agent's events hold. `auto`: the text if the caller is in a
+    run with a meter, where JSON would go to a model."""
+
+
+class Text(Request, tag="text"):
+    """More of the text that the events in a run's stdout hold, where `LogFiles.text` says that there is any. What is no event is
+    text as it is. Answered by `TextPart` at once: its file's growth tells when there may be more."""
+
+    run: str
+    cursor: bytes = b""
+    """That of the last `TextPart`; without it, from the beginning."""
 
 
 class Result(Request, tag="result"):
-    """A finished run's stdout made safe for a language model. Answered by `ResultText`."""
+    """A finished run's final answer, or else its stdout, made safe for a language model. Answered by `ResultText`."""
 
     run: str
     max_bytes: int = 64 * 1024
     """Of the text, at most 1 MiB; the newest part is kept."""
+    raw: bool = False
+    """The whole stdout, also where the run's meter can find the answer in its events."""
 
 
 class Send(Request, tag="send"):
@@ -295,6 +309,7 @@ AnyRequest = (
     | Wait
     | List
     | Logs
+    | Text
     | Result
     | Send
     | Watch
@@ -374,6 +389,25 @@ class LogFiles(Reply, tag="log_files"):
     ended: bool
     kept: bool = True
     descriptors: int = 2
+    text: bool = False
+    """Stdout is to be asked for by `Text`."""
+
+
+class TextPart(Reply, tag="text"):
+    """The next part of a run's text."""
+
+    run: RunId
+    text: bytes
+    cursor: bytes
+    """How far it reaches; opaque."""
+    tools: list[str] = []
+    """The tool calls in this part, a line each."""
+    notes: list[str] = []
+    """Why something is missing in it."""
+    more: bool = False
+    """There is more already."""
+    ended: bool = False
+    """The run has ended. Unless there is more, this was the last part."""
 
 
 class ResultText(Reply, tag="result"):
@@ -456,6 +490,7 @@ AnyReply = (
     | Recommended
     | RunList
     | LogFiles
+    | TextPart
     | ResultText
     | EventPush
     | DaemonStatus
