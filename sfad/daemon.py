@@ -17,7 +17,7 @@ from pathlib import Path
 
 import trio
 
-from . import __version__, reexec, systemd
+from . import __version__, logout, reexec, systemd
 from . import config as configuration
 from .ballast import Ballast
 from .core.events import DrainRequested
@@ -333,9 +333,11 @@ class Daemon:
             elif number == signal.SIGUSR2:
                 nursery.start_soon(self._execute_anew, runtime, server, log)
             else:
-                log.info("stopping every tree", signal=signal.Signals(number).name, live=len(runtime.live))
+                # before anything waits: a daemon that is about to execute itself anew must see that it is draining
+                cause = logout.cause() if number == signal.SIGTERM else None
+                log.info("stopping every tree", signal=signal.Signals(number).name, cause=cause, live=len(runtime.live))
                 server.stop_accepting()
-                runtime.feed(DrainRequested(trio.current_time(), number))
+                runtime.feed(DrainRequested(trio.current_time(), number, cause))
                 nursery.start_soon(self._bound_drain, runtime, log)
 
     async def _bound_drain(self, runtime: Runtime, log: Log) -> None:

@@ -19,7 +19,7 @@ from .conftest import PATIENCE, SFACTL, World
 def alone(world: World) -> Iterator[World]:
     """A place where a daemon may be started, without the user's systemd. What was started is stopped."""
     del world.env["SFAD_AUTOSTART"]
-    world.env.pop("XDG_RUNTIME_DIR", None)
+    world.env["XDG_RUNTIME_DIR"] = str(world.directory / "runtime")
     yield world
     done = world.sfactl("status", "--json", code=None)
     if done.returncode == 0:
