@@ -82,8 +82,9 @@ def by_systemd() -> str | None:
         return None
     # The unit listens where it was installed to listen: of no use to who names another place.
     elsewhere = any(name in os.environ for name in PASSED_ON)
-    if not elsewhere and _quietly(environ, "systemctl", "--user", "start", "sfad.service"):
-        return "by systemctl --user start sfad.service"
+    for unit in ("sfad.socket", "sfad.service") if not elsewhere else ():
+        if _quietly(environ, "systemctl", "--user", "start", unit):
+            return f"by systemctl --user start {unit}"
     return "in a systemd unit of its own" if _quietly(environ, *transient(environ)) else None
 
 
