@@ -152,7 +152,7 @@ class Daemon:
         if handed is None:
             self._lock = take_state_dir(path, instance)
             if self._inherited is None:
-                prepare_socket(self._place.socket)  # a daemon that adopts runs and then cannot serve ends them
+                prepare_socket(self._place.socket, held=path)  # a daemon that adopts runs and then cannot serve ends them
         else:
             self._lock = resume_lock(path, instance, directory=handed.directory, file=handed.lock, claim=handed.claim)
         stack.callback(self._lock.close)
@@ -293,9 +293,9 @@ class Daemon:
 
     async def _run(self, runtime: Runtime, recovery: Recovery, log: Log, stack: ExitStack, children: ChildSignals) -> None:
         place, handed = self._place, self._handed
-        listener = self._inherited or bind_socket(place.socket)
+        listener = self._inherited or bind_socket(place.socket, held=place.state_dir)
         if not systemd.listens(listener):  # to look whether it is stale would make systemd start the service again
-            stack.callback(_unbind, place.socket, log)
+            stack.callback(_unbind, place, log)
         inode = handed.inode if handed is not None else None
         server = Server(listener, runtime, lambda sock: identify(sock, runtime.launcher), log, inode)
         stack.callback(server.close)
@@ -408,9 +408,9 @@ def _close_all(descriptors: dict[str, int]) -> None:
         os.close(descriptors.popitem()[1])
 
 
-def _unbind(socket: Path, log: Log) -> None:
+def _unbind(place: Place, log: Log) -> None:
     try:
-        unbind_socket(socket)
+        unbind_socket(place.socket, held=place.state_dir)
     except PathError as error:
         log.warning(str(error))  # the next daemon finds it stale and replaces it
 

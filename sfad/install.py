@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from . import probe
@@ -36,6 +37,8 @@ MANAGER_TIMEOUT = 10.0
 """Seconds that a user's systemd may take to start when lingering is enabled."""
 
 UNAVAILABLE, NOT_PERMITTED = 69, 77
+
+_PAST = {"write": "wrote", "run": "ran", "end": "ended", "remove": "removed"}
 
 _SPECIAL = set("\"'\\$;\n\t ")
 """Characters of a path that mean something else in ExecStart=."""
@@ -86,7 +89,7 @@ class Installer:
     def install(self, *, linger: bool = False) -> None:
         """Write, enable and start the units. Raises `InstallError`, `OSError`."""
         self._check()
-        if linger:
+        if linger and not probe.lingering(os.getuid()):
             self._linger("enable-linger")
         self._check_manager(awaited=linger)
         changed = [self._write(name, text) for name, text in self._rendered().items()]
@@ -99,32 +102,34 @@ class Installer:
         """Stop the daemon with its runs, and remove the units. Raises `InstallError`, `OSError`."""
         self._check()
         self._check_manager(awaited=False)
-        files = [path for name in templates(user=self._user) if (path := self.directory / name).exists()]
+        files = [path for name in templates(user=self._user) if (path := self._directory / name).exists()]
         if files:
-            self._run(*self._systemctl, "disable", "--now", *(unit for unit in STARTED if self.directory / unit in files))
+            self._run(*self._systemctl, "disable", "--now", *(unit for unit in STARTED if self._directory / unit in files))
             for path in files:
                 if not self._dry_run:
                     path.unlink()
-                self._say("removed", str(path))
+                self._say("remove", str(path))
             self._run(*self._systemctl, "daemon-reload")
         else:
-            print(f"nothing is installed in {self.directory}")
+            print(f"nothing is installed in {self._directory}")
         if linger:
             self._linger("disable-linger")
         elif self._user and probe.lingering(os.getuid()):
             print("lingering stays enabled; to disable it: loginctl disable-linger")
 
+    def installed(self) -> bool:
+        """Return whether the units are there."""
+        with suppress(InstallError):
+            return (self._directory / STARTED[-1]).exists()
+        return False
+
     @property
-    def directory(self) -> Path:
+    def _directory(self) -> Path:
         """Where the units belong. Raises `InstallError` without a home."""
         try:
             return xdg(self._environ, "XDG_CONFIG_HOME", ".config") / "systemd/user" if self._user else Path("/etc/systemd/system")
         except ValueError as error:
             raise InstallError(str(error)) from None
-
-    def installed(self) -> bool:
-        """Return whether the units are there."""
-        return (self.directory / STARTED[-1]).exists()
 
     def _check(self) -> None:
         if not probe.systemd_runs() or not shutil.which("systemctl"):
@@ -180,14 +185,14 @@ class Installer:
 
     def _write(self, name: str, text: str) -> bool:
         """Return whether this changed the file."""
-        path = self.directory / name
+        path = self._directory / name
         if path.exists() and path.read_text() == text:
             print(f"unchanged: {path}")
             return False
         if not self._dry_run:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        self._say("wrote", str(path))
+        self._say("write", str(path))
         if self._dry_run:
             print("".join(f"    {line}\n" for line in text.splitlines()), end="")
         return True
@@ -220,7 +225,7 @@ class Installer:
             signal.pidfd_send_signal(pidfd, signal.SIGTERM)
             select.select([pidfd], [], [], TIMEOUT)
             os.close(pidfd)
-        self._say("ended", f"the daemon that was started without the units (pid {pid}); it had no runs")
+        self._say("end", f"the daemon that was started without the units (pid {pid}); it had no runs")
 
     def _tell_lasting(self, linger: bool) -> None:
         if not self._user:
@@ -242,7 +247,7 @@ class Installer:
         """Run a command of systemd. Raises `InstallError` with what it wrote."""
         if not self._dry_run and (done := self._done(command)).returncode:
             raise InstallError(f"'{shlex.join(command)}' exited with {done.returncode}: {' '.join(done.stderr.split())}")
-        self._say("ran", shlex.join(command))
+        self._say("run", shlex.join(command))
 
     def _output(self, *command: str) -> str:
         """Return what a command that changes nothing prints."""
@@ -256,5 +261,5 @@ class Installer:
         except subprocess.TimeoutExpired:
             raise InstallError(f"'{shlex.join(command)}' did not end within {TIMEOUT:g} s") from None
 
-    def _say(self, done: str, what: str) -> None:
-        print(f"{'would have ' if self._dry_run else ''}{done}: {what}", flush=True)
+    def _say(self, verb: str, what: str) -> None:
+        print(f"would {verb}: {what}" if self._dry_run else f"{_PAST[verb]}: {what}", flush=True)

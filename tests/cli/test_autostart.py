@@ -36,6 +36,7 @@ def stop(pid: int) -> None:
 
 
 def test_the_first_run_starts_one_and_says_so_once(alone: World) -> None:
+    alone.env["SFAD_SOCKET"] = str(alone.state / "sfad.sock")  # where it is without a login session, as in cron
     first = alone.sfactl("run", "-q", "--", "echo", "hello")
     assert first.stdout == "hello\n"
     assert first.stderr.startswith("sfactl: no daemon was running; started one")
