@@ -392,7 +392,7 @@ def _connected(path: Path, seconds: float) -> socket.socket:
 def explain(path: Path, error: OSError) -> Unreachable:
     """What a failed `socket` or `connect` means for the person in front of it."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return Unreachable(path, "missing", "the socket does not exist; no daemon was started there")
+        return Unreachable(path, "missing", "the socket does not exist: no daemon is running; start one with 'sfad serve'")
     if error.errno == errno.ECONNREFUSED:
         return Unreachable(
             path, "refused", "the socket is there but nobody listens on it; the daemon has died, or is starting or stopping"

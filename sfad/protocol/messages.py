@@ -454,6 +454,8 @@ class DaemonStatus(Reply, tag="daemon_status"):
     enforcement: dict[str, str] = {}
     """Who holds runs to limits of `memory`, `pids` and `cpu` here: `kernel`, `watching`, `nothing`."""
     budgets: list[BudgetState] = []
+    linger_command: str | None = None
+    """Logging out ends this daemon and its runs, and this command prevents that; `None` where logging out does not end it."""
 
 
 class Setting(Struct, frozen=True, kw_only=True):

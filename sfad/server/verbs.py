@@ -14,7 +14,7 @@ import msgspec
 import psutil
 import trio
 
-from .. import __version__
+from .. import __version__, logout
 from ..config import NAME_MAX
 from ..core import commands as c
 from ..core import events as e
@@ -590,6 +590,7 @@ class Verbs:
             adopted=runtime.adopted,
             enforcement={kind: runtime.launcher.enforcement(kind) for kind in ("memory", "pids", "cpu")},
             budgets=[_budget_state(budget) for budget in machine.limiter.budgets] if connection.peer.run is None else [],
+            linger_command=logout.linger_command(),
         )
         self._reply(connection, status)
 
