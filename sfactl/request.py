@@ -68,6 +68,8 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(("--leaf",), "leaf", "The run may not start others"),
     Option(("--stdin",), "stdin", "Keep the run's stdin open for `sfactl send`"),
     Option(("--stdio",), "stdio", "inherit: the run gets this client's own stdin, stdout, stderr; nothing is kept", "HOW"),
+    Option(("--text",), "text", "Show the agent's text and final answer, not its JSON events, where the meter knows them"),
+    Option(("--raw",), "raw", "Show the agent's output as it is (default, but in a run that has a meter)"),
     Option(("--quiet", "-q"), "quiet", "No progress lines; why a run failed is still told (SFA_QUIET)"),
     Option(("--verbose", "-v"), "verbose", "Every event of the run on stderr"),
     Option(("--no-log",), "no_log", "Keep no output (SFA_NO_LOG)"),
@@ -124,6 +126,8 @@ class Wanted(NamedTuple):
     leaf: bool = False
     stdin: bool = False
     stdio: str | None = None
+    text: bool = False
+    raw: bool = False
     quiet: bool = False
     verbose: bool = False
     no_log: bool = False
@@ -160,8 +164,21 @@ def check(wanted: Wanted) -> None:
         raise UsageError(f"--stdio: {wanted.stdio!r} is neither files nor inherit")
     if wanted.stdio == "inherit" and wanted.stdin:
         raise UsageError("--stdin and --stdio inherit exclude each other: the run has one stdin")
+    _check_text(wanted)
     if wanted.meter not in (None, *METERS):
         raise UsageError(f"--meter: {wanted.meter!r} is none of {', '.join(METERS)}")
+
+
+def _check_text(wanted: Wanted) -> None:
+    for given, option in (
+        (wanted.raw, "--raw"),
+        (wanted.json, "--json"),
+        (wanted.no_log, "--no-log"),
+        (wanted.stdio == "inherit", "--stdio inherit"),
+    ):
+        if wanted.text and given:
+            why = "one shows events and the other does not" if option == "--raw" else "no output is copied that could hold text"
+            raise UsageError(f"--text and {option} exclude each other: {why}")
 
 
 def message(wanted: Wanted, request_id: int, environ: Mapping[str, str] = os.environ) -> Spawn:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import trio
 
-from . import __version__, reexec, systemd
+from . import __version__, logout, reexec, systemd
 from . import config as configuration
 from .ballast import Ballast
 from .core.events import DrainRequested
@@ -86,6 +86,8 @@ class Daemon:
         """It is about to execute itself anew."""
         self._runtime: Runtime
         self._lock: StateLock
+        self._inherited: socket.socket | None = None
+        """The listening socket, if it is not to be made."""
         self._nofile = 0
         """The soft limit of descriptors that it was started with."""
 
@@ -99,6 +101,7 @@ class Daemon:
             stack.callback(children.close)
             log = self._open_log()
             stack.callback(log.close)
+            self._inherited = self._listener(stored)
             self._take_state_dir(stack)
             memory, output, ledger = self._open_state(stack, log)
             launcher = self._choose_launcher(stack, log)
@@ -129,11 +132,27 @@ class Daemon:
             log.error(f"log.file = {setting.file} cannot be opened: {error.strerror}; going on with stderr")
             return log
 
+    def _listener(self, stored: dict[str, int]) -> socket.socket | None:
+        """Return the socket on which systemd listens for this daemon, or the daemon before it did. Raises `PathError`."""
+        if self._handed is not None:
+            return socket.socket(fileno=self._handed.listener)
+        fd = stored.pop(systemd.SOCKET_UNIT, None)
+        if fd is None:
+            return None
+        listener = socket.socket(fileno=fd)
+        if listener.getsockname() != str(self._place.socket):
+            raise PathError(
+                f"{systemd.SOCKET_UNIT} listens at {listener.getsockname()}, and the daemon is to serve {self._place.socket}; set "
+                "ListenStream= of the one and --socket or SFAD_SOCKET of the other to the same path"
+            )
+        return listener
+
     def _take_state_dir(self, stack: ExitStack) -> None:
         path, instance, handed = self._place.state_dir, self._place.instance, self._handed
         if handed is None:
             self._lock = take_state_dir(path, instance)
-            prepare_socket(self._place.socket)  # a daemon that adopts runs and then cannot serve ends them
+            if self._inherited is None:
+                prepare_socket(self._place.socket, held=path)  # a daemon that adopts runs and then cannot serve ends them
         else:
             self._lock = resume_lock(path, instance, directory=handed.directory, file=handed.lock, claim=handed.claim)
         stack.callback(self._lock.close)
@@ -275,8 +294,9 @@ class Daemon:
 
     async def _run(self, runtime: Runtime, recovery: Recovery, log: Log, stack: ExitStack, children: ChildSignals) -> None:
         place, handed = self._place, self._handed
-        listener = bind_socket(place.socket) if handed is None else socket.socket(fileno=handed.listener)
-        stack.callback(_unbind, place.socket, log)
+        listener = self._inherited or bind_socket(place.socket, held=place.state_dir)
+        if not systemd.listens(listener):  # to look whether it is stale would make systemd start the service again
+            stack.callback(_unbind, place, log)
         inode = handed.inode if handed is not None else None
         server = Server(listener, runtime, lambda sock: identify(sock, runtime.launcher), log, inode)
         stack.callback(server.close)
@@ -335,9 +355,11 @@ class Daemon:
             elif number == signal.SIGUSR2:
                 nursery.start_soon(self._execute_anew, runtime, server, log)
             else:
-                log.info("stopping every tree", signal=signal.Signals(number).name, live=len(runtime.live))
+                # before anything waits: a daemon that is about to execute itself anew must see that it is draining
+                cause = logout.cause() if number == signal.SIGTERM else None
+                log.info("stopping every tree", signal=signal.Signals(number).name, cause=cause, live=len(runtime.live))
                 server.stop_accepting()
-                runtime.feed(DrainRequested(trio.current_time(), number))
+                runtime.feed(DrainRequested(trio.current_time(), number, cause))
                 nursery.start_soon(self._bound_drain, runtime, log)
 
     async def _bound_drain(self, runtime: Runtime, log: Log) -> None:
@@ -378,7 +400,7 @@ class Daemon:
             raise configuration.ConfigError(str(error)) from error
         changed = _changes(self._loaded.settings, loaded.settings)
         settings = _in_force(self._loaded.settings, loaded.settings)
-        self._loaded = configuration.Loaded(loaded.config, settings, loaded.files)
+        self._loaded = replace(loaded, settings=settings)
         runtime.reconfigure(self._loaded)
         log.info("config reloaded", files=[str(path) for path in loaded.files])
         if waiting := [change.key for change in changed if change.waits]:
@@ -391,9 +413,9 @@ def _close_all(descriptors: dict[str, int]) -> None:
         os.close(descriptors.popitem()[1])
 
 
-def _unbind(socket: Path, log: Log) -> None:
+def _unbind(place: Place, log: Log) -> None:
     try:
-        unbind_socket(socket)
+        unbind_socket(place.socket, held=place.state_dir)
     except PathError as error:
         log.warning(str(error))  # the next daemon finds it stale and replaces it
 

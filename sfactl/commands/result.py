@@ -1,7 +1,8 @@
 """`sfactl result RUN…`
 
-The output of a finished run for a language model: terminal escapes and control characters removed, markup escaped, cut to
-a size, and marked as data from another agent. `logs` is raw.
+The final answer of a finished run for a language model: terminal escapes and control characters removed, markup escaped, cut
+to a size, and marked as data from another agent. If no meter knows the agent's events, or with --raw, it is the whole stdout.
+`logs` shows the output unchanged.
 """
 
 from __future__ import annotations
@@ -20,18 +21,21 @@ PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
     RUNS,
     Option(("--max-bytes",), "max_bytes", "Keep the newest N bytes; else 65536", "N"),
+    Option(("--raw",), "raw", "The whole stdout, JSON events included"),
 )
 
 
-def main(*, runs: Sequence[str], max_bytes: str | None = None, socket: str | None = None, json: bool = False) -> int:
+def main(
+    *, runs: Sequence[str], max_bytes: str | None = None, raw: bool = False, socket: str | None = None, json: bool = False
+) -> int:
     """Prints the results of runs."""
     most = None if max_bytes is None else environment.whole("--max-bytes", max_bytes, 0, MOST_WHOLE)
     with connect(socket) as client:
-        return Choice("result", runs).each(client, lambda run: _show(_asked(client, run, most), json))
+        return Choice("result", runs).each(client, lambda run: _show(_asked(client, run, most, raw), json))
 
 
-def _asked(client: Client, run: str, most: int | None) -> ResultText:
-    wanted = Result(id=client.next_id(), run=run)
+def _asked(client: Client, run: str, most: int | None, raw: bool) -> ResultText:
+    wanted = Result(id=client.next_id(), run=run, raw=raw)
     if most is not None:
         wanted.max_bytes = most
     return client.call(wanted, ResultText)

@@ -322,6 +322,8 @@ class DrainRequested(At):
     """The daemon was told to end: nothing starts any more and every tree is stopped. A second one skips the grace."""
 
     signal: int = 15
+    cause: str | None = None
+    """Why, in words, where more is known than the signal."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -618,7 +618,8 @@ class Machine:
         self.draining = True
         if not len(self.tree):
             self.do(c.Shutdown())
-        reason = Reason(kind="daemon", message=f"the daemon was stopped ({_signal_name(ev.signal)})", signal=ev.signal)
+        because = f": {ev.cause}" if ev.cause else ""
+        reason = Reason(kind="daemon", message=f"the daemon was stopped ({_signal_name(ev.signal)}){because}", signal=ev.signal)
         for root in self.tree.roots():
             self._stop(root, ev.at, reason=reason, signal=SIGTERM, grace=grace)
 

@@ -268,14 +268,28 @@ class Logs(Request, tag="logs"):
     run's admission, so that a reader may begin before the run does; a `Wait` on the same connection tells when it ended."""
 
     run: str
+    form: Literal["raw", "text", "auto"] = "raw"
+    """Whether the caller wants stdout as it is, or the text that the agent's events hold. `auto`: the text if the caller is in a
+    run with a meter, where JSON would go to a model."""
+
+
+class Text(Request, tag="text"):
+    """More of the text that the events in a run's stdout hold, where `LogFiles.text` says that there is any. What is no event is
+    text as it is. Answered by `TextPart` at once: its file's growth tells when there may be more."""
+
+    run: str
+    cursor: bytes = b""
+    """That of the last `TextPart`; without it, from the beginning."""
 
 
 class Result(Request, tag="result"):
-    """A finished run's stdout made safe for a language model. Answered by `ResultText`."""
+    """A finished run's final answer, or else its stdout, made safe for a language model. Answered by `ResultText`."""
 
     run: str
     max_bytes: int = 64 * 1024
     """Of the text, at most 1 MiB; the newest part is kept."""
+    raw: bool = False
+    """The whole stdout, also where the run's meter can find the answer in its events."""
 
 
 class Send(Request, tag="send"):
@@ -336,6 +350,7 @@ AnyRequest = (
     | Wait
     | List
     | Logs
+    | Text
     | Result
     | Send
     | Watch
@@ -434,8 +449,27 @@ class LogFiles(Reply, tag="log_files"):
     ended: bool
     kept: bool = True
     descriptors: int = 2
+    text: bool = False
+    """Stdout is to be asked for by `Text`."""
     name: str = ""
     """The run's name."""
+
+
+class TextPart(Reply, tag="text"):
+    """The next part of a run's text."""
+
+    run: RunId
+    text: bytes
+    cursor: bytes
+    """How far it reaches; opaque."""
+    tools: list[str] = []
+    """The tool calls in this part, a line each."""
+    notes: list[str] = []
+    """Why something is missing in it."""
+    more: bool = False
+    """There is more already."""
+    ended: bool = False
+    """The run has ended. Unless there is more, this was the last part."""
 
 
 class ResultText(Reply, tag="result"):
@@ -482,6 +516,8 @@ class DaemonStatus(Reply, tag="daemon_status"):
     enforcement: dict[str, str] = {}
     """Who holds runs to limits of `memory`, `pids` and `cpu` here: `kernel`, `watching`, `nothing`."""
     budgets: list[BudgetState] = []
+    linger_command: str | None = None
+    """Logging out ends this daemon and its runs, and this command prevents that; `None` where logging out does not end it."""
 
 
 class Setting(Struct, frozen=True, kw_only=True):
@@ -555,6 +591,7 @@ AnyReply = (
     | Recommended
     | RunList
     | LogFiles
+    | TextPart
     | ResultText
     | EventPush
     | DaemonStatus

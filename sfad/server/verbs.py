@@ -7,6 +7,7 @@ import signal
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -14,7 +15,7 @@ import msgspec
 import psutil
 import trio
 
-from .. import __version__
+from .. import __version__, logout
 from ..config import NAME_MAX, ConfigError
 from ..core import commands as c
 from ..core import events as e
@@ -26,7 +27,9 @@ from ..core.run import Run
 from ..core.usage import NOTHING
 from ..descriptors import Need
 from ..giveback import give_back
-from ..meters import PROGRAMS
+from ..meters import PROGRAMS, named
+from ..meters.speech import FORM, Cursor, Reader, answer
+from ..output import holes
 from ..output.files import Replaced
 from ..output.sanitise import cut_oldest, sanitise, wrap_result
 from ..protocol import messages as m
@@ -45,6 +48,9 @@ from .shares import Shares
 
 MAX_RESULT = 1024 * 1024
 """Bytes of a result at most: it is meant for a model's context."""
+
+MAX_SEARCHED = 8 * MAX_RESULT
+"""Newest bytes of stdout in which the final answer is looked for: it is near their end. Decoding them takes some 20 ms."""
 
 MAX_ROWS = 20_000
 """Ended runs in one list."""
@@ -117,6 +123,7 @@ class Verbs:
             m.Wait: self._wait,
             m.List: self._list,
             m.Logs: self._logs,
+            m.Text: self._text,
             m.Result: self._result,
             m.Send: self._send,
             m.Watch: self._watch,
@@ -475,8 +482,40 @@ class Verbs:
             descriptors = self._runtime.output.open_for_reader(info.id, create=live)
         except (FileNotFoundError, Replaced) as error:
             raise _no_output(info.id, error) from None
-        reply = m.LogFiles(id=request.id, run=info.id, ended=not live, kept=self._kept(info.id), name=info.name)
+        text = named(info.meter) is not None and self._wants_text(connection, request)
+        reply = m.LogFiles(id=request.id, run=info.id, ended=not live, kept=self._kept(info.id), text=text, name=info.name)
         self._reply(connection, reply, descriptors)
+
+    def _wants_text(self, connection: Connection, request: m.Logs) -> bool:
+        caller = self._runtime.live.get(connection.peer.run) if connection.peer.run is not None else None
+        return request.form == "text" or (request.form == "auto" and caller is not None and caller.program is not None)
+
+    def _text(self, connection: Connection, request: m.Text) -> None:
+        info, _ = self._resolve(connection, request.run, "logs")
+        program = named(info.meter)
+        if program is None:
+            raise RequestFailed(ErrorCode.WRONG_STATE, f"run {info.id} has no meter that knows its events; read its logs")
+        cursor = _cursor(request.cursor)
+        ended = info.status.terminal
+        try:
+            with self._runtime.output.stdout(info.id) as descriptor:
+                size = os.fstat(descriptor).st_size
+                shown = Reader(program, cursor, partial(holes.read, descriptor), size).step(ended=ended)
+        except (FileNotFoundError, Replaced) as error:
+            raise _no_output(info.id, error) from None
+        self._reply(
+            connection,
+            m.TextPart(
+                id=request.id,
+                run=info.id,
+                text=bytes(shown.text),
+                cursor=msgspec.msgpack.encode(cursor),
+                tools=shown.tools,
+                notes=shown.notes,
+                more=shown.more,
+                ended=ended,
+            ),
+        )
 
     def _kept(self, run: RunId) -> bool:
         live = self._runtime.live.get(run)
@@ -490,10 +529,13 @@ class Verbs:
         if not info.status.terminal:
             raise RequestFailed(ErrorCode.WRONG_STATE, f"run {info.id} is {info.status}; wait for its end, or read its logs")
         most = max(1, min(request.max_bytes, MAX_RESULT))
+        program = None if request.raw else named(info.meter)
         try:
-            data, truncated = self._runtime.output.tail(info.id, most)
+            data, truncated = self._runtime.output.tail(info.id, most if program is None else MAX_SEARCHED)
         except (FileNotFoundError, Replaced) as error:
             raise _no_output(info.id, error) from None
+        if program is not None:
+            data, truncated = answer(program, data, begins_inside=truncated), False
         safe, cut = cut_oldest(sanitise(data), most)
         truncated = truncated or cut
         text = wrap_result(safe, run_id=info.id, name=info.name, status=info.status.value, truncated=truncated)
@@ -561,6 +603,7 @@ class Verbs:
             adopted=runtime.adopted,
             enforcement={kind: runtime.launcher.enforcement(kind) for kind in ("memory", "pids", "cpu")},
             budgets=[_budget_state(budget) for budget in machine.limiter.budgets] if connection.peer.run is None else [],
+            linger_command=logout.linger_command(),
         )
         self._reply(connection, status)
 
@@ -647,6 +690,16 @@ class Verbs:
                 self._reply(connection, reply)
             case c.Failed(code, message):
                 self._fail(connection, request, code, message)
+
+
+def _cursor(data: bytes) -> Cursor:
+    try:
+        cursor = msgspec.msgpack.decode(data, type=Cursor) if data else Cursor()
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestFailed(ErrorCode.BAD_REQUEST, f"the cursor is none of this daemon's: {error}") from error
+    if cursor.form != FORM:
+        raise RequestFailed(ErrorCode.BAD_REQUEST, f"the cursor has form {cursor.form}, this daemon's have form {FORM}")
+    return cursor
 
 
 def _no_output(run: RunId, error: FileNotFoundError | Replaced) -> RequestFailed:

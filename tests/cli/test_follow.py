@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfactl.commands.logs import _start_of, last_lines
-from sfactl.lines import Form, Lines, Source
 from sfactl.follow import Copying, Follower
+from sfactl.lines import Form, Lines, Source
 from sfad.output import OutputStore
 
 
