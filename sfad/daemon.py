@@ -399,8 +399,7 @@ class Daemon:
             log.error(f"the config was not reloaded: {error}")
             raise configuration.ConfigError(str(error)) from error
         changed = _changes(self._loaded.settings, loaded.settings)
-        settings = _in_force(self._loaded.settings, loaded.settings)
-        self._loaded = replace(loaded, settings=settings)
+        self._loaded = replace(loaded, settings=_in_force(self._loaded.settings, loaded.settings))
         runtime.reconfigure(self._loaded)
         log.info("config reloaded", files=[str(path) for path in loaded.files])
         if waiting := [change.key for change in changed if change.waits]:
