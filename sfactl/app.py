@@ -21,12 +21,13 @@ Run = Callable[[str, dict[str, Any]], int]
 
 def invoke(arguments: Sequence[str], verb: str | None, run: Run, completing: bool = False) -> None:
     """Has typer read `arguments`. Exits. With `verb`, only that verb's module is loaded; for completion all are."""
-    app = build(None if completing else verb, run, completing)
+    app = build(None if completing else verb, run, completing, helping={"-h", "--help"}.intersection(arguments) != set())
     app(args=None if completing else list(arguments), prog_name="sfactl")
 
 
-def build(verb: str | None, run: Run, completing: bool = False) -> typer.Typer:
-    """An application that lists every verb and can carry out `verb`, or all of them when completing."""
+def build(verb: str | None, run: Run, completing: bool = False, helping: bool = False) -> typer.Typer:
+    """Return an application that lists every verb and can carry out `verb`, or all of them when completing. `helping`: the help of
+    `verb` is wanted, with what it looks up for its last paragraph."""
     app = typer.Typer(
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
@@ -39,7 +40,8 @@ def build(verb: str | None, run: Run, completing: bool = False) -> typer.Typer:
     app.callback()(_globals)
     for name, summary in verbs.VERBS.items():
         parameters = verbs.load(name).PARAMETERS if completing or name == verb else ()
-        _register(app, name, summary, parameters, run)
+        epilog = getattr(verbs.load(name), "EPILOG", None) if helping and name == verb else None
+        _register(app, name, summary, parameters, run, epilog and epilog())
     return app
 
 
@@ -51,7 +53,7 @@ def _globals(
     del socket, version
 
 
-def _register(app: typer.Typer, name: str, summary: str, parameters: Sequence[Parameter], run: Run) -> None:
+def _register(app: typer.Typer, name: str, summary: str, parameters: Sequence[Parameter], run: Run, epilog: str | None) -> None:
     def command(**values: Any) -> None:
         # What was not given is left to the defaults of the verb's `main`, as the other reader leaves it.
         given = {key: value for key, value in values.items() if value not in (None, False, [])}
@@ -63,9 +65,9 @@ def _register(app: typer.Typer, name: str, summary: str, parameters: Sequence[Pa
     vars(command)["__signature__"] = signature
     command.__annotations__ = {key: p.annotation for key, p in signature.parameters.items()}
     details = (verbs.load(name).__doc__ or "").partition("\n\n")[2] if parameters else ""
-    usage = "[OPTIONS] -- COMMAND..." if any(p.target == "agent" for p in parameters) else "[OPTIONS]"
+    usage = "[OPTIONS] AGENT [WORDS...] | [OPTIONS] -- COMMAND..." if any(p.target == "leaf" for p in parameters) else "[OPTIONS]"
     text = f"{summary}.\n\n{_paragraphs(details)}"
-    app.command(name, help=text, short_help=summary, options_metavar=usage)(command)
+    app.command(name, help=text, short_help=summary, options_metavar=usage, epilog=epilog)(command)
 
 
 def _paragraphs(text: str) -> str:

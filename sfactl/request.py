@@ -12,7 +12,7 @@ from sfad.protocol.units import MOST_WHOLE
 
 from . import environment
 from .exits import Exit, Quit, UsageError
-from .options import COMMON, Argument, Option, Parameter
+from .options import COMMON, Option, Parameter
 
 METERS = ("claude", "codex", "gemini", "opencode", "jsonl", "none")
 """What `--meter` takes: agent programs whose JSON events the daemon reads, or any that prints usage as lines of JSON."""
@@ -26,7 +26,6 @@ LATER = (
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
-    Argument("agent", "AGENT", "A registered agent (not in this release)", required=False, hidden=True),
     Option(("--name",), "name", "Who the run is: what the loop rule compares; else derived from the command", "NAME"),
     Option(("--kind",), "kind", "agent (default) or skill", "KIND"),
     Option(("--type",), "type", "The kind of work; developer, qa, planner, … bring a profile of limits", "TYPE"),
@@ -80,6 +79,7 @@ class Wanted(NamedTuple):
     """The command line of `spawn` or `run`, as text."""
 
     command: list[str]
+    """With `agent`, the words that follow its name."""
     socket: str | None = None
     json: bool = False
     agent: str | None = None
@@ -121,18 +121,20 @@ class Wanted(NamedTuple):
     nested: bool = False
 
 
+def default_limits() -> str:
+    """Return what `--help` says of the limits in force."""
+    from .defaults import told
+
+    return told()
+
+
 def check(wanted: Wanted) -> None:
     """Raises `UsageError` for what cannot be meant, or is not in this release."""
     for option in LATER:
         if getattr(wanted, option.target):
             raise UsageError(f"{option.flags[0]} is not in this release")
-    if wanted.agent is not None:
-        raise UsageError(
-            f"{wanted.agent!r} before '--' would name a registered agent; those are not in this release. "
-            f"Write the command after '--': -- {wanted.agent} …"
-        )
-    if not wanted.command:
-        raise UsageError("no command: write it after '--', as in: -- claude -p 'look at HEAD~1'")
+    if wanted.agent is None and not wanted.command:
+        raise UsageError("nothing to run: name an agent and its task, as in: claude 'look at HEAD~1', or write -- COMMAND")
     if wanted.kind not in ("agent", "skill"):
         raise UsageError(f"--kind: {wanted.kind!r} is neither agent nor skill")
     if wanted.stdio not in (None, "files", "inherit"):
@@ -153,6 +155,7 @@ def message(wanted: Wanted, request_id: int, environ: Mapping[str, str] = os.env
         cwd=_cwd(wanted.cwd),
         env=_environment(wanted.env),
         umask=_umask(),
+        agent=wanted.agent,
         name=wanted.name,
         kind=cast(Kind, wanted.kind),
         run_type=wanted.type,

@@ -20,6 +20,7 @@ from . import spawn
 
 PARAMETERS = request.PARAMETERS
 TAKES_COMMAND = True
+EPILOG = request.default_limits
 
 
 def main(**given: Any) -> int:

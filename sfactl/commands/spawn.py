@@ -23,6 +23,7 @@ from ..connection import Client
 
 PARAMETERS = request.PARAMETERS
 TAKES_COMMAND = True
+EPILOG = request.default_limits
 
 
 def main(**given: Any) -> int:
