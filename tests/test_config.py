@@ -51,7 +51,7 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("enabld = true", "enabld: unknown key; known here: attempts, budgets, containment, defaults, enabled"),
+        ("enabld = true", "enabld: unknown key; known here: agents, attempts, budgets, containment, defaults, enabled"),
         ("[guard]\nmax_dept = 3", "guard.max_dept: unknown key; known here: allow_detach, depth_ceiling"),
         ("[guard]\nmax_depth = 0", "guard.max_depth = 0: allowed is a whole number from 1 to 1000"),
         ("[guard]\nmax_depth = true", "guard.max_depth = true: allowed is a whole number from 1 to 1000"),
@@ -79,10 +79,10 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         ("[limits]\nnearing = nan", "limits.nearing = nan: allowed is a number above 0 and below 1"),
         ("[limits]\npause_max = 'off'", "limits.pause_max = 'off': allowed is a duration of 1s to 31d"),
         ("[limits]\nadaptive = 'yes'", "limits.adaptive = 'yes': allowed is true or false"),
-        ("[defaults]\nturns = 101", 'defaults.turns = 101: allowed is a whole number from 1 to 100, or "off"'),
-        ("[defaults]\nturns = false", "defaults.turns = false: allowed is a whole number from 1 to 100"),
-        ("[defaults]\nturns = 2.5", "defaults.turns = 2.5: allowed is a whole number from 1 to 100"),
-        ("[defaults]\ncost = 0", 'defaults.cost = 0: allowed is a number from 0.01 to 100, or "off"'),
+        ("[defaults]\nturns = 101", "defaults.turns = 101: allowed is at most limits.max_turns, which is 100 (built-in)"),
+        ("[defaults]\nturns = false", "defaults.turns = false: allowed is a whole number from 1 to 1000000"),
+        ("[defaults]\nturns = 2.5", "defaults.turns = 2.5: allowed is a whole number from 1 to 1000000"),
+        ("[defaults]\ncost = 0", 'defaults.cost = 0: allowed is a number from 0.01 to 1000000, or "off"'),
         ("[defaults]\ntimeout = 'off'", "defaults.timeout = 'off': allowed is a duration of 1s or more"),
         ("[defaults]\noutput = 'off'", "defaults.output = 'off': allowed is a size of 64KiB or more"),
         ("[defaults]\noutput = '63K'", "defaults.output = '63K': allowed is a size of 64KiB or more (bytes, or a number with K"),

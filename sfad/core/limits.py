@@ -182,7 +182,7 @@ def profile_of(asked: Asked, policy: Policy) -> tuple[str, Profile] | None:
 
 
 def _of_profile(asked: Asked, policy: Policy) -> dict[LimitKind, Limit]:
-    """The profile's limits, none above what may be asked for."""
+    """Return the profile's limits. Turns and cost are at most what may be asked for; `max_time` ends a run by itself."""
     found = profile_of(asked, policy)
     if found is None:
         return {}
@@ -190,12 +190,16 @@ def _of_profile(asked: Asked, policy: Policy) -> dict[LimitKind, Limit]:
     return {
         kind: Limit(
             kind=kind,
-            threshold=min(float(getattr(profile, kind.value)), getattr(policy, CEILINGS[kind])),
+            threshold=_bounded(kind, float(getattr(profile, kind.value)), policy),
             action=profile.action,
             source=source,
         )
         for kind in (LimitKind.TIME, LimitKind.TURNS, LimitKind.COST)
     }
+
+
+def _bounded(kind: LimitKind, threshold: float, policy: Policy) -> float:
+    return threshold if kind is LimitKind.TIME else min(threshold, most(kind, policy))
 
 
 def _by_advice(asked: Asked, chosen: Mapping[LimitKind, Limit], policy: Policy) -> dict[LimitKind, Limit]:
