@@ -253,8 +253,8 @@ class Loaded:
     settings: list[Setting]
     files: list[Path]
     """The files that were there."""
-    home: Path | None = None
-    """The strongest file that was looked for, present or not: where a person would set a key."""
+    strongest: Path | None = None
+    """The file whose values win, there or not: what no file sets would be set in it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,13 +47,14 @@ KINDS: dict[LimitKind, Kind] = {
     LimitKind.PIDS: Kind("tree", 1, whole=True),
     LimitKind.CPU: Kind("tree", 0.01, " cores", acts=False),
 }
-"""SPEC section 3. `CEILINGS` bounds some from above. Below a mebibyte of memory no command can be executed."""
+"""SPEC section 3. For the kinds in `RAISED_BY` the policy has the upper end. Below a mebibyte of memory no command
+can be executed."""
 
-CEILINGS: dict[LimitKind, str] = {
+RAISED_BY: dict[LimitKind, str] = {
     LimitKind.TIME: "max_time", LimitKind.TURNS: "max_turns", LimitKind.COST: "max_cost",
     LimitKind.PLANNING_COST: "max_cost", LimitKind.EXECUTION_COST: "max_cost",
 }  # fmt: skip
-"""The field of `Policy`, and the key below `limits` in the config, that holds a kind's largest threshold."""
+"""The field of `Policy` that holds the upper end of a kind's range, and the key in the table `limits` that sets it."""
 
 COSTS = frozenset({LimitKind.COST, LimitKind.PLANNING_COST, LimitKind.EXECUTION_COST})
 
@@ -199,7 +200,7 @@ def _of_profile(asked: Asked, policy: Policy) -> dict[LimitKind, Limit]:
 
 
 def _bounded(kind: LimitKind, threshold: float, policy: Policy) -> float:
-    return threshold if kind is LimitKind.TIME else min(threshold, most(kind, policy))
+    return threshold if kind is LimitKind.TIME else min(threshold, most_of(kind, policy) or inf)
 
 
 def _by_advice(asked: Asked, chosen: Mapping[LimitKind, Limit], policy: Policy) -> dict[LimitKind, Limit]:
@@ -207,7 +208,7 @@ def _by_advice(asked: Asked, chosen: Mapping[LimitKind, Limit], policy: Policy) 
     return {
         kind: Limit(kind=kind, threshold=threshold, action=chosen[kind].action, source="limits.adaptive")
         for kind, threshold in (advice or {}).items()
-        if kind in chosen and threshold <= most(kind, policy)
+        if kind in chosen and threshold <= (most_of(kind, policy) or inf)
     }
 
 
@@ -257,27 +258,32 @@ def replaced(limit: Limit, *, threshold: float | None = None, action: Action | N
 
 def check(limit: Limit, policy: Policy) -> None:
     """Raises `Invalid` for a threshold outside the range of its kind, or an action of a kind that takes none."""
-    kind, upper = KINDS[limit.kind], most(limit.kind, policy)
+    kind, threshold = KINDS[limit.kind], limit.threshold
+    most = most_of(limit.kind, policy)
     if limit.action is not None and not kind.acts:
         raise Invalid(f"the limit '{limit.kind}' takes no action, so '{limit.action}' cannot be its action ({limit.source})")
-    finite = kind.least <= limit.threshold < inf and limit.threshold <= upper  # false for a NaN, too
-    if finite and (not kind.whole or limit.threshold == int(limit.threshold)):
-        return
-    to = f"to {bare(limit.kind, upper)}" if upper < inf else "or more"
+    within = kind.least <= threshold < inf and (most is None or threshold <= most)  # false for a NaN, too
+    if not within or (kind.whole and threshold != int(threshold)):
+        raise Invalid(_out_of_range(limit, most, policy))
+
+
+def most_of(kind: LimitKind, policy: Policy) -> float | None:
+    """Return the upper end of the range of a kind; `None` where it has none."""
+    field = RAISED_BY.get(kind)
+    most: float | None = None if field is None else getattr(policy, field)
+    return most
+
+
+def _out_of_range(limit: Limit, most: float | None, policy: Policy) -> str:
+    kind = KINDS[limit.kind]
+    upper = f"to {bare(limit.kind, most)}" if most is not None else "or more"
     whole = ", whole numbers" if kind.whole else ""
     asked = f"{limit.kind} = {limit.threshold:g}{kind.unit} ({limit.source})"
-    raised = _how_to_raise(limit.kind, policy) if limit.threshold > upper else ""
-    raise Invalid(f"{asked} is outside its range: {bare(limit.kind, kind.least)} {to}{whole}{raised}")
-
-
-def most(kind: LimitKind, policy: Policy) -> float:
-    """The largest threshold of a kind that can be asked for; infinite where there is none."""
-    return getattr(policy, CEILINGS[kind]) if kind in CEILINGS else inf
-
-
-def _how_to_raise(kind: LimitKind, policy: Policy) -> str:
-    key = f"limits.{CEILINGS[kind]}"
-    return f"; to allow more, raise {key} in {policy.files.get(key, 'the config of the daemon')} and run: sfactl reload"
+    range_ = f"{asked} is outside its range: {bare(limit.kind, kind.least)} {upper}{whole}"
+    key = RAISED_BY.get(limit.kind)
+    if key is None or most is None or not limit.threshold > most:
+        return range_
+    return f"{range_}. To allow more, raise {policy.place(f'limits.{key}')}, then run: sfactl reload"
 
 
 def crossed(limits: Limits, account: Account, nearing: float) -> Iterator[Crossing]:

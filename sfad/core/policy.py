@@ -57,8 +57,6 @@ class Policy:
     max_turns: int = 100
     max_cost: float = 100.0
     """USD. The largest limits of turns and of each cost that can be asked for."""
-    files: Mapping[str, str] = field(default_factory=dict)
-    """For each of `limits.max_time`, `limits.max_turns` and `limits.max_cost`, the file that sets it, or where it would be set."""
     nearing: float = 0.8
     """The share of a threshold at which `limit_nearing` is said."""
     pause_max: float = 86400.0
@@ -72,3 +70,11 @@ class Policy:
     spawns_per_hour: int = 600
     retry_delay: float = 1.0
     retry_delay_max: float = 60.0
+    files: Mapping[str, str] = field(default_factory=dict)
+    """The file that sets a config key, by the key."""
+    file: str = "the config"
+    """Where a key that no file sets would be set."""
+
+    def place(self, key: str) -> str:
+        """Return the key with the file that sets it or would set it: `limits.max_time in /etc/sfad/sfad.toml`."""
+        return f"{key} in {self.files.get(key, self.file)}"

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ..core.limits import KINDS, most
+from ..core.limits import KINDS, most_of
 from ..core.policy import Policy
 from ..protocol.advice import Advice
 from ..protocol.types import ENDED, LimitKind, Reason, Status, Usage
@@ -64,7 +64,7 @@ class EndedRun:
 def advise(runs: Iterable[EndedRun], *, policy: Policy = BUILT_IN) -> list[Advice]:
     """Return advice of each kind, in the order of `LimitKind`, within the ranges of `policy`. `runs` are the newest first."""
     runs = list(runs)
-    return [_advice(kind, runs, most(kind, policy)) for kind in _FIELDS]
+    return [_advice(kind, runs, most_of(kind, policy)) for kind in _FIELDS]
 
 
 def learn(
@@ -101,11 +101,11 @@ def _ceil(number: float) -> int:
     return math.ceil(round(number, 6))
 
 
-def _advice(kind: LimitKind, runs: Sequence[EndedRun], highest: float) -> Advice:
+def _advice(kind: LimitKind, runs: Sequence[EndedRun], most: float | None) -> Advice:
     known = [run.used[kind] for run in runs if run.status is Status.COMPLETED and kind in run.used]
     p95 = percentile(known) if len(known) >= MIN_RUNS else None
     wanted = None if p95 is None else rounded_up(kind, p95 * HEAD_ROOM)
-    suggested = None if wanted is None else min(max(wanted, KINDS[kind].least), highest)
+    suggested = None if wanted is None else min(max(wanted, KINDS[kind].least), math.inf if most is None else most)
     return Advice(
         kind=kind,
         p95=p95,
@@ -115,7 +115,7 @@ def _advice(kind: LimitKind, runs: Sequence[EndedRun], highest: float) -> Advice
         ended=len(runs),
         failed_share=sum(run.broke == kind.value for run in runs) / len(runs) if runs else None,
         least=KINDS[kind].least,
-        most=highest if highest < math.inf else None,
+        most=most,
         note=_note(len(known), wanted, suggested),
     )
 

@@ -77,9 +77,6 @@ def policy_of(loaded: configuration.Loaded) -> Policy:
     def origin(key: str) -> str:
         return "default" if source[key] == configuration.BUILT_IN else f"{key} in {source[key]}"
 
-    def place(key: str) -> str:
-        return str(loaded.home or "the config of the daemon") if source[key] == configuration.BUILT_IN else source[key]
-
     def bound(value: int, key: str) -> Bound:
         return Bound(value=value, source=origin(key))
 
@@ -103,7 +100,6 @@ def policy_of(loaded: configuration.Loaded) -> Policy:
         max_time=config.limits.max_time,
         max_turns=config.limits.max_turns,
         max_cost=config.limits.max_cost,
-        files={key: place(key) for key in ("limits.max_time", "limits.max_turns", "limits.max_cost")},
         nearing=config.limits.nearing,
         pause_max=config.limits.pause_max,
         approval_timeout=config.limits.approval_timeout,
@@ -115,4 +111,6 @@ def policy_of(loaded: configuration.Loaded) -> Policy:
         spawns_per_hour=config.quotas.spawns_per_hour,
         retry_delay=config.attempts.delay,
         retry_delay_max=config.attempts.delay_max,
+        files={key: file for key, file in source.items() if file != configuration.BUILT_IN},
+        file=str(loaded.strongest or "the config"),
     )

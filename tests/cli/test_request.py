@@ -19,7 +19,7 @@ from sfad.protocol.units import MOST_WHOLE
 
 
 def spawn(environ: dict[str, str] | None = None, **given: Any) -> Spawn:
-    wanted = request.Wanted(command=["true"], **given)
+    wanted = request.Wanted(**{"command": ["true"], **given})
     request.check(wanted)
     return request.message(wanted, 7, environ or {})
 

@@ -106,7 +106,7 @@ def test_max_time_raises_the_range_of_time() -> None:
     t = Transcript(max_time=7200.0)
     assert shown(t, t.start("a", limits="time=7200"), "time") == "time=7200:terminate"
     assert t.failed(t.spawn("b", limits="time=7200.5")).endswith(
-        "1 s to 7200 s; to allow more, raise limits.max_time in the config of the daemon and run: sfactl reload"
+        "1 s to 7200 s. To allow more, raise limits.max_time in the config, then run: sfactl reload"
     )
 
 
@@ -116,7 +116,7 @@ def test_max_turns_and_max_cost_raise_their_ranges_and_say_where() -> None:
     assert shown(t, a, "turns", "cost") == "turns=500:terminate cost=250:terminate"
     message = t.failed(t.spawn("b", limits="turns=501"))
     assert message.endswith(
-        "1 to 500, whole numbers; to allow more, raise limits.max_turns in /etc/sfad/sfad.toml and run: sfactl reload"
+        "1 to 500, whole numbers. To allow more, raise limits.max_turns in /etc/sfad/sfad.toml, then run: sfactl reload"
     )
     assert "raise limits.max_cost in" in t.failed(t.spawn("b", limits="execution_cost=251"))
     assert "raise" not in t.failed(t.spawn("b", limits="turns=0")), "a larger range would not help"

@@ -13,8 +13,12 @@ import typer
 from sfactl import verbs
 from sfactl.__main__ import split
 from sfactl.options import NotPlain, before_command, read
+from sfad.agents import KNOWN_PROGRAMS
 from sfad.app import app
 from tests.docs.pages import DOCS, README, blocks, pages, spans
+
+AGENTS = {*KNOWN_PROGRAMS, "reviewer"}
+"""Those that the pages speak of."""
 
 _ENDS = {"|", "||", "&", "&&", ";", ">", ">>", "<", "(", ")"}
 
@@ -51,7 +55,9 @@ def check_sfactl(words: list[str]) -> None:
         return
     module = verbs.load(verb)
     if getattr(module, "TAKES_COMMAND", False):
-        after = after[: before_command(module.PARAMETERS, after)]
+        cut = before_command(module.PARAMETERS, after)
+        assert after[cut : cut + 1] in ([], ["--"], *([agent] for agent in AGENTS)), f"a command needs '--': {words}"
+        after = after[:cut]
     after = [word for word in after if word not in {"-h", "--help"}]
     try:
         read(module.PARAMETERS, [*before, *after])
