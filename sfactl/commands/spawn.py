@@ -1,4 +1,7 @@
-"""`sfactl spawn [options] -- COMMAND…`
+"""`sfactl spawn [options] AGENT [words…]`, or `sfactl spawn [options] -- COMMAND…`
+
+AGENT is claude, codex, gemini, opencode, aider or an agent of the config (sfactl agents). The words after its name are the task,
+as one quoted argument, and options of its program: sfactl spawn claude --model opus "look at HEAD~1". A COMMAND runs as it is.
 
 The id of the run is all that is printed on stdout. The run gets this directory, umask and environment, and /dev/null as
 its stdin.
