@@ -1,6 +1,6 @@
 """`sfactl agents [NAME]`
 
-Each agent that `sfactl run NAME "task"` starts: those of the config, and the built-in entries. PROGRAM says where your PATH has
+Each agent that `sfactl run NAME "task"` starts: those of the config, and the built-in entries. ON PATH says whether your PATH has
 its program. With a NAME, everything about that agent, with the command that a run of it executes. In the command {task} stands
 for the task, {session} for a new session id, and {options} for what you write beside the task.
 
@@ -29,7 +29,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Argument("name", "NAME", "Show everything about this agent", required=False),
 )
 
-HEADER = ("NAME", "TYPE", "METER", "LIMITS", "PROGRAM", "DEFINED IN", "DESCRIPTION")
+HEADER = ("NAME", "ON PATH", "TYPE", "METER", "LIMITS", "DEFINED IN", "DESCRIPTION", "COMMAND")
 
 
 def main(*, name: str | None = None, socket: str | None = None, json: bool = False) -> int:
@@ -60,28 +60,27 @@ def _named(name: str, agents: Sequence[AgentInfo]) -> AgentInfo:
 
 
 def _row(agent: AgentInfo) -> tuple[str, ...]:
-    facts = (
-        agent.type or "-",
-        agent.meter,
-        ", ".join(agent.limits) or "-",
-        _program(agent),
-        agent.source,
-        agent.description or "-",
-    )
-    return (agent.name, *map(output.plain, facts))
+    found = "yes" if shutil.which(agent.command[0]) else "no"
+    limits = ", ".join(agent.limits) or "-"
+    return (agent.name, found, agent.type or "-", agent.meter, limits, agent.source, agent.description or "-", _command(agent))
 
 
 def _explained(agent: AgentInfo) -> Iterator[tuple[str, str]]:
     yield "name", f"{agent.name} ({agent.kind})"
     if agent.description:
         yield "description", output.plain(agent.description)
-    yield "command", output.plain(re.sub(r"'(\{[a-z]+\})'", r"\1", shlex.join(agent.command)))
+    yield "command", output.plain(_command(agent))
     yield "program", _program(agent)
     yield "type", output.plain(agent.type or "none; a known agent program has the profile coding-agent")
     yield "meter", "chosen from the command" if agent.meter == "auto" else agent.meter
     yield "limits", output.plain(", ".join(agent.limits) or "those of its type or profile")
     yield "stdin", "kept open for sfactl send" if agent.stdin else "empty in the background"
     yield "defined in", output.plain(agent.source)
+
+
+def _command(agent: AgentInfo) -> str:
+    """Return the command as a shell takes it, but with its placeholders as they are."""
+    return re.sub(r"'([^' ]*\{[a-z]+\})'", r"\1", shlex.join(agent.command))
 
 
 def _program(agent: AgentInfo) -> str:
