@@ -26,7 +26,7 @@ from ..options import COMMON, Argument, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
-    Argument("name", "NAME", "Show everything about this agent", required=False),
+    Argument("name", "NAME", "Show everything about this agent", required=False, complete="agent"),
 )
 
 HEADER = ("NAME", "ON PATH", "TYPE", "METER", "LIMITS", "DEFINED IN", "DESCRIPTION", "COMMAND")

@@ -15,7 +15,7 @@ reports them, or prints JSON events that a meter reads.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
@@ -23,6 +23,9 @@ from sfad.protocol.types import RunInfo, Status
 from .. import exits, output, refused, request
 from ..autostart import connect
 from ..connection import Client
+
+if TYPE_CHECKING:
+    from ..foreground import Form
 
 PARAMETERS = request.PARAMETERS
 TAKES_COMMAND = True
@@ -56,8 +59,17 @@ def foreground(wanted: request.Wanted) -> int:
         as_json=wanted.json,
         verbose=wanted.verbose,
         status_file=wanted.status_file,
+        form=_form(wanted, inside=client.welcome.run is not None),
     )
     return run.carry_out()
+
+
+def _form(wanted: request.Wanted, *, inside: bool) -> Form:
+    """Return what is shown of the output. An agent that was started by its name prints events for the meter's sake, not the
+    caller's. In a run, JSON could go to a model; the daemon knows whether it would."""
+    if wanted.raw:
+        return "raw"
+    return "text" if wanted.text or wanted.agent is not None else "auto" if inside else "raw"
 
 
 def _only_for_foreground(wanted: request.Wanted) -> None:
@@ -65,6 +77,8 @@ def _only_for_foreground(wanted: request.Wanted) -> None:
         ("--status-file", wanted.status_file),
         ("--stdio inherit", wanted.stdio == "inherit"),
         ("--verbose", wanted.verbose),
+        ("--text", wanted.text),
+        ("--raw", wanted.raw),
     ):
         if given:
             raise exits.UsageError(f"{option} needs --wait (or `sfactl run`): somebody must stay for it")

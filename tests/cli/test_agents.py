@@ -21,7 +21,8 @@ max_turns = 200
 STAND_IN = """#!/bin/sh
 for word in "$@"; do echo "[$word]"; done
 case "$*" in
-*nest*) exec $SFACTL run -q $AGAIN again ;;
+*nest*) exec $SFACTL run -q --raw $AGAIN again ;;
+*speak*) echo '{"type": "result", "result": "My answer."}' ;;
 *fail*) exit 1 ;;
 esac
 """
@@ -41,7 +42,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def test_a_known_program_is_started_with_what_sfad_needs_and_its_profile(there: World) -> None:
-    done = there.sfactl("run", "--timeout", "5m", "claude", "--model", "opus", "look at HEAD~1")
+    done = there.sfactl("run", "--raw", "--timeout", "5m", "claude", "--model", "opus", "look at HEAD~1")
     words = done.stdout.split("\n")
     assert words[:6] == [
         "[-p]",
@@ -58,9 +59,14 @@ def test_a_known_program_is_started_with_what_sfad_needs_and_its_profile(there: 
     assert there.json("list")["runs"][-1]["meter"] == "claude"
 
 
+def test_the_answer_is_shown_and_not_the_events(there: World) -> None:
+    assert there.sfactl("run", "-q", "claude", "speak").stdout.endswith("[speak]\nMy answer.\n")
+    assert '{"type": "result"' in there.sfactl("run", "-q", "--raw", "claude", "speak").stdout
+
+
 def test_options_after_the_name_are_the_programs(there: World) -> None:
-    assert there.sfactl("run", "-q", "claude", "-p", "hi").stdout.endswith("[--]\n[hi]\n")
-    assert "[--timeout]\n" in there.sfactl("run", "-q", "reviewer", "look", "--timeout", "5").stdout
+    assert there.sfactl("run", "-q", "--raw", "claude", "-p", "hi").stdout.endswith("[--]\n[hi]\n")
+    assert "[--timeout]\n" in there.sfactl("run", "-q", "--raw", "reviewer", "look", "--timeout", "5").stdout
     refused = there.sfactl("run", "claude", "mcp", "list", code=2).stderr
     assert refused.startswith("sfactl: the task of agent 'claude' is one argument; quote it: sfactl run claude 'mcp list'. ")
     unknown = there.sfactl("run", "sleep", "60", code=2).stderr
@@ -69,7 +75,9 @@ def test_options_after_the_name_are_the_programs(there: World) -> None:
 
 
 def test_each_attempt_has_a_session_of_its_own(there: World) -> None:
-    tried = there.sfactl("run", "-q", "--attempts", "2", "--retry-delay", "0", "claude", "fail", code=1).stdout.splitlines()
+    tried = there.sfactl(
+        "run", "-q", "--attempts", "2", "--retry-delay", "0", "--raw", "claude", "fail", code=1
+    ).stdout.splitlines()
     first, second = (tried[at + 1] for at, word in enumerate(tried) if word == "[--session-id]")
     assert first != second
 
@@ -88,9 +96,9 @@ def test_a_registered_agent_is_its_entry_whatever_it_is_called(there: World) -> 
 
 
 def test_a_built_in_entry_is_no_identity(there: World) -> None:
-    assert "in a circle (claude → claude)" in there.sfactl("run", "-q", "claude", "nest", code=1, AGAIN="claude").stderr
-    assert there.sfactl("run", "-q", "claude", "nest", AGAIN="--name helper claude").stdout.endswith("[again]\n")
-    assert there.sfactl("run", "-q", "claude", "nest", AGAIN="reviewer").stdout.endswith("[again]\n")
+    assert "in a circle (claude → claude)" in there.sfactl("run", "-q", "--raw", "claude", "nest", code=1, AGAIN="claude").stderr
+    assert there.sfactl("run", "-q", "--raw", "claude", "nest", AGAIN="--name helper claude").stdout.endswith("[again]\n")
+    assert there.sfactl("run", "-q", "--raw", "claude", "nest", AGAIN="reviewer").stdout.endswith("[again]\n")
 
 
 def test_agents_are_listed_and_explained(there: World) -> None:
