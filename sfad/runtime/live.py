@@ -138,6 +138,7 @@ class Live:
             labels=run.asked.labels,
             usage_by_source={source: _usage(source, use, elapsed) for source, use in run.account.sources.items()},
             meter=self.program.name if self.program is not None else None,
+            api_trouble=run.api_trouble if not run.status.terminal else None,  # then its reason has it
         )
 
     def _limits(self, now: float) -> list[LimitState]:
