@@ -67,6 +67,8 @@ class _Metered:
     """Lines of which it has been said that they were not read."""
     unpriced: set[str] = field(default_factory=set)
     """Models of which it has been said that they have no price."""
+    unloaded: bool = False
+    """It has been said that the price list could not be loaded."""
 
 
 class Metering:
@@ -162,6 +164,10 @@ class Metering:
         metered = [each.id for each in run.subtree() if each.id in self._runs and self._runs[each.id].live.program is not None]
         if metered:
             self._following.drain(metered)
+        for name in metered:
+            self._say_unloaded(self._runs[name])
+        if run.id in metered and _blank(self._runs[run.id].readings):
+            self._say_silent(self._runs[run.id])
         if signal == SIGKILL:
             for above in run.lineage:
                 for kind in self._launcher.breaches(above.id):
@@ -226,6 +232,10 @@ class Metering:
         if metered is None:
             return
         metered.readings = readings
+        if _blank(readings):
+            self._say_silent(metered)
+            return
+        self._heard(metered)
         self._feed(e.UseSeen(trio.current_time(), run, "stream", self._use_of(metered)))
         latest = readings[-1]
         if latest.tools:
@@ -239,6 +249,23 @@ class Metering:
         if said != metered.said:
             metered.said = said
             self._feed(e.AgentSaid(trio.current_time(), run, *said))
+
+    def _say_silent(self, metered: _Metered) -> None:
+        """Nothing that the meter knows is in what the run prints. One that was chosen by the command alone is left in peace: its
+        agent may have failed before it printed any event."""
+        live = metered.live
+        if live.program is None or live.spawn.meter is None or live.meter_silent:
+            return
+        live.meter_silent, live.unused = True, None
+        self._publish(
+            "meter_silent", live.run.id,
+            f"the meter {live.program.name} recognises nothing in what the run prints: its turns, messages, tokens and cost are "
+            "NOT ENFORCEABLE. Have the agent print JSON events, or name another --meter",
+        )  # fmt: skip
+
+    def _heard(self, metered: _Metered) -> None:
+        if metered.live.meter_silent:
+            metered.live.meter_silent, metered.live.unused = False, None
 
     def _lost(self, run: RunId, message: str) -> None:
         self._publish("meter_gap", run, message)
@@ -296,8 +323,22 @@ class Metering:
         names = ", ".join(model[:80] or "a model that is not named" for model in fresh[:4])
         self._publish(
             "meter_unpriced", metered.live.run.id,
-            f"no price is known of {names}: its cost is not counted (set [prices.\"MODEL\"] in the config)",
+            f"no price is known of {names}: {self._unpriced_until(metered.live)} (set [prices.\"MODEL\"] in the config)",
         )  # fmt: skip
+
+    def _say_unloaded(self, metered: _Metered) -> None:
+        """The run's end has waited for the price list in vain."""
+        if self._catalogue.settled or metered.unloaded or not self._use_of(metered).unpriced_tokens:
+            return
+        metered.unloaded = True
+        message = "the price list could not be loaded before it ended: what its tokens cost is not counted"
+        self._publish("meter_unpriced", metered.live.run.id, message)
+
+    @staticmethod
+    def _unpriced_until(live: Live) -> str:
+        if live.program is not None and live.program.tells_cost:
+            return "its cost counts when the agent tells it"
+        return "its cost is not counted"
 
     # ---- prices
 
@@ -324,7 +365,7 @@ class Metering:
 
     def _price_again(self) -> None:
         for run, metered in list(self._runs.items()):
-            if metered.readings:
+            if not _blank(metered.readings):
                 self._feed(e.UseSeen(trio.current_time(), run, "stream", self._use_of(metered)))
 
     async def _not_loaded(self) -> str | None:
@@ -413,6 +454,10 @@ class Metering:
         if cost is None and metered is not None:
             self._say_unpriced(metered, {model or "": 1})
         return cost
+
+
+def _blank(readings: Sequence[Reading]) -> bool:
+    return all(reading.blank for reading in readings)
 
 
 def _said(reading: Reading) -> Said:
