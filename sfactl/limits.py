@@ -15,16 +15,23 @@ from .exits import UsageError
 from .options import Option
 from .output import plain, seconds
 
-OPTION = Option(("--limit",), "limit", "From now on this much: turns=50, cost=2.50, tokens=200k, …", "KIND=N", many=True)
+OPTION = Option(
+    ("--limit",),
+    "limit",
+    "From now on this much: turns=50, cost=2.50, tokens=200k, …",
+    "KIND=N",
+    many=True,
+    complete="kind of limit",
+)
 """For the verbs that give a run more room."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def of_flags(texts: Iterable[str]) -> list[Limit]:
+def of_flags(texts: Iterable[str], source: str = "--limit") -> list[Limit]:
     """What `--limit` says, each kind at most once. Raises `UsageError`."""
-    return once(_understood(written.parse_limit, text, "--limit") for text in texts)
+    return once(_understood(written.parse_limit, text, source) for text in texts)
 
 
 def of_object(text: str) -> list[Limit]:
