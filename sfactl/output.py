@@ -19,7 +19,20 @@ from sfad.protocol.units import format_size, format_usd
 
 def print_json(value: Any) -> None:
     """One JSON object on one line of stdout. Structs in full: unknown is null."""
-    write(msgspec.json.encode(value) + b"\n")
+    write(encoded(value) + b"\n")
+
+
+def encoded(value: Any) -> bytes:
+    """JSON on one line."""
+    return msgspec.json.encode(value)
+
+
+def changed(run: RunInfo, json: bool) -> None:
+    """A run after a verb that changed its state: as JSON, or its status as a note."""
+    if json:
+        print_json(run)
+    else:
+        note(f"{run.id} is {run.status.value}")
 
 
 def write(data: bytes) -> None:
@@ -168,6 +181,8 @@ def outcome(run: RunInfo) -> str:
         return f"{run.status.value} (last known)"
     if run.reason is not None and run.reason.limit_kind is not None:
         return f"{run.status.value} (limit {plain(run.reason.limit_kind)})"
+    if run.api_trouble is not None:
+        return f"{run.status.value} (API {run.api_trouble.status or 'failing'})"
     if run.signal is not None:
         return f"{run.status.value} (signal {run.signal})"
     if run.exit_code:

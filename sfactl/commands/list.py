@@ -20,20 +20,23 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import RunId, RunInfo, Status, Usage
 from sfad.protocol.units import MOST_WHOLE, parse_duration
 
-from .. import environment, output, request, screen
+from .. import environment, output, screen
 from ..connection import Client
 from ..exits import Exit, UsageError
 from ..history import connect
 from ..options import COMMON, Option, Parameter
+from ..several import labels as wanted_labels
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
-    Option(("--status",), "status", "Only runs with this status", "STATUS", many=True),
-    Option(("--name",), "name", "Only runs of this name", "NAME"),
-    Option(("--user",), "user", "Only this user's runs", "USER"),
-    Option(("--root",), "root", "Only this run's tree", "RUN"),
+    Option(("--status",), "status", "Only runs with this status", "STATUS", many=True, complete="status"),
+    Option(("--name",), "name", "Only runs of this name", "NAME", complete="name"),
+    Option(("--user",), "user", "Only this user's runs", "USER", complete="user"),
+    Option(("--root",), "root", "Only this run's tree", "RUN", complete="run"),
     Option(("--since",), "since", "Only runs created since: 1h ago, or a time (2026-01-31T22:00)", "TIME"),
-    Option(("--label",), "label", "Only runs with this label", "K=V", many=True),
+    Option(
+        ("--label",), "label", "Only runs with this label; of one key, any of the values given", "K=V", many=True, complete="label"
+    ),
     Option(("--limit-rows",), "limit_rows", "Ended runs at most (default: 50; with a filter, all)", "N"),
     Option(("--live",), "live", "Count processes and memory of each run"),
     Option(("--sum",), "sum_", "Add a row with the sum of what these runs used, each run's own use once"),
@@ -74,7 +77,7 @@ def main(
         user=user,
         root=root,
         since=None if since is None else moment(since),
-        labels=request.wanted_labels(label),
+        labels=wanted_labels(label),
         live=live,
     )
     most = None if limit_rows is None else environment.whole("--limit-rows", limit_rows, 0, MOST_WHOLE)

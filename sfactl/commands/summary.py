@@ -13,20 +13,23 @@ from typing import get_args
 from sfad.protocol import messages as m
 from sfad.protocol.summary import By, Failed, Summary
 
-from .. import output, request, screen
+from .. import output, screen
 from ..exits import Exit, UsageError
 from ..history import connect
 from ..limits import share
 from ..options import COMMON, Option, Parameter
+from ..several import labels
 from .list import moment
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
     Option(("--since",), "since", "Runs created since: 12h ago (default), or a time (2026-01-31T22:00)", "TIME"),
     Option(("--by",), "by", "Group by name (default), label, user, model or type", "KEY"),
-    Option(("--name",), "name", "Only runs of this name", "NAME"),
-    Option(("--user",), "user", "Only this user's runs", "USER"),
-    Option(("--label",), "label", "Only runs with this label", "K=V", many=True),
+    Option(("--name",), "name", "Only runs of this name", "NAME", complete="name"),
+    Option(("--user",), "user", "Only this user's runs", "USER", complete="user"),
+    Option(
+        ("--label",), "label", "Only runs with this label; of one key, any of the values given", "K=V", many=True, complete="label"
+    ),
 )
 
 SHOWN = 10
@@ -44,7 +47,7 @@ def main(
     json: bool = False,
 ) -> int:
     """Prints the report."""
-    wanted = m.Summarise(id=0, since=moment(since), by=_by(by), name=name, user=user, labels=request.wanted_labels(label))
+    wanted = m.Summarise(id=0, since=moment(since), by=_by(by), name=name, user=user, labels=labels(label))
     with connect(socket) as client:
         wanted.id = client.next_id()
         found = client.call(wanted, m.Summarised).summary

@@ -51,10 +51,15 @@ class Policy:
     allow_detach: bool = False
     defaults: Mapping[LimitKind, Limit] = field(default_factory=lambda: DEFAULT_LIMITS)
     """In the order of `LimitKind`."""
+    program_profile: bool = True
+    """Whether a known agent program gets the profile `coding-agent` where its run names none."""
     advice: Mapping[str, Mapping[LimitKind, float]] = field(default_factory=dict)
     """Thresholds learnt from the ledger, where `limits.adaptive` asks for them; see `limits.advice_key`."""
     max_time: float = 3600.0
     """Whatever the actions, so long a run lasts at most."""
+    max_turns: int = 100
+    max_cost: float = 100.0
+    """USD. The largest limits of turns and of each cost that can be asked for."""
     nearing: float = 0.8
     """The share of a threshold at which `limit_nearing` is said."""
     pause_max: float = 86400.0
@@ -68,3 +73,11 @@ class Policy:
     spawns_per_hour: int = 600
     retry_delay: float = 1.0
     retry_delay_max: float = 60.0
+    files: Mapping[str, str] = field(default_factory=dict)
+    """The file that sets a config key, by the key."""
+    file: str = "the config"
+    """Where a key that no file sets would be set."""
+
+    def place(self, key: str) -> str:
+        """Return the key with the file that sets it or would set it: `limits.max_time in /etc/sfad/sfad.toml`."""
+        return f"{key} in {self.files.get(key, self.file)}"

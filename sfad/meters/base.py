@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
-from ..protocol.types import Tokens
+from ..protocol.types import ApiTrouble, Tokens
 
 MAX_LINE = 1 << 20
 """Bytes of a line that is read. An agent's events are far smaller; what is larger is the output of one of its tools."""
@@ -40,14 +40,60 @@ class Reading:
     """The final result has been printed: the agent ought to exit now."""
     failed: str | None = None
     """The agent's own word that it failed, whatever its exit code; one line of at most `MAX_WORDS` characters."""
+    trouble: ApiTrouble | None = None
+    """The model has not answered since these calls of it failed."""
     skipped_lines: int = 0
     """Lines longer than `MAX_LINE` that looked as if they could hold usage, and were not read."""
+
+    @property
+    def blank(self) -> bool:
+        """Whether nothing of the program's events has been recognised."""
+        return self.turns is None and self.messages is None and not self.models and self.cost_usd is None and not self.finished
 
     @property
     def to_price(self) -> dict[str, Tokens]:
         """The tokens whose cost the agent has not told. What the attempt has cost is `cost_usd`, if it is known, and their price,
         if there are any and it is known; neither: unknown."""
         return self.models if self.cost_usd is None else self.uncovered
+
+
+class Text(NamedTuple):
+    """A whole part of a message to the user."""
+
+    text: str
+
+
+class Delta(NamedTuple):
+    """More of the part that is being written."""
+
+    text: str
+
+
+class Break(NamedTuple):
+    """A delta that follows begins another part."""
+
+
+class Final(NamedTuple):
+    """The final answer, which may have been printed as a part before."""
+
+    text: str
+
+
+class Failed(NamedTuple):
+    """The agent failed, by its own words."""
+
+    words: str
+
+
+class Tool(NamedTuple):
+    """A call of a tool."""
+
+    name: Any
+    about: Any = None
+    """The arguments: an object, or the command."""
+
+
+Speech = Text | Delta | Break | Final | Failed | Tool
 
 
 class Meter(Protocol):
@@ -71,6 +117,12 @@ class Program(Protocol):
 
     name: str
     """What `--meter` says."""
+    tells_cost: bool
+    """Whether its agent reports costs itself, of models too that have no price here."""
+
+    @property
+    def event_types(self) -> frozenset[str] | None:
+        """The values of `type` by which a line of JSON is an event of the program, and not text; `None`: any."""
 
     def prints_events(self, argv: Sequence[str]) -> bool:
         """Whether this command line is the program's, and asks for the format that the meter reads."""
@@ -79,3 +131,6 @@ class Program(Protocol):
         """A new meter for one attempt of this command; `saved`: one that goes on where the one was that dumped this.
 
         Raises `ValueError` for what is no such dump, as that of a build that knew other things."""
+
+    def speech(self, event: dict[str, Any]) -> Iterator[Speech]:
+        """What an event says to the user, for `run --text` and `result`. Any field may be missing, or of any type."""

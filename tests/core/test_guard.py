@@ -154,6 +154,19 @@ def test_loop_compares_kind_and_name() -> None:
     assert t.refused("a", inside(a)).path == ["a", "a"]
 
 
+def test_loop_compares_the_identity_of_a_registered_agent_and_not_its_name() -> None:
+    t = Transcript()
+    a = t.start("one", identity="reviewer")
+    b = t.start("helper", inside(a))
+    event = t.spawn("two", inside(b), identity="reviewer")
+    t >> event << "recordrefusal a3" << f"reply {event.token} Refused loop a3"
+    refused = t.answers[event.token]
+    assert isinstance(refused, c.Refused)
+    assert refused.refusal.path == ["reviewer", "helper", "reviewer"]
+    assert "whatever its --name" in refused.refusal.message
+    assert t.start("one", inside(b)), "a name that no identity has"
+
+
 def test_a_sibling_of_the_same_name_is_no_loop() -> None:
     t = Transcript()
     (a,) = t.chain("a")
@@ -392,7 +405,8 @@ def test_values_outside_their_range_are_refused_with_the_range(asked: dict[str, 
 def test_time_limits_outside_their_range_are_refused_with_the_range(seconds: float) -> None:
     t = Transcript()
     message = t.failed(t.spawn("a", timeout=limit(seconds)))
-    assert "(--timeout) is outside its range: 1 s to 3600 s (limits.max_time)" in message
+    assert "(--timeout) is outside its range: 1 s to 3600 s" in message
+    assert (". To allow more, raise limits.max_time in the config, then run: sfactl reload" in message) is (seconds > 3600)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "x" * 65, "é", "a\n"])
