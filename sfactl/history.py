@@ -63,6 +63,8 @@ def _opened(state: Path) -> Client:
 class _History(Client):
     """A connection to a process of our own that reads a state directory."""
 
+    _pid: int | None = None
+
     def _reach(self, seconds: float) -> socket.socket:
         ours, theirs = socket.socketpair()
         with theirs:
@@ -70,6 +72,13 @@ class _History(Client):
             command = [sys.executable, "-P", "-m", "sfad.history", os.fspath(self.path)]
             as_stdin = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), 0)]
             # in a process group of its own: Ctrl-C is for this process, and the other ends with the connection
-            os.posix_spawn(command[0], command, os.environ, file_actions=as_stdin, setpgroup=0)
+            self._pid = os.posix_spawn(command[0], command, os.environ, file_actions=as_stdin, setpgroup=0)
         ours.settimeout(max(seconds, HANDSHAKE_TIMEOUT))
         return ours
+
+    def close(self) -> None:
+        """Close the connection, which ends the process."""
+        super().close()
+        if self._pid is not None:
+            os.waitid(os.P_PID, self._pid, os.WEXITED)
+            self._pid = None
