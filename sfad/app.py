@@ -60,9 +60,21 @@ StopPost = Annotated[
 ReadyFd = Annotated[int | None, typer.Option("--ready-fd", hidden=True, help="Write a line to this descriptor once serving.")]
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"sfad {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")]
+
+
 @app.callback(invoke_without_command=True)
-def default(context: typer.Context, socket: Socket = None, state_dir: StateDir = None, config: ConfigFile = None) -> None:
+def default(
+    context: typer.Context, socket: Socket = None, state_dir: StateDir = None, config: ConfigFile = None, version: Version = False
+) -> None:
     """Serves if no command is given."""
+    del version  # its callback has printed it
     if context.invoked_subcommand is None:
         serving.serve(socket, state_dir, config)
     else:  # what stands before the command holds for it, unless it says otherwise

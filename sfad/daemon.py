@@ -35,7 +35,7 @@ from .output.files import OutputStore
 from .paths import PathError, bind_socket, prepare_socket, unbind_socket
 from .peers import identify
 from .priority import go_ahead
-from .protocol.messages import Setting
+from .protocol.messages import Change, Setting
 from .protocol.types import RunId
 from .runtime.budgets import rebuild
 from .runtime.handover import Handover
@@ -225,6 +225,7 @@ class Daemon:
             state_dir=str(self._place.state_dir),
             memory=memory,
             on_shutdown=self._drained.set,
+            reload=lambda: self._reload(self._runtime, log),
             state_dir_lost=self._lock.lost,
         )
         return self._runtime
@@ -344,7 +345,8 @@ class Daemon:
         async for number in signals:
             if number == signal.SIGHUP:
                 _notify(systemd.reloading(), log)
-                self._reload(runtime, log)
+                with suppress(configuration.ConfigError):  # the log has it
+                    self._reload(runtime, log)
                 if (installed := reexec.installed_version()) not in (None, __version__):
                     log.info("another version is installed", running=__version__, installed=installed)
                     nursery.start_soon(self._execute_anew, runtime, server, log)
@@ -387,20 +389,22 @@ class Daemon:
         finally:
             self._renewing = False
 
-    def _reload(self, runtime: Runtime, log: Log) -> None:
+    def _reload(self, runtime: Runtime, log: Log) -> tuple[configuration.Loaded, list[Change]]:
+        """Read the config again; what was read, and what is different now. Raises `ConfigError`, and the old one stays."""
         files, required = self._place.config_files
         try:
             log.reopen()  # it may have been rotated away
             loaded = configuration.load(files, required=required)
         except (configuration.ConfigError, OSError) as error:
             log.error(f"the config was not reloaded: {error}")
-            return
-        settings, waiting = _in_force(self._loaded.settings, loaded.settings)
-        self._loaded = configuration.Loaded(loaded.config, settings, loaded.files)
+            raise configuration.ConfigError(str(error)) from error
+        changed = _changes(self._loaded.settings, loaded.settings)
+        self._loaded = replace(loaded, settings=_in_force(self._loaded.settings, loaded.settings))
         runtime.reconfigure(self._loaded)
         log.info("config reloaded", files=[str(path) for path in loaded.files])
-        if waiting:
+        if waiting := [change.key for change in changed if change.waits]:
             log.warning("these take effect at the next start", keys=waiting)
+        return self._loaded, changed
 
 
 def _close_all(descriptors: dict[str, int]) -> None:
@@ -425,15 +429,30 @@ def _notify(state: str, log: Log) -> None:
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 
 
+REMOVED = "removed"
+"""The source of a setting that no file has any more."""
+
 _AT_START = ("containment.", "log.")
 """Settings that a running daemon cannot change."""
 
 
-def _in_force(old: list[Setting], new: list[Setting]) -> tuple[list[Setting], list[str]]:
-    """The settings after a reload, and the keys whose new value has to wait for a restart."""
+def _in_force(old: list[Setting], new: list[Setting]) -> list[Setting]:
+    """The settings after a reload: some keep their old value until a restart."""
     before = {setting.key: setting for setting in old}
-    settings = [before[setting.key] if setting.key.startswith(_AT_START) else setting for setting in new]
-    return settings, [setting.key for setting, kept in zip(new, settings, strict=True) if setting.value != kept.value]
+    return [before[setting.key] if setting.key.startswith(_AT_START) else setting for setting in new]
+
+
+def _changes(old: list[Setting], new: list[Setting]) -> list[Change]:
+    """What a reload changes, key by key. A key of a table of names may be there on one side only."""
+    before, after = ({setting.key: setting for setting in settings} for settings in (old, new))
+    found = []
+    for key in dict.fromkeys([*before, *after]):
+        was, now = before.get(key), after.get(key)
+        if was is None or now is None or was.value != now.value:
+            source = now.source if now is not None else REMOVED
+            values = [None if setting is None else setting.value for setting in (was, now)]
+            found.append(Change(key=key, old=values[0], new=values[1], source=source, waits=key.startswith(_AT_START)))
+    return found
 
 
 def _file(path: str | None) -> Path | None:

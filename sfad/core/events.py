@@ -121,6 +121,16 @@ class DenyRequested(At):
 
 
 @dataclass(frozen=True, slots=True)
+class LimitRequested(At):
+    """A peer asked to change limits of a live run, up or down. Answered by `Reply(Changed)`."""
+
+    token: Token
+    peer: Peer
+    run: RunId
+    limits: tuple[Limit, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ReportRequested(At):
     """A peer told what a run has used since it last did. Answered by `Reply(Changed)`."""
 
@@ -330,6 +340,7 @@ Event = (
     | ResumeRequested
     | ApproveRequested
     | DenyRequested
+    | LimitRequested
     | ReportRequested
     | ReserveRequested
     | SettleRequested

@@ -422,7 +422,7 @@ class Machine:
         ticket = _Ticket(ev.token, ev.at, {run.id for run in live}, ended)
         for run in live:
             self._tickets.setdefault(run.id, []).append(ticket)
-        by = f"run {ev.peer.run}" if ev.peer.run is not None else f"user {ev.peer.user}"
+        by = ev.peer.who
         reason = Reason(kind="stop", message=f"stopped by {by} ({_signal_name(ev.signal)})", by=by, signal=ev.signal)
         for run in live:
             self._stop(run, ev.at, reason=reason, signal=ev.signal, grace=ev.grace)
