@@ -115,7 +115,7 @@ class Installer:
         if linger:
             self._linger("disable-linger")
         elif self._user and probe.lingering(os.getuid()):
-            print("lingering stays enabled; to disable it: loginctl disable-linger")
+            print(f"lingering stays enabled; to disable it: {probe.linger_command(os.getuid()).replace('enable', 'disable')}")
 
     def installed(self) -> bool:
         """Return whether the units are there."""
