@@ -26,6 +26,8 @@ class Budget:
     """When the period ends, for people."""
     charged: float = 0.0
     """USD in this period, reservations included."""
+    partial: bool = False
+    """A run was charged to it that ended before its agent had told its final figures."""
     near: bool = False
     over: bool = False
     refused: bool = False

@@ -280,6 +280,11 @@ class Limiter:
         if run.outcome is Status.LOST:  # it may have used more than was ever read
             sources = run.account.sources
             sources.update({source: replace(use, partial=True) for source, use in sources.items()})
+        if run.account.grows:
+            for budget in self.budgets.of(run.user):
+                if not budget.partial:
+                    budget.partial = True
+                    self._machine.do(c.Charge(budget.scope, budget.name, 0.0))  # has it remembered
         used, above = run.account.own_tree_use(), run.lineage[:-1]
         if any(used):
             add_ended((each.account for each in above), used)

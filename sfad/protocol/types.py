@@ -350,6 +350,8 @@ class BudgetState(Struct, frozen=True, kw_only=True):
     """In this one, reservations included."""
     renews: str
     """When the next one begins, RFC 3339."""
+    partial: bool = False
+    """Costs are in it that may still grow: it is that much at least."""
 
 
 class Survivor(Struct, frozen=True, kw_only=True):

@@ -666,7 +666,9 @@ class Verbs:
             backup_at=backup.at if backup is not None else None,
             adopted=runtime.adopted,
             enforcement={kind: runtime.launcher.enforcement(kind) for kind in ("memory", "pids", "cpu")},
-            budgets=[_budget_state(budget) for budget in machine.limiter.budgets] if connection.peer.run is None else [],
+            budgets=[_budget_state(budget, machine.tree) for budget in machine.limiter.budgets]
+            if connection.peer.run is None
+            else [],
             linger_command=logout.linger_command(),
         )
         self._reply(connection, status)
@@ -857,7 +859,7 @@ def _check_cached(whole: int, cached: int, written: int) -> None:
         )
 
 
-def _budget_state(budget: Budget) -> BudgetState:
+def _budget_state(budget: Budget, tree: Iterable[Run]) -> BudgetState:
     return BudgetState(
         scope=budget.scope,
         name=budget.name,
@@ -865,6 +867,7 @@ def _budget_state(budget: Budget) -> BudgetState:
         usd=budget.usd,
         used_usd=round(budget.charged, 9),
         renews=budget.renews,
+        partial=budget.partial or any(run.user in budget.members and run.account.grows for run in tree),
     )
 
 

@@ -388,6 +388,21 @@ def test_a_partial_figure_yields_to_a_final_one_and_to_a_larger_partial_one() ->
     assert shown() == (40, 0.25, False)
 
 
+def test_a_budget_is_partial_once_a_run_has_ended_whose_cost_is() -> None:
+    t = Transcript()
+    t >> t.budgets(purse(9, "ann"))
+    a, b = t.start("a"), t.start("b")
+    (t >> t.used(a, cost=0.5, partial=True)).skip()
+    (t >> t.used(b, cost=0.5)).skip()
+    assert [t.run(run).account.grows for run in (a, b)] == [True, False]
+    (t >> t.exited(b, 0)).skip()
+    (budget,) = t.machine.limiter.budgets
+    assert not budget.partial
+    (t >> t.used(a, cost=0.75, partial=True)).skip()
+    t >> t.exited(a, 1) << "charge user ann 0" << "release a1"
+    assert (budget.partial, budget.charged) == (True, 1.25)
+
+
 def test_what_yesterday_was_charged_is_not_given_back_to_today() -> None:
     t = Transcript()
     t >> t.budgets(purse(10, "ann"))
