@@ -34,6 +34,7 @@ _VARIES = [
     (r"used \d+ pids", "used N pids"),
     (r"(used N pids.*)\(\d+ over", r"\1(N over"),
     (r"\b\d{4}-\d\d-\d\dT[\d:.]+(\+00:00|Z)", "MOMENT"),
+    (r"\b\d{4}-\d\d-\d\d CLOCK", "MOMENT"),
     (r"SFA_DEADLINE=\d+", "SFA_DEADLINE"),
     (r" {2,}", "  "),
 ]
