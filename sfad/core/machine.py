@@ -5,7 +5,7 @@ Nothing here reads a clock or does I/O. Commands are to be applied in order; the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from signal import SIGTERM, Signals
 from typing import Any
@@ -20,6 +20,7 @@ from .candidate import candidate, check_grace
 from .guard import Question, decide
 from .limiter import Limiter
 from .memory import Ticket
+from .naming import program_of
 from .policy import Invalid, Policy
 from .quotas import SlidingWindow, Slots
 from .recovery import Recovery
@@ -108,6 +109,7 @@ class Machine:
             **self.limiter.timers,
             **recovery.timers,
             "result": self._result_due,
+            "polite": self._polite_due,
             "grace": self._grace_due,
             "kill": self._kill_due,
             "survey": self._survey_due,
@@ -351,6 +353,7 @@ class Machine:
         if run.status is Status.STOPPING:
             if alone:
                 self._finish(run, ev.at)
+            self._obeyed(run)
         elif run.status is Status.RETRYING:
             pass  # the ladder of the attempt's leftovers reports `Emptied`
         elif run.exit.unknown:
@@ -380,13 +383,14 @@ class Machine:
         if run.status is Status.PAUSED:
             run.move(Status.RUNNING)
         run.move(Status.RETRYING)
+        frozen = _frozen_in(run)
         self._unfreeze(run)
         self._fail_pauses(run, "exited before it was paused")
         self._halt_clock(run, at)
         for child in run.subtree()[1:]:
             self._cancel_with_ancestor(child, run, at)
         run.clearing = True
-        self.climb_on(run, at, grace=self.grace(run))
+        self.climb_on(run, at, grace=self.grace(run), frozen=frozen)
         self.do(c.Save(run))
 
     def _cleared(self, run: Run, at: float) -> None:
@@ -441,6 +445,7 @@ class Machine:
     def begin_stop(self, run: Run, at: float, *, status: Status, reason: Reason | None, signal: int, grace: float) -> None:
         """Decides how the run ends, cancels what is below it, and starts the ladder."""
         still = run.parent is not None and run.parent.standing_still
+        frozen = _frozen_in(run)
         for child in run.subtree()[1:]:
             self._cancel_with_ancestor(child, run, at)
         self._decide_end(run, at, status, reason)
@@ -448,7 +453,7 @@ class Machine:
             self._finish(run, at)
         elif run.stop is None:
             # under a frozen ancestor nothing can use a grace
-            self.climb_on(run, at, signal=signal, grace=0.0 if still else grace)
+            self.climb_on(run, at, signal=signal, grace=0.0 if still else grace, frozen=frozen)
         else:
             self._hasten(run, at, signal=signal, grace=grace)
 
@@ -471,18 +476,72 @@ class Machine:
         self.do(c.Disarm(run.id, "retry"))
         self.do(c.Keep(run))
 
-    def climb_on(self, run: Run, at: float, *, grace: float, signal: int = SIGTERM) -> None:
-        """Begins to empty the run's containment."""
+    def climb_on(self, run: Run, at: float, *, grace: float, signal: int = SIGTERM, frozen: Sequence[RunId] | None = None) -> None:
+        """Begin to empty the run's containment. `frozen`: what was paused in it; `None`: no program is given time of its own."""
         run.stop = Stop(signal=signal, began_at=at, grace_ends_at=at + grace, kill_wait=self.policy.kill_wait)
+        polite = min(self.policy.polite, grace)
+        asked = self._to_ask(run) if polite > 0 and frozen is not None else frozenset()
+        if frozen is None or not asked:
+            self.signal_all(run)
+        else:
+            self._ask(run, asked, at + polite, frozen)
+
+    def _to_ask(self, run: Run) -> frozenset[RunId]:
+        """The runs in it whose program wants to be interrupted first, and where nothing was sent to all processes yet."""
+        above = len(run.lineage)
+        return frozenset(
+            each.id
+            for each in run.subtree()
+            if each.pid is not None
+            and program_of(each.asked.argv) in self.policy.interrupted
+            and all(below.stop is None or below.stop.rung is Rung.ASKED for below in each.lineage[above:])
+        )
+
+    def _ask(self, run: Run, asked: frozenset[RunId], until: float, frozen: Sequence[RunId]) -> None:
+        assert run.stop is not None
+        # a second SIGINT makes some programs give up at once
+        before = {name for each in run.subtree() if each.stop is not None for name in each.stop.asked}
+        run.stop.rung, run.stop.asked, run.stop.polite_ends_at = Rung.ASKED, asked, until
         self.do(c.Keep(run))
-        self.do(c.Terminate(run.id, signal))
+        for name in sorted(asked - before):
+            self.do(c.Interrupt(name))
+        for name in frozen:
+            self.do(c.Thaw(name))
+        self.do(c.Arm(run.id, "polite", until))
+
+    def signal_all(self, run: Run) -> None:
+        """Send the stop signal to every process of a run that is being stopped."""
+        assert run.stop is not None
+        if run.stop.rung is Rung.ASKED:
+            run.stop.rung, run.stop.asked = Rung.SIGNALLED, frozenset()
+            self.do(c.Disarm(run.id, "polite"))
+        self.do(c.Keep(run))
+        self.do(c.Terminate(run.id, run.stop.signal))
         self.do(c.Arm(run.id, "grace", run.stop.grace_ends_at))
+
+    def _obeyed(self, run: Run) -> None:
+        """The main process of a run that is being stopped has ended, perhaps because it was asked to."""
+        for above in run.lineage:
+            stop = above.stop
+            if stop is not None and run.id in stop.asked and self.tree.get(above.id) is above:
+                stop.asked -= {run.id}
+                if stop.asked:
+                    self.do(c.Keep(above))
+                else:
+                    self.signal_all(above)
+
+    def _polite_due(self, run: Run, _at: float) -> None:
+        if run.stop is not None and run.stop.rung is Rung.ASKED:
+            self.signal_all(run)
 
     def _hasten(self, run: Run, at: float, *, signal: int, grace: float) -> None:
         """A run that is being stopped already was asked to stop again: sooner is possible, later is not."""
         ladders = [(r.id, r.stop) for r in run.lineage if r.stop is not None]
         if run.attempt == 0:
             self._finish(run, at)  # cancelled with an ancestor before it was ever launched
+        elif run.stop is not None and run.stop.rung is Rung.ASKED:
+            run.stop.grace_ends_at = min(run.stop.grace_ends_at, at + grace)
+            self.signal_all(run)
         elif run.stop is not None and run.stop.shorten(at + grace):
             self.do(c.Keep(run))
             self.do(c.Arm(run.id, "grace", at + grace))
@@ -811,6 +870,8 @@ class Machine:
 
     def _disarm_ladder(self, run: Run) -> None:
         if run.stop is not None:
+            if run.stop.rung is Rung.ASKED:
+                self.do(c.Disarm(run.id, "polite"))
             for timer in ("grace", "kill", "survey"):
                 self.do(c.Disarm(run.id, timer))
 
@@ -845,6 +906,10 @@ class Machine:
     def do(self, command: c.Command) -> None:
         """Adds to what the present event calls for."""
         self._out.append(command)
+
+
+def _frozen_in(run: Run) -> list[RunId]:
+    return [each.id for each in run.subtree() if each.frozen]
 
 
 def _succeeded(run: Run) -> bool:

@@ -59,6 +59,10 @@ class Policy:
     result_wait: float = 30.0
     """How long an agent may stay after it has printed its final result."""
     grace: float = 5.0
+    polite: float = 1.0
+    """The part of the grace that the main processes of `interrupted` programs have for themselves."""
+    interrupted: frozenset[str] = frozenset({"claude"})
+    """Programs (`naming.program_of`) whose main process gets SIGINT alone before their run is signalled."""
     kill_wait: float = 10.0
     trees_per_user: int = 32
     trees: int = 64

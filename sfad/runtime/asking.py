@@ -99,6 +99,8 @@ def policy_of(loaded: configuration.Loaded) -> Policy:
         approval_timeout=config.limits.approval_timeout,
         result_wait=config.stop.result_wait,
         grace=config.stop.grace,
+        polite=config.stop.polite,
+        interrupted=frozenset(name for name, program in config.programs.items() if program.stop == "SIGINT-main"),
         kill_wait=config.stop.kill_wait,
         trees_per_user=config.quotas.trees_per_user,
         trees=config.quotas.trees,
