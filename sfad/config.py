@@ -201,6 +201,8 @@ class TeamBudget(Struct, frozen=True, kw_only=True):
 class Budgets(Struct, frozen=True, kw_only=True):
     """Money of users and teams, by their names."""
 
+    action: Literal["pause", "terminate", "warn"] = "pause"
+    """What becomes of the live trees of a user, or of a team's members, when the budget has run out."""
     users: dict[str, UserBudget] = {}
     teams: dict[str, TeamBudget] = {}
 

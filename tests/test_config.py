@@ -108,7 +108,7 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         ("[prices.m]\ninput_mtok = 'off'\noutput_mtok = 1", "prices.m.input_mtok = 'off': allowed is a number of 0 or more"),
         ("[prices.'']", 'prices."": a name of 1 to 256 characters is expected'),
         (f"[prices.{'m' * 257}]", f"prices.{'m' * 193}: a name of 1 to 256 characters is expected"),
-        ("[budgets.user.ann]\ndaily_usd = 1", "budgets.user: unknown key; known here: teams, users"),
+        ("[budgets.user.ann]\ndaily_usd = 1", "budgets.user: unknown key; known here: action, teams, users"),
         ("[budgets.users.ann]\nusd = 1", "budgets.users.ann.usd: unknown key; known here: daily_usd"),
         ("[budgets.users]\nann = 20", "budgets.users.ann = 20: a table is expected, written [budgets.users.ann]"),
         ("[budgets.teams.r]\nusd = 1\nperiod = 'day'", "budgets.teams.r.members is missing: allowed is a list of names"),

@@ -18,7 +18,7 @@ from . import events as e
 from .access import FULL, Peer, Permissions, refuse_target, refuse_verb
 from .candidate import candidate, check_grace
 from .guard import Question, decide
-from .limiter import Limiter
+from .limiter import MORE, Limiter
 from .memory import Ticket
 from .naming import program_of
 from .policy import Invalid, Policy
@@ -327,6 +327,8 @@ class Machine:
             # in its own name, even where an ancestor is frozen: that one's resume must not let it go on
             self.pause(run, at)
         self._answer_spawn(run)
+        if run.parent is None:
+            self.limiter.look_at_budgets_of(run, at)
 
     def _launch_failed(self, ev: e.LaunchFailed) -> None:
         run = self.tree.get(ev.run)
@@ -575,7 +577,7 @@ class Machine:
 
     def _finish(self, run: Run, at: float, *, recorded: bool = True) -> None:
         assert run.outcome is not None
-        self.limiter.close(run)
+        charged = self.limiter.close(run)
         run.move(run.outcome)
         run.ended_at = at
         run.pid = None
@@ -593,6 +595,8 @@ class Machine:
         self._answer_spawn(run)
         self._fail_pauses(run, "ended before it was paused")
         self._settle(run, at)
+        if charged:
+            self.limiter.look_at_budgets(at)
         if run.parent is None:
             self.slots.leave(run.id)
             self.admit_waiting()
@@ -687,6 +691,7 @@ class Machine:
 
     def _reconfigured(self, ev: e.Reconfigured) -> None:
         self.reconfigure(ev.policy)
+        self.limiter.look_at_budgets(ev.at)
         self.admit_waiting()
 
     def _advice_learned(self, ev: e.AdviceLearned) -> None:
@@ -716,7 +721,9 @@ class Machine:
                 c.Failed(ErrorCode.WRONG_STATE, f"run {run.id} is {run.status}; only a running one can be paused"),
             )
             return
+        run.by_hand = run.out_of_money is not None
         if run.frozen and not run.pause_tokens:
+            self.do(c.Keep(run))
             self.reply(ev.token, c.Changed(run))
             return
         run.pause_tokens.append(ev.token)
@@ -724,7 +731,7 @@ class Machine:
         if not run.frozen:
             self.pause(run, ev.at)
 
-    def pause(self, run: Run, at: float) -> None:
+    def pause(self, run: Run, at: float, why: str = "") -> None:
         """Freezes a run and everything below it, and stops their clocks."""
         run.frozen = True
         for each in run.subtree():
@@ -736,11 +743,12 @@ class Machine:
         self.do(c.Keep(run))
         self.do(c.Freeze(run.id))
         self.do(c.Arm(run.id, "pause_max", run.frozen_until))
-        self.publish("run_paused", run)
+        self.publish("run_paused", run, why)
 
     def _unfreeze(self, run: Run) -> None:
         if run.frozen:
             run.frozen, run.frozen_until = False, None
+            run.out_of_money, run.by_hand = None, False
             self.do(c.Disarm(run.id, "pause_max"))
             self.do(c.Keep(run))
 
@@ -757,7 +765,9 @@ class Machine:
         run = self.steered(ev.token, ev.peer, "resume", ev.run)
         if run is None:
             return
-        if not run.frozen and run.held_by is None:
+        if run.out_of_money is not None:
+            self.reply(ev.token, c.Failed(ErrorCode.WRONG_STATE, f"run {run.id} stays paused: {run.out_of_money.message}; {MORE}"))
+        elif not run.frozen and run.held_by is None:
             self.reply(ev.token, c.Failed(ErrorCode.WRONG_STATE, _not_resumable(run)))
         elif self.limiter.make_room(ev.token, ev.peer, run, ev.limits):
             if run.frozen:

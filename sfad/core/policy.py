@@ -56,6 +56,8 @@ class Policy:
     """The share of a threshold at which `limit_nearing` is said."""
     pause_max: float = 86400.0
     approval_timeout: float = 600.0
+    budget_action: Action = Action.PAUSE
+    """What becomes of a user's live trees when a budget of the user or of a team has run out: pause, terminate or warn."""
     result_wait: float = 30.0
     """How long an agent may stay after it has printed its final result."""
     grace: float = 5.0

@@ -97,6 +97,7 @@ def policy_of(loaded: configuration.Loaded) -> Policy:
         nearing=config.limits.nearing,
         pause_max=config.limits.pause_max,
         approval_timeout=config.limits.approval_timeout,
+        budget_action=Action(config.budgets.action),
         result_wait=config.stop.result_wait,
         grace=config.stop.grace,
         polite=config.stop.polite,

@@ -99,6 +99,7 @@ POLICIES = st.builds(
     max_time=st.just(MAX_TIME),
     pause_max=st.sampled_from([5.0, 86400.0]),
     approval_timeout=st.just(8.0),
+    budget_action=st.sampled_from([Action.PAUSE, Action.PAUSE, Action.TERMINATE, Action.WARN]),
     result_wait=st.just(3.0),
     grace=st.sampled_from([0.0, 3.0]),
     polite=st.sampled_from([0.0, 1.0]),
@@ -703,6 +704,17 @@ class MachineAgainstShell(RuleBasedStateMachine):
                 assert (run.id, "grace") not in self.world.timers
                 assert all(self.world.boxes[name].main for name in run.stop.asked), "who has ended is waited for"
                 assert run.stop.polite_ends_at <= run.stop.grace_ends_at
+
+    @invariant()
+    def nobody_goes_on_without_money(self) -> None:
+        """Where budgets pause: a tree stands if a budget has run out, and only then for a budget."""
+        limiter = self.world.machine.limiter
+        pauses = self.world.machine.policy.budget_action is Action.PAUSE
+        for root in self.world.machine.tree.roots():
+            spent = any(limiter._spent(budget) for budget in limiter.budgets.of(root.user))
+            if root.status in {Status.RUNNING, Status.PAUSED}:
+                assert (root.out_of_money is not None) == (spent and pauses)
+            assert root.out_of_money is None or root.frozen
 
     @invariant()
     def pauses_are_pending(self) -> None:
