@@ -260,6 +260,8 @@ class Foreground:
             self._left_queue()
         elif own and event.limit_kind is not None:
             self._limit(event)
+        elif own and event.type == "run_paused" and event.message:
+            self._progress(f"paused: {output.plain(event.message)}")
         elif own and event.type == "run_progress":
             self._progress(output.plain(event.message))
         elif own and event.type in ("meter_unpriced", "meter_gap"):
@@ -408,7 +410,9 @@ class Foreground:
 
 
 def _ending(final: RunInfo) -> str:
-    return f"{final.status.value}: {output.plain(final.reason.message)}" if final.reason else final.status.value
+    reason = f": {output.plain(final.reason.message)}" if final.reason else ""
+    used = output.at_least(final.usage)
+    return final.status.value + reason + (f"; it used {used}" if used else "")
 
 
 def clear_status(path: str) -> None:

@@ -72,6 +72,8 @@ class State:
     pause_tokens: list[Token]
     out_of_money: Reason | None = None
     by_hand: bool = False
+    max_time: float | None = None
+    """`None` in what an older daemon has remembered: as in `Birth`."""
 
 
 def birth_of(run: Run) -> Birth:
@@ -128,6 +130,7 @@ def state_of(run: Run) -> State:
         pause_tokens=run.pause_tokens,
         out_of_money=run.out_of_money,
         by_hand=run.by_hand,
+        max_time=run.max_time,
     )
 
 
@@ -148,7 +151,7 @@ def restored(birth: Birth, state: State, parent: Run | None) -> Run:
         max_depth=birth.max_depth,
         max_descendants=birth.max_descendants,
         limits=state.limits,
-        max_time=birth.max_time,
+        max_time=birth.max_time if state.max_time is None else state.max_time,
         permissions=birth.permissions,
         origin=birth.origin,
         claimed_depth=birth.claimed_depth,

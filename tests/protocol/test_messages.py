@@ -61,6 +61,9 @@ REQUESTS: list[m.Request] = [
     m.Approve(id=16, run="a1", limits=[Limit(kind=LimitKind.COST, threshold=3, source="--limit cost")]), m.Deny(id=17, run="a1"),
     m.Report(id=18, model="m", turns=1, input_tokens=2, output_tokens=3, cost_usd=0.5, role="planning"),
     m.Reserve(id=19, run="a1", model="m", input_tokens=2, max_output_tokens=3, role="execution"),
+    m.ChangeLimits(id=22, run="a1", limits=[Limit(kind=LimitKind.TURNS, threshold=50)]), m.Reload(id=23),
+    m.Select(id=24, verb="pause", runs=["a1", "reviewer"], labels={"k": "v", "l": ["w", "x"]}),
+    m.Prune(id=25, older_than=60.5, keep=3, dry_run=True),
     m.Settle(id=20, reservation="a1-1", input_tokens=2, output_tokens=3, cached_tokens=1), m.Recommend(id=21, run_type="qa"),
 ]  # fmt: skip
 
@@ -82,6 +85,9 @@ REPLIES: list[m.Reply] = [
     m.Recommended(id=14, runs=20, in_force=[Limit(kind=LimitKind.TURNS, threshold=25, action=Action.TERMINATE)],
                   advice=[Advice(kind=LimitKind.TURNS, p95=12, suggested=15, limit=25, runs=20, ended=21, failed_share=0.05,
                                  least=1, most=100)]),
+    m.Selected(id=15, runs=["a1"], failed=[m.Failure(run="zz", code=ErrorCode.NO_SUCH_RUN, message="m")]),
+    m.Reloaded(id=16, files=["/f"], changed=[m.Change(key="a", old=1, new=None, source="removed", waits=False)]),
+    m.Pruned(id=17, trees=1, runs=2, events=3, files=4, output_bytes=5, ledger_bytes=6),
     m.Done(id=11), m.Error(id=12, code=ErrorCode.BAD_REQUEST, message="m"),
 ]  # fmt: skip
 
