@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..protocol.types import Bound, LimitKind, Reason, RunId, Status, Survivor
+from ..protocol.types import ApiTrouble, Bound, LimitKind, Reason, RunId, Status, Survivor
 from .access import Permissions
 from .events import Asked, Token
 from .limits import Limits
@@ -72,6 +72,7 @@ class State:
     pause_tokens: list[Token]
     out_of_money: Reason | None = None
     by_hand: bool = False
+    api_trouble: ApiTrouble | None = None
     max_time: float | None = None
     """`None` in what an older daemon has remembered: as in `Birth`."""
 
@@ -130,6 +131,7 @@ def state_of(run: Run) -> State:
         pause_tokens=run.pause_tokens,
         out_of_money=run.out_of_money,
         by_hand=run.by_hand,
+        api_trouble=run.api_trouble,
         max_time=run.max_time,
     )
 
@@ -166,7 +168,7 @@ def restored(birth: Birth, state: State, parent: Run | None) -> Run:
 _AS_THEY_ARE = (
     "committed", "admitted", "attempt", "retry_at", "pid", "exit", "clock", "started_at", "ended_at", "frozen", "frozen_until",
     "stop", "clearing", "account", "held_reason", "held_until", "said_finished", "said_failed", "outcome", "reason", "tied_to",
-    "admit_token", "pause_tokens", "out_of_money", "by_hand",
+    "admit_token", "pause_tokens", "out_of_money", "by_hand", "api_trouble",
 )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ import psutil
 import trio
 
 from .. import __version__, logout
+from ..agents import AgentError, resolve
 from ..config import NAME_MAX, ConfigError
 from ..core import commands as c
 from ..core import events as e
@@ -24,7 +25,7 @@ from ..core.budgets import Budget
 from ..core.labels import fits, values_of
 from ..core.limits import limits_of
 from ..core.run import Run
-from ..core.usage import NOTHING
+from ..core.usage import NOTHING, Use
 from ..descriptors import Need
 from ..giveback import give_back
 from ..meters import PROGRAMS, named
@@ -128,6 +129,7 @@ class Verbs:
             m.Send: self._send,
             m.Watch: self._watch,
             m.DaemonInfo: self._status,
+            m.Agents: self._agents,
             m.Config: self._config,
             m.Reload: self._reload,
             m.Prune: self._prune,
@@ -200,9 +202,14 @@ class Verbs:
     def _spawn(self, connection: Connection, request: m.Spawn) -> None:
         descriptors = self._claimed(connection, request)
         try:
+            if request.agent is not None:
+                request = resolve(request, self._runtime.agents)
             _check_spawn(request)
             if request.watch:
                 self._demand_watch(connection)
+        except AgentError as error:
+            give_back(descriptors)
+            raise RequestFailed(ErrorCode.BAD_REQUEST, str(error)) from None
         except RequestFailed:
             give_back(descriptors)
             raise
@@ -316,49 +323,70 @@ class Verbs:
         _check_amounts(request)
         run, peer = self._spender(connection, request.run, "report"), connection.peer
         metering, answer = self._runtime.metering, self._answerer(connection, request.id)
-        connection.elsewhere.add(request.id)
 
         def report() -> None:
-            if request.id not in connection.elsewhere:
-                return  # it has been given up
-            connection.elsewhere.discard(request.id)
             use = metering.use_of_report(run, request)
             self._runtime.ask(answer, lambda token, now: e.ReportRequested(now, token, peer, run, use))
 
         # what was used was used, whether its price can be told just now or not
-        metering.when_priced(run, request.model if request.cost_usd is None else None, report, lambda _why: report())
+        self._once_priced(connection, request.id, run, request.model if request.cost_usd is None else None, report)
 
     def _reserve(self, connection: Connection, request: m.Reserve) -> None:
         _check_amounts(request)
         run, peer = self._spender(connection, request.run, "reserve"), connection.peer
         metering, answer = self._runtime.metering, self._answerer(connection, request.id)
-        connection.elsewhere.add(request.id)
 
         def reserve() -> None:
-            if request.id not in connection.elsewhere:
-                return
-            connection.elsewhere.discard(request.id)
             hold = metering.hold_of(run, request)
             self._runtime.ask(answer, lambda token, now: e.ReserveRequested(now, token, peer, run, hold))
 
         def unsure(why: str) -> None:
-            connection.elsewhere.discard(request.id)
-            self._fail(
-                connection, request.id, ErrorCode.UNAVAILABLE, f"nothing is reserved: what it would cost cannot be told now: {why}"
-            )
+            message = f"nothing is reserved: what it would cost cannot be told now: {why}"
+            self._fail(connection, request.id, ErrorCode.UNAVAILABLE, message)
 
-        metering.when_priced(run, request.model, reserve, unsure)
+        self._once_priced(connection, request.id, run, request.model, reserve, unsure)
 
     def _settle(self, connection: Connection, request: m.Settle) -> None:
         _check_amounts(request)
         self._permit(connection, "settle")
         held, peer = self._runtime.machine.limiter.reservation(request.reservation), connection.peer
-        use = NOTHING
-        if held is not None:
-            self._resolve(connection, held[0].id, "settle")
-            use = self._runtime.metering.use_of_settlement(held[0].id, held[1], request)
         answer = self._answerer(connection, request.id)
-        self._runtime.ask(answer, lambda token, now: e.SettleRequested(now, token, peer, request.reservation, use))
+
+        def settle(use: Use) -> None:
+            self._runtime.ask(answer, lambda token, now: e.SettleRequested(now, token, peer, request.reservation, use))
+
+        if held is None:
+            settle(NOTHING)
+            return
+        run, hold = held[0].id, held[1]
+        self._resolve(connection, run, "settle")
+        metering, model = self._runtime.metering, hold.model if request.cost_usd is None else None
+        # a daemon that has just executed itself anew has not loaded the prices yet that the reservation was made with
+        self._once_priced(connection, request.id, run, model, lambda: settle(metering.use_of_settlement(run, hold, request)))
+
+    def _once_priced(
+        self,
+        connection: Connection,
+        request: int,
+        run: RunId,
+        model: str | None,
+        then: Callable[[], None],
+        unsure: Callable[[str], None] | None = None,
+    ) -> None:
+        """Call `then` once the price of the model is known, or known not to be there, unless the request is given up before.
+        `unsure`: what to call instead where that cannot be known now."""
+        connection.elsewhere.add(request)
+
+        def go_on(why: str | None = None) -> None:
+            if request not in connection.elsewhere:
+                return
+            connection.elsewhere.discard(request)
+            if why is None or unsure is None:
+                then()
+            else:
+                unsure(why)
+
+        self._runtime.metering.when_priced(run, model, go_on, go_on)
 
     def _spender(self, connection: Connection, run: str | None, verb: str) -> RunId:
         """The run whose use is spoken of: the one that is named, else the one that the peer is in."""
@@ -623,6 +651,11 @@ class Verbs:
 
         self._runtime.adviser.advise_soon(request.run_type, request.name, answer)
 
+    def _agents(self, connection: Connection, request: m.Agents) -> None:
+        self._permit(connection, "agents")
+        agents = [entry.info for entry in self._runtime.agents.values()]
+        self._reply(connection, m.AgentList(id=request.id, agents=agents))
+
     def _config(self, connection: Connection, request: m.Config) -> None:
         self._permit(connection, "config")
         self._reply(connection, m.ConfigReply(id=request.id, settings=self._runtime.settings))
@@ -829,6 +862,7 @@ def _check_sizes(request: m.Spawn) -> None:
     for what, value, limit in (
         ("bytes of cwd", len(request.cwd), 4096),
         ("characters of key", len(request.key or ""), 64),
+        ("characters of session", len(request.session or ""), 64),
         ("labels", len(request.labels), MAX_LABELS),
         ("characters of a label", labels, 256),
         ("characters of --type", len(request.run_type or ""), 64),

@@ -106,7 +106,7 @@ EXAMPLES: dict[str, m.Request | m.Reply] = {
     "watch": m.Watch(id=3, run="a1"),
     "done": m.Done(id=3),
     "logs": m.Logs(id=4, run="a1"),
-    "log_files": m.LogFiles(id=4, run="a1", ended=False),
+    "log_files": m.LogFiles(id=4, run="a1", ended=False, name="sleeper"),
     "spawn with a descriptor": m.Spawn(id=5, argv=[b"cat"], cwd=b"/", env=[PATH], tied=True, stdin="descriptor", descriptors=1),
     "spawn with a claim": m.Spawn(
         id=6, argv=[b"true"], cwd=b"/", env=[PATH], name="planner", claim=Claim(names=["planner", "reviewer"], depth=2)
