@@ -20,7 +20,7 @@ from .candidate import candidate, check_grace
 from .guard import Question, decide
 from .limiter import MORE, Limiter
 from .memory import Ticket
-from .naming import program_of
+from .naming import program_name
 from .policy import Invalid, Policy
 from .quotas import SlidingWindow, Slots
 from .recovery import Recovery
@@ -508,7 +508,7 @@ class Machine:
             each.id
             for each in run.subtree()
             if each.pid is not None
-            and program_of(each.asked.argv) in self.policy.interrupted
+            and program_name(each.asked.argv) in self.policy.interrupted
             and all(below.stop is None or below.stop.rung is Rung.ASKED for below in each.lineage[above:])
         )
 

@@ -69,7 +69,7 @@ class Policy:
     polite: float = 1.0
     """The part of the grace that the main processes of `interrupted` programs have for themselves."""
     interrupted: frozenset[str] = frozenset({"claude"})
-    """Programs (`naming.program_of`) whose main process gets SIGINT alone before their run is signalled."""
+    """Programs (`naming.program_name`) whose main process gets SIGINT alone before their run is signalled."""
     kill_wait: float = 10.0
     trees_per_user: int = 32
     trees: int = 64

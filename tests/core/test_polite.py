@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sfad.core.naming import program_of
+from sfad.core.naming import program_name
 from sfad.protocol.types import Status
 
 from .test_recovery import Life
@@ -144,6 +144,6 @@ def test_another_daemon_signals_what_the_main_process_left_when_it_ended_meanwhi
 
 def test_program_of_a_command() -> None:
     for command in ("claude -p", "npx @anthropic-ai/claude-code", "node /x/node_modules/@anthropic-ai/claude-code/cli.js"):
-        assert program_of(command.split()) == "claude"
-    assert program_of(("gemini-cli",)) == "gemini"
-    assert program_of(("sh", "-c", "claude")) != "claude"
+        assert program_name(command.split()) == "claude"
+    assert program_name(("gemini-cli",)) == "gemini"
+    assert program_name(("sh", "-c", "claude")) != "claude"
