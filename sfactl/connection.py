@@ -365,7 +365,7 @@ _CHANGES = (m.Spawn, m.Stop, m.Pause)
 
 def _look(request: m.Request) -> str:
     run = getattr(request, "run", None) or "RUN"
-    return f"look with: sfactl {'list' if isinstance(request, m.Spawn | m.Stop) else f'info {run}'}"
+    return f"look with: sfactl {'list' if isinstance(request, m.Spawn | m.Stop | m.Prune) else f'info {run}'}"
 
 
 def check(reply: m.AnyReply) -> None:

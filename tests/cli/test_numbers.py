@@ -55,7 +55,7 @@ NUMERIC = list(numeric())
 
 def line(verb: str, option: str, value: str) -> list[str]:
     """The command line with this value, complete otherwise."""
-    needed = NEEDED.get(verb, ["a1"] if verb not in ("list", "doctor", "recommend") else [])
+    needed = NEEDED.get(verb, ["a1"] if verb not in ("list", "doctor", "recommend", "prune") else [])
     words = [verb, *needed, option, f"turns={value}" if option == "--limit" else value]
     return [*words, "--", "true"] if verb in ("spawn", "run") else words
 
