@@ -179,7 +179,7 @@ def test_trees_stand_while_their_users_budget_has_run_out(start: Start) -> None:
         client.call(m.Report(id=client.next_id(), run=spender.id, cost_usd=1.5), m.RunReply)
         assert {info(client, run.id).status for run in (spender, idle)} == {Status.PAUSED}
         why = daemon.sfactl("why", idle.id).stdout
-        assert f"user {USER} has used 1.5 of 1 USD a day; it renews at " in why
+        assert f"user {USER} has used 1.50 of 1.00 USD a day; it renews at " in why
         assert "paused (budget)" in daemon.sfactl("list").stdout
         resumed = daemon.sfactl("resume", idle.id)
         assert (resumed.returncode, "stays paused" in resumed.stderr) == (1, True)
