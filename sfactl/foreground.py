@@ -260,6 +260,8 @@ class Foreground:
             self._left_queue()
         elif own and event.limit_kind is not None:
             self._limit(event)
+        elif own and event.type == "run_paused" and event.message:
+            self._progress(f"paused: {output.plain(event.message)}")
         elif own and event.type == "run_progress":
             self._progress(output.plain(event.message))
         elif own and event.type in ("meter_unpriced", "meter_gap", "meter_silent"):

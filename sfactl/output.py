@@ -181,6 +181,8 @@ def outcome(run: RunInfo) -> str:
         return f"{run.status.value} (last known)"
     if run.reason is not None and run.reason.limit_kind is not None:
         return f"{run.status.value} (limit {plain(run.reason.limit_kind)})"
+    if run.reason is not None and run.reason.kind == "budget":
+        return f"{run.status.value} (budget)"
     if run.api_trouble is not None:
         return f"{run.status.value} (API {run.api_trouble.status or 'failing'})"
     if run.signal is not None:

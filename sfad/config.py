@@ -123,10 +123,19 @@ class Stop(Struct, frozen=True, kw_only=True):
 
     grace: Annotated[float, Meta(ge=0, le=60, extra=_DURATION)] = 5.0
     """Between the stop signal and SIGKILL."""
+    polite: Annotated[float, Meta(ge=0, le=60, extra=_DURATION)] = 1.0
+    """The part of the grace that a main process has for itself where its program is stopped by `SIGINT-main`."""
     kill_wait: Annotated[float, Meta(ge=0.1, le=600, extra=_DURATION)] = 10.0
     """After SIGKILL, before what is still there is reported as a survivor."""
     result_wait: Annotated[float, Meta(ge=0, le=3600, extra=_DURATION)] = 30.0
     """How long an agent may linger after it printed its final result."""
+
+
+class Program(Struct, frozen=True, kw_only=True):
+    """What an agent program needs (SPEC section 6)."""
+
+    stop: Literal["SIGINT-main", "SIGTERM"]
+    """`SIGINT-main`: SIGINT to the main process alone, then like `SIGTERM`: the stop signal to every process."""
 
 
 class Quotas(Struct, frozen=True, kw_only=True):
@@ -205,6 +214,8 @@ class TeamBudget(Struct, frozen=True, kw_only=True):
 class Budgets(Struct, frozen=True, kw_only=True):
     """Money of users and teams, by their names."""
 
+    action: Literal["pause", "terminate", "warn"] = "pause"
+    """What becomes of the live trees of a user, or of a team's members, when the budget has run out."""
     users: dict[str, UserBudget] = {}
     teams: dict[str, TeamBudget] = {}
 
@@ -239,6 +250,9 @@ class Config(Struct, frozen=True, kw_only=True):
     containment: Containment = Containment()
     log: Log = Log()
     retention: Retention = Retention()
+    programs: dict[str, Program] = msgspec.field(default_factory=lambda: {"claude": Program(stop="SIGINT-main")})
+    """By the program's name as the loop rule derives it from a command. Claude prints its totals after SIGINT within 0.2 s; after
+    SIGTERM to all its processes, its tool dies first, and it may make one more call to report that."""
     prices: dict[str, Price] = {}
     """By the model's name as agents write it."""
     budgets: Budgets = Budgets()
@@ -363,7 +377,8 @@ def _build(struct: type[Any], found: _Found, prefix: str) -> Any:
         if _is_section(field.type):
             values[field.name] = _build(field.type, found, f"{key}.")
         elif (entry := _entry(field.type)) is not None:
-            values[field.name] = {name: _build_named(entry, found, key, name) for name in found.names.get(key, ())}
+            named = {name: _build_named(entry, found, key, name) for name in found.names.get(key, ())}
+            values[field.name] = field.default_factory() | named
         elif key in found.values:
             values[field.name] = _convert(field.type, key, *found.values[key])
     return struct(**values)

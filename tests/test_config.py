@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.config import BUILT_IN, Config, ConfigError, Price, TeamBudget, UserBudget, load
+from sfad.config import BUILT_IN, Config, ConfigError, Price, Program, TeamBudget, UserBudget, load
 from sfad.protocol.units import format_duration, parse_duration
 
 
@@ -108,7 +108,7 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         ("[prices.m]\ninput_mtok = 'off'\noutput_mtok = 1", "prices.m.input_mtok = 'off': allowed is a number of 0 or more"),
         ("[prices.'']", 'prices."": a name of 1 to 256 characters is expected'),
         (f"[prices.{'m' * 257}]", f"prices.{'m' * 193}: a name of 1 to 256 characters is expected"),
-        ("[budgets.user.ann]\ndaily_usd = 1", "budgets.user: unknown key; known here: teams, users"),
+        ("[budgets.user.ann]\ndaily_usd = 1", "budgets.user: unknown key; known here: action, teams, users"),
         ("[budgets.users.ann]\nusd = 1", "budgets.users.ann.usd: unknown key; known here: daily_usd"),
         ("[budgets.users]\nann = 20", "budgets.users.ann = 20: a table is expected, written [budgets.users.ann]"),
         ("[budgets.teams.r]\nusd = 1\nperiod = 'day'", "budgets.teams.r.members is missing: allowed is a list of names"),
@@ -243,6 +243,7 @@ DOCUMENTED = (Path(__file__).parents[1] / "docs/configuration.md").read_text()
         (f"[{table}]", place, key)
         for table, place, struct in [
             ("prices.x", 'prices."MODEL"', Price),
+            ("programs.x", "programs.NAME", Program),
             ("budgets.users.x", "budgets.users.NAME", UserBudget),
             ("budgets.teams.x", "budgets.teams.NAME", TeamBudget),
         ]
@@ -253,7 +254,9 @@ def test_keys_below_a_name_are_documented_as_the_error_says(tmp_path: Path, plac
     good = {"input_mtok": 1, "output_mtok": 1, "daily_usd": 1, "usd": 1, "period": "'day'", "members": []}
     known = (
         good.keys()
-        & {"prices": Price, "users": UserBudget, "teams": TeamBudget}[place.strip("[]").split(".")[-2]].__struct_fields__
+        & {"prices": Price, "programs": Program, "users": UserBudget, "teams": TeamBudget}[
+            place.strip("[]").split(".")[-2]
+        ].__struct_fields__
     )
     values = {name: good[name] for name in sorted(known)} | {key: "{}"}
     file = write(tmp_path / "sfad.toml", "\n".join([place, *(f"{name} = {value}" for name, value in values.items())]))
@@ -261,6 +264,14 @@ def test_keys_below_a_name_are_documented_as_the_error_says(tmp_path: Path, plac
         load([file])
     [row] = [line for line in DOCUMENTED.splitlines() if line.startswith(f"| `{shown}.{key}` |")]
     assert f"| {str(caught.value).partition(': allowed is ')[2]} |" in row
+
+
+def test_built_in_programs_and_those_of_a_file(tmp_path: Path) -> None:
+    assert load().config.programs == {"claude": Program(stop="SIGINT-main")}
+    file = write(tmp_path / "sfad.toml", '[programs.codex]\nstop = "SIGINT-main"\n[programs.claude]\nstop = "SIGTERM"')
+    loaded = load([file])
+    assert loaded.config.programs == {"claude": Program(stop="SIGTERM"), "codex": Program(stop="SIGINT-main")}
+    assert {setting.source for setting in loaded.settings if setting.key.startswith("programs.")} == {str(file)}
 
 
 def test_files_that_are_not_there(tmp_path: Path) -> None:

@@ -103,6 +103,11 @@ def _stopping(run: RunInfo) -> str:
 
 def _waiting(run: RunInfo, now: datetime) -> str:
     """What a paused run waits for."""
+    if run.reason is not None and run.reason.kind == "budget":
+        return (
+            f"{_message(run.reason)}. It goes on when the budget is renewed, or raised in [budgets] of the config "
+            "(then: sfactl reload), unless it was paused by hand, too"
+        )
     if run.reason is None or run.reason.limit_kind is None:
         return f"by hand, or with a run above it; none of its limits has paused it. sfactl resume {run.id} lets it go on"
     told, kind = _message(run.reason) + _numbers(run), run.reason.limit_kind

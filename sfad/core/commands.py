@@ -93,6 +93,13 @@ class Terminate:
 
 
 @dataclass(frozen=True, slots=True)
+class Interrupt:
+    """Send SIGINT to the run's main process alone, and nothing to any other process."""
+
+    run: RunId
+
+
+@dataclass(frozen=True, slots=True)
 class Kill:
     """SIGKILL everything in the run's containment, again and again until it is empty. Report `Emptied`."""
 
@@ -241,6 +248,7 @@ Command = (
     | CountRefusal
     | Launch
     | Terminate
+    | Interrupt
     | Kill
     | Survey
     | Freeze

@@ -17,7 +17,7 @@ from ..protocol.units import format_usd
 from . import commands as c
 from . import events as e
 from .budgets import Budget, Budgets
-from .limits import KINDS, Crossing, Held, amount, bare, check, cross, crossed, replaced
+from .limits import KINDS, ROUNDING, Crossing, Held, amount, bare, check, cross, crossed, replaced
 from .policy import Invalid
 from .usage import NO_TREE_USE, NOTHING, TREE_USE, Hold, Periods, Use, add_below, add_ended
 
@@ -30,6 +30,9 @@ _COST = TREE_USE.index(LimitKind.COST)
 
 _STRENGTH = (Action.TERMINATE, Action.REQUEST_INCREASE, Action.PAUSE, Action.WARN)
 """Of several breaches at the same moment the strongest action is taken."""
+
+MORE = "it goes on when the budget is renewed, or raised in [budgets] of the config (then: sfactl reload)"
+"""What a person can do about a tree that a budget has paused."""
 
 _WAITING = (Action.PAUSE, Action.REQUEST_INCREASE)
 
@@ -57,8 +60,8 @@ class Limiter:
             e.SettleRequested: self._settle_requested,
             e.ApproveRequested: self._approve_requested,
             e.DenyRequested: self._deny_requested,
+            e.BudgetsKnown: self._budgets_known,
             e.LimitRequested: self._limit_requested,
-            e.BudgetsKnown: lambda ev: self.budgets.know(ev.budgets),
         }
         self.timers: dict[str, Callable[[Run, float], None]] = {
             "deadline": self._clock_due,
@@ -169,6 +172,8 @@ class Limiter:
             self._charge(run, after[_COST] - before[_COST], periods)
         self._machine.do(c.NoteUse(run))
         self._enforce(run, at)
+        if any(budget.over or budget.exhausted for budget in self.budgets.of(run.user)):
+            self.look_at_budgets(at)
 
     def _charge(self, run: Run, usd: float, periods: Periods | None) -> None:
         """`periods`: when what is given back was charged."""
@@ -186,6 +191,57 @@ class Limiter:
             if not budget.over and budget.exhausted:
                 budget.over = True
                 self._say_budget("limit_exceeded", run, budget)
+
+    # ---- budgets, and what runs already
+
+    def _budgets_known(self, ev: e.BudgetsKnown) -> None:
+        self.budgets.know(ev.budgets)
+        self.look_at_budgets(ev.at)
+
+    def look_at_budgets(self, at: float) -> None:
+        """Pause or end each live tree whose budgets have run out, and resume those that were paused only for that."""
+        for root in list(self._machine.tree.roots()):
+            self.look_at_budgets_of(root, at)
+
+    def look_at_budgets_of(self, root: Run, at: float) -> None:
+        """The same for one tree. One that has not been launched yet is looked at when it has been."""
+        budget = next((budget for budget in self.budgets.of(root.user) if self._spent(budget)), None)
+        action = self._machine.policy.budget_action
+        if budget is None or action is Action.WARN:
+            self._go_on_with_money(root, at)
+        elif root.status not in {Status.RUNNING, Status.PAUSED}:
+            return
+        elif action is Action.TERMINATE:
+            self._end(root, _out_of_money("limit", budget), at)
+        else:
+            self._stand_without_money(root, _out_of_money("budget", budget), at)
+
+    def _spent(self, budget: Budget) -> bool:
+        """Whether it has run out by what was used. What is only reserved may yet be given back, by a run that is not paused."""
+        key = (budget.scope, budget.name, budget.begins)
+        holds = (hold for run in set(self._reservations.values()) for hold in run.account.holds.values())
+        reserved = sum(hold.cost or 0.0 for hold in holds if key in hold.periods) if budget.exhausted else 0.0
+        return budget.charged - reserved >= budget.usd - ROUNDING
+
+    def _stand_without_money(self, root: Run, reason: Reason, at: float) -> None:
+        if root.out_of_money == reason:
+            return
+        if root.out_of_money is None:
+            root.by_hand = root.frozen and root.held_by is None
+        root.out_of_money = reason
+        self._machine.do(c.Keep(root))
+        if not root.frozen:
+            self._machine.pause(root, at, reason.message)
+
+    def _go_on_with_money(self, root: Run, at: float) -> None:
+        if root.out_of_money is None:
+            return
+        stays = root.by_hand or root.held_by is not None
+        root.out_of_money, root.by_hand = None, False
+        self._machine.do(c.Keep(root))
+        if not stays:
+            self._machine.resume(root, at)
+            self.recheck(root, at)
 
     def _say_budget(self, what: str, run: Run, budget: Budget, refused: float | None = None) -> None:
         used = budget.charged + (refused or 0.0)
@@ -271,9 +327,11 @@ class Limiter:
             self._add_report(run, ev.used, ev.at, settled=ev.reservation)
             self._machine.reply(ev.token, c.Changed(run))
 
-    def close(self, run: Run) -> None:
-        """The run ends: what it holds is charged in full. That changes no sum, since it was counted when it was held."""
-        for name, hold in list(run.account.holds.items()):
+    def close(self, run: Run) -> bool:
+        """The run ends: what it holds is charged in full. That changes no sum, since it was counted when it was held. Returns
+        whether there was any, which is used from now on."""
+        held = list(run.account.holds.items())
+        for name, hold in held:
             run.account.release(name)
             run.account.sources["report"] = run.account.sources.get("report", NOTHING).plus(hold.use)
             del self._reservations[name]
@@ -290,6 +348,7 @@ class Limiter:
             add_ended((each.account for each in above), used)
             for each in above:
                 self._machine.do(c.Keep(each))
+        return bool(held)
 
     # ---- enforcement
 
@@ -486,7 +545,7 @@ class Limiter:
             kind = others[0].limit.kind
             crossing = Crossing(others[0], self._used(run, kind, at), exceeded=True)
             self._hold(run, crossing, at, _words(run, crossing, None))
-        elif run.frozen:
+        elif run.frozen and run.out_of_money is None:
             self._machine.resume(run, at)
 
     def _used(self, run: Run, kind: LimitKind, at: float) -> float:
@@ -509,7 +568,7 @@ class Limiter:
         held = run.held_by if run is not None else None
         if run is None or held is None or not self.make_room(ev.token, ev.peer, run, ev.limits):
             return
-        if run.frozen:
+        if run.frozen and run.out_of_money is None:
             self._machine.resume(run, ev.at)
         self.recheck(run, ev.at)
         self._machine.reply(ev.token, c.Changed(run))
@@ -538,6 +597,11 @@ class Limiter:
 
     def _pause_max_due(self, run: Run, at: float) -> None:
         if not run.frozen:
+            return
+        if run.out_of_money is not None and run.held_by is None and not run.by_hand:
+            run.frozen_until = at + self._machine.policy.pause_max  # it goes on when its budget does, which may be next month
+            self._machine.do(c.Keep(run))
+            self._machine.do(c.Arm(run.id, "pause_max", run.frozen_until))
             return
         why = f"it was paused for {self._machine.policy.pause_max:g} s (limits.pause_max)"
         if run.held_by is not None:
@@ -646,6 +710,17 @@ def _over_budget(budget: Budget, asked: float) -> LimitRefusal:
         used=budget.charged,
         asked=asked,
         message=f"not reserved: {format_usd(asked)} USD more is not left in the budget: {budget.told}. Finish with what you have.",
+    )
+
+
+def _out_of_money(kind: str, budget: Budget) -> Reason:
+    return Reason(
+        kind=kind,
+        message=f"there is no money left in a budget: {budget.told}",
+        limit_kind="cost" if kind == "limit" else None,  # no limit of the run's is to be raised
+        threshold=budget.usd,
+        used=round(budget.charged, 6),
+        exceeded_by=round(max(0.0, budget.charged - budget.usd), 6),
     )
 
 

@@ -5,7 +5,7 @@ Nothing here reads a clock or does I/O. Commands are to be applied in order; the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from signal import SIGTERM, Signals
 from typing import Any
@@ -18,8 +18,9 @@ from . import events as e
 from .access import FULL, Peer, Permissions, refuse_target, refuse_verb
 from .candidate import candidate, check_grace
 from .guard import Question, decide
-from .limiter import Limiter
+from .limiter import MORE, Limiter
 from .memory import Ticket
+from .naming import program_name
 from .policy import Invalid, Policy
 from .quotas import SlidingWindow, Slots
 from .recovery import Recovery
@@ -108,6 +109,7 @@ class Machine:
             **self.limiter.timers,
             **recovery.timers,
             "result": self._result_due,
+            "polite": self._polite_due,
             "grace": self._grace_due,
             "kill": self._kill_due,
             "survey": self._survey_due,
@@ -329,6 +331,8 @@ class Machine:
             # in its own name, even where an ancestor is frozen: that one's resume must not let it go on
             self.pause(run, at)
         self._answer_spawn(run)
+        if run.parent is None:
+            self.limiter.look_at_budgets_of(run, at)
 
     def _launch_failed(self, ev: e.LaunchFailed) -> None:
         run = self.tree.get(ev.run)
@@ -355,6 +359,7 @@ class Machine:
         if run.status is Status.STOPPING:
             if alone:
                 self._finish(run, ev.at)
+            self._obeyed(run)
         elif run.status is Status.RETRYING:
             pass  # the ladder of the attempt's leftovers reports `Emptied`
         elif run.exit.unknown:
@@ -393,13 +398,14 @@ class Machine:
         if run.status is Status.PAUSED:
             run.move(Status.RUNNING)
         run.move(Status.RETRYING)
+        frozen = _frozen_in(run)
         self._unfreeze(run)
         self._fail_pauses(run, "exited before it was paused")
         self._halt_clock(run, at)
         for child in run.subtree()[1:]:
             self._cancel_with_ancestor(child, run, at)
         run.clearing = True
-        self.climb_on(run, at, grace=self.grace(run))
+        self.climb_on(run, at, grace=self.grace(run), frozen=frozen)
         self.do(c.Save(run))
 
     def _cleared(self, run: Run, at: float) -> None:
@@ -454,6 +460,7 @@ class Machine:
     def begin_stop(self, run: Run, at: float, *, status: Status, reason: Reason | None, signal: int, grace: float) -> None:
         """Decides how the run ends, cancels what is below it, and starts the ladder."""
         still = run.parent is not None and run.parent.standing_still
+        frozen = _frozen_in(run)
         for child in run.subtree()[1:]:
             self._cancel_with_ancestor(child, run, at)
         self._decide_end(run, at, status, reason)
@@ -461,7 +468,7 @@ class Machine:
             self._finish(run, at)
         elif run.stop is None:
             # under a frozen ancestor nothing can use a grace
-            self.climb_on(run, at, signal=signal, grace=0.0 if still else grace)
+            self.climb_on(run, at, signal=signal, grace=0.0 if still else grace, frozen=frozen)
         else:
             self._hasten(run, at, signal=signal, grace=grace)
 
@@ -484,18 +491,72 @@ class Machine:
         self.do(c.Disarm(run.id, "retry"))
         self.do(c.Keep(run))
 
-    def climb_on(self, run: Run, at: float, *, grace: float, signal: int = SIGTERM) -> None:
-        """Begins to empty the run's containment."""
+    def climb_on(self, run: Run, at: float, *, grace: float, signal: int = SIGTERM, frozen: Sequence[RunId] | None = None) -> None:
+        """Begin to empty the run's containment. `frozen`: what was paused in it; `None`: no program is given time of its own."""
         run.stop = Stop(signal=signal, began_at=at, grace_ends_at=at + grace, kill_wait=self.policy.kill_wait)
+        polite = min(self.policy.polite, grace)
+        asked = self._to_ask(run) if polite > 0 and frozen is not None else frozenset()
+        if frozen is None or not asked:
+            self.signal_all(run)
+        else:
+            self._ask(run, asked, at + polite, frozen)
+
+    def _to_ask(self, run: Run) -> frozenset[RunId]:
+        """The runs in it whose program wants to be interrupted first, and where nothing was sent to all processes yet."""
+        above = len(run.lineage)
+        return frozenset(
+            each.id
+            for each in run.subtree()
+            if each.pid is not None
+            and program_name(each.asked.argv) in self.policy.interrupted
+            and all(below.stop is None or below.stop.rung is Rung.ASKED for below in each.lineage[above:])
+        )
+
+    def _ask(self, run: Run, asked: frozenset[RunId], until: float, frozen: Sequence[RunId]) -> None:
+        assert run.stop is not None
+        # a second SIGINT makes some programs give up at once
+        before = {name for each in run.subtree() if each.stop is not None for name in each.stop.asked}
+        run.stop.rung, run.stop.asked, run.stop.polite_ends_at = Rung.ASKED, asked, until
         self.do(c.Keep(run))
-        self.do(c.Terminate(run.id, signal))
+        for name in sorted(asked - before):
+            self.do(c.Interrupt(name))
+        for name in frozen:
+            self.do(c.Thaw(name))
+        self.do(c.Arm(run.id, "polite", until))
+
+    def signal_all(self, run: Run) -> None:
+        """Send the stop signal to every process of a run that is being stopped."""
+        assert run.stop is not None
+        if run.stop.rung is Rung.ASKED:
+            run.stop.rung, run.stop.asked = Rung.SIGNALLED, frozenset()
+            self.do(c.Disarm(run.id, "polite"))
+        self.do(c.Keep(run))
+        self.do(c.Terminate(run.id, run.stop.signal))
         self.do(c.Arm(run.id, "grace", run.stop.grace_ends_at))
+
+    def _obeyed(self, run: Run) -> None:
+        """The main process of a run that is being stopped has ended, perhaps because it was asked to."""
+        for above in run.lineage:
+            stop = above.stop
+            if stop is not None and run.id in stop.asked and self.tree.get(above.id) is above:
+                stop.asked -= {run.id}
+                if stop.asked:
+                    self.do(c.Keep(above))
+                else:
+                    self.signal_all(above)
+
+    def _polite_due(self, run: Run, _at: float) -> None:
+        if run.stop is not None and run.stop.rung is Rung.ASKED:
+            self.signal_all(run)
 
     def _hasten(self, run: Run, at: float, *, signal: int, grace: float) -> None:
         """A run that is being stopped already was asked to stop again: sooner is possible, later is not."""
         ladders = [(r.id, r.stop) for r in run.lineage if r.stop is not None]
         if run.attempt == 0:
             self._finish(run, at)  # cancelled with an ancestor before it was ever launched
+        elif run.stop is not None and run.stop.rung is Rung.ASKED:
+            run.stop.grace_ends_at = min(run.stop.grace_ends_at, at + grace)
+            self.signal_all(run)
         elif run.stop is not None and run.stop.shorten(at + grace):
             self.do(c.Keep(run))
             self.do(c.Arm(run.id, "grace", at + grace))
@@ -529,7 +590,7 @@ class Machine:
 
     def _finish(self, run: Run, at: float, *, recorded: bool = True) -> None:
         assert run.outcome is not None
-        self.limiter.close(run)
+        charged = self.limiter.close(run)
         run.move(run.outcome)
         run.ended_at = at
         run.pid = None
@@ -547,6 +608,8 @@ class Machine:
         self._answer_spawn(run)
         self._fail_pauses(run, "ended before it was paused")
         self._settle(run, at)
+        if charged:
+            self.limiter.look_at_budgets(at)
         if run.parent is None:
             self.slots.leave(run.id)
             self.admit_waiting()
@@ -642,6 +705,7 @@ class Machine:
 
     def _reconfigured(self, ev: e.Reconfigured) -> None:
         self.reconfigure(ev.policy)
+        self.limiter.look_at_budgets(ev.at)
         self.admit_waiting()
 
     def _advice_learned(self, ev: e.AdviceLearned) -> None:
@@ -671,7 +735,9 @@ class Machine:
                 c.Failed(ErrorCode.WRONG_STATE, f"run {run.id} is {run.status}; only a running one can be paused"),
             )
             return
+        run.by_hand = run.out_of_money is not None
         if run.frozen and not run.pause_tokens:
+            self.do(c.Keep(run))
             self.reply(ev.token, c.Changed(run))
             return
         run.pause_tokens.append(ev.token)
@@ -679,7 +745,7 @@ class Machine:
         if not run.frozen:
             self.pause(run, ev.at)
 
-    def pause(self, run: Run, at: float) -> None:
+    def pause(self, run: Run, at: float, why: str = "") -> None:
         """Freezes a run and everything below it, and stops their clocks."""
         run.frozen = True
         for each in run.subtree():
@@ -691,11 +757,12 @@ class Machine:
         self.do(c.Keep(run))
         self.do(c.Freeze(run.id))
         self.do(c.Arm(run.id, "pause_max", run.frozen_until))
-        self.publish("run_paused", run)
+        self.publish("run_paused", run, why)
 
     def _unfreeze(self, run: Run) -> None:
         if run.frozen:
             run.frozen, run.frozen_until = False, None
+            run.out_of_money, run.by_hand = None, False
             self.do(c.Disarm(run.id, "pause_max"))
             self.do(c.Keep(run))
 
@@ -712,7 +779,9 @@ class Machine:
         run = self.steered(ev.token, ev.peer, "resume", ev.run)
         if run is None:
             return
-        if not run.frozen and run.held_by is None:
+        if run.out_of_money is not None:
+            self.reply(ev.token, c.Failed(ErrorCode.WRONG_STATE, f"run {run.id} stays paused: {run.out_of_money.message}; {MORE}"))
+        elif not run.frozen and run.held_by is None:
             self.reply(ev.token, c.Failed(ErrorCode.WRONG_STATE, _not_resumable(run)))
         elif self.limiter.make_room(ev.token, ev.peer, run, ev.limits):
             if run.frozen:
@@ -837,6 +906,8 @@ class Machine:
 
     def _disarm_ladder(self, run: Run) -> None:
         if run.stop is not None:
+            if run.stop.rung is Rung.ASKED:
+                self.do(c.Disarm(run.id, "polite"))
             for timer in ("grace", "kill", "survey"):
                 self.do(c.Disarm(run.id, timer))
 
@@ -871,6 +942,10 @@ class Machine:
     def do(self, command: c.Command) -> None:
         """Adds to what the present event calls for."""
         self._out.append(command)
+
+
+def _frozen_in(run: Run) -> list[RunId]:
+    return [each.id for each in run.subtree() if each.frozen]
 
 
 def _succeeded(run: Run) -> bool:

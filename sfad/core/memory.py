@@ -70,6 +70,8 @@ class State:
     tied_to: int | None
     admit_token: Token | None
     pause_tokens: list[Token]
+    out_of_money: Reason | None = None
+    by_hand: bool = False
     api_trouble: ApiTrouble | None = None
     max_time: float | None = None
     """`None` in what an older daemon has remembered: as in `Birth`."""
@@ -127,6 +129,8 @@ def state_of(run: Run) -> State:
         tied_to=run.tied_to,
         admit_token=run.admit_token,
         pause_tokens=run.pause_tokens,
+        out_of_money=run.out_of_money,
+        by_hand=run.by_hand,
         api_trouble=run.api_trouble,
         max_time=run.max_time,
     )
@@ -164,7 +168,7 @@ def restored(birth: Birth, state: State, parent: Run | None) -> Run:
 _AS_THEY_ARE = (
     "committed", "admitted", "attempt", "retry_at", "pid", "exit", "clock", "started_at", "ended_at", "frozen", "frozen_until",
     "stop", "clearing", "account", "held_reason", "held_until", "said_finished", "said_failed", "outcome", "reason", "tied_to",
-    "admit_token", "pause_tokens", "api_trouble",
+    "admit_token", "pause_tokens", "out_of_money", "by_hand", "api_trouble",
 )  # fmt: skip
 
 

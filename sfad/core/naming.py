@@ -64,6 +64,9 @@ _RUNNERS = {
 _PACKAGES = frozenset({"npx", "bunx", "uvx", "pipx", "npm", "pnpm", "yarn", "bun"})
 """What these run may be written as a package with scope and version."""
 
+_PROGRAMS = {"claude-code": "claude", "gemini-cli": "gemini", "opencode-ai": "opencode", "aider-chat": "aider"}
+"""Packages that are called otherwise than the program in them."""
+
 _SUFFIX = re.compile(r"\.(py|pyw|pyz|sh|bash|zsh|js|mjs|cjs|ts|mts|cts|tsx|rb|pl|php|lua|jar|exe|R|r)$")
 _VERSION = re.compile(r"[0-9][0-9.]*t?$")
 _ENTRY_POINTS = frozenset({"cli", "index", "main", "__main__"})
@@ -85,6 +88,13 @@ def derive_name(argv: Sequence[str]) -> str:
             return _clean(inner)
         words = inner
     return _clean(_base(words[0]))
+
+
+def program_name(argv: Sequence[str]) -> str:
+    """The program of a command by the name that the config has for it, however it was installed: `npx @google/gemini-cli` is
+    `gemini`."""
+    name = derive_name(argv)
+    return _PROGRAMS.get(name, name)
 
 
 def _look_inside(program: str, rest: list[str]) -> list[str] | str | None:

@@ -64,9 +64,15 @@ class Policy:
     """The share of a threshold at which `limit_nearing` is said."""
     pause_max: float = 86400.0
     approval_timeout: float = 600.0
+    budget_action: Action = Action.PAUSE
+    """What becomes of a user's live trees when a budget of the user or of a team has run out: pause, terminate or warn."""
     result_wait: float = 30.0
     """How long an agent may stay after it has printed its final result."""
     grace: float = 5.0
+    polite: float = 1.0
+    """The part of the grace that the main processes of `interrupted` programs have for themselves."""
+    interrupted: frozenset[str] = frozenset({"claude"})
+    """Programs (`naming.program_name`) whose main process gets SIGINT alone before their run is signalled."""
     kill_wait: float = 10.0
     trees_per_user: int = 32
     trees: int = 64

@@ -14,6 +14,7 @@ from . import commands as c
 from . import events as e
 from .memory import Remembered
 from .run import Exit, Run
+from .stop import Rung
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -147,13 +148,23 @@ class Recovery:
             self._machine.emptied(run, self._at)
         elif run.stop is None:
             self._machine.climb_on(run, self._at, grace=0.0)
+        elif self._asked(run):
+            self._machine.do(c.Arm(run.id, "polite", run.stop.polite_ends_at))
         elif self._at < run.stop.grace_ends_at:
-            self._machine.do(c.Terminate(run.id, run.stop.signal))
-            self._machine.do(c.Arm(run.id, "grace", run.stop.grace_ends_at))
+            self._machine.signal_all(run)
         else:
             self._machine.climb_to_kill(run, self._at)
             if run.stop.overdue:  # who has asked since then may have had no answer
                 self._machine.do(c.Survey(run.id))
+
+    def _asked(self, run: Run) -> bool:
+        """Whether main processes that were interrupted have time left. They are not interrupted again: a second SIGINT makes some
+        programs give up at once."""
+        stop, tree = run.stop, self._machine.tree
+        if stop is None or stop.rung is not Rung.ASKED:
+            return False
+        stop.asked = frozenset(name for name in stop.asked if (each := tree.get(name)) is not None and each.pid is not None)
+        return bool(stop.asked) and self._at < stop.polite_ends_at
 
     def _gone(self, run: Run, one: Remembered, when: str) -> None:
         """Its main process has ended while nobody looked. It is not started again: it may have done what it was started for."""

@@ -138,6 +138,10 @@ class Run:
     """The breach that `held_by` answers."""
     held_until: float | None = None
     """When the daemon gives up waiting."""
+    out_of_money: Reason | None = None
+    """Of a root: the budget that keeps its tree paused."""
+    by_hand: bool = False
+    """While `out_of_money`: it was paused by hand, too."""
     tools_said: set[str] = field(default_factory=set)
     """Forbidden tools that something has been said about."""
     said_finished: bool = False

@@ -1,13 +1,16 @@
 """The stop ladder (SPEC section 6): signal, grace, SIGKILL until empty, then survivors if the kernel keeps some.
 
 A ladder empties one run's containment, and with it every descendant's. The rungs are climbed by time; the ladder ends the
-moment the containment is empty, whichever rung it is on.
+moment the containment is empty, whichever rung it is on. If the programs of some of the runs want their main process to be
+interrupted alone first, there is one more rung at the beginning, until those main processes have ended or `stop.polite` is over.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+
+from ..protocol.types import RunId
 
 MAX_GRACE = 60.0
 """Seconds; fixed by SPEC section 6."""
@@ -19,6 +22,8 @@ KILL_AGAIN = 1.0
 class Rung(Enum):
     """How far a ladder has come."""
 
+    ASKED = "asked"
+    """Main processes were interrupted; nothing else has had a signal."""
     SIGNALLED = "signalled"
     KILLED = "killed"
 
@@ -33,6 +38,10 @@ class Stop:
     kill_wait: float
     rung: Rung = Rung.SIGNALLED
     killed_at: float | None = None
+    asked: frozenset[RunId] = frozenset()
+    """Runs whose main process was interrupted and has not ended yet, while on `Rung.ASKED`."""
+    polite_ends_at: float = 0.0
+    """When the others are signalled at the latest; only meaningful on `Rung.ASKED`."""
     overdue: bool = False
     """`kill_wait` has passed since SIGKILL and the containment is still not empty."""
 

@@ -179,8 +179,8 @@ class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why a run ended or is being stopped. `kind` is for programs, `message` for people and models."""
 
     kind: str
-    """`exit`, `signal`, `limit`, `stop`, `ancestor`, `client`, `daemon`, `launch`, `output`, `ledger`, or the rule that refused;
-    `no_daemon` where a run that had not ended is read from the ledger without a daemon."""
+    """`exit`, `signal`, `limit`, `stop`, `ancestor`, `client`, `daemon`, `launch`, `output`, `ledger`, `budget`, or the rule that
+    refused; `no_daemon` where a run that had not ended is read from the ledger without a daemon."""
     message: str
     by: str | None = None
     """Who asked, for `stop`: `run ID` or `user NAME`; the ancestor's id, for `ancestor`."""

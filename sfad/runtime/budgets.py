@@ -79,8 +79,6 @@ class BudgetKeeper:
 
     def _renew(self, now: datetime) -> None:
         configured = wanted(self._config)
-        if not configured and not self._periods:
-            return
         kept = {(budget.scope, budget.name): budget for budget in self._known}
         periods = {(budget.scope, budget.name): period(now, budget.period) for budget in configured}
         budgets = []

@@ -128,7 +128,7 @@ class Live:
             channel=run.channel,
             exit_code=exit_.code if exit_ is not None else None,
             signal=exit_.signal if exit_ is not None else None,
-            reason=run.reason or run.held_reason,
+            reason=run.reason or run.held_reason or lineage[0].out_of_money,
             attempts=run.attempt,
             limits=self._limits(now),
             usage=self.usage(elapsed),

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from signal import SIGINT
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -213,6 +214,7 @@ class Runtime:
             c.CountRefusal: lambda x: self.ledger.count_refusal(x.run),
             c.Launch: self._launch,
             c.Terminate: lambda x: self.launcher.terminate(x.run, x.signal),
+            c.Interrupt: self._interrupt,
             c.Kill: lambda x: self.launcher.kill(x.run),
             c.Survey: lambda x: self.launcher.survey(x.run),
             c.Freeze: lambda x: self.launcher.freeze(x.run),
@@ -225,6 +227,9 @@ class Runtime:
             c.Reply: self._reply,
             c.Shutdown: lambda _: self._on_shutdown(),
         }
+
+    def _interrupt(self, command: c.Interrupt) -> None:
+        self.launcher.signal_main(command.run, SIGINT)  # if it has ended meanwhile, the core will hear of that
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Launcher and timers, until cancelled."""

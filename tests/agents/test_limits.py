@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import repeat
 from pathlib import Path
 
@@ -62,3 +63,19 @@ def results(at: Desk, run: str) -> list[str]:
 def elapsed(at: Desk, run: str) -> float:
     """Seconds that the run has been running."""
     return float(at.running(run)["usage"]["elapsed_s"])
+
+
+def test_a_stopped_claude_has_told_its_exact_totals(desk: MakeDesk, tmp_path: Path, containment: str) -> None:
+    """Its main process alone is interrupted, and prints them; it makes no further call."""
+    os.mkfifo(tmp_path / "never")
+    at = desk(mode=containment, claude=[Shell("echo one"), *repeat(Shell(f"cat {tmp_path / 'never'}"), 5)])
+    run = at.spawn("planner", *CLAUDE.argv)
+    wait_until(lambda: at.running(run)["usage"]["turns"] == 2, "the second call of a tool")
+    assert at.sfactl("stop", run).returncode == 0
+    assert strays(at.daemon.instance) == []
+    calls = len(at.talk(CLAUDE).requests)
+    info = at.json("info", run)
+    assert (calls, info["status"]) == (2, "cancelled")
+    usage = info["usage"]
+    assert (usage["input_tokens"], usage["output_tokens"]) == (calls * CLAUDE.price.input, calls * CLAUDE.price.output)
+    assert usage["cost_from"] == "agent"

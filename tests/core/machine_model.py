@@ -54,6 +54,8 @@ class Box:
     strays: int = 0
     """Processes that are not the main one."""
     emptying: bool = False
+    interrupts: int = 0
+    """SIGINTs to the main process of this attempt."""
     surveys: int = 0
     freezing: bool = False
     frozen: bool = False
@@ -218,6 +220,7 @@ class World:
             c.Charge: self._charge,
             c.Launch: self._launch,
             c.Terminate: self._empty_it,
+            c.Interrupt: self._interrupt,
             c.Kill: self._empty_it,
             c.Survey: self._survey,
             c.Freeze: self._freeze,
@@ -745,6 +748,7 @@ class World:
         box = self._box_for(run)
         assert not box.alive, f"{run.id} was launched over what its last attempt left"
         box.starting = True
+        box.interrupts = 0
 
     def _box(self, run: RunId) -> Box:
         assert run in self.boxes, f"a command for {run}, which was never launched or has been released"
@@ -755,6 +759,12 @@ class World:
         box.emptying = True
         for each in box.subtree():
             each.frozen = False
+
+    def _interrupt(self, command: c.Interrupt) -> None:
+        box = self._box(command.run)
+        assert not box.emptying, f"{box.id} was interrupted after all its processes had been signalled"
+        box.interrupts += 1
+        assert box.interrupts == 1, f"{box.id} was interrupted twice"
 
     def _survey(self, command: c.Survey) -> None:
         self._box(command.run).surveys += 1
@@ -890,7 +900,7 @@ def _of_run(run: Run) -> dict[str, Any]:
     account = run.account
     fields["account"] = [dict(part) for part in (account.sources, account.holds, account.below, account.levels)]
     fields["tools_said"] = set(run.tools_said)
-    fields["stop"] = (run.stop.rung, run.stop.grace_ends_at, run.stop.overdue) if run.stop is not None else None
+    fields["stop"] = replace(run.stop) if run.stop is not None else None
     return fields
 
 

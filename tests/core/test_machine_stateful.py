@@ -18,6 +18,7 @@ from sfad.core.limits import KINDS
 from sfad.core.policy import Policy
 from sfad.core.recovery import NOBODY
 from sfad.core.run import Run
+from sfad.core.stop import Rung
 from sfad.core.usage import Hold, Use
 from sfad.protocol.types import Action, Bound, Claim, Limit, LimitKind, RunId, Source, Status
 
@@ -98,8 +99,10 @@ POLICIES = st.builds(
     max_time=st.just(MAX_TIME),
     pause_max=st.sampled_from([5.0, 86400.0]),
     approval_timeout=st.just(8.0),
+    budget_action=st.sampled_from([Action.PAUSE, Action.PAUSE, Action.TERMINATE, Action.WARN]),
     result_wait=st.just(3.0),
     grace=st.sampled_from([0.0, 3.0]),
+    polite=st.sampled_from([0.0, 1.0]),
     kill_wait=st.sampled_from([0.5, 4.0]),
     trees_per_user=st.integers(1, 3),
     trees=st.integers(1, 4),
@@ -110,7 +113,7 @@ BOUNDS = st.one_of(st.none(), st.none(), st.builds(Bound, value=st.integers(-1, 
 
 ASKED = st.builds(
     e.Asked,
-    argv=st.just(("x",)),
+    argv=st.sampled_from([("x",), ("claude",)]),
     name=st.sampled_from(NAMES),
     kind=st.sampled_from(["agent", "agent", "agent", "skill"]),
     limits=st.one_of(*[LIMITS] * 9, st.just(TOO_MUCH)),
@@ -679,11 +682,13 @@ class MachineAgainstShell(RuleBasedStateMachine):
                 assert self.world.boxes[run.id].starting
             if run.clearing or (run.status is Status.STOPPING and run.attempt):
                 assert any(self.will_be_killed(r) for r in run.lineage), f"nothing will ever kill {run.id}"
-                assert any(r.id in self.world.boxes and self.world.boxes[r.id].emptying for r in run.lineage), "nobody will tell"
+                asked = [r for r in run.lineage if r.stop is not None and r.stop.rung is Rung.ASKED]
+                emptying = [r for r in run.lineage if r.id in self.world.boxes and self.world.boxes[r.id].emptying]
+                assert asked or emptying, "nobody will tell"
 
     def will_be_killed(self, run: Run) -> bool:
         timers = self.world.timers
-        return run.stop is not None and ((run.id, "grace") in timers or (run.id, "kill") in timers)
+        return run.stop is not None and any((run.id, timer) in timers for timer in ("polite", "grace", "kill"))
 
     @invariant()
     def ladders_are_the_stopping_ones(self) -> None:
@@ -693,6 +698,23 @@ class MachineAgainstShell(RuleBasedStateMachine):
             assert run.stop is None or emptying
             for timer in ("grace", "kill", "survey"):
                 assert (run.id, timer) not in self.world.timers or run.stop is not None
+            asked = run.stop is not None and run.stop.rung is Rung.ASKED
+            assert ((run.id, "polite") in self.world.timers) == asked
+            if run.stop is not None and asked:
+                assert (run.id, "grace") not in self.world.timers
+                assert all(self.world.boxes[name].main for name in run.stop.asked), "who has ended is waited for"
+                assert run.stop.polite_ends_at <= run.stop.grace_ends_at
+
+    @invariant()
+    def nobody_goes_on_without_money(self) -> None:
+        """Where budgets pause: a tree stands if a budget has run out, and only then for a budget."""
+        limiter = self.world.machine.limiter
+        pauses = self.world.machine.policy.budget_action is Action.PAUSE
+        for root in self.world.machine.tree.roots():
+            spent = any(limiter._spent(budget) for budget in limiter.budgets.of(root.user))
+            if root.status in {Status.RUNNING, Status.PAUSED}:
+                assert (root.out_of_money is not None) == (spent and pauses)
+            assert root.out_of_money is None or root.frozen
 
     @invariant()
     def pauses_are_pending(self) -> None:
@@ -756,7 +778,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
                 assert not run.asked.interactive
             if run.said_finished and not run.asked.interactive and run.status in {Status.RUNNING, Status.PAUSED}:
                 assert "result" in timers
-            known = {"deadline", "approval", "pause_max", "result", "grace", "kill", "survey", "retry", "reconnect"}
+            known = {"deadline", "approval", "pause_max", "result", "polite", "grace", "kill", "survey", "retry", "reconnect"}
             assert timers <= known
 
     @invariant()

@@ -125,8 +125,8 @@ class Walk:
         if inside and self.dice.random() < 0.6:
             peer = self.shell.inside(self.dice.choice(inside).id)
         asked = e.Asked(
-            ("x",), name=f"n{self.dice.randrange(50)}", limits=self.limits(), attempts=self.dice.choice([1, 1, 3]),
-            on_limit=self.dice.choice(EVERY_ACTION), grace=self.dice.choice([None, 0.0]),
+            ("claude",) if len(self.world.live) % 2 else ("x",), name=f"n{self.dice.randrange(50)}", limits=self.limits(),
+            attempts=self.dice.choice([1, 1, 3]), on_limit=self.dice.choice(EVERY_ACTION), grace=self.dice.choice([None, 0.0]),
             blocked_tools=self.dice.choice([(), ("Bash",)]), tied_to=self.dice.choice([None, None, None, 1, 2]),
         )  # fmt: skip
         if len(self.world.live) < 12:

@@ -173,7 +173,7 @@ class Transcript:
         timeout = asked.pop("timeout", None)
         if timeout is not None:
             bounds = (*bounds, timeout)
-        return e.SpawnRequested(self.at, self.token(), peer, e.Asked(argv=("x",), name=name, limits=bounds, **asked))
+        return e.SpawnRequested(self.at, self.token(), peer, e.Asked(**{"argv": ("x",), "name": name, "limits": bounds} | asked))
 
     def stop(self, *runs: RunId, peer: Peer = ANN, grace: float | None = None, signal: int = 15) -> e.StopRequested:
         """A peer stops runs."""

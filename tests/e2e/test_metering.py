@@ -68,7 +68,8 @@ def test_a_meter_that_recognises_nothing_says_so_and_enforces_nothing(daemon: Da
         now = info(client, run.id)
         assert (state(now, "turns"), now.usage.source) == ((None, "terminate", "nothing"), "none")
         stopped(client, run.id)
-        brief, _ = watched(client, ["echo", "hi"], limit("turns", 10), meter="codex")
+        brief, _ = watched(client, ["head", "-c1"], limit("turns", 10), meter="codex", stdin="pipe")
+        tell(client, brief.id)
         over, events = until_over(client, brief.id)
     assert [event.type for event in events if event.run_id == brief.id].count("meter_silent") == 1
     assert state(over, "turns")[2] == "nothing"

@@ -1,0 +1,176 @@
+"""What becomes of what runs already when a budget has run out (SPEC section 5), as transcripts."""
+
+from __future__ import annotations
+
+from sfad.core import events as e
+from sfad.core.policy import Policy
+from sfad.protocol.types import Action, Status
+
+from .test_recovery import Life
+from .transcript import BOB, Transcript, inside, purse
+
+
+def spent(t: Transcript, run: str, usd: float = 1.0) -> None:
+    """The run uses so much, whatever follows."""
+    (t >> t.used(run, cost=usd)).skip()
+
+
+def test_every_live_tree_of_the_user_is_paused_and_no_other() -> None:
+    t = Transcript()
+    t >> t.budgets(purse(1, "ann"))
+    a = t.start("a", limits="cost=9")
+    idle, other = t.start("idle"), t.start("other", BOB)
+    child = t.start("child", inside(idle))
+    t >> t.used(a, cost=0.5)
+    t.skip()
+    (
+        t
+        >> t.used(a, cost=1.0)
+        << "charge user ann 0.5"
+        << "freeze a1"
+        << "arm a1 pause_max +86400"
+        << "freeze a2"
+        << "arm a2 pause_max +86400"
+    )
+    t.quiet()
+    assert [t.run(run).status for run in (a, idle, child, other)] == [Status.PAUSED] * 3 + [Status.RUNNING]
+    reason = t.run(idle).out_of_money
+    assert reason is not None
+    assert (reason.kind, reason.used, reason.threshold) == ("budget", 1.0, 1.0)
+    assert "user ann has used 1.00 of 1.00 USD a day; it renews at midnight" in reason.message
+
+
+def test_a_team_that_has_spent_its_money() -> None:
+    t = Transcript()
+    t >> t.budgets(purse(1, "ann", "bob", team="crew"), purse(9, "ann"))
+    a, b = t.start("a", limits="cost=9"), t.start("b", BOB)
+    spent(t, a)
+    assert [t.run(run).status for run in (a, b)] == [Status.PAUSED] * 2
+
+
+def test_they_go_on_when_the_budget_is_renewed_or_raised() -> None:
+    for again in (purse(1, "ann"), purse(5, "ann", charged=1.0)):
+        t = Transcript()
+        t >> t.budgets(purse(1, "ann"))
+        a, idle = t.start("a", limits="cost=9"), t.start("idle")
+        spent(t, a)
+        t >> t.budgets(purse(1.5, "ann", charged=1.5))  # still nothing left
+        t.quiet()
+        (t >> t.budgets(again)).skip()
+        assert [t.run(run).status for run in (a, idle)] == [Status.RUNNING] * 2
+        assert t.run(a).out_of_money is None
+
+
+def test_what_was_paused_by_hand_too_stays_paused() -> None:
+    t = Transcript()
+    t >> t.budgets(purse(1, "ann"))
+    before, after, only = (t.start(name, limits="cost=9") for name in ("before", "after", "only"))
+    (t >> t.pause(before)).skip()
+    spent(t, only)
+    (t >> t.pause(after)).skip()
+    t >> t.budgets(purse(1, "ann")) << f"thaw {only}"
+    t.skip()
+    assert [t.run(run).status for run in (before, after)] == [Status.PAUSED] * 2
+    (t >> t.resume(before)).skip()
+    assert t.run(before).status is Status.RUNNING
+
+
+def test_a_limit_that_pauses_it_too_holds_it_on() -> None:
+    t = Transcript()
+    t >> t.budgets(purse(1, "ann"))
+    a = t.start("a", limits="cost=0.5:pause")
+    spent(t, a)
+    t >> t.budgets(purse(9, "ann", charged=1.0))
+    t.quiet()
+    assert t.run(a).status is Status.PAUSED
+    (t >> t.resume(a)).skip()
+    assert t.run(a).status is Status.RUNNING
+
+
+def test_nobody_can_resume_it_before_and_a_stop_ends_it() -> None:
+    t = Transcript()
+    t >> t.budgets(purse(1, "ann"))
+    a = t.start("a", limits="cost=9")
+    spent(t, a)
+    message = t.failed(t.resume(a))
+    assert message.startswith("run a1 stays paused: there is no money left in a budget: user ann has used 1.00 of 1.00 USD a day")
+    assert "[budgets]" in message
+    t >> t.fired(a, "pause_max") << "arm a1 pause_max +86400"
+    (t >> t.stop(a)).skip()
+    (t >> t.exited(a, None, signal=15)).skip()
+    t >> t.budgets(purse(1, "ann"))
+    t.quiet()
+
+
+def test_terminate_and_warn() -> None:
+    t = Transcript(budget_action=Action.TERMINATE)
+    t >> t.budgets(purse(1, "ann"))
+    a, idle = t.start("a", limits="cost=9"), t.start("idle")
+    run = t.run(idle)
+    t >> t.used(a, cost=1.0) << "charge user ann 1" << "terminate a1 SIGTERM" << "arm a1 grace +5"
+    t << "terminate a2 SIGTERM" << "arm a2 grace +5"
+    (t >> t.exited(idle, 0)).skip()
+    assert run.status is Status.FAILED
+    assert run.reason is not None
+    assert (run.reason.kind, run.reason.limit_kind) == ("limit", "cost")
+    t = Transcript(budget_action=Action.WARN)
+    t >> t.budgets(purse(1, "ann"))
+    a = t.start("a", limits="cost=9")
+    spent(t, a)
+    assert t.run(a).status is Status.RUNNING
+    assert t.said == ["near user cost 1/1", "over user cost 1/1"]
+
+
+def test_another_action_in_the_config_counts_at_once() -> None:
+    t = Transcript()
+    t >> t.budgets(purse(1, "ann"))
+    a = t.start("a", limits="cost=9")
+    spent(t, a)
+    t >> e.Reconfigured(t.at, Policy(budget_action=Action.WARN)) << "thaw a1"
+    t.skip()
+    assert t.run(a).status is Status.RUNNING
+
+
+def test_what_is_launched_later_stands_too() -> None:
+    t = Transcript(trees=1)
+    t >> t.budgets(purse(1, "ann"))
+    a = t.start("a", limits="cost=9")
+    (t >> t.spawn("b")).skip()
+    (t >> t.committed("a2")).skip()
+    spent(t, a)
+    (t >> t.stop(a)).skip()
+    (t >> t.exited(a)).skip()
+    (t >> t.launched("a2")).skip()
+    assert t.run("a2").status is Status.PAUSED
+
+
+def test_a_reservation_of_the_last_money_pauses_nobody() -> None:
+    t = Transcript()
+    t >> t.budgets(purse(1, "ann"))
+    a = t.start("a", limits="cost=9")
+    name = t.reserved(t.reserve(a, 1.0))
+    assert t.run(a).status is Status.RUNNING
+    (t >> t.settle(name, cost=1.0)).skip()
+    assert t.run(a).status is Status.PAUSED
+
+
+def test_a_reservation_that_nobody_settled_counts_when_its_run_has_ended() -> None:
+    t = Transcript()
+    t >> t.budgets(purse(1, "ann"))
+    a, idle = t.start("a", limits="cost=9"), t.start("idle")
+    t.reserved(t.reserve(a, 1.0))
+    (t >> t.exited(a)).skip()
+    assert t.run(idle).status is Status.PAUSED
+
+
+def test_another_daemon_goes_on_with_it() -> None:
+    t = Life()
+    t >> t.budgets(purse(1, "ann"))
+    a = t.start("a", limits="cost=9")
+    spent(t, a)
+    (t >> t.anew(a)).skip()
+    assert t.run(a).status is Status.PAUSED
+    t >> t.budgets(purse(1, "ann", charged=1.0))
+    t.quiet()
+    (t >> t.budgets(purse(1, "ann"))).skip()
+    assert t.run(a).status is Status.RUNNING
