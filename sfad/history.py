@@ -23,6 +23,8 @@ from .ledger.opening import open_past
 from .ledger.reader import Page, Reader
 from .ledger.summary import summary_of
 from .ledger.totals import with_totals
+from .meters import named
+from .meters.speech import answer
 from .output.files import OutputStore, Replaced
 from .output.sanitise import cut_oldest, sanitise, wrap_result
 from .protocol import messages as m
@@ -34,7 +36,8 @@ from .protocol.version import SUPPORTED
 FOUND = 2
 """Ids looked up for a prefix: one more than may fit."""
 
-MAX_RESULT = 1024 * 1024
+MAX_RESULT, MAX_SEARCHED = 1024 * 1024, 8 * 1024 * 1024
+"""As in the daemon: bytes of a result, and the newest bytes of stdout in which the final answer is looked for."""
 
 UNKNOWN = "no daemon is running, so this is its last known state"
 
@@ -111,10 +114,13 @@ class History:
         if not info.status.terminal:
             raise NotHere(ErrorCode.WRONG_STATE, f"run {info.id} was {info.status} when its daemon was last there; read its logs")
         most = max(1, min(request.max_bytes, MAX_RESULT))
+        program = None if request.raw else named(info.meter)
         try:
-            data, truncated = self._output.tail(info.id, most)
+            data, truncated = self._output.tail(info.id, most if program is None else MAX_SEARCHED)
         except (FileNotFoundError, NotADirectoryError, Replaced) as error:
             raise _no_output(info.id, error) from None
+        if program is not None:
+            data, truncated = answer(program, data, begins_inside=truncated), False
         safe, cut = cut_oldest(sanitise(data), most)
         truncated = truncated or cut
         text = wrap_result(safe, run_id=info.id, name=info.name, status=info.status.value, truncated=truncated)

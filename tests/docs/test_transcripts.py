@@ -27,6 +27,7 @@ _VARIES = [
     (r"(?<![\w.])/[^\s,:]+", "PATH"),
     (r"pid \d+", "PID"),
     (r"\b\d+(\.\d)? [KM]iB", "SIZE"),
+    (r"\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\b", "MOMENT"),
     (r"\b([A-Z][a-z]{2} \d\d )?\d\d:\d\d(:\d\d)?\b", "CLOCK"),
     (r"\b(\d+h)?(\d+m)?\d+(\.\d+)?s\b", "TIME"),
     (r"(ran|begins in) \d\.\d s", r"\1 TIME"),
