@@ -8,10 +8,14 @@ from typing import Any
 
 from tests.agents.script import OPENAI, OPENING, Reply, Say, Shell
 
-PATH = "/v1/responses"
 Body = dict[str, Any]
 
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
+
+
+def asks(path: str) -> bool:
+    """Whether a request to this path wants the model to answer."""
+    return path.endswith("/v1/responses")
 
 
 def is_turn(body: Body) -> bool:
