@@ -371,7 +371,9 @@ class Foreground:
 
 
 def _ending(final: RunInfo) -> str:
-    return f"{final.status.value}: {output.plain(final.reason.message)}" if final.reason else final.status.value
+    reason = f": {output.plain(final.reason.message)}" if final.reason else ""
+    used = output.at_least(final.usage)
+    return final.status.value + reason + (f"; it used {used}" if used else "")
 
 
 def clear_status(path: str) -> None:

@@ -129,13 +129,14 @@ def _amounts(usage: Usage) -> Iterator[str]:
     for number, one, many in ((usage.turns, "turn", "turns"), (usage.messages, "message", "messages")):
         if number is not None:
             yield f"{number} {one if number == 1 else many}"
+    least = "at least " if usage.partial else ""
     if usage.input_tokens is not None:
         cached = "" if usage.cached_tokens is None else f" ({usage.cached_tokens} from a cache)"
-        yield f"{usage.input_tokens} tokens in{cached}"
+        yield f"{least}{usage.input_tokens} tokens in{cached}"
     if usage.output_tokens is not None:
-        yield f"{usage.output_tokens} tokens out"
+        yield f"{least}{usage.output_tokens} tokens out"
     if usage.cost_usd is not None:
-        yield f"cost {format_usd(usage.cost_usd)} USD{_COST_FROM[usage.cost_from]}"
+        yield f"cost {least}{format_usd(usage.cost_usd)} USD{_COST_FROM[usage.cost_from]}"
     if usage.unpriced_tokens:
         yield f"and what {usage.unpriced_tokens} tokens of models without a price cost"
     for role, cost in (("planning", usage.planning_cost_usd), ("execution", usage.execution_cost_usd)):

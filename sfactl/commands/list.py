@@ -111,7 +111,7 @@ class Column(NamedTuple):
 
 USAGE = (
     Column("TURNS", lambda usage: output.short(usage.turns)),
-    Column("TOKENS", lambda usage: output.short(usage.tokens)),
-    Column("USD", lambda usage: output.usd(usage.cost_usd)),
+    Column("TOKENS", lambda usage: output.bounded(output.short(usage.tokens), usage)),
+    Column("USD", lambda usage: output.bounded(output.usd(usage.cost_usd), usage)),
 )
 """What a run used itself, its descendants not counted."""

@@ -34,6 +34,11 @@ def main(*, run: str, socket: str | None = None, json: bool = False) -> int:
 
 def sentence(run: RunInfo, now: datetime | None = None) -> str:
     """The answer, with the numbers."""
+    used = output.at_least(run.usage)
+    return _sentence(run, now or datetime.now(UTC)) + (f"; it used {used}" if used else "")
+
+
+def _sentence(run: RunInfo, now: datetime) -> str:
     who = f"{run.id} ({output.plain(run.name)})"
     if run.status.rejected:
         return f"{who} was refused by the {run.status.value.removeprefix('rejected_')} rule: {_message(run.reason)}"
@@ -44,8 +49,8 @@ def sentence(run: RunInfo, now: datetime | None = None) -> str:
     if run.status.terminal:
         return f"{who} ended as {run.status.value}: {_message(run.reason)}{_numbers(run)}"
     if run.status is Status.PAUSED:
-        return f"{who} is paused: {_waiting(run, now or datetime.now(UTC))}"
-    return f"{who} is {run.status.value}{_stopping(run)}; {_bounds(run, now or datetime.now(UTC))}"
+        return f"{who} is paused: {_waiting(run, now)}"
+    return f"{who} is {run.status.value}{_stopping(run)}; {_bounds(run, now)}"
 
 
 def _message(reason: Reason | None) -> str:

@@ -32,6 +32,8 @@ class Reading:
     uncovered: dict[str, Tokens] = field(default_factory=dict)
     """Of `models`, what `cost_usd` does not cover: another program's cost covers all it has used, a line of `jsonl` only itself.
     Of no meaning while there is no cost."""
+    partial: bool = False
+    """Tokens and cost may still grow: something was begun whose final figures the agent has not told."""
     tools: list[str] = field(default_factory=list)
     """Names of the tools called since somebody last emptied this list, the last `MAX_TOOLS` of them."""
     finished: bool = False

@@ -139,6 +139,7 @@ class ClaudeMeter(LineMeter[_Event, _State]):
         if message.model == _SYNTHETIC:
             return
         self._state.concluded = False
+        self.reading.partial = True
         self._settle()
         self._state.model = message.model[: 4 * MAX_NAME]
         self._state.speaking.put(speaker, message.id[: MAX_NAME + 1])  # one that is longer is in `messages` in no form
@@ -174,6 +175,7 @@ class ClaudeMeter(LineMeter[_Event, _State]):
         models = self._models(event)
         if models is not None:
             self._state.results += 1
+            self.reading.partial = False
             self._state.totals.restate(self.reading, event.session_id, models)
         self._state.totals.restate_cost(self.reading, tally.dollars(event.total_cost_usd))
 

@@ -74,12 +74,13 @@ class CodexMeter(LineMeter[_Event, _State]):
         """`model`: the stream does not name it. `resumed`: its totals begin with what others used."""
         super().__init__(_WANTED, _DECODER, _State(inherited=None if resumed else Tokens()))
         self._model = tally.printable(model, MAX_NAME)
+        self._resumed = resumed
 
     def _take(self, event: _Event) -> None:
         if event.type == "thread.started":
             self._state.thread = event.thread_id[:MAX_NAME]
             self._state.calls = tally.Recent[bool]()  # ids begin anew in each process
-            self.reading.finished = False
+            self.reading.finished, self.reading.partial = False, True
         elif event.type == "item.started" and event.item is not None:
             self._begin(event.item)
         elif event.type == "item.completed" and event.item is not None:
@@ -115,6 +116,7 @@ class CodexMeter(LineMeter[_Event, _State]):
         if self._state.inherited is None:
             self._state.inherited = used
             return
+        self.reading.partial = self._resumed
         used = tally.minus(used, self._state.inherited)
         if used.input + used.output:
             self._state.totals.restate(self.reading, self._state.thread, {self._model: used})

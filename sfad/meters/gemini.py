@@ -74,7 +74,8 @@ class GeminiMeter(LineMeter[_Event, _State]):
         elif event.type in {"init", "tool_use", "result"}:
             self._state.speaking = False
             if event.type == "init":
-                self._state.model, self.reading.finished = event.model[: 4 * MAX_NAME], False
+                self._state.model = event.model[: 4 * MAX_NAME]
+                self.reading.finished, self.reading.partial = False, True
             elif event.type == "tool_use":
                 self._call(event)
             else:
@@ -102,6 +103,7 @@ class GeminiMeter(LineMeter[_Event, _State]):
         self.reading.finished = True
         if event.stats is None:
             return
+        self.reading.partial = False
         for name, stats in (event.stats.models or {self._state.model: event.stats}).items():
             used = stats.tokens()
             if used.input + used.output:

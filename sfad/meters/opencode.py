@@ -72,7 +72,7 @@ class OpencodeMeter(LineMeter[_Event, _State]):
         self._model = model
 
     def _take(self, event: _Event) -> None:
-        if event.type in {"tool_use", "step_finish"} and event.part is not None:
+        if event.type in {"step_start", "tool_use", "step_finish"} and event.part is not None:
             self._count(event.type, event.part)
         elif event.type == "error":
             error = event.error or _Error()
@@ -80,7 +80,7 @@ class OpencodeMeter(LineMeter[_Event, _State]):
             self.reading.failed = tally.words(error.data.message if error.data else None, error.name)
         elif event.type == "done":
             self.reading.finished = True
-        elif event.type != "step_start":
+        else:
             return
         tally.recognised(self.reading)
 
@@ -89,10 +89,13 @@ class OpencodeMeter(LineMeter[_Event, _State]):
         if self._state.parts.get(part.id):
             return
         self._state.parts.put(part.id, True)
-        if kind == "tool_use":
+        if kind == "step_start":
+            self.reading.partial = True
+        elif kind == "tool_use":
             tally.turn(self.reading, part.tool)
         else:
             tally.message(self.reading)
+            self.reading.partial = False
             self._charge(part)
 
     def _charge(self, part: _Part) -> None:
