@@ -1,6 +1,7 @@
 """What runs use, as the shell learns it, in the core's terms.
 
 output files ─▶ Following ─▶ meters ─▶ ┐
+session files ─▶ Sessions ────────────▶┤
 reports, reservations ─────────────────┼▶ priced ─▶ the core's events
 launcher ─▶ Sampler ──────────────────▶┘
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from signal import SIGKILL
 
 import trio
@@ -26,15 +28,13 @@ from ..pricing import Catalogue, Prices, PricesUnavailable
 from ..protocol import messages as m
 from ..protocol.types import Action, LimitKind, RunId, Tokens
 from .following import Following
-from .live import Live
+from .live import NO_METER, Live, wall_clock
 from .sampling import Sampler
+from .sessions import Session, Sessions, environment_of
 
 Feed = Callable[[e.Event], None]
 Publish = Callable[[str, RunId, str], None]
 """Type of event, run, message."""
-
-NO_METER = "none"
-"""What `--meter` says for none."""
 
 LOAD_AGAIN, LOAD_AGAIN_MAX = 1.0, 60.0
 """Seconds between two tries to import the price list, where the machine was short of something: doubled each time."""
@@ -51,6 +51,8 @@ class _Metered:
     prices: Prices
     """Those that were in force when it began."""
     readings: tuple[Reading, ...] = ()
+    session: tuple[Reading, ...] = ()
+    """From the agent's session files."""
     said: tuple[bool, str | None] = (False, None)
     skipped: int = 0
     """Lines of which it has been said that they were not read."""
@@ -80,6 +82,7 @@ class Metering:
         self._catalogue = Catalogue()
         self._prices = Prices(prices, self._catalogue)
         self._following = Following(output, seen=self._seen, lost=self._lost, trouble=trouble)
+        self._sessions = Sessions(seen=self._session_seen, lost=self._lost, trouble=trouble)
         self._sampler = Sampler(launcher, self._level_seen, nearing=nearing)
         self._nursery: trio.Nursery
         self._loading = False
@@ -88,6 +91,7 @@ class Metering:
         """Follows what runs write, until cancelled."""
         async with trio.open_nursery() as self._nursery:
             await self._nursery.start(self._following.serve)
+            await self._nursery.start(self._sessions.serve)
             task_status.started()
 
     async def sample(self) -> None:
@@ -111,31 +115,44 @@ class Metering:
         if run.id not in self._runs:
             self._begin(live)
         self._following.begin_attempt(run.id)
+        self._find_session(live, wall_clock())
 
     def take_over(self, live: Live, position: bytes | None) -> None:
         """Goes on with a run that an earlier daemon has launched; `position` is what `position` said there."""
-        self._begin(live, position, fresh=False)
+        readings = self._begin(live, position, fresh=False)
+        self._find_session(live, live.started_at or live.created_at)
+        for reading in readings[-1:]:
+            self._sessions.name(live.run.id, reading.session)
         self._following.look(live.run.id)
 
     def position(self, run: RunId) -> bytes | None:
         """Where the run's meter is, for who goes on; `None` if it has none."""
         return self._following.saved(run)
 
-    def _begin(self, live: Live, position: bytes | None = None, *, fresh: bool = True) -> None:
+    def _begin(self, live: Live, position: bytes | None = None, *, fresh: bool = True) -> tuple[Reading, ...]:
+        """Returns what was read up to `position`."""
         run, program = live.run, live.program
+        readings = None
         self._runs[run.id] = _Metered(live, self._prices)
         if live.kept:
             limit = run.limits.get(LimitKind.OUTPUT)
             argv = run.asked.argv
-            self._following.follow(
+            readings = self._following.follow(
                 run.id,
                 limit=int(limit.limit.threshold) if limit is not None else None,
                 meter=(lambda saved: program.meter(argv, saved)) if program is not None else None,
                 saved=position,
             )
         self._sample(run, fresh=fresh)
-        if program is not None:
+        if program is not None or live.session_files is not None:
             self._load_soon()
+        return readings or ()
+
+    def _find_session(self, live: Live, began: datetime) -> None:
+        files, run = live.session_files, live.run
+        if files is not None:
+            env = environment_of(live.spawn.env)
+            self._sessions.begin(run.id, Session(files, run.asked.argv, env, run.asked.cwd, run.uid, began))
 
     def _sample(self, run: Run, *, fresh: bool = False) -> None:
         for kind in _WATCHED:
@@ -154,6 +171,19 @@ class Metering:
                 for kind in self._launcher.breaches(above.id):
                     self._level_seen(above.id, kind, 0, refused=True)
 
+    def may_wait(self, run: Run) -> bool:
+        """Whether `settle` has anything to wait for."""
+        return run.id in self._sessions
+
+    async def settle(self, run: Run) -> None:
+        """Learn what takes time to be learnt before the core decides about the end of a run: a second at most."""
+        await self._sessions.catch_up(run.id)
+
+    @property
+    def waiting(self) -> int:
+        """Threads that wait for file systems of agents."""
+        return self._sessions.waiting
+
     def look_after(self) -> None:
         """Another process may have removed or replaced the directory of all output."""
         self._following.look_after()
@@ -171,6 +201,7 @@ class Metering:
         """Nothing of the run is alive any more."""
         if run in self._runs:
             self._following.forget(run)  # which may have a last word
+            self._sessions.forget(run)
             self._sampler.forget(run)
             del self._runs[run]
 
@@ -186,8 +217,9 @@ class Metering:
         if metered is None:
             return
         metered.readings = readings
-        self._feed(e.UseSeen(trio.current_time(), run, "stream", self._use_of(metered)))
+        self._stream_told(metered)
         latest = readings[-1]
+        self._sessions.name(run, latest.session)
         if latest.tools:
             self._feed(e.ToolsCalled(trio.current_time(), run, tuple(latest.tools)))
         skipped = sum(reading.skipped_lines for reading in readings)
@@ -200,12 +232,26 @@ class Metering:
             metered.said = said
             self._feed(e.AgentSaid(trio.current_time(), run, *said))
 
+    def _session_seen(self, run: RunId, readings: tuple[Reading, ...]) -> None:
+        metered = self._runs.get(run)
+        if metered is not None:
+            metered.session = readings
+            self._session_told(metered)
+
+    def _stream_told(self, metered: _Metered) -> None:
+        use = self._use_of(metered, metered.readings)
+        self._feed(e.UseSeen(trio.current_time(), metered.live.run.id, "stream", use))
+
+    def _session_told(self, metered: _Metered) -> None:
+        use = self._use_of(metered, metered.session)
+        self._feed(e.UseSeen(trio.current_time(), metered.live.run.id, "session", use))
+
     def _lost(self, run: RunId, message: str) -> None:
         self._publish("meter_gap", run, message)
 
-    def _use_of(self, metered: _Metered) -> Use:
+    def _use_of(self, metered: _Metered, readings: Sequence[Reading]) -> Use:
         total = NOTHING
-        for reading in metered.readings:
+        for reading in readings:
             total = total.plus(self._use_of_attempt(metered, reading))
         return total
 
@@ -274,9 +320,11 @@ class Metering:
                 pause = min(2 * pause, LOAD_AGAIN_MAX)
         finally:
             self._loading = False
-        for run, metered in list(self._runs.items()):
+        for metered in list(self._runs.values()):
             if metered.readings:
-                self._feed(e.UseSeen(trio.current_time(), run, "stream", self._use_of(metered)))
+                self._stream_told(metered)
+            if metered.session:
+                self._session_told(metered)
 
     async def _not_loaded(self) -> str | None:
         """Loads the price list; why that cannot be."""

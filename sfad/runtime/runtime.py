@@ -168,6 +168,8 @@ class Runtime:
         """What has changed with the admission that is being handled: they are remembered together."""
         self._early: list[e.Event] | None = None
         """What the launcher has reported of runs that were taken over, before the core knows of them."""
+        self._held: dict[RunId, deque[e.MainExited | e.Emptied]] = {}
+        """By root: ends about which something is still being learnt."""
         self._to_meter: list[tuple[Live, bytes | None]] = []
         """Runs that were taken over, and where their meters were."""
         self.adopted = 0
@@ -347,11 +349,45 @@ class Runtime:
         run = self.machine.tree.get(event.run) if isinstance(event, e.LaunchSucceeded | e.MainExited | e.Emptied) else None
         if run is not None and isinstance(event, e.LaunchSucceeded):
             self._store(run, event.pid)
-        elif run is not None:
+        elif isinstance(event, e.MainExited | e.Emptied) and run is not None and self._must_wait(run):
+            self._hold(run, event)
+            return
+        self._report(event)
+
+    def _report(self, event: e.Event) -> None:
+        run = self.machine.tree.get(event.run) if isinstance(event, e.MainExited | e.Emptied) else None
+        if run is not None:
             self.metering.catch_up(run, event.signal if isinstance(event, e.MainExited) else None)
             if isinstance(event, e.MainExited):
                 self.fd_store.forget(name_of_main(run))
         self.feed(event)
+
+    def _must_wait(self, run: Run) -> bool:
+        """A tree's ends stay in their order."""
+        return run.lineage[0].id in self._held or self.metering.may_wait(run)
+
+    def _hold(self, run: Run, event: e.MainExited | e.Emptied) -> None:
+        root = run.lineage[0].id
+        if root not in self._held:
+            self._held[root] = deque()
+            self._nursery.start_soon(self._report_later, root)
+        self._held[root].append(event)
+
+    async def _report_later(self, root: RunId) -> None:
+        held = self._held[root]
+        while held:
+            run = self.machine.tree.get(held[0].run)
+            if run is not None:
+                await self.metering.settle(run)
+            if held:  # else a re-execution could not wait
+                self._report(held.popleft())
+        self._held.pop(root, None)
+
+    def report_held(self) -> None:
+        """Report the ends that wait, at once."""
+        for held in list(self._held.values()):
+            while held:
+                self._report(held.popleft())
 
     def _store(self, run: Run, pid: int) -> None:
         """Should this daemon die, the next one learns from the pidfd how the process has ended, where the kernel tells."""

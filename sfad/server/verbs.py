@@ -33,7 +33,7 @@ from ..protocol.errors import ErrorCode
 from ..protocol.types import BudgetState, Event, Limit, LimitRefusal, RunId, RunInfo, Status
 from ..protocol.units import MOST_COUNTED, MOST_SPENT
 from ..protocol.version import SUPPORTED
-from ..runtime.metering import NO_METER
+from ..runtime.live import NO_METER
 from ..runtime.runtime import Runtime
 from .connection import Connection, Pending
 from .shares import Shares

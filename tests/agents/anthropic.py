@@ -10,7 +10,7 @@ from tests.agents.script import ANTHROPIC, OPENING, Reply, Say
 
 Body = dict[str, Any]
 
-_SHELLS = frozenset({"Bash", "bash"})
+_SHELLS = {"Bash", "bash"}
 """What Claude Code calls its shell tool, and what opencode does."""
 
 
@@ -63,7 +63,7 @@ def _content(body: Body, reply: Reply, number: int) -> list[Body]:
     if isinstance(reply, Say):
         return [{"type": "text", "text": reply.text}]
     (shell,) = _shells(body)
-    call = {"command": reply.command, "description": "scripted"}
+    call: Body = {"command": reply.command, "description": "scripted"}
     if shell == "Bash":
         call["run_in_background"] = reply.background
     return [

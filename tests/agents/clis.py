@@ -120,10 +120,12 @@ def environment(home: Path, url: str) -> dict[str, str]:
         "GEMINI_API_KEY": "scripted",
         "GEMINI_CLI_NO_RELAUNCH": "true",
         "GEMINI_CLI_TRUST_WORKSPACE": "true",
-        "OPENCODE_CONFIG_CONTENT": json.dumps(_OPENCODE_CONFIG | {"provider": {"anthropic": {"options": {"baseURL": f"{url}/opencode/v1"}}}}),
+        "OPENCODE_CONFIG_CONTENT": json.dumps(_opencode_config(url)),
+        "OPENCODE_PURE": "1",
         "OPENCODE_DISABLE_MODELS_FETCH": "1",
         "OPENCODE_DISABLE_AUTOUPDATE": "1",
-        "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
+        "npm_config_registry": url,  # opencode has npm fetch its plug-ins' interface, and goes on without
+        "npm_config_fetch_retries": "0",
     }
 
 
@@ -132,7 +134,11 @@ _GEMINI_SETTINGS = """\
  "telemetry": {"enabled": false}, "security": {"auth": {"selectedType": "gemini-api-key"}}}
 """
 
-_OPENCODE_CONFIG = {"autoupdate": False, "share": "disabled", "permission": "allow"}
+
+def _opencode_config(url: str) -> dict[str, object]:
+    provider = {"anthropic": {"options": {"baseURL": f"{url}/opencode/v1"}}}
+    return {"autoupdate": False, "share": "disabled", "permission": "allow", "provider": provider}
+
 
 _CODEX_CONFIG = """\
 model_provider = "scripted"

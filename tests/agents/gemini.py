@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from tests.agents.script import GEMINI, OPENING, Reply, Say, Shell
@@ -10,6 +11,8 @@ from tests.agents.script import GEMINI, OPENING, Reply, Say, Shell
 Body = dict[str, Any]
 
 _SHELL = "run_shell_command"
+_OUTPUT = re.compile(r"Output: (.*?)\n(?:Background PIDs|Process Group PGID|Exit Code|Signal|</untrusted_context>)", re.DOTALL)
+"""What the command printed, in what Gemini CLI makes of it."""
 
 
 def asks(path: str) -> bool:
@@ -25,7 +28,8 @@ def is_turn(body: Body) -> bool:
 def tool_outputs(body: Body) -> list[str]:
     """What the tools called so far have answered, in order."""
     parts = [part for content in body["contents"] for part in content["parts"]]
-    return [str(part["functionResponse"]["response"].get("output", "")) for part in parts if "functionResponse" in part]
+    said = [str(part["functionResponse"]["response"].get("output", "")) for part in parts if "functionResponse" in part]
+    return [found[1] if (found := _OUTPUT.search(text)) else text for text in said]
 
 
 def answer(body: Body, reply: Reply, number: int) -> tuple[str, bytes]:

@@ -95,6 +95,9 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._send(404, "application/json", b'{"error": {"type": "not_found_error", "message": "not scripted"}}')
 
+    def do_GET(self) -> None:
+        self._send(404, "application/json", b"{}")
+
     def do_HEAD(self) -> None:
         self._send(200, "text/plain", b"")
 
