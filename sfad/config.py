@@ -223,6 +223,8 @@ class Loaded:
     settings: list[Setting]
     files: list[Path]
     """The files that were there."""
+    strongest: Path | None = None
+    """The file whose values win, there or not: what no file sets would be set in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +250,7 @@ def load(files: Sequence[Path] = (), *, required: bool = False) -> Loaded:
         Setting(key=key, value=value, source=str(found.values[key][0]) if key in found.values else BUILT_IN)
         for key, value in _values(config, "")
     ]
-    return Loaded(config, settings, [path for path, _ in layers])
+    return Loaded(config, settings, [path for path, _ in layers], files[-1] if files else None)
 
 
 def _read(path: Path, *, required: bool) -> dict[str, Any] | None:

@@ -374,7 +374,7 @@ class Daemon:
             log.error(f"the config was not reloaded: {error}")
             return
         settings, waiting = _in_force(self._loaded.settings, loaded.settings)
-        self._loaded = configuration.Loaded(loaded.config, settings, loaded.files)
+        self._loaded = replace(loaded, settings=settings)
         runtime.reconfigure(self._loaded)
         log.info("config reloaded", files=[str(path) for path in loaded.files])
         if waiting:

@@ -48,7 +48,11 @@ KINDS: dict[LimitKind, Kind] = {
     LimitKind.PIDS: Kind("tree", 1, whole=True),
     LimitKind.CPU: Kind("tree", 0.01, None, " cores", acts=False),
 }
-"""SPEC section 3. `time` reaches up to `limits.max_time`. Below a mebibyte of memory no command can be executed."""
+"""SPEC section 3. For the kinds in `RAISED_BY` the policy has the upper end. Below a mebibyte of memory no command
+can be executed."""
+
+RAISED_BY: dict[LimitKind, str] = {LimitKind.TIME: "max_time"}
+"""The field of `Policy` that holds the upper end of a kind's range, and the key in the table `limits` that sets it."""
 
 COSTS = frozenset({LimitKind.COST, LimitKind.PLANNING_COST, LimitKind.EXECUTION_COST})
 
@@ -180,7 +184,7 @@ def _by_advice(asked: Asked, chosen: Mapping[LimitKind, Limit], policy: Policy) 
     return {
         kind: Limit(kind=kind, threshold=threshold, action=chosen[kind].action, source="limits.adaptive")
         for kind, threshold in (advice or {}).items()
-        if kind in chosen and (kind is not LimitKind.TIME or threshold <= policy.max_time)
+        if kind in chosen and threshold <= (most_of(kind, policy) or inf)
     }
 
 
@@ -230,18 +234,32 @@ def replaced(limit: Limit, *, threshold: float | None = None, action: Action | N
 
 def check(limit: Limit, policy: Policy) -> None:
     """Raises `Invalid` for a threshold outside the range of its kind, or an action of a kind that takes none."""
-    kind = KINDS[limit.kind]
-    most = policy.max_time if limit.kind is LimitKind.TIME else kind.most
+    kind, threshold = KINDS[limit.kind], limit.threshold
+    most = most_of(limit.kind, policy)
     if limit.action is not None and not kind.acts:
         raise Invalid(f"the limit '{limit.kind}' takes no action, so '{limit.action}' cannot be its action ({limit.source})")
-    finite = kind.least <= limit.threshold < inf and (most is None or limit.threshold <= most)  # false for a NaN, too
-    if finite and (not kind.whole or limit.threshold == int(limit.threshold)):
-        return
+    within = kind.least <= threshold < inf and (most is None or threshold <= most)  # false for a NaN, too
+    if not within or (kind.whole and threshold != int(threshold)):
+        raise Invalid(_out_of_range(limit, most, policy))
+
+
+def most_of(kind: LimitKind, policy: Policy) -> float | None:
+    """Return the upper end of the range of a kind; `None` where it has none."""
+    field = RAISED_BY.get(kind)
+    most: float | None = KINDS[kind].most if field is None else getattr(policy, field)
+    return most
+
+
+def _out_of_range(limit: Limit, most: float | None, policy: Policy) -> str:
+    kind = KINDS[limit.kind]
     upper = f"to {bare(limit.kind, most)}" if most is not None else "or more"
-    key = " (limits.max_time)" if limit.kind is LimitKind.TIME else ""
     whole = ", whole numbers" if kind.whole else ""
     asked = f"{limit.kind} = {limit.threshold:g}{kind.unit} ({limit.source})"
-    raise Invalid(f"{asked} is outside its range: {bare(limit.kind, kind.least)} {upper}{key}{whole}")
+    range_ = f"{asked} is outside its range: {bare(limit.kind, kind.least)} {upper}{whole}"
+    key = RAISED_BY.get(limit.kind)
+    if key is None or most is None or not limit.threshold > most:
+        return range_
+    return f"{range_}. To allow more, raise {policy.place(f'limits.{key}')}, then run: sfactl reload"
 
 
 def crossed(limits: Limits, account: Account, nearing: float) -> Iterator[Crossing]:

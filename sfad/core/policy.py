@@ -65,3 +65,11 @@ class Policy:
     spawns_per_hour: int = 600
     retry_delay: float = 1.0
     retry_delay_max: float = 60.0
+    files: Mapping[str, str] = field(default_factory=dict)
+    """The file that sets a config key, by the key."""
+    file: str = "the config"
+    """Where a key that no file sets would be set."""
+
+    def place(self, key: str) -> str:
+        """Return the key with the file that sets it or would set it: `limits.max_time in /etc/sfad/sfad.toml`."""
+        return f"{key} in {self.files.get(key, self.file)}"

@@ -223,6 +223,16 @@ class Usage(Struct, frozen=True, kw_only=True):
     least; output tokens may be an estimate from the text that was streamed."""
 
 
+class ApiTrouble(Struct, frozen=True, kw_only=True):
+    """Calls of the model that failed since it answered last, as the agent tells."""
+
+    count: int
+    status: int | None = None
+    """The last HTTP status; `None` where the agent does not tell it, or where there was no answer at all."""
+    error: str = ""
+    """The agent's words for the last failure, on one line."""
+
+
 class RunInfo(Struct, frozen=True, kw_only=True):
     """A run as it is shown: the contract of SPEC section 15."""
 
@@ -263,6 +273,8 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     """What each source says, where there is any; kept apart and never added."""
     meter: str | None = None
     """The meter that reads the run's stdout."""
+    api_trouble: ApiTrouble | None = None
+    """The agent cannot reach its model now, or could not when it ended."""
 
 
 class Refusal(Struct, frozen=True, kw_only=True):

@@ -105,4 +105,6 @@ def policy_of(loaded: configuration.Loaded) -> Policy:
         spawns_per_hour=config.quotas.spawns_per_hour,
         retry_delay=config.attempts.delay,
         retry_delay_max=config.attempts.delay_max,
+        files={key: file for key, file in source.items() if file != configuration.BUILT_IN},
+        file=str(loaded.strongest or "the config"),
     )
