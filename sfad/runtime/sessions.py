@@ -15,7 +15,7 @@ import os
 import stat
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -75,11 +75,12 @@ class Session:
     _read: dict[str, _File] = field(default_factory=dict)
     _entries: int = 0
 
-    def look(self) -> bool:
-        """Read what has been written. Return whether that was all. Raises `OSError`, and `TooMany`."""
+    def look(self, taken: Container[str]) -> bool:
+        """Read what has been written. Return whether that was all. `taken`: ids of other runs' sessions. Raises `OSError`, and
+        `TooMany`."""
         until = time.monotonic() + SLICE
         self._entries = 0
-        session = self.names or self._alone()
+        session = self.names or self._alone(taken)
         if session is None:
             return True
         whole = True
@@ -90,14 +91,16 @@ class Session:
         self.readings = tuple(_merged([each.meter.reading for each in self._read.values()]))
         return whole
 
-    def _alone(self) -> str | None:
+    def _alone(self, taken: Container[str]) -> str | None:
         """The session that must be the run's, as no other was begun in its directory since its start."""
         since, project = timestamp(self.began), self.files.project(os.path.realpath(self.cwd))
         resumes = self.files.resumes(self.argv)
         found: dict[str, str] = {}
         for path, descriptor in self._candidates(None):
             head = self._head(path, descriptor)
-            if head is not None and head.project == project and (resumes or head.began >= since):
+            if head is None or head.project != project or head.session in taken:
+                continue
+            if resumes or head.began >= since:
                 found.setdefault(head.session, head.began)
         if len(found) > 1:
             raise TooMany
@@ -315,8 +318,9 @@ class Sessions:
         if session is None:
             return True
         whole, before = True, session.readings
+        taken = {other.names for other in self._runs.values() if other is not session and other.names is not None}
         try:
-            whole = await in_thread(session.look, abandon=True, limiter=self._threads)
+            whole = await in_thread(session.look, taken, abandon=True, limiter=self._threads)
         except TooMany:
             self._lose(run, session)
         except OSError:

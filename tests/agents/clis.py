@@ -24,6 +24,10 @@ class Cli:
     price: Price
     argv: tuple[str, ...]
     """Starts it without a terminal and without questions, printing events; the prompt is in it."""
+    as_text: tuple[str, ...]
+    """The same, printing text."""
+    in_terminal: tuple[str, ...]
+    """The same in a terminal, where it does not end by itself."""
     tells_early: bool
     """Whether its events tell of a call before it is done, and of tokens before the end."""
 
@@ -38,6 +42,8 @@ CLAUDE = Cli(
     os.environ.get("SFAD_CLAUDE_VERSION", "2.1.330"),
     ANTHROPIC,
     ("claude", "-p", "go", "--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions"),
+    ("claude", "-p", "go", "--dangerously-skip-permissions"),
+    ("claude", "--dangerously-skip-permissions", "go"),
     tells_early=True,
 )
 CODEX = Cli(
@@ -46,6 +52,8 @@ CODEX = Cli(
     os.environ.get("SFAD_CODEX_VERSION", "0.169.0"),
     OPENAI,
     ("codex", "exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "go"),
+    ("codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "go"),
+    ("codex", "--dangerously-bypass-approvals-and-sandbox", "go"),
     tells_early=False,
 )
 GEMINI_CLI = Cli(
@@ -54,6 +62,8 @@ GEMINI_CLI = Cli(
     os.environ.get("SFAD_GEMINI_VERSION", "0.61.0"),
     GEMINI,
     ("gemini", "-p", "go", "--output-format", "stream-json", "--yolo", "-m", "gemini-2.5-pro"),
+    ("gemini", "-p", "go", "--yolo", "-m", "gemini-2.5-pro"),
+    ("gemini", "-i", "go", "--yolo", "-m", "gemini-2.5-pro"),
     tells_early=False,
 )
 OPENCODE = Cli(
@@ -62,6 +72,8 @@ OPENCODE = Cli(
     os.environ.get("SFAD_OPENCODE_VERSION", "1.18.33"),
     ANTHROPIC,
     ("opencode", "run", "go", "--format", "json", "--model", "anthropic/claude-sonnet-4-5"),
+    ("opencode", "run", "go", "--model", "anthropic/claude-sonnet-4-5"),
+    ("opencode", "--prompt", "go", "--model", "anthropic/claude-sonnet-4-5"),
     tells_early=False,
 )
 CLIS = {cli.name: cli for cli in (CLAUDE, CODEX, GEMINI_CLI, OPENCODE)}
@@ -107,6 +119,7 @@ def environment(home: Path, url: str) -> dict[str, str]:
     (home / ".codex" / "config.toml").write_text(_CODEX_CONFIG.format(url=url))
     (home / ".gemini").mkdir()
     (home / ".gemini" / "settings.json").write_text(_GEMINI_SETTINGS)
+    (home / ".claude.json").write_text(json.dumps(_CLAUDE_STATE | {"projects": {str(home): _TRUSTED}}))
     return {
         "HOME": str(home),
         "TMPDIR": str(home / "tmp"),
@@ -128,6 +141,15 @@ def environment(home: Path, url: str) -> dict[str, str]:
         "npm_config_fetch_retries": "0",
     }
 
+
+_CLAUDE_STATE = {
+    "hasCompletedOnboarding": True,
+    "theme": "dark",
+    "bypassPermissionsModeAccepted": True,
+    "customApiKeyResponses": {"approved": ["scripted"], "rejected": []},
+}
+"""It asks nothing in a terminal."""
+_TRUSTED = {"hasTrustDialogAccepted": True, "hasCompletedProjectOnboarding": True}
 
 _GEMINI_SETTINGS = """\
 {"privacy": {"usageStatisticsEnabled": false}, "general": {"enableAutoUpdate": false},
