@@ -82,7 +82,7 @@ async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int
     could not be done; then everything is as it was."""
     server.rest(resting=True)
     try:
-        await _closers_done(runtime)
+        await _threads_done(runtime)
         with _signals_held_back():
             # something has to be written, or nobody knows whether it can be: the next program does not start without
             runtime.tell("daemon_reexecuting", f"sfad {__version__} executes itself anew")
@@ -101,7 +101,7 @@ async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int
         server.rest(resting=False)
 
 
-async def _closers_done(runtime: Runtime) -> None:
+async def _threads_done(runtime: Runtime) -> None:
     # execve(2) waits for every other thread to end, and one that waits for a FUSE server cannot be killed
     with trio.move_on_after(CLOSE_TIMEOUT):
         while giveback.threads() or runtime.metering.waiting:  # noqa: ASYNC110 - a thread that waits for the kernel can set no event
@@ -130,7 +130,6 @@ def _signals_held_back() -> Iterator[None]:
 
 def _execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int) -> None:
     """Without a pause from here on: what is handed over is as it is, and what was said of it is on record."""
-    runtime.report_held()
     if not runtime.ledger.flush_now():
         raise Unfit(f"the ledger cannot be written: {runtime.ledger.trouble or 'it takes longer than a second'}")
     effect("hand over")

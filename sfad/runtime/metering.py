@@ -26,7 +26,7 @@ from ..meters.base import MAX_LINE
 from ..output.files import OutputStore
 from ..pricing import Catalogue, Prices, PricesUnavailable
 from ..protocol import messages as m
-from ..protocol.types import Action, LimitKind, RunId, Tokens
+from ..protocol.types import Action, ApiTrouble, LimitKind, RunId, Tokens
 from .following import Following
 from .live import NO_METER, Live, wall_clock
 from .sampling import Sampler
@@ -39,10 +39,21 @@ Publish = Callable[[str, RunId, str], None]
 LOAD_AGAIN, LOAD_AGAIN_MAX = 1.0, 60.0
 """Seconds between two tries to import the price list, where the machine was short of something: doubled each time."""
 
+PRICES_WAIT = 10.0
+"""Seconds that an end waits at most for the price list, which takes 0.2 s to load on an idle machine."""
+
+ENDED_SECONDS = 2.0
+"""Seconds of reading what runs wrote that ended while no daemon was there, all of them together, before a daemon serves: 20 MB of
+the densest lines there are."""
+
 MAX_UNPRICED = 16
 """Models without a price that are named for one run."""
 
 _WATCHED = (LimitKind.MEMORY, LimitKind.PIDS)
+
+
+Said = tuple[bool, str | None, ApiTrouble | None]
+"""Whether the final result is out, why the agent failed, whether it cannot reach its model."""
 
 
 @dataclass(slots=True)
@@ -53,11 +64,13 @@ class _Metered:
     readings: tuple[Reading, ...] = ()
     session: tuple[Reading, ...] = ()
     """From the agent's session files."""
-    said: tuple[bool, str | None] = (False, None)
+    said: Said = (False, None, None)
     skipped: int = 0
     """Lines of which it has been said that they were not read."""
     unpriced: set[str] = field(default_factory=set)
     """Models of which it has been said that they have no price."""
+    unloaded: bool = False
+    """It has been said that the price list could not be loaded."""
 
 
 class Metering:
@@ -82,7 +95,7 @@ class Metering:
         self._catalogue = Catalogue()
         self._prices = Prices(prices, self._catalogue)
         self._following = Following(output, seen=self._seen, lost=self._lost, trouble=trouble)
-        self._sessions = Sessions(seen=self._session_seen, lost=self._lost, trouble=trouble)
+        self._sessions = Sessions(seen=self._session_seen, lost=self._session_lost, trouble=trouble)
         self._sampler = Sampler(launcher, self._level_seen, nearing=nearing)
         self._nursery: trio.Nursery
         self._loading = False
@@ -133,7 +146,7 @@ class Metering:
         """Returns what was read up to `position`."""
         run, program = live.run, live.program
         readings = None
-        self._runs[run.id] = _Metered(live, self._prices)
+        metered = self._runs[run.id] = _Metered(live, self._prices)
         if live.kept:
             limit = run.limits.get(LimitKind.OUTPUT)
             argv = run.asked.argv
@@ -143,6 +156,8 @@ class Metering:
                 meter=(lambda saved: program.meter(argv, saved)) if program is not None else None,
                 saved=position,
             )
+            metered.readings = readings or ()
+            metered.said = _said(readings[-1]) if readings else metered.said
         self._sample(run, fresh=fresh)
         if program is not None or live.session_files is not None:
             self._load_soon()
@@ -163,9 +178,13 @@ class Metering:
     def catch_up(self, run: Run, signal: int | None = None) -> None:
         """Learns what is left to be learnt before the core decides about the end of a run, or of an attempt, and of what is
         below it. `signal` ended the main process: it may have been the kernel's answer to a limit of the run or of an ancestor."""
-        metered = [each.id for each in run.subtree() if each.id in self._runs and self._runs[each.id].live.program is not None]
+        metered = [each.id for each in run.subtree() if self._has_meter(each.id)]
         if metered:
             self._following.drain(metered)
+        for name in metered:
+            self._say_unloaded(self._runs[name])
+        if run.id in metered and _blank(self._runs[run.id].readings):
+            self._say_silent(self._runs[run.id])
         if signal == SIGKILL:
             for above in run.lineage:
                 for kind in self._launcher.breaches(above.id):
@@ -173,16 +192,40 @@ class Metering:
 
     def may_wait(self, run: Run) -> bool:
         """Whether `settle` has anything to wait for."""
-        return run.id in self._sessions
+        loads = not self._catalogue.settled and any(self._has_meter(each.id) for each in run.subtree())
+        return loads or run.id in self._sessions
 
     async def settle(self, run: Run) -> None:
-        """Learn what takes time to be learnt before the core decides about the end of a run: a second at most."""
+        """Wait for what the core must know before it decides about the end of a run: what its session says, and the prices of its
+        tokens."""
         await self._sessions.catch_up(run.id)
+        if not self._catalogue.settled and self.may_wait(run):
+            await self._load_for_an_end()
 
     @property
     def waiting(self) -> int:
         """Threads that wait for file systems of agents."""
         return self._sessions.waiting
+
+    async def read_ended(self, runs: Sequence[Run]) -> tuple[e.Event, ...]:
+        """Read to its end what these runs, which ended while no daemon was there, and their agents have written. Returns what the
+        core is to know before it decides about them."""
+        ended = [run.id for run in runs if self._has_meter(run.id)]
+        learnt: list[e.Event] = []
+        feed, self._feed = self._feed, learnt.append
+        try:
+            for run in ended:
+                self._following.drain((run,), seconds=ENDED_SECONDS)
+                await self._sessions.catch_up(run)
+            if ended and not self._catalogue.settled:
+                await self._load_for_an_end()
+        finally:
+            self._feed = feed
+        return tuple(learnt)
+
+    def _has_meter(self, run: RunId) -> bool:
+        live = self._runs[run].live if run in self._runs else None
+        return live is not None and (live.program is not None or live.session_files is not None)
 
     def look_after(self) -> None:
         """Another process may have removed or replaced the directory of all output."""
@@ -217,6 +260,10 @@ class Metering:
         if metered is None:
             return
         metered.readings = readings
+        if _blank(readings):
+            self._say_silent(metered)
+            return
+        self._heard(metered)
         self._stream_told(metered)
         latest = readings[-1]
         self._sessions.name(run, latest.session)
@@ -227,7 +274,7 @@ class Metering:
             # an agent could write such lines all night, and each word about them is a row of the ledger
             metered.skipped = skipped
             self._publish("meter_gap", run, f"{counted(skipped, 'line')} of more than {MAX_LINE} bytes could not be metered so far")
-        said = (latest.finished, latest.failed)
+        said = _said(latest)
         if said != metered.said:
             metered.said = said
             self._feed(e.AgentSaid(trio.current_time(), run, *said))
@@ -245,6 +292,29 @@ class Metering:
     def _session_told(self, metered: _Metered) -> None:
         use = self._use_of(metered, metered.session)
         self._feed(e.UseSeen(trio.current_time(), metered.live.run.id, "session", use))
+
+    def _say_silent(self, metered: _Metered) -> None:
+        """Nothing that the meter knows is in what the run prints. One that was chosen by the command alone is left in peace: its
+        agent may have failed before it printed any event."""
+        live = metered.live
+        if live.program is None or live.spawn.meter is None or live.meter_silent:
+            return
+        live.meter_silent, live.unused = True, None
+        self._publish(
+            "meter_silent", live.run.id,
+            f"the meter {live.program.name} recognises nothing in what the run prints: its turns, messages, tokens and cost are "
+            "NOT ENFORCEABLE. Have the agent print JSON events, or name another --meter",
+        )  # fmt: skip
+
+    def _heard(self, metered: _Metered) -> None:
+        if metered.live.meter_silent:
+            metered.live.meter_silent, metered.live.unused = False, None
+
+    def _session_lost(self, run: RunId, message: str) -> None:
+        live = self._runs[run].live
+        if live.program is None:
+            live.meter_silent, live.unused = True, None
+        self._publish("meter_silent", run, message)
 
     def _lost(self, run: RunId, message: str) -> None:
         self._publish("meter_gap", run, message)
@@ -302,8 +372,22 @@ class Metering:
         names = ", ".join(model[:80] or "a model that is not named" for model in fresh[:4])
         self._publish(
             "meter_unpriced", metered.live.run.id,
-            f"no price is known of {names}: its cost is not counted (set [prices.\"MODEL\"] in the config)",
+            f"no price is known of {names}: {self._unpriced_until(metered.live)} (set [prices.\"MODEL\"] in the config)",
         )  # fmt: skip
+
+    def _say_unloaded(self, metered: _Metered) -> None:
+        """The run's end has waited for the price list in vain."""
+        if self._catalogue.settled or metered.unloaded or not self._use_of(metered).unpriced_tokens:
+            return
+        metered.unloaded = True
+        message = "the price list could not be loaded before it ended: what its tokens cost is not counted"
+        self._publish("meter_unpriced", metered.live.run.id, message)
+
+    @staticmethod
+    def _unpriced_until(live: Live) -> str:
+        if live.program is not None and live.program.tells_cost:
+            return "its cost counts when the agent tells it"
+        return "its cost is not counted"
 
     # ---- prices
 
@@ -320,8 +404,17 @@ class Metering:
                 pause = min(2 * pause, LOAD_AGAIN_MAX)
         finally:
             self._loading = False
+        self._price_again()
+
+    async def _load_for_an_end(self) -> None:
+        """Without the list an end has to go on: what is then not priced is said of each run."""
+        with trio.move_on_after(PRICES_WAIT):
+            await self._not_loaded()
+        self._price_again()
+
+    def _price_again(self) -> None:
         for metered in list(self._runs.values()):
-            if metered.readings:
+            if not _blank(metered.readings):
                 self._stream_told(metered)
             if metered.session:
                 self._session_told(metered)
@@ -412,6 +505,14 @@ class Metering:
         if cost is None and metered is not None:
             self._say_unpriced(metered, {model or "": 1})
         return cost
+
+
+def _blank(readings: Sequence[Reading]) -> bool:
+    return all(reading.blank for reading in readings)
+
+
+def _said(reading: Reading) -> Said:
+    return reading.finished, reading.failed, reading.trouble
 
 
 def program_of(meter: str | None, argv: Sequence[str], *, kept: bool) -> Program | None:

@@ -9,7 +9,7 @@ import traceback
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -168,8 +168,8 @@ class Runtime:
         """What has changed with the admission that is being handled: they are remembered together."""
         self._early: list[e.Event] | None = None
         """What the launcher has reported of runs that were taken over, before the core knows of them."""
-        self._held: dict[RunId, deque[e.MainExited | e.Emptied]] = {}
-        """By root: ends about which something is still being learnt."""
+        self._held: dict[RunId, deque[e.MainExited | e.Emptied | e.TimerFired]] = {}
+        """By root: ends about which something is still being learnt, and timers that came due meanwhile."""
         self._to_meter: list[tuple[Live, bytes | None]] = []
         """Runs that were taken over, and where their meters were."""
         self.adopted = 0
@@ -232,6 +232,7 @@ class Runtime:
     def hand_over(self) -> dict[RunId, Held]:
         """What of each live run is not in the spool, which is brought up to date. Raises `OSError` where that cannot be, and where
         something could not be remembered before."""
+        self.report_held()  # of what was reaped here, the next daemon could not learn how it ended
         self.memory.bring_up_to_date(self.live.values(), self.metering.position)
         remains = self.launcher.hand_over()
         return {
@@ -239,7 +240,7 @@ class Runtime:
             for run, live in self.live.items()
         }
 
-    def recover(self, recovery: Recovery) -> None:
+    async def recover(self, recovery: Recovery) -> None:
         """Goes on with what an earlier daemon held. To be called once, when served, before anything is asked."""
         unwritten = [info.id for info, _ in recovery.unwritten]
         for info, extra in recovery.unwritten:
@@ -255,8 +256,10 @@ class Runtime:
         for live, position in self._to_meter:
             self.metering.take_over(live, position)
         self._to_meter.clear()
+        gone = [one.run for one in recovery.event.runs if one.run.pid is None and not one.starting]
+        learnt = await self.metering.read_ended(gone)
         self.adopted = sum(1 for one in recovery.event.runs if one.run.pid is not None)
-        self.feed(recovery.event)
+        self.feed(replace(recovery.event, learnt=learnt))
         early, self._early = self._early or [], None
         for event in early:
             self.reported(event)
@@ -364,10 +367,10 @@ class Runtime:
 
     def _must_wait(self, run: Run) -> bool:
         """A tree's ends stay in their order."""
-        return run.lineage[0].id in self._held or self.metering.may_wait(run)
+        return run.root.id in self._held or self.metering.may_wait(run)
 
     def _hold(self, run: Run, event: e.MainExited | e.Emptied) -> None:
-        root = run.lineage[0].id
+        root = run.root.id
         if root not in self._held:
             self._held[root] = deque()
             self._nursery.start_soon(self._report_later, root)
@@ -675,7 +678,16 @@ class Runtime:
 
     def _arm(self, command: c.Arm) -> None:
         run, timer = command.run, command.timer
-        self.timers.arm((run, timer), command.at, lambda: self.feed(e.TimerFired(trio.current_time(), run, timer)))
+        self.timers.arm((run, timer), command.at, lambda: self._due(run, timer))
+
+    def _due(self, run: RunId, timer: str) -> None:
+        """A run whose end waits must not exceed its time meanwhile."""
+        event, known = e.TimerFired(trio.current_time(), run, timer), self.machine.tree.get(run)
+        held = self._held.get(known.root.id) if known is not None else None
+        if held is not None:
+            held.append(event)
+        else:
+            self.feed(event)
 
     def _tell(self, what: str, run: RunId, message: str, severity: Literal["medium", "high"] = "medium") -> None:
         live = self.live.get(run)

@@ -337,6 +337,7 @@ class Sessions:
             del self._runs[run]
             self._lost(
                 run,
-                f"what it uses is not known from its session: another session of {session.files.program} began in"
-                f" {session.cwd} at the same time",
+                f"what the run uses is not read from its {session.files.program} session: several sessions began in {session.cwd} "
+                "at about that time, and nothing tells which is the run's. Have it print JSON events, or name the session in the "
+                "command, as claude --session-id does",
             )
