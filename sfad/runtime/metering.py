@@ -132,9 +132,9 @@ class Metering:
 
     def take_over(self, live: Live, position: bytes | None) -> None:
         """Goes on with a run that an earlier daemon has launched; `position` is what `position` said there."""
-        readings = self._begin(live, position, fresh=False)
+        self._begin(live, position, fresh=False)
         self._find_session(live, live.started_at or live.created_at)
-        for reading in readings[-1:]:
+        for reading in self._runs[live.run.id].readings[-1:]:
             self._sessions.name(live.run.id, reading.session)
         self._following.look(live.run.id)
 
@@ -142,10 +142,8 @@ class Metering:
         """Where the run's meter is, for who goes on; `None` if it has none."""
         return self._following.saved(run)
 
-    def _begin(self, live: Live, position: bytes | None = None, *, fresh: bool = True) -> tuple[Reading, ...]:
-        """Returns what was read up to `position`."""
+    def _begin(self, live: Live, position: bytes | None = None, *, fresh: bool = True) -> None:
         run, program = live.run, live.program
-        readings = None
         metered = self._runs[run.id] = _Metered(live, self._prices)
         if live.kept:
             limit = run.limits.get(LimitKind.OUTPUT)
@@ -161,7 +159,6 @@ class Metering:
         self._sample(run, fresh=fresh)
         if program is not None or live.session_files is not None:
             self._load_soon()
-        return readings or ()
 
     def _find_session(self, live: Live, began: datetime) -> None:
         files, run = live.session_files, live.run
@@ -377,7 +374,8 @@ class Metering:
 
     def _say_unloaded(self, metered: _Metered) -> None:
         """The run's end has waited for the price list in vain."""
-        if self._catalogue.settled or metered.unloaded or not self._use_of(metered).unpriced_tokens:
+        sources = (metered.readings, metered.session)
+        if self._catalogue.settled or metered.unloaded or not any(self._use_of(metered, each).unpriced_tokens for each in sources):
             return
         metered.unloaded = True
         message = "the price list could not be loaded before it ended: what its tokens cost is not counted"
