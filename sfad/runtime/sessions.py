@@ -40,8 +40,10 @@ FILES = 256
 HEAD = 256 << 10
 """Bytes in which a file says whose it is. Codex puts its instructions, 22 KB, before the first newline."""
 PIECE = 64 << 10
-SLICE = 0.2
-"""Seconds of reading in one look. What is left is read by the next, which follows at once."""
+SLICE = 0.1
+"""Seconds of reading in one look: 50 MB of what agents write."""
+REST = 4 * SLICE
+"""Seconds until the next look at a file that had more to read: one that grows without end takes a fifth of a core."""
 
 
 class TooMany(Exception):
@@ -88,7 +90,8 @@ class Session:
             head = self._head(path, descriptor)
             if head is not None and head.session == session:
                 whole = self._advance(path, descriptor, head, until) and whole
-        self.readings = tuple(_merged([each.meter.reading for each in self._read.values()]))
+        read = [each.meter.reading for each in self._read.values() if each.head.session == session]
+        self.readings = tuple(_merged(read, whole=whole))
         return whole
 
     def _alone(self, taken: Container[str]) -> str | None:
@@ -205,13 +208,14 @@ def _closing(descriptor: int) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _merged(readings: list[Reading]) -> Iterator[Reading]:
+def _merged(readings: list[Reading], *, whole: bool) -> Iterator[Reading]:
     """Copies, without tools. Where one file tells the cost of all, the others' tokens are in that."""
     told = any(reading.cost_usd is not None for reading in readings)
     for reading in readings:
         covers = told and reading.cost_usd is None
         cost = 0.0 if covers else reading.cost_usd
-        yield replace(reading, models=dict(reading.models), uncovered={}, tools=[], cost_usd=cost)
+        partial = reading.partial or not whole
+        yield replace(reading, models=dict(reading.models), uncovered={}, tools=[], cost_usd=cost, partial=partial)
 
 
 def environment_of(env: Sequence[bytes]) -> dict[str, str]:
@@ -237,7 +241,7 @@ class Sessions:
         self._runs: dict[RunId, Session] = {}
         self._before: dict[RunId, tuple[Reading, ...]] = {}
         """Of earlier attempts."""
-        self._wanted: dict[int, dict[RunId, trio.Event]] = {}
+        self._wanted: dict[int, dict[RunId, list[trio.Event]]] = {}
         """By uid: who is to be looked at, and who waits for that."""
         self._looking: dict[int, float] = {}
         """By uid: since when a thread looks."""
@@ -276,8 +280,9 @@ class Sessions:
             task_status.started()
             while True:
                 await trio.sleep(INTERVAL)
-                for run in self._runs:
-                    self._want(run)
+                for run, session in self._runs.items():
+                    if run not in self._wanted.get(session.uid, ()):
+                        self._want(run)
 
     async def catch_up(self, run: RunId) -> None:
         """Read what the session of a run, whose main process has ended, says by now. Give up after `PATIENCE`, and at once for a
@@ -291,8 +296,8 @@ class Sessions:
 
     def _want(self, run: RunId) -> trio.Event:
         uid = self._runs[run].uid
-        wanted = self._wanted.setdefault(uid, {})
-        done = wanted.setdefault(run, trio.Event())
+        done = trio.Event()
+        self._wanted.setdefault(uid, {}).setdefault(run, []).append(done)
         if uid not in self._looking:
             self._looking[uid] = trio.current_time()
             self._nursery.start_soon(self._look_for, uid)
@@ -303,12 +308,13 @@ class Sessions:
         try:
             while wanted:
                 run = next(iter(wanted))
-                done = wanted.pop(run)
+                waiting = wanted.pop(run)
                 self._looking[uid] = trio.current_time()
                 if await self._look(run):
-                    done.set()
+                    for done in waiting:
+                        done.set()
                 else:
-                    wanted[run] = done
+                    wanted[run] = waiting + wanted.get(run, [])
         finally:
             del self._looking[uid]
 
@@ -321,6 +327,8 @@ class Sessions:
         taken = {other.names for other in self._runs.values() if other is not session and other.names is not None}
         try:
             whole = await in_thread(session.look, taken, abandon=True, limiter=self._threads)
+            if not whole and not session.over:
+                await trio.sleep(REST)
         except TooMany:
             self._lose(run, session)
         except OSError:

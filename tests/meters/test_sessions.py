@@ -121,7 +121,7 @@ def test_bytes_of_any_kind(name: str, data: bytes) -> None:
 
 COMMANDS = [
     (["claude", "-p", "go"], "claude", None, False),
-    (["claude", "-p", "go", "--session-id", "6d9f5ac5-1e32-4f53-9c33-dd29a2ba9e6c"], "claude", "6d9f5ac5-1e32-4f53-9c33-dd29a2ba9e6c", False),
+    (["claude", "-p", "go", "--session-id", "6d9f5ac5-1e32"], "claude", "6d9f5ac5-1e32", False),
     (["claude", "--resume", "abc-1"], "claude", "abc-1", True),
     (["claude", "--resume", "abc-1", "--fork-session"], "claude", None, True),
     (["claude", "-c"], "claude", None, True),
