@@ -18,7 +18,20 @@ from sfad.protocol.types import RunInfo, Status, Usage
 
 def print_json(value: Any) -> None:
     """One JSON object on one line of stdout. Structs in full: unknown is null."""
-    write(msgspec.json.encode(value) + b"\n")
+    write(encoded(value) + b"\n")
+
+
+def encoded(value: Any) -> bytes:
+    """JSON on one line."""
+    return msgspec.json.encode(value)
+
+
+def changed(run: RunInfo, json: bool) -> None:
+    """A run after a verb that changed its state: as JSON, or its status as a note."""
+    if json:
+        print_json(run)
+    else:
+        note(f"{run.id} is {run.status.value}")
 
 
 def write(data: bytes) -> None:

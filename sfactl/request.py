@@ -26,15 +26,42 @@ LATER = (
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
-    Argument("agent", "AGENT", "A registered agent (not in this release)", required=False, hidden=True),
-    Option(("--name",), "name", "Who the run is: what the loop rule compares; else derived from the command", "NAME"),
+    Argument(
+        "agent",
+        "AGENT [WORDS...]",
+        "A registered agent (sfactl agents); the words are its task, and options of its program",
+        required=False,
+        complete="agent",
+    ),
+    Option(
+        ("--name",), "name", "Who the run is: what the loop rule compares; else derived from the command", "NAME", complete="name"
+    ),
     Option(("--kind",), "kind", "agent (default) or skill", "KIND"),
-    Option(("--type",), "type", "The kind of work; developer, qa, planner, … bring a profile of limits", "TYPE"),
+    Option(("--type",), "type", "The kind of work; developer, qa, planner, … bring a profile of limits", "TYPE", complete="type"),
     Option(("--timeout",), "timeout", "Seconds until the run is stopped; 90, 90s, 5m, 1h (SFA_DEFAULTS_TIMEOUT)", "TIME"),
-    Option(("--limit",), "limit", "turns=50, cost=2.50:warn, tokens=200k:pause, memory=2G, …", "KIND=N", many=True),
-    Option(("--on-limit",), "on_limit", "Of limits without an action: terminate, pause, warn, request_increase", "ACTION"),
+    Option(
+        ("--limit",),
+        "limit",
+        "turns=50, cost=2.50:warn, tokens=200k:pause, memory=2G, …",
+        "KIND=N",
+        many=True,
+        complete="kind of limit",
+    ),
+    Option(
+        ("--on-limit",),
+        "on_limit",
+        "Of limits without an action: terminate, pause, warn, request_increase",
+        "ACTION",
+        complete="action",
+    ),
     Option(("--limits",), "limits", "Limits as one object (sfactl config schema), or a file of it", "JSON|@FILE"),
-    Option(("--meter",), "meter", f"How to read usage from the output: {', '.join(METERS)}; else by the command", "METER"),
+    Option(
+        ("--meter",),
+        "meter",
+        f"How to read usage from the output: {', '.join(METERS)}; else by the command",
+        "METER",
+        complete="meter",
+    ),
     Option(("--max-depth",), "max_depth", "Runs in a chain, counted from the root; 0 inherits (SFA_MAX_DEPTH)", "N"),
     Option(("--max-descendants",), "max_descendants", "Runs below this one; 0 inherits (SFA_MAX_DESCENDANTS)", "N"),
     Option(("--attempts",), "attempts", "Start it at most this often if it fails", "N"),
@@ -47,13 +74,15 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(("--leaf",), "leaf", "The run may not start others"),
     Option(("--stdin",), "stdin", "Keep the run's stdin open for `sfactl send`"),
     Option(("--stdio",), "stdio", "inherit: the run gets this client's own stdin, stdout, stderr; nothing is kept", "HOW"),
+    Option(("--text",), "text", "Show the agent's text and final answer, not its JSON events, where the meter knows them"),
+    Option(("--raw",), "raw", "Show the output as it is (the default for a COMMAND, except in a run that has a meter)"),
     Option(("--quiet", "-q"), "quiet", "No progress lines; why a run failed is still told (SFA_QUIET)"),
     Option(("--verbose", "-v"), "verbose", "Every event of the run on stderr"),
     Option(("--no-log",), "no_log", "Keep no output (SFA_NO_LOG)"),
     Option(("--no-queue",), "no_queue", "Be refused rather than wait for a slot"),
     Option(("--priority",), "priority", "Higher starts first from the queue", "N"),
     Option(("--grace",), "grace", "Between the stop signal and SIGKILL, at most 60 s", "TIME"),
-    Option(("--label",), "label", "Groups runs for list and stop", "K=V", many=True),
+    Option(("--label",), "label", "Groups runs for list and stop", "K=V", many=True, complete="label"),
     Option(("--channel",), "channel", "Where the request comes from; shown in events", "NAME"),
     Option(("--allow",), "allow", "A verb the run may use; once given, no other", "VERB", many=True),
     Option(("--deny",), "deny", "A verb the run may not use", "VERB", many=True),
@@ -80,6 +109,7 @@ class Wanted(NamedTuple):
     """The command line of `spawn` or `run`, as text."""
 
     command: list[str]
+    """With `agent`, the words that follow its name."""
     socket: str | None = None
     json: bool = False
     agent: str | None = None
@@ -103,6 +133,8 @@ class Wanted(NamedTuple):
     leaf: bool = False
     stdin: bool = False
     stdio: str | None = None
+    text: bool = False
+    raw: bool = False
     quiet: bool = False
     verbose: bool = False
     no_log: bool = False
@@ -121,26 +153,41 @@ class Wanted(NamedTuple):
     nested: bool = False
 
 
+def default_limits() -> str:
+    """Return what `--help` says of the limits in force."""
+    from .defaults import told
+
+    return told()
+
+
 def check(wanted: Wanted) -> None:
     """Raises `UsageError` for what cannot be meant, or is not in this release."""
     for option in LATER:
         if getattr(wanted, option.target):
             raise UsageError(f"{option.flags[0]} is not in this release")
-    if wanted.agent is not None:
-        raise UsageError(
-            f"{wanted.agent!r} before '--' would name a registered agent; those are not in this release. "
-            f"Write the command after '--': -- {wanted.agent} …"
-        )
-    if not wanted.command:
-        raise UsageError("no command: write it after '--', as in: -- claude -p 'look at HEAD~1'")
+    if wanted.agent is None and not wanted.command:
+        raise UsageError("nothing to run: name an agent and its task, as in: claude 'look at HEAD~1', or write -- COMMAND")
     if wanted.kind not in ("agent", "skill"):
         raise UsageError(f"--kind: {wanted.kind!r} is neither agent nor skill")
     if wanted.stdio not in (None, "files", "inherit"):
         raise UsageError(f"--stdio: {wanted.stdio!r} is neither files nor inherit")
     if wanted.stdio == "inherit" and wanted.stdin:
         raise UsageError("--stdin and --stdio inherit exclude each other: the run has one stdin")
+    _check_text(wanted)
     if wanted.meter not in (None, *METERS):
         raise UsageError(f"--meter: {wanted.meter!r} is none of {', '.join(METERS)}")
+
+
+def _check_text(wanted: Wanted) -> None:
+    for given, option in (
+        (wanted.raw, "--raw"),
+        (wanted.json, "--json"),
+        (wanted.no_log, "--no-log"),
+        (wanted.stdio == "inherit", "--stdio inherit"),
+    ):
+        if wanted.text and given:
+            why = "one shows events and the other does not" if option == "--raw" else "no output is copied that could hold text"
+            raise UsageError(f"--text and {option} exclude each other: {why}")
 
 
 def message(wanted: Wanted, request_id: int, environ: Mapping[str, str] = os.environ) -> Spawn:
@@ -153,6 +200,7 @@ def message(wanted: Wanted, request_id: int, environ: Mapping[str, str] = os.env
         cwd=_cwd(wanted.cwd),
         env=_environment(wanted.env),
         umask=_umask(),
+        agent=wanted.agent,
         name=wanted.name,
         kind=cast(Kind, wanted.kind),
         run_type=wanted.type,

@@ -37,7 +37,11 @@ class Asked:
     cwd: str = "/"
     name: str | None = None
     kind: Kind = "agent"
+    identity: str | None = None
+    """What the loop rule compares instead of `name`: the registered name of an agent."""
     type: str | None = None
+    agent_program: bool = False
+    """Its command is an agent program that sfad knows by name."""
     limits: tuple[Limit, ...] = ()
     on_limit: Action | None = None
     max_depth: Bound | None = None
@@ -118,6 +122,16 @@ class DenyRequested(At):
     token: Token
     peer: Peer
     run: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class LimitRequested(At):
+    """A peer asked to change limits of a live run, up or down. Answered by `Reply(Changed)`."""
+
+    token: Token
+    peer: Peer
+    run: RunId
+    limits: tuple[Limit, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +330,8 @@ class DrainRequested(At):
     """The daemon was told to end: nothing starts any more and every tree is stopped. A second one skips the grace."""
 
     signal: int = 15
+    cause: str | None = None
+    """Why, in words, where more is known than the signal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +348,7 @@ Event = (
     | ResumeRequested
     | ApproveRequested
     | DenyRequested
+    | LimitRequested
     | ReportRequested
     | ReserveRequested
     | SettleRequested

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..protocol.types import ApiTrouble, Tokens
 
@@ -59,6 +59,45 @@ class Reading:
         return self.models if self.cost_usd is None else self.uncovered
 
 
+class Text(NamedTuple):
+    """A whole part of a message to the user."""
+
+    text: str
+
+
+class Delta(NamedTuple):
+    """More of the part that is being written."""
+
+    text: str
+
+
+class Break(NamedTuple):
+    """A delta that follows begins another part."""
+
+
+class Final(NamedTuple):
+    """The final answer, which may have been printed as a part before."""
+
+    text: str
+
+
+class Failed(NamedTuple):
+    """The agent failed, by its own words."""
+
+    words: str
+
+
+class Tool(NamedTuple):
+    """A call of a tool."""
+
+    name: Any
+    about: Any = None
+    """The arguments: an object, or the command."""
+
+
+Speech = Text | Delta | Break | Final | Failed | Tool
+
+
 class Meter(Protocol):
     """One attempt's stdout, read as it comes."""
 
@@ -83,6 +122,10 @@ class Program(Protocol):
     tells_cost: bool
     """Whether its agent reports costs itself, of models too that have no price here."""
 
+    @property
+    def event_types(self) -> frozenset[str] | None:
+        """The values of `type` by which a line of JSON is an event of the program, and not text; `None`: any."""
+
     def prints_events(self, argv: Sequence[str]) -> bool:
         """Whether this command line is the program's, and asks for the format that the meter reads."""
 
@@ -90,3 +133,6 @@ class Program(Protocol):
         """A new meter for one attempt of this command; `saved`: one that goes on where the one was that dumped this.
 
         Raises `ValueError` for what is no such dump, as that of a build that knew other things."""
+
+    def speech(self, event: dict[str, Any]) -> Iterator[Speech]:
+        """What an event says to the user, for `run --text` and `result`. Any field may be missing, or of any type."""

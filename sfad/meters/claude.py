@@ -14,7 +14,7 @@ A resumed session does not bring its past along: each process counts its own use
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -22,7 +22,7 @@ import msgspec
 from ..protocol.types import Tokens
 from . import tally
 from .argv import arguments, values
-from .base import MAX_NAME, Meter
+from .base import MAX_NAME, Break, Delta, Failed, Final, Meter, Speech, Text, Tool
 from .lines import LineMeter, lines_of_type
 
 _WANTED = lines_of_type("system", "assistant", "message_start", "content_block_delta", "message_delta", "result")
@@ -227,9 +227,7 @@ class ClaudeMeter(LineMeter[_Event, _State]):
             self._count(key, msgspec.structs.replace(known, used=used, told=True))
 
     def _conclude(self, event: _Event) -> None:
-        said = f"it ended with {event.subtype}" if isinstance(event.subtype, str) else None
-        errors = "; ".join(map(str, event.errors)) if isinstance(event.errors, list) else None
-        self.reading.failed = tally.words(event.result, errors, said) if event.is_error else None
+        self.reading.failed = _failure(event.result, event.errors, event.subtype) if event.is_error else None
         if event.is_error and event.api_error_status is not None:
             tally.failed_call(self.reading, event.api_error_status, event.result)
         self._state.concluded = not self._answers_more
@@ -266,6 +264,7 @@ class Claude:
 
     name = "claude"
     tells_cost = True
+    event_types = None
 
     def prints_events(self, argv: Sequence[str]) -> bool:
         """`--output-format stream-json`."""
@@ -274,6 +273,36 @@ class Claude:
     def meter(self, argv: Sequence[str], saved: bytes | None = None) -> Meter:
         """A new meter for one attempt of this command, or one that goes on where another was. Raises `ValueError`."""
         return ClaudeMeter(answers_more="stream-json" in values(_words(argv), "--input-format")).loaded(saved)
+
+    def speech(self, event: dict[str, Any]) -> Iterator[Speech]:
+        """What an event says to the user. Subagents speak to the main agent, and only their tool calls are of interest."""
+        main = event.get("parent_tool_use_id") is None
+        match event:
+            case {"type": "assistant", "message": {"content": [*blocks]} as message} if message.get("model") != _SYNTHETIC:
+                for block in blocks:
+                    yield from _speech_of(block, main=main)
+            case {"type": "stream_event", "event": {"type": "content_block_start"}} if main:
+                yield Break()
+            case {"type": "stream_event", "event": {"delta": {"type": "text_delta", "text": str(text)}}} if main:
+                yield Delta(text)
+            case {"type": "result", "is_error": True}:
+                yield Failed(_failure(event.get("result"), event.get("errors"), event.get("subtype")))
+            case {"type": "result", "result": str(text)}:
+                yield Final(text)
+
+
+def _speech_of(block: Any, *, main: bool) -> Iterator[Speech]:
+    match block:
+        case {"type": "text", "text": str(text)} if main:
+            yield Text(text)
+        case {"type": "tool_use", "name": name}:
+            yield Tool(name, block.get("input"))
+
+
+def _failure(result: Any, errors: Any, subtype: Any) -> str:
+    """The words of a result that is an error."""
+    said = f"it ended with {subtype}" if isinstance(subtype, str) else None
+    return tally.words(result, "; ".join(map(str, errors)) if isinstance(errors, list) else None, said)
 
 
 def _words(argv: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ is this run's, nothing in the stream tells: it stays unknown.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ import msgspec
 from ..protocol.types import Tokens
 from . import tally
 from .argv import arguments, values
-from .base import MAX_NAME, Meter
+from .base import MAX_NAME, Failed, Meter, Speech, Text, Tool
 from .lines import LineMeter, lines_of_type
 
 _WANTED = lines_of_type("thread.started", "item.started", "item.completed", "turn.completed", "turn.failed", "error")
@@ -146,6 +146,7 @@ class Codex:
 
     name = "codex"
     tells_cost = False
+    event_types = None
 
     def prints_events(self, argv: Sequence[str]) -> bool:
         """`exec … --json`, which was `--experimental-json` once."""
@@ -155,6 +156,20 @@ class Codex:
     def meter(self, argv: Sequence[str], saved: bytes | None = None) -> Meter:
         """A new meter for one attempt of this command, or one that goes on where another was. Raises `ValueError`."""
         return CodexMeter(model=_model(argv), resumed="resume" in _exec(argv)).loaded(saved)
+
+    def speech(self, event: dict[str, Any]) -> Iterator[Speech]:
+        """What an event says to the user. The last message is the final answer."""
+        match event:
+            case {"type": "item.completed", "item": {"type": "agent_message" | "assistant_message", "text": str(text)}}:
+                yield Text(text)
+            case {"type": "item.started", "item": {"type": str(kind)} as item} if kind not in _NOT_CALLS:
+                yield Tool(item.get("tool", kind), item.get("command", item.get("arguments")))
+            case {"type": "turn.failed"}:
+                yield Failed(_failure(event.get("error")))
+
+
+def _failure(error: Any) -> str:
+    return tally.words(error.get("message") if isinstance(error, dict) else None)
 
 
 def _exec(argv: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ is estimated from what it says and calls, and its input is unknown.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ import msgspec
 from ..protocol.types import Tokens
 from . import tally
 from .argv import arguments, values
-from .base import MAX_NAME, Meter
+from .base import MAX_NAME, Break, Delta, Failed, Meter, Speech, Text, Tool
 from .lines import LineMeter, lines_of_type
 
 _WANTED = lines_of_type("init", "message", "tool_use", "result", "error")
@@ -135,6 +135,7 @@ class Gemini:
 
     name = "gemini"
     tells_cost = False
+    event_types = None
 
     def prints_events(self, argv: Sequence[str]) -> bool:
         """`--output-format stream-json`, or `-o`."""
@@ -143,3 +144,22 @@ class Gemini:
     def meter(self, argv: Sequence[str], saved: bytes | None = None) -> Meter:  # noqa: ARG002 - the stream says everything
         """A new meter for one attempt of this command, or one that goes on where another was. Raises `ValueError`."""
         return GeminiMeter().loaded(saved)
+
+    def speech(self, event: dict[str, Any]) -> Iterator[Speech]:
+        """What an event says to the user. A message comes in deltas, and ends when anything else begins."""
+        match event:
+            case {"type": "message", "role": "assistant", "delta": True, "content": str(text)}:
+                yield Delta(text)
+                return
+            case {"type": "message", "role": "assistant", "content": str(text)}:
+                yield Text(text)
+            case {"type": "tool_use"}:
+                yield Tool(event.get("tool_name"), event.get("parameters"))
+            case {"type": "result", "status": str(status)} if status != "success":
+                yield Failed(_failure(event.get("error"), status))
+        yield Break()
+
+
+def _failure(error: Any, status: str) -> str:
+    told = error if isinstance(error, dict) else {}
+    return tally.words(told.get("message"), told.get("type"), f"it ended with {status}")

@@ -9,14 +9,14 @@ model it was (https://github.com/anomalyco/opencode/issues/40544), and nothing o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from . import tally
 from .argv import arguments, values
-from .base import Meter
+from .base import Failed, Meter, Speech, Text, Tool
 from .lines import LineMeter, lines_of_type
 
 _WANTED = lines_of_type("step_start", "step_finish", "tool_use", "text", "reasoning", "error", "done")
@@ -127,6 +127,7 @@ class Opencode:
 
     name = "opencode"
     tells_cost = True
+    event_types = None
 
     def prints_events(self, argv: Sequence[str]) -> bool:
         """`run … --format json`."""
@@ -137,6 +138,18 @@ class Opencode:
         """A new meter for one attempt of this command, or one that goes on where another was. Raises `ValueError`."""
         asked = values(_words(argv), "-m", "--model")
         return OpencodeMeter(model=asked[-1] if asked else "").loaded(saved)
+
+    def speech(self, event: dict[str, Any]) -> Iterator[Speech]:
+        """What an event says to the user. The last text is the final answer."""
+        match event:
+            case {"type": "text", "part": {"text": str(text)}}:
+                yield Text(text)
+            case {"type": "tool_use", "part": dict(part)}:
+                state = part.get("state")
+                yield Tool(part.get("tool"), state.get("input") if isinstance(state, dict) else None)
+            case {"type": "error", "error": dict(error)}:
+                data = error.get("data")
+                yield Failed(tally.words(data.get("message") if isinstance(data, dict) else None, error.get("name")))
 
 
 def _words(argv: Sequence[str]) -> list[str]:

@@ -371,3 +371,5 @@ class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):
     threshold: float | None = None
     used: float | None = None
     exceeded_by: float | None = None
+    by: str | None = None
+    """Who asked for it, for `limit_changed`: `run ID` or `user NAME`."""

@@ -15,6 +15,7 @@ from signal import SIGKILL
 
 import trio
 
+from ..agents import session_of
 from ..config import Price
 from ..core import events as e
 from ..core.guard import counted
@@ -164,7 +165,8 @@ class Metering:
         files, run = live.session_files, live.run
         if files is not None:
             env = environment_of(live.spawn.env)
-            self._sessions.begin(run.id, Session(files, run.asked.argv, env, run.asked.cwd, run.uid, began))
+            given = session_of(live.spawn.session, run.attempt) if live.spawn.session is not None else files.named(run.asked.argv)
+            self._sessions.begin(run.id, Session(files, run.asked.argv, env, run.asked.cwd, run.uid, began, given))
 
     def _sample(self, run: Run, *, fresh: bool = False) -> None:
         for kind in _WATCHED:

@@ -69,7 +69,7 @@ class Session:
     uid: int
     began: datetime
     names: str | None = None
-    """The id of its session, where its command or its stream tells."""
+    """The id of its session, where its command, its stream or its file tells."""
     over: bool = False
     """Nothing of the attempt is alive any more."""
     readings: tuple[Reading, ...] = ()
@@ -261,7 +261,6 @@ class Sessions:
         before = self._runs.get(run)
         if before is not None:
             self._before[run] = self._before.get(run, ()) + before.readings
-        session.names = session.names or session.files.named(session.argv)
         self._runs[run] = session
 
     def name(self, run: RunId, session: str) -> None:

@@ -88,7 +88,7 @@ def test_a_call_that_may_be_going_on_makes_it_partial(name: str) -> None:
     meter_files = files_of(name, ())
     assert meter_files is not None
     meter = meter_files.meter(EVER)
-    states = []
+    states: list[bool] = []
     for line in recording(name).splitlines(keepends=True):
         meter.feed(line)
         if meter.reading.messages is not None and (not states or states[-1] != meter.reading.partial):
@@ -106,7 +106,8 @@ def test_any_field_may_be_anything(name: str) -> None:
 def variants_of_fields(line: dict[str, Any]) -> list[Any]:
     """Some: those of the outer two levels."""
     inner = line.get("message") or line.get("payload") or line.get("tokens") or {}
-    return [*list(variants(inner))[:40], *[{**line, key: value} for key in line for value in (None, 1, [], {}, "x", {"a": 1})]]
+    values: list[Any] = [None, 1, [], {}, "x", {"a": 1}]
+    return [*list(variants(inner))[:40], *[{**line, key: value} for key in line for value in values]]
 
 
 @settings(max_examples=50, deadline=None)
