@@ -31,8 +31,9 @@ INTERVAL = 1.0
 """Seconds between two looks at a run's session."""
 PATIENCE = 1.0
 """Seconds that the end of a run waits for the last look."""
-SETTLED = 5.0
-"""Seconds after the start of a session from which on a file of another process is no rival: an agent makes its own within 2 s."""
+SETTLED = 15.0
+"""Seconds after the start of a session from which on a file of another process is no rival: an agent makes its own within 2 s, and
+within 10 on a machine with four times as much to do as it can."""
 ENTRIES = 10_000
 """Names in directories that one look goes through."""
 FILES = 256
