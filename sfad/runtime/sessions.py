@@ -254,8 +254,9 @@ class Sessions:
 
     @property
     def waiting(self) -> int:
-        """Threads that look just now; one that waits for a file system may do so for ever."""
-        return len(self._looking)
+        """Threads that have waited for a file system for longer than `PATIENCE`, and may do so for ever."""
+        now = trio.current_time()
+        return sum(now - since >= PATIENCE for since in self._looking.values())
 
     def begin(self, run: RunId, session: Session) -> None:
         """Begin an attempt."""
