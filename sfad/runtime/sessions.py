@@ -92,7 +92,8 @@ class Session:
             if head is not None and head.session == session:
                 whole = self._advance(path, descriptor, head, until) and whole
         read = [each.meter.reading for each in self._read.values() if each.head.session == session]
-        self.readings = tuple(_merged(read, whole=whole))
+        # between two looks the agent may have begun another call
+        self.readings = tuple(_merged(read, final=whole and self.over))
         return whole
 
     def _alone(self, taken: Container[str]) -> str | None:
@@ -209,13 +210,13 @@ def _closing(descriptor: int) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _merged(readings: list[Reading], *, whole: bool) -> Iterator[Reading]:
+def _merged(readings: list[Reading], *, final: bool) -> Iterator[Reading]:
     """Copies, without tools. Where one file tells the cost of all, the others' tokens are in that."""
     told = any(reading.cost_usd is not None for reading in readings)
     for reading in readings:
         covers = told and reading.cost_usd is None
         cost = 0.0 if covers else reading.cost_usd
-        partial = reading.partial or not whole
+        partial = reading.partial or not final
         yield replace(reading, models=dict(reading.models), uncovered={}, tools=[], cost_usd=cost, partial=partial)
 
 
