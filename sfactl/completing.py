@@ -68,9 +68,13 @@ def _types(socket: str | None) -> Iterator[Candidate]:
 
 
 def _agents(socket: str | None) -> Iterator[Candidate]:
-    yield from ((word, "built in") for word in AGENTS)
-    with connect(socket) as client:
-        yield from ((agent.name, agent.description) for agent in client.call(Agents(id=client.next_id()), AgentList).agents)
+    try:
+        with connect(socket) as client:
+            found = client.call(Agents(id=client.next_id()), AgentList).agents
+    except Quit:
+        yield from ((word, "") for word in AGENTS)
+    else:
+        yield from ((agent.name, agent.description) for agent in found)
 
 
 def _fixed(*words: str) -> Callable[[str | None], Iterator[Candidate]]:
