@@ -82,7 +82,7 @@ async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int
     could not be done; then everything is as it was."""
     server.rest(resting=True)
     try:
-        await _closers_done()
+        await _threads_done(runtime)
         with _signals_held_back():
             # something has to be written, or nobody knows whether it can be: the next program does not start without
             runtime.tell("daemon_reexecuting", f"sfad {__version__} executes itself anew")
@@ -101,15 +101,17 @@ async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int
         server.rest(resting=False)
 
 
-async def _closers_done() -> None:
+async def _threads_done(runtime: Runtime) -> None:
     # execve(2) waits for every other thread to end, and one that waits for a FUSE server cannot be killed
     with trio.move_on_after(CLOSE_TIMEOUT):
-        while giveback.threads():  # noqa: ASYNC110 - a thread that waits for the kernel can set no event
+        while giveback.threads() or runtime.metering.waiting:  # noqa: ASYNC110 - a thread that waits for the kernel can set no event
             await trio.sleep(0.01)
     if waiting := giveback.threads():
         raise Unfit(
             f"the kernel has not closed files that clients sent (threads that wait: {waiting}); end the runs that sent them"
         )
+    if runtime.metering.waiting:
+        raise Unfit("a file system with session files of an agent does not answer; unmount it")
 
 
 @contextmanager

@@ -34,6 +34,8 @@ class Reading:
     Of no meaning while there is no cost."""
     partial: bool = False
     """Tokens and cost may still grow: something was begun whose final figures the agent has not told."""
+    session: str = ""
+    """What the agent calls its session; the file that it keeps of it is found by that."""
     tools: list[str] = field(default_factory=list)
     """Names of the tools called since somebody last emptied this list, the last `MAX_TOOLS` of them."""
     finished: bool = False

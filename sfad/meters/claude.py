@@ -150,6 +150,7 @@ class ClaudeMeter(LineMeter[_Event, _State]):
         self._answers_more = answers_more
 
     def _take(self, event: _Event) -> None:
+        self.reading.session = event.session_id[:MAX_NAME] or self.reading.session
         if event.type == "assistant" and event.message is not None:
             self._say(event.message, event.parent_tool_use_id or "main")
         elif event.type == "stream_event" and event.event is not None:

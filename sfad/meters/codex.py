@@ -84,7 +84,7 @@ class CodexMeter(LineMeter[_Event, _State]):
 
     def _take(self, event: _Event) -> None:
         if event.type == "thread.started":
-            self._state.thread = event.thread_id[:MAX_NAME]
+            self._state.thread = self.reading.session = event.thread_id[:MAX_NAME]
             self._state.calls = tally.Recent[bool]()  # ids begin anew in each process
             self.reading.finished, self.reading.partial = False, True
         elif event.type == "item.started" and event.item is not None:

@@ -45,6 +45,7 @@ class _Error(msgspec.Struct):
 class _Event(msgspec.Struct):
     type: str = ""
     model: str = ""
+    session_id: str = ""
     role: str = ""
     delta: bool = False
     content: Any = None
@@ -81,6 +82,7 @@ class GeminiMeter(LineMeter[_Event, _State]):
             self._state.speaking = False
             if event.type == "init":
                 self._state.model = event.model[: 4 * MAX_NAME]
+                self.reading.session = event.session_id[:MAX_NAME]
                 self.reading.finished, self.reading.partial = False, True
             elif event.type == "tool_use":
                 self._call(event)

@@ -25,7 +25,7 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 E = TypeVar("E")
 S = TypeVar("S", bound=msgspec.Struct)
 
-STATE = 2
+STATE = 3
 """The version of what meters dump. Another one whenever a field of a `Reading`, or of what a meter keeps beside it, is added,
 removed or means something else: what was dumped before is then read again from the run's output."""
 

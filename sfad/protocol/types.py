@@ -171,7 +171,7 @@ class Tokens(Struct, frozen=True, kw_only=True):
 Role = Literal["planning", "execution"]
 """What a report says its tokens were for; costs are bounded by role too."""
 
-Source = Literal["gateway", "report", "stream", "none"]
+Source = Literal["gateway", "report", "stream", "session", "none"]
 """Where a number of usage comes from, the best first (SPEC section 8). Two sources are never added."""
 
 

@@ -7,7 +7,7 @@
 `handover`     what a daemon hands to itself when it executes itself anew
 `maintenance`  retention, compaction, backups
 `clock`        the core's clock: CLOCK_MONOTONIC, so that the next daemon can read its times
-`metering`     what runs use, in the core's terms (`following`, `metered`, `sampling`)
+`metering`     what runs use, in the core's terms (`following`, `metered`, `sessions`, `sampling`)
 `budgets`      calendar periods of money budgets
 `advising`     what the ledger teaches about limits
 `live`         what the shell keeps of a live run: what was asked, descriptors, wall-clock times

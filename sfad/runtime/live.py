@@ -16,9 +16,13 @@ from ..giveback import give_back
 from ..launch.base import Launcher
 from ..ledger import RunExtra
 from ..meters import Program
+from ..meters.sessions import VARIABLES, SessionFiles, files_of
 from ..protocol.messages import Spawn
 from ..protocol.types import Action, LimitKind, LimitState, RunId, RunInfo, Source, Usage
 from .stdin import StdinPipe
+
+NO_METER = "none"
+"""What `--meter` says for none."""
 
 Enforcer = Literal["clock", "meter", "kernel", "watching", "nothing"]
 
@@ -94,6 +98,17 @@ class Live:
             pid_started=self.main.started if self.main is not None and self.run.pid is not None else None,
             model=self.model,
         )
+
+    @property
+    def session_files(self) -> SessionFiles | None:
+        """How its program keeps its sessions, if it is known to."""
+        return None if self.spawn.meter == NO_METER else files_of(self.spawn.meter, self.run.asked.argv)
+
+    @property
+    def session_variables(self) -> list[bytes]:
+        """Of its environment, what says where its session files are; nothing if there are none."""
+        names = tuple(f"{name}=".encode() for name in VARIABLES)
+        return [item for item in self.spawn.env if item.startswith(names)] if self.session_files is not None else []
 
     @property
     def kept(self) -> bool:
@@ -203,7 +218,8 @@ class Live:
         """Whether the sources that there are may still tell. Of a model without a price they never will."""
         account = self.run.account
         unpriced = kind in COSTS and bool(account.used(LimitKind.TOKENS))
-        return not unpriced and ((self.program is not None and not self.meter_silent) or account.metered)
+        told = self.program is not None or self.session_files is not None
+        return not unpriced and ((told and not self.meter_silent) or account.metered)
 
     def _deadline(self, now: float) -> datetime | None:
         at = self.run.held_until if self.run.held_until is not None else self.run.deadline

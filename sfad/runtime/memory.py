@@ -71,7 +71,8 @@ class Origin(Struct, frozen=True, array_like=True):
 
     birth: Birth
     spawn: Spawn
-    """Without command and environment: `Spawns` has them until its last start, and then they are nobody's business."""
+    """Without command and environment: `Spawns` has them until its last start, and then they are nobody's business. Of the
+    environment only what says where the agent keeps its session files."""
     nonce: str
     created_at: datetime
     program: str | None
@@ -372,7 +373,7 @@ class Memory:
             self._trouble(f"run {run}: its environment is still in the spool: {error}")
 
     def _origin(self, live: Live) -> Origin:
-        bare = msgspec.structs.replace(live.spawn, argv=[], cwd=b"", env=[])
+        bare = msgspec.structs.replace(live.spawn, argv=[], cwd=b"", env=live.session_variables)
         program = live.program.name if live.program is not None else None
         return Origin(birth_of(live.run), bare, live.nonce, live.created_at, program, live.asker)
 

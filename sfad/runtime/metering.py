@@ -1,6 +1,7 @@
 """What runs use, as the shell learns it, in the core's terms.
 
 output files ─▶ Following ─▶ meters ─▶ ┐
+session files ─▶ Sessions ────────────▶┤
 reports, reservations ─────────────────┼▶ priced ─▶ the core's events
 launcher ─▶ Sampler ──────────────────▶┘
 """
@@ -10,10 +11,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from signal import SIGKILL
 
 import trio
 
+from ..agents import session_of
 from ..config import Price
 from ..core import events as e
 from ..core.guard import counted
@@ -27,15 +30,13 @@ from ..pricing import Catalogue, Prices, PricesUnavailable
 from ..protocol import messages as m
 from ..protocol.types import Action, ApiTrouble, LimitKind, RunId, Tokens
 from .following import Following
-from .live import Live
+from .live import NO_METER, Live, wall_clock
 from .sampling import Sampler
+from .sessions import Session, Sessions, environment_of
 
 Feed = Callable[[e.Event], None]
 Publish = Callable[[str, RunId, str], None]
 """Type of event, run, message."""
-
-NO_METER = "none"
-"""What `--meter` says for none."""
 
 LOAD_AGAIN, LOAD_AGAIN_MAX = 1.0, 60.0
 """Seconds between two tries to import the price list, where the machine was short of something: doubled each time."""
@@ -63,6 +64,8 @@ class _Metered:
     prices: Prices
     """Those that were in force when it began."""
     readings: tuple[Reading, ...] = ()
+    session: tuple[Reading, ...] = ()
+    """From the agent's session files."""
     said: Said = (False, None, None)
     skipped: int = 0
     """Lines of which it has been said that they were not read."""
@@ -94,6 +97,7 @@ class Metering:
         self._catalogue = Catalogue()
         self._prices = Prices(prices, self._catalogue)
         self._following = Following(output, seen=self._seen, lost=self._lost, trouble=trouble)
+        self._sessions = Sessions(seen=self._session_seen, lost=self._session_lost, trouble=trouble)
         self._sampler = Sampler(launcher, self._level_seen, nearing=nearing)
         self._nursery: trio.Nursery
         self._loading = False
@@ -102,6 +106,7 @@ class Metering:
         """Follows what runs write, until cancelled."""
         async with trio.open_nursery() as self._nursery:
             await self._nursery.start(self._following.serve)
+            await self._nursery.start(self._sessions.serve)
             task_status.started()
 
     async def sample(self) -> None:
@@ -125,10 +130,14 @@ class Metering:
         if run.id not in self._runs:
             self._begin(live)
         self._following.begin_attempt(run.id)
+        self._find_session(live, wall_clock())
 
     def take_over(self, live: Live, position: bytes | None) -> None:
         """Goes on with a run that an earlier daemon has launched; `position` is what `position` said there."""
         self._begin(live, position, fresh=False)
+        self._find_session(live, live.started_at or live.created_at)
+        for reading in self._runs[live.run.id].readings[-1:]:
+            self._sessions.name(live.run.id, reading.session)
         self._following.look(live.run.id)
 
     def position(self, run: RunId) -> bytes | None:
@@ -150,8 +159,15 @@ class Metering:
             metered.readings = readings or ()
             metered.said = _said(readings[-1]) if readings else metered.said
         self._sample(run, fresh=fresh)
-        if program is not None:
+        if program is not None or live.session_files is not None:
             self._load_soon()
+
+    def _find_session(self, live: Live, began: datetime) -> None:
+        files, run = live.session_files, live.run
+        if files is not None:
+            env = environment_of(live.spawn.env)
+            given = session_of(live.spawn.session, run.attempt) if live.spawn.session is not None else files.named(run.asked.argv)
+            self._sessions.begin(run.id, Session(files, run.asked.argv, env, run.asked.cwd, run.uid, began, given))
 
     def _sample(self, run: Run, *, fresh: bool = False) -> None:
         for kind in _WATCHED:
@@ -162,7 +178,7 @@ class Metering:
     def catch_up(self, run: Run, signal: int | None = None) -> None:
         """Learns what is left to be learnt before the core decides about the end of a run, or of an attempt, and of what is
         below it. `signal` ended the main process: it may have been the kernel's answer to a limit of the run or of an ancestor."""
-        metered = [each.id for each in run.subtree() if each.id in self._runs and self._runs[each.id].live.program is not None]
+        metered = [each.id for each in run.subtree() if self._has_meter(each.id)]
         if metered:
             self._following.drain(metered)
         for name in metered:
@@ -176,22 +192,31 @@ class Metering:
 
     def may_wait(self, run: Run) -> bool:
         """Whether `settle` has anything to wait for."""
-        return not self._catalogue.settled and any(self._has_meter(each.id) for each in run.subtree())
+        loads = not self._catalogue.settled and any(self._has_meter(each.id) for each in run.subtree())
+        return loads or run.id in self._sessions
 
     async def settle(self, run: Run) -> None:
-        """Wait for what the core must know before it decides about the end of a run: the prices of its tokens."""
-        if self.may_wait(run):
+        """Wait for what the core must know before it decides about the end of a run: what its session says, and the prices of its
+        tokens."""
+        await self._sessions.catch_up(run.id)
+        if not self._catalogue.settled and self.may_wait(run):
             await self._load_for_an_end()
 
+    @property
+    def waiting(self) -> int:
+        """Threads that wait for file systems of agents."""
+        return self._sessions.waiting
+
     async def read_ended(self, runs: Sequence[Run]) -> tuple[e.Event, ...]:
-        """Read to its end what these runs have written, which ended while no daemon was there. Returns what the core is to know
-        before it decides about them."""
+        """Read to its end what these runs, which ended while no daemon was there, and their agents have written. Returns what the
+        core is to know before it decides about them."""
         ended = [run.id for run in runs if self._has_meter(run.id)]
         learnt: list[e.Event] = []
         feed, self._feed = self._feed, learnt.append
         try:
             for run in ended:
                 self._following.drain((run,), seconds=ENDED_SECONDS)
+                await self._sessions.catch_up(run)
             if ended and not self._catalogue.settled:
                 await self._load_for_an_end()
         finally:
@@ -199,7 +224,8 @@ class Metering:
         return tuple(learnt)
 
     def _has_meter(self, run: RunId) -> bool:
-        return run in self._runs and self._runs[run].live.program is not None
+        live = self._runs[run].live if run in self._runs else None
+        return live is not None and (live.program is not None or live.session_files is not None)
 
     def look_after(self) -> None:
         """Another process may have removed or replaced the directory of all output."""
@@ -218,6 +244,7 @@ class Metering:
         """Nothing of the run is alive any more."""
         if run in self._runs:
             self._following.forget(run)  # which may have a last word
+            self._sessions.forget(run)
             self._sampler.forget(run)
             del self._runs[run]
 
@@ -238,8 +265,9 @@ class Metering:
             return
         self._heard(metered)
         metered.live.model = _most_used(readings) or metered.live.model
-        self._feed(e.UseSeen(trio.current_time(), run, "stream", self._use_of(metered)))
+        self._stream_told(metered)
         latest = readings[-1]
+        self._sessions.name(run, latest.session)
         if latest.tools:
             self._feed(e.ToolsCalled(trio.current_time(), run, tuple(latest.tools)))
         skipped = sum(reading.skipped_lines for reading in readings)
@@ -251,6 +279,21 @@ class Metering:
         if said != metered.said:
             metered.said = said
             self._feed(e.AgentSaid(trio.current_time(), run, *said))
+
+    def _session_seen(self, run: RunId, readings: tuple[Reading, ...]) -> None:
+        metered = self._runs.get(run)
+        if metered is not None:
+            metered.session = readings
+            metered.live.model = metered.live.model or _most_used(readings)
+            self._session_told(metered)
+
+    def _stream_told(self, metered: _Metered) -> None:
+        use = self._use_of(metered, metered.readings)
+        self._feed(e.UseSeen(trio.current_time(), metered.live.run.id, "stream", use))
+
+    def _session_told(self, metered: _Metered) -> None:
+        use = self._use_of(metered, metered.session)
+        self._feed(e.UseSeen(trio.current_time(), metered.live.run.id, "session", use))
 
     def _say_silent(self, metered: _Metered) -> None:
         """Nothing that the meter knows is in what the run prints. One that was chosen by the command alone is left in peace: its
@@ -269,12 +312,18 @@ class Metering:
         if metered.live.meter_silent:
             metered.live.meter_silent, metered.live.unused = False, None
 
+    def _session_lost(self, run: RunId, message: str) -> None:
+        live = self._runs[run].live
+        if live.program is None:
+            live.meter_silent, live.unused = True, None
+        self._publish("meter_silent", run, message)
+
     def _lost(self, run: RunId, message: str) -> None:
         self._publish("meter_gap", run, message)
 
-    def _use_of(self, metered: _Metered) -> Use:
+    def _use_of(self, metered: _Metered, readings: Sequence[Reading]) -> Use:
         total = NOTHING
-        for reading in metered.readings:
+        for reading in readings:
             total = total.plus(self._use_of_attempt(metered, reading))
         return total
 
@@ -330,7 +379,8 @@ class Metering:
 
     def _say_unloaded(self, metered: _Metered) -> None:
         """The run's end has waited for the price list in vain."""
-        if self._catalogue.settled or metered.unloaded or not self._use_of(metered).unpriced_tokens:
+        sources = (metered.readings, metered.session)
+        if self._catalogue.settled or metered.unloaded or not any(self._use_of(metered, each).unpriced_tokens for each in sources):
             return
         metered.unloaded = True
         message = "the price list could not be loaded before it ended: what its tokens cost is not counted"
@@ -366,9 +416,11 @@ class Metering:
         self._price_again()
 
     def _price_again(self) -> None:
-        for run, metered in list(self._runs.items()):
+        for metered in list(self._runs.values()):
             if not _blank(metered.readings):
-                self._feed(e.UseSeen(trio.current_time(), run, "stream", self._use_of(metered)))
+                self._stream_told(metered)
+            if metered.session:
+                self._session_told(metered)
 
     async def _not_loaded(self) -> str | None:
         """Loads the price list; why that cannot be."""

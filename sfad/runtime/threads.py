@@ -15,11 +15,11 @@ _NO_THREAD = "can't start new thread"
 """CPython's words, in a `RuntimeError` like many others."""
 
 
-async def in_thread(call: Callable[[*Ts], T], *args: *Ts) -> T:
+async def in_thread(call: Callable[[*Ts], T], *args: *Ts, abandon: bool = False, limiter: trio.CapacityLimiter | None = None) -> T:
     """`trio.to_thread.run_sync`, but where no thread can be started (`TasksMax`, `ulimit -u`, memory) it raises
     `OSError(EAGAIN)`, as for anything else that the machine has run out of, and nothing was called."""
     try:
-        return await trio.to_thread.run_sync(call, *args)
+        return await trio.to_thread.run_sync(call, *args, abandon_on_cancel=abandon, limiter=limiter)
     except RuntimeError as error:
         if str(error) != _NO_THREAD:
             raise

@@ -44,8 +44,8 @@ from ..protocol.summary import Summary
 from ..protocol.types import BudgetState, Event, Limit, LimitRefusal, RunId, RunInfo, Status
 from ..protocol.units import MOST_COUNTED, MOST_SPENT
 from ..protocol.version import SUPPORTED
+from ..runtime.live import NO_METER
 from ..runtime.maintenance import Pruned, Wanted
-from ..runtime.metering import NO_METER
 from ..runtime.runtime import Runtime
 from .connection import Connection, Pending
 from .errors import RequestFailed

@@ -1,4 +1,4 @@
-"""The Anthropic Messages API, as far as Claude Code uses it. Pure: requests in, bodies out."""
+"""The Anthropic Messages API, as far as Claude Code and opencode use it. Pure: requests in, bodies out."""
 
 from __future__ import annotations
 
@@ -8,13 +8,24 @@ from typing import Any
 
 from tests.agents.script import ANTHROPIC, OPENING, Reply, Say
 
-PATH = "/v1/messages"
 Body = dict[str, Any]
+
+_SHELLS = {"Bash", "bash"}
+"""What Claude Code calls its shell tool, and what opencode does."""
+
+
+def asks(path: str) -> bool:
+    """Whether a request to this path wants the model to answer."""
+    return path.endswith("/v1/messages")
 
 
 def is_turn(body: Body) -> bool:
     """Whether the agent itself asks, and not one of its helpers that title or summarise."""
-    return any(tool.get("name") == "Bash" for tool in body.get("tools", []))
+    return bool(_shells(body))
+
+
+def _shells(body: Body) -> set[str]:
+    return _SHELLS & {tool.get("name") for tool in body.get("tools", [])}
 
 
 def tool_outputs(body: Body) -> list[str]:
@@ -41,20 +52,23 @@ def _message(body: Body, reply: Reply, number: int) -> Body:
         "type": "message",
         "role": "assistant",
         "model": body["model"],
-        "content": _content(reply, number),
+        "content": _content(body, reply, number),
         "stop_reason": "end_turn" if isinstance(reply, Say) else "tool_use",
         "stop_sequence": None,
         "usage": _usage(ANTHROPIC.output),
     }
 
 
-def _content(reply: Reply, number: int) -> list[Body]:
+def _content(body: Body, reply: Reply, number: int) -> list[Body]:
     if isinstance(reply, Say):
         return [{"type": "text", "text": reply.text}]
-    call = {"command": reply.command, "description": "scripted", "run_in_background": reply.background}
+    (shell,) = _shells(body)
+    call: Body = {"command": reply.command, "description": "scripted"}
+    if shell == "Bash":
+        call["run_in_background"] = reply.background
     return [
         {"type": "text", "text": OPENING},
-        {"type": "tool_use", "id": f"toolu_{number:04}", "name": "Bash", "input": call},
+        {"type": "tool_use", "id": f"toolu_{number:04}", "name": shell, "input": call},
     ]
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.agents.script import ANTHROPIC, OPENAI, Price
+from tests.agents.script import ANTHROPIC, GEMINI, OPENAI, Price
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,10 @@ class Cli:
     price: Price
     argv: tuple[str, ...]
     """Starts it without a terminal and without questions, printing events; the prompt is in it."""
+    as_text: tuple[str, ...]
+    """The same, printing text."""
+    in_terminal: tuple[str, ...]
+    """The same in a terminal, where it does not end by itself."""
     tells_early: bool
     """Whether its events tell of a call before it is done, and of tokens before the end."""
 
@@ -37,6 +42,8 @@ CLAUDE = Cli(
     os.environ.get("SFAD_CLAUDE_VERSION", "2.1.330"),
     ANTHROPIC,
     ("claude", "-p", "go", "--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions"),
+    ("claude", "-p", "go", "--dangerously-skip-permissions"),
+    ("claude", "--dangerously-skip-permissions", "go"),
     tells_early=True,
 )
 CODEX = Cli(
@@ -45,9 +52,31 @@ CODEX = Cli(
     os.environ.get("SFAD_CODEX_VERSION", "0.169.0"),
     OPENAI,
     ("codex", "exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "go"),
+    ("codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "go"),
+    ("codex", "--dangerously-bypass-approvals-and-sandbox", "go"),
     tells_early=False,
 )
-CLIS = {cli.name: cli for cli in (CLAUDE, CODEX)}
+GEMINI_CLI = Cli(
+    "gemini",
+    "@google/gemini-cli",
+    os.environ.get("SFAD_GEMINI_VERSION", "0.61.0"),
+    GEMINI,
+    ("gemini", "-p", "go", "--output-format", "stream-json", "--yolo", "-m", "gemini-2.5-pro"),
+    ("gemini", "-p", "go", "--yolo", "-m", "gemini-2.5-pro"),
+    ("gemini", "-i", "go", "--yolo", "-m", "gemini-2.5-pro"),
+    tells_early=False,
+)
+OPENCODE = Cli(
+    "opencode",
+    "opencode-ai",
+    os.environ.get("SFAD_OPENCODE_VERSION", "1.18.33"),
+    ANTHROPIC,
+    ("opencode", "run", "go", "--format", "json", "--model", "anthropic/claude-sonnet-4-5"),
+    ("opencode", "run", "go", "--model", "anthropic/claude-sonnet-4-5"),
+    ("opencode", "--prompt", "go", "--model", "anthropic/claude-sonnet-4-5"),
+    tells_early=False,
+)
+CLIS = {cli.name: cli for cli in (CLAUDE, CODEX, GEMINI_CLI, OPENCODE)}
 
 
 def packages() -> Path:
@@ -84,20 +113,53 @@ def _fetch() -> None:
 
 
 def environment(home: Path, url: str) -> dict[str, str]:
-    """Makes both agents at home in a directory, with the model at the URL, and without a word to anybody else."""
+    """Makes the agents at home in a directory, with the model at the URL, and without a word to anybody else."""
     (home / ".codex").mkdir(parents=True)
     (home / "tmp").mkdir()
     (home / ".codex" / "config.toml").write_text(_CODEX_CONFIG.format(url=url))
+    (home / ".gemini").mkdir()
+    (home / ".gemini" / "settings.json").write_text(_GEMINI_SETTINGS)
+    (home / ".claude.json").write_text(json.dumps(_CLAUDE_STATE | {"projects": {str(home): _TRUSTED}}))
     return {
         "HOME": str(home),
         "TMPDIR": str(home / "tmp"),
         "CLAUDE_CODE_TMPDIR": str(home / "tmp"),
         "IS_SANDBOX": "1",  # root may skip permissions only where it says so
-        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_BASE_URL": f"{url}/claude",
         "ANTHROPIC_API_KEY": "scripted",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "CODEX_HOME": str(home / ".codex"),
+        "GOOGLE_GEMINI_BASE_URL": f"{url}/gemini",
+        "GEMINI_API_KEY": "scripted",
+        "GEMINI_CLI_NO_RELAUNCH": "true",
+        "GEMINI_CLI_TRUST_WORKSPACE": "true",
+        "OPENCODE_CONFIG_CONTENT": json.dumps(_opencode_config(url)),
+        "OPENCODE_PURE": "1",
+        "OPENCODE_DISABLE_MODELS_FETCH": "1",
+        "OPENCODE_DISABLE_AUTOUPDATE": "1",
+        "npm_config_registry": url,  # opencode has npm fetch its plug-ins' interface, and goes on without
+        "npm_config_fetch_retries": "0",
     }
+
+
+_CLAUDE_STATE = {
+    "hasCompletedOnboarding": True,
+    "theme": "dark",
+    "bypassPermissionsModeAccepted": True,
+    "customApiKeyResponses": {"approved": ["scripted"], "rejected": []},
+}
+"""It asks nothing in a terminal."""
+_TRUSTED = {"hasTrustDialogAccepted": True, "hasCompletedProjectOnboarding": True}
+
+_GEMINI_SETTINGS = """\
+{"privacy": {"usageStatisticsEnabled": false}, "general": {"enableAutoUpdate": false},
+ "telemetry": {"enabled": false}, "security": {"auth": {"selectedType": "gemini-api-key"}}}
+"""
+
+
+def _opencode_config(url: str) -> dict[str, object]:
+    provider = {"anthropic": {"options": {"baseURL": f"{url}/opencode/v1"}}}
+    return {"autoupdate": False, "share": "disabled", "permission": "allow", "provider": provider}
 
 
 _CODEX_CONFIG = """\
@@ -107,7 +169,7 @@ check_for_update_on_startup = false
 
 [model_providers.scripted]
 name = "scripted"
-base_url = "{url}/v1"
+base_url = "{url}/codex/v1"
 wire_api = "responses"
 
 [analytics]

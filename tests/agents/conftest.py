@@ -27,13 +27,19 @@ def commands() -> Path:
     """Directory of the real agents."""
     if os.environ.get("SFAD_TEST_AGENTS") != "1":
         pytest.skip(
-            "real agents are tried with SFAD_TEST_AGENTS=1: it fetches some 350 MB from npm, 770 on disk (docs/real-agents.md)"
+            "real agents are tried with SFAD_TEST_AGENTS=1: it fetches some 550 MB from npm, 1.2 GB on disk (docs/real-agents.md)"
         )
     return install()
 
 
-@pytest.fixture(params=CLIS)
+@pytest.fixture(params=["claude", "codex"])
 def cli(request: pytest.FixtureRequest) -> Cli:
+    """Two agents: what the daemon does to processes is the same for all."""
+    return CLIS[request.param]
+
+
+@pytest.fixture(params=CLIS)
+def any_cli(request: pytest.FixtureRequest) -> Cli:
     """Each agent."""
     return CLIS[request.param]
 

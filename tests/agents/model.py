@@ -1,4 +1,4 @@
-"""The scripted model: an HTTP server on loopback that speaks both APIs and remembers what it was asked."""
+"""The scripted model: an HTTP server on loopback that speaks three APIs and remembers what it was asked."""
 
 from __future__ import annotations
 
@@ -12,23 +12,22 @@ from socketserver import ThreadingMixIn
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from tests.agents import anthropic, openai
-from tests.agents.script import Reply, Say
+from tests.agents import anthropic, gemini, openai
+from tests.agents.script import Reply, Say, Shell
 
 Body = dict[str, Any]
 
 
 class _Dialect(Protocol):
-    """What the modules `anthropic` and `openai` are."""
+    """What the modules `anthropic`, `gemini` and `openai` are."""
 
-    PATH: str
-
+    def asks(self, path: str) -> bool: ...
     def is_turn(self, body: Body) -> bool: ...
     def tool_outputs(self, body: Body) -> list[str]: ...
     def answer(self, body: Body, reply: Reply, number: int) -> tuple[str, bytes]: ...
 
 
-_DIALECTS: dict[str, _Dialect] = {"claude": anthropic, "codex": openai}
+_DIALECTS: dict[str, _Dialect] = {"claude": anthropic, "codex": openai, "gemini": gemini, "opencode": anthropic}
 _IDLE = 20.0
 """Seconds that a silent connection is kept: the end of the server waits for the threads of all."""
 
@@ -41,6 +40,8 @@ class Talk:
     script: Iterator[Reply]
     requests: list[Body] = field(default_factory=list)
     """Bodies of what the agent asked, helpers of its own left out."""
+    turns: int = 0
+    """Tool calls that the model has asked for."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, body: Body) -> tuple[str, bytes]:
@@ -48,8 +49,10 @@ class Talk:
         if not self.dialect.is_turn(body):
             return self.dialect.answer(body, Say("ok"), 0)
         with self._lock:
+            reply = next(self.script, Say("Done."))
             self.requests.append(body)
-            return self.dialect.answer(body, next(self.script, Say("Done.")), len(self.requests))
+            self.turns += isinstance(reply, Shell)
+            return self.dialect.answer(body, reply, len(self.requests))
 
     def told(self) -> list[str]:
         """What the agent's tools have answered, as far as the model has heard of it."""
@@ -69,7 +72,7 @@ class Model:
 class _Server(ThreadingMixIn, HTTPServer):
     daemon_threads = False  # so that closing waits for them: no test leaves a thread
     talks: dict[str, Talk]
-    """By the path of the API."""
+    """By the first word of the path."""
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Says nothing of an agent that was stopped in the middle of an answer."""
@@ -84,12 +87,16 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         path = urlsplit(self.path).path
         data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        if path in self.server.talks:
-            self._send(200, *self.server.talks[path].take(json.loads(data)))
+        talk = self.server.talks.get(path.split("/")[1])
+        if talk is not None and talk.dialect.asks(path):
+            self._send(200, *talk.take(json.loads(data)))
         elif path.endswith("/count_tokens"):
             self._send(200, "application/json", b'{"input_tokens": 1000}')
         else:
             self._send(404, "application/json", b'{"error": {"type": "not_found_error", "message": "not scripted"}}')
+
+    def do_GET(self) -> None:
+        self._send(404, "application/json", b"{}")
 
     def do_HEAD(self) -> None:
         self._send(200, "text/plain", b"")
@@ -107,10 +114,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(scripts: Mapping[str, Iterable[Reply]]) -> Iterator[Model]:
-    """A model for the agents named `claude` and `codex`, on a port of its own."""
+    """A model for the agents of these names, on a port of its own. The path of each agent begins with its name."""
     talks = {name: Talk(_DIALECTS[name], iter(script)) for name, script in scripts.items()}
     with _Server(("127.0.0.1", 0), _Handler) as server:
-        server.talks = {talk.dialect.PATH: talk for talk in talks.values()}
+        server.talks = talks
         thread = threading.Thread(target=server.serve_forever, args=[0.05], name="scripted model")
         thread.start()
         try:

@@ -8,15 +8,24 @@ from typing import Any
 
 from tests.agents.script import OPENAI, OPENING, Reply, Say, Shell
 
-PATH = "/v1/responses"
 Body = dict[str, Any]
 
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 
 
+def asks(path: str) -> bool:
+    """Whether a request to this path wants the model to answer."""
+    return path.endswith("/v1/responses")
+
+
 def is_turn(body: Body) -> bool:
-    """Whether the agent itself asks: it offers a shell."""
-    return bool(_offered(body) & {"exec", "exec_command"})
+    """Whether the agent itself asks: it offers a shell, and does not want a title for its terminal."""
+    return bool(_offered(body) & {"exec", "exec_command"}) and not _asks_for_title(body)
+
+
+def _asks_for_title(body: Body) -> bool:
+    content = body["input"][-1].get("content") or [{}]
+    return str(content[0].get("text", "")).startswith("Generate a concise, single-line task title")
 
 
 def _offered(body: Body) -> set[str]:

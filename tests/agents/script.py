@@ -42,3 +42,4 @@ class Price:
 
 ANTHROPIC = Price(input=1350, cached=300, cache_write=50, output=60)
 OPENAI = Price(input=1500, cached=400, cache_write=0, output=80, reasoning=16)
+GEMINI = Price(input=1700, cached=600, cache_write=0, output=90, reasoning=20)

@@ -17,13 +17,13 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("task", ["go", "--go"])
-def test_a_known_program_is_started_by_its_name_and_metered(desk: MakeDesk, cli: Cli, task: str) -> None:
-    at = desk(**{cli.name: [Shell("echo one"), Say("Done.")]})
-    done = at.sfactl("run", cli.name, *OPTIONS[cli.name], "--", task)
+def test_a_known_program_is_started_by_its_name_and_metered(desk: MakeDesk, any_cli: Cli, task: str) -> None:
+    at = desk(**{any_cli.name: [Shell("echo one"), Say("Done.")]})
+    done = at.sfactl("run", any_cli.name, *OPTIONS[any_cli.name], "--", task)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("Done.\n")
     assert "{" not in done.stdout
-    assert f"[agent:{cli.name}] starting: 30m, 100 turns, 5 USD (profile coding-agent" in done.stderr
+    assert f"[agent:{any_cli.name}] starting: 30m, 100 turns, 5 USD (profile coding-agent" in done.stderr
     (run,) = at.listed()
-    assert (run["name"], run["meter"], run["status"]) == (cli.name, cli.name, "completed")
-    assert (run["usage"]["turns"], run["usage"]["output_tokens"]) == (1, 2 * cli.price.output)
+    assert (run["name"], run["meter"], run["status"]) == (any_cli.name, any_cli.name, "completed")
+    assert (run["usage"]["turns"], run["usage"]["output_tokens"]) == (1, 2 * any_cli.price.output)

@@ -1,0 +1,63 @@
+"""The Gemini API, as far as Gemini CLI uses it. Pure: requests in, bodies out."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from tests.agents.script import GEMINI, OPENING, Reply, Say, Shell
+
+Body = dict[str, Any]
+
+_SHELL = "run_shell_command"
+_OUTPUT = re.compile(r"Output: (.*?)\n(?:Background PIDs|Process Group PGID|Exit Code|Signal|</untrusted_context>)", re.DOTALL)
+"""What the command printed, in what Gemini CLI makes of it."""
+
+
+def asks(path: str) -> bool:
+    """Whether a request to this path wants the model to answer."""
+    return path.endswith(("streamGenerateContent", ":generateContent"))
+
+
+def is_turn(body: Body) -> bool:
+    """Whether the agent itself asks, and not one of its helpers that routes or summarises."""
+    return any(call.get("name") == _SHELL for tool in body.get("tools", []) for call in tool.get("functionDeclarations", []))
+
+
+def tool_outputs(body: Body) -> list[str]:
+    """What the tools called so far have answered, in order."""
+    parts = [part for content in body["contents"] for part in content["parts"]]
+    said = [str(part["functionResponse"]["response"].get("output", "")) for part in parts if "functionResponse" in part]
+    return [found[1] if (found := _OUTPUT.search(text)) else text for text in said]
+
+
+def answer(body: Body, reply: Reply, number: int) -> tuple[str, bytes]:
+    """The type and bytes of the stream that says it; Gemini CLI asks for nothing else in a turn."""
+    said = {
+        "candidates": [{"content": {"role": "model", "parts": _parts(reply)}, "finishReason": "STOP", "index": 0}],
+        "usageMetadata": _usage(),
+        "modelVersion": body.get("model", "gemini-2.5-pro"),
+        "responseId": f"resp_{number:04}",
+    }
+    return "text/event-stream", f"data: {json.dumps(said)}\r\n\r\n".encode()
+
+
+def _parts(reply: Reply) -> list[Body]:
+    if isinstance(reply, Say):
+        return [{"text": reply.text}]
+    return [{"text": OPENING}, {"functionCall": {"name": _SHELL, "args": _call(reply)}}]
+
+
+def _call(reply: Shell) -> Body:
+    return {"command": reply.command, "description": "scripted", "is_background": reply.background}
+
+
+def _usage() -> Body:
+    return {
+        "promptTokenCount": GEMINI.input,
+        "cachedContentTokenCount": GEMINI.cached,
+        "candidatesTokenCount": GEMINI.output - GEMINI.reasoning,
+        "thoughtsTokenCount": GEMINI.reasoning,
+        "totalTokenCount": GEMINI.input + GEMINI.output,
+    }

@@ -1,0 +1,172 @@
+"""What session files tell, from recordings of a scripted model, and where they are looked for."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sfad.meters import Reading
+from sfad.meters.sessions import Head, Search, files_of, timestamp
+from sfad.protocol.types import Tokens
+from tests.meters.test_robustness import check, variants
+
+RECORDED = Path(__file__).parent / "sessions"
+CWD = "/home/ann/my project"
+EVER = "1970-01-01T00:00:00.000Z"
+
+CALLS = {
+    "claude": Tokens(input=1350, output=60, cached=300, cache_write=50),
+    "codex": Tokens(input=1500, output=80, cached=400),
+    "gemini": Tokens(input=1700, output=90, cached=600),
+}
+"""What the model said that each call has cost."""
+
+
+def recording(name: str) -> bytes:
+    return (RECORDED / f"{name}.jsonl").read_bytes()
+
+
+def read(name: str, data: bytes, since: str = EVER) -> Reading:
+    files = files_of(name.partition("-")[0], ())
+    assert files is not None
+    meter = files.meter(since)
+    meter.feed(data)
+    return meter.reading
+
+
+@pytest.mark.parametrize(
+    ("name", "turns", "messages"), [("claude", 1, 2), ("claude-subagent", 1, 2), ("codex", 2, 3), ("gemini", 2, 3)]
+)
+def test_what_a_recording_says(name: str, turns: int, messages: int) -> None:
+    reading = read(name, recording(name))
+    each = CALLS[name.partition("-")[0]]
+    assert (reading.turns, reading.messages, reading.partial) == (turns, messages, False)
+    (used,) = reading.models.values()
+    assert used == Tokens(
+        input=messages * each.input,
+        output=messages * each.output,
+        cached=messages * each.cached,
+        cache_write=messages * each.cache_write,
+    )
+    assert reading.cost_usd == (0.02204 if name == "claude" else None)
+
+
+@pytest.mark.parametrize("name", ["claude", "codex", "gemini"])
+def test_whose_a_file_is_stands_in_its_beginning(name: str) -> None:
+    files = files_of(name, ())
+    assert files is not None
+    head = files.head(recording(name))
+    assert head is not None
+    assert head.project == files.project(CWD)
+    assert head.began.startswith("2026-11-22T2")
+    assert files.head(recording(name)[:10]) is None
+
+
+@pytest.mark.parametrize("name", ["claude", "codex", "gemini"])
+def test_what_was_used_before_the_run_is_not_counted(name: str) -> None:
+    """A resumed session goes on in its file."""
+    lines = recording(name).splitlines(keepends=True)
+    times = sorted(json.loads(line).get("timestamp", EVER) for line in lines)
+    whole = read(name, b"".join(lines))
+    late = read(name, b"".join(lines), since=times[-1])
+    never = read(name, b"".join(lines), since="2999")
+    assert not never.models
+    assert never.turns is None
+    assert sum(used.input for used in late.models.values()) < sum(used.input for used in whole.models.values())
+    assert late.cost_usd is None
+
+
+@pytest.mark.parametrize("name", ["claude", "codex", "gemini"])
+def test_a_call_that_may_be_going_on_makes_it_partial(name: str) -> None:
+    """After what a tool has answered the model is asked again; after the model's reply it is not."""
+    meter_files = files_of(name, ())
+    assert meter_files is not None
+    meter = meter_files.meter(EVER)
+    states: list[bool] = []
+    for line in recording(name).splitlines(keepends=True):
+        meter.feed(line)
+        if meter.reading.messages is not None and (not states or states[-1] != meter.reading.partial):
+            states.append(meter.reading.partial)
+    assert states[:4] == [True, False, True, False]
+
+
+@pytest.mark.parametrize("name", ["claude", "codex", "gemini"])
+def test_any_field_may_be_anything(name: str) -> None:
+    for line in recording(name).splitlines():
+        for changed in variants_of_fields(json.loads(line)):
+            check(read(name, json.dumps(changed).encode() + b"\n" + recording(name)))
+
+
+def variants_of_fields(line: dict[str, Any]) -> list[Any]:
+    """Some: those of the outer two levels."""
+    inner = line.get("message") or line.get("payload") or line.get("tokens") or {}
+    values: list[Any] = [None, 1, [], {}, "x", {"a": 1}]
+    return [*list(variants(inner))[:40], *[{**line, key: value} for key in line for value in values]]
+
+
+@settings(max_examples=50, deadline=None)
+@given(name=st.sampled_from(sorted(CALLS)), data=st.binary(max_size=300))
+def test_bytes_of_any_kind(name: str, data: bytes) -> None:
+    check(read(name, data + b"\n" + recording(name)))
+    files = files_of(name, ())
+    assert files is not None
+    files.head(data + b"\n")
+    files.head(b'{"payload": ' + b"[" * 10_000 + b"\n")
+
+
+COMMANDS = [
+    (["claude", "-p", "go"], "claude", None, False),
+    (["claude", "-p", "go", "--session-id", "6d9f5ac5-1e32"], "claude", "6d9f5ac5-1e32", False),
+    (["claude", "--resume", "abc-1"], "claude", "abc-1", True),
+    (["claude", "--resume", "abc-1", "--fork-session"], "claude", None, True),
+    (["claude", "-c"], "claude", None, True),
+    (["claude", "--session-id", "../../etc"], "claude", None, False),
+    (["npx", "-y", "@openai/codex", "exec", "go"], "codex", None, False),
+    (["codex", "exec", "resume", "--last"], "codex", None, True),
+    (["codex", "resume", "01a2050d-51a6-7aa1-ab61-8a5c8988effa"], "codex", "01a2050d-51a6-7aa1-ab61-8a5c8988effa", True),
+    (["gemini", "-i", "go"], "gemini", None, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("argv", "program", "session", "resumes"), COMMANDS)
+def test_what_a_command_says_of_its_session(argv: list[str], program: str, session: str | None, resumes: bool) -> None:
+    files = files_of(None, argv)
+    assert files is not None
+    assert (files.program, files.named(argv), files.resumes(argv)) == (program, session, resumes)
+
+
+def test_whose_sessions_are_not_known() -> None:
+    assert files_of(None, ["opencode", "run", "go"]) is None
+    assert files_of(None, ["sh", "-c", "claude -p go"]) is None
+    assert files_of("claude", ["sh", "-c", "claude -p go"]) is not None
+    assert files_of("jsonl", ["claude"]) is None
+
+
+def test_the_environment_moves_the_directories() -> None:
+    since = datetime(2026, 11, 22, 23, 59, tzinfo=UTC)
+    for name, env, root in [
+        ("claude", {"HOME": "/h"}, "/h/.claude/projects"),
+        ("claude", {"HOME": "/h", "CLAUDE_CONFIG_DIR": "/c"}, "/c/projects"),
+        ("codex", {"HOME": "/h"}, "/h/.codex/sessions"),
+        ("codex", {"HOME": "/h", "CODEX_HOME": "/c"}, "/c/sessions"),
+        ("gemini", {"HOME": "/h"}, "/h/.gemini/tmp"),
+        ("gemini", {"HOME": "/h", "GEMINI_CLI_HOME": "/g"}, "/g/.gemini/tmp"),
+    ]:
+        files = files_of(name, ())
+        assert files is not None
+        assert {place.root for place in files.places(Search(env, CWD, since, None))} == {root}
+    codex = files_of("codex", ())
+    assert codex is not None
+    days = [place.names[:3] for place in codex.places(Search({"HOME": "/h"}, CWD, since, None))]
+    assert days == [("2026", "11", "23"), ("2026", "11", "22"), ("2026", "11", "21")]
+
+
+def test_times_compare_as_texts() -> None:
+    assert timestamp(datetime(2026, 11, 22, 1, 2, 3, 4000, tzinfo=UTC)) == "2026-11-22T01:02:03.004Z"
+    assert Head("s", "p", "2026-11-22T01:02:03.005Z").began > "2026-11-22T01:02:03.004Z"
