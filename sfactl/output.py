@@ -143,6 +143,8 @@ def outcome(run: RunInfo) -> str:
     """Status, and in brackets what an exit code or signal adds to it."""
     if run.reason is not None and run.reason.limit_kind is not None:
         return f"{run.status.value} (limit {plain(run.reason.limit_kind)})"
+    if run.status is Status.PAUSED and run.reason is not None:
+        return f"{run.status.value} ({plain(run.reason.kind)})"
     if run.signal is not None:
         return f"{run.status.value} (signal {run.signal})"
     if run.exit_code:

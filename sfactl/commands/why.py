@@ -90,6 +90,8 @@ def _stopping(run: RunInfo) -> str:
 
 def _waiting(run: RunInfo, now: datetime) -> str:
     """What a paused run waits for."""
+    if run.reason is not None and run.reason.kind == "suspended":
+        return _message(run.reason)
     if run.reason is None or run.reason.limit_kind is None:
         return f"by hand, or with a run above it; none of its limits has paused it. sfactl resume {run.id} lets it go on"
     told, kind = _message(run.reason) + _numbers(run), run.reason.limit_kind

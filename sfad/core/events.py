@@ -89,6 +89,8 @@ class PauseRequested(At):
     token: Token
     peer: Peer
     run: RunId
+    suspended: bool = False
+    """The peer is its foreground client, which is about to stop itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,8 @@ class ResumeRequested(At):
     peer: Peer
     run: RunId
     limits: tuple[Limit, ...] = ()
+    suspended: bool = False
+    """Only if it was paused as `suspended`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,11 +102,11 @@ class Machine:
         }
 
         self.limiter = Limiter(self, reservations)
-        recovery = Recovery(self)
-        self._handlers |= self.limiter.handlers | recovery.handlers
+        self._recovery = Recovery(self)
+        self._handlers |= self.limiter.handlers | self._recovery.handlers
         self._timers: dict[str, Callable[[Run, float], None]] = {
             **self.limiter.timers,
-            **recovery.timers,
+            **self._recovery.timers,
             "result": self._result_due,
             "grace": self._grace_due,
             "kill": self._kill_due,
@@ -663,6 +663,7 @@ class Machine:
         run.pause_tokens.append(ev.token)
         self.do(c.Keep(run))
         if not run.frozen:
+            run.suspended = ev.suspended
             self.pause(run, ev.at)
 
     def pause(self, run: Run, at: float) -> None:
@@ -681,7 +682,7 @@ class Machine:
 
     def _unfreeze(self, run: Run) -> None:
         if run.frozen:
-            run.frozen, run.frozen_until = False, None
+            run.frozen, run.frozen_until, run.suspended = False, None, False
             self.do(c.Disarm(run.id, "pause_max"))
             self.do(c.Keep(run))
 
@@ -698,7 +699,10 @@ class Machine:
         run = self.steered(ev.token, ev.peer, "resume", ev.run)
         if run is None:
             return
-        if not run.frozen and run.held_by is None:
+        if ev.suspended:
+            self._continue(run, ev.at)
+            self.reply(ev.token, c.Changed(run))
+        elif not run.frozen and run.held_by is None:
             self.reply(ev.token, c.Failed(ErrorCode.WRONG_STATE, _not_resumable(run)))
         elif self.limiter.make_room(ev.token, ev.peer, run, ev.limits):
             if run.frozen:
@@ -706,9 +710,20 @@ class Machine:
             self.limiter.recheck(run, ev.at)
             self.reply(ev.token, c.Changed(run))
 
+    def _continue(self, run: Run, at: float) -> None:
+        """Undoes a suspension, and no pause that a limit has asked for meanwhile."""
+        if run.suspended and run.held_by is None:
+            self.resume(run, at)
+        elif run.suspended:
+            run.suspended = False
+            self.do(c.Keep(run))
+
     def resume(self, run: Run, at: float) -> None:
         """Thaws a run that is frozen itself, and everything below it that no other pause holds."""
+        suspended = run.suspended
         self._unfreeze(run)
+        if suspended:
+            self._recovery.expect_client(run, at)
         self._fail_pauses(run, "was resumed before it stood still")
         self.do(c.Thaw(run.id))
         for each in run.subtree():

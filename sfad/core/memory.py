@@ -70,6 +70,7 @@ class State:
     tied_to: int | None
     admit_token: Token | None
     pause_tokens: list[Token]
+    suspended: bool = False
 
 
 def birth_of(run: Run) -> Birth:
@@ -124,6 +125,7 @@ def state_of(run: Run) -> State:
         tied_to=run.tied_to,
         admit_token=run.admit_token,
         pause_tokens=run.pause_tokens,
+        suspended=run.suspended,
     )
 
 
@@ -159,7 +161,7 @@ def restored(birth: Birth, state: State, parent: Run | None) -> Run:
 _AS_THEY_ARE = (
     "committed", "admitted", "attempt", "retry_at", "pid", "exit", "clock", "started_at", "ended_at", "frozen", "frozen_until",
     "stop", "clearing", "account", "held_reason", "held_until", "said_finished", "said_failed", "outcome", "reason", "tied_to",
-    "admit_token", "pause_tokens",
+    "admit_token", "pause_tokens", "suspended",
 )  # fmt: skip
 
 

@@ -179,7 +179,8 @@ class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why a run ended or is being stopped. `kind` is for programs, `message` for people and models."""
 
     kind: str
-    """`exit`, `signal`, `limit`, `stop`, `ancestor`, `client`, `daemon`, `launch`, `output`, `ledger`, or the rule that refused."""
+    """`exit`, `signal`, `limit`, `stop`, `ancestor`, `client`, `daemon`, `launch`, `output`, `ledger`, or the rule that
+    refused; of a paused run, `suspended`."""
     message: str
     by: str | None = None
     """Who asked, for `stop`: `run ID` or `user NAME`; the ancestor's id, for `ancestor`."""

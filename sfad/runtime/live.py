@@ -123,7 +123,7 @@ class Live:
             channel=run.channel,
             exit_code=exit_.code if exit_ is not None else None,
             signal=exit_.signal if exit_ is not None else None,
-            reason=run.reason or run.held_reason,
+            reason=run.shown_reason,
             attempts=run.attempt,
             limits=self._limits(now),
             usage=_usage(*best, elapsed) if (best := run.account.best) is not None else Usage(elapsed_s=elapsed),

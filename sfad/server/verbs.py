@@ -267,11 +267,12 @@ class Verbs:
         return own is None or own in chain[:-1]
 
     def _pause(self, connection: Connection, request: m.Pause) -> None:
-        self._steer(connection, request, "pause", lambda token, now, peer, run: e.PauseRequested(now, token, peer, run))
+        asked = request.suspended
+        self._steer(connection, request, "pause", lambda token, now, peer, run: e.PauseRequested(now, token, peer, run, asked))
 
     def _resume(self, connection: Connection, request: m.Resume) -> None:
-        limits = _checked(request.limits)
-        self._steer(connection, request, "resume", lambda token, now, peer, run: e.ResumeRequested(now, token, peer, run, limits))
+        asked = (_checked(request.limits), request.suspended)
+        self._steer(connection, request, "resume", lambda token, now, peer, run: e.ResumeRequested(now, token, peer, run, *asked))
 
     def _approve(self, connection: Connection, request: m.Approve) -> None:
         limits = _checked(request.limits)
