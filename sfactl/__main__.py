@@ -64,7 +64,9 @@ def _unread() -> int:
 
 def _dispatch(arguments: list[str]) -> int:
     if "_SFACTL_COMPLETE" in os.environ:
-        return _by_typer(arguments, None, completing=True)
+        # what has been typed: bash has it in one variable, the other shells in the other (typer/_completion_classes.py)
+        typed = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
+        return _by_typer(arguments, split(typed.split()[1:])[1], completing=True)
     before, verb, after = split(arguments)
     if "--version" in before:
         return _version()

@@ -20,13 +20,13 @@ Run = Callable[[str, dict[str, Any]], int]
 
 
 def invoke(arguments: Sequence[str], verb: str | None, run: Run, completing: bool = False) -> None:
-    """Has typer read `arguments`. Exits. With `verb`, only that verb's module is loaded; for completion all are."""
-    app = build(None if completing else verb, run, completing)
+    """Has typer read `arguments`. Exits. Only the module of `verb` is loaded."""
+    app = build(verb, run, completing)
     app(args=None if completing else list(arguments), prog_name="sfactl")
 
 
 def build(verb: str | None, run: Run, completing: bool = False) -> typer.Typer:
-    """An application that lists every verb and can carry out `verb`, or all of them when completing."""
+    """An application that lists every verb and can carry out, or complete, `verb`."""
     app = typer.Typer(
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
@@ -38,8 +38,11 @@ def build(verb: str | None, run: Run, completing: bool = False) -> typer.Typer:
     )
     app.callback()(_globals)
     for name, summary in verbs.VERBS.items():
-        parameters = verbs.load(name).PARAMETERS if completing or name == verb else ()
+        parameters = verbs.load(name).PARAMETERS if name == verb else ()
         _register(app, name, summary, parameters, run)
+    for alias, name in verbs.ALIASES.items() if completing else ():
+        # `split` has understood the alias; typer has to find it again
+        _register(app, alias, verbs.VERBS[name], verbs.load(name).PARAMETERS if name == verb else (), run)
     return app
 
 
@@ -62,7 +65,7 @@ def _register(app: typer.Typer, name: str, summary: str, parameters: Sequence[Pa
     signature = inspect.Signature([_parameter(p) for p in shown])
     vars(command)["__signature__"] = signature
     command.__annotations__ = {key: p.annotation for key, p in signature.parameters.items()}
-    details = (verbs.load(name).__doc__ or "").partition("\n\n")[2] if parameters else ""
+    details = (verbs.load(verbs.ALIASES.get(name, name)).__doc__ or "").partition("\n\n")[2] if parameters else ""
     usage = "[OPTIONS] -- COMMAND..." if any(p.target == "agent" for p in parameters) else "[OPTIONS]"
     text = f"{summary}.\n\n{_paragraphs(details)}"
     app.command(name, help=text, short_help=summary, options_metavar=usage)(command)
@@ -75,13 +78,24 @@ def _paragraphs(text: str) -> str:
 def _parameter(declared: Parameter) -> inspect.Parameter:
     is_flag = isinstance(declared, Option) and not declared.metavar
     kind: Any = bool if is_flag else list[str] if declared.many else str | None
+    completion: Any = {"autocompletion": _completer(declared.complete)} if declared.complete else {}
     info: Any = (
-        typer.Option(*declared.flags, help=declared.help, metavar=declared.metavar or None, hidden=declared.hidden)
+        typer.Option(*declared.flags, help=declared.help, metavar=declared.metavar or None, hidden=declared.hidden, **completion)
         if isinstance(declared, Option)
-        else typer.Argument(help=declared.help, metavar=declared.metavar, hidden=declared.hidden)
+        else typer.Argument(help=declared.help, metavar=declared.metavar, hidden=declared.hidden, **completion)
     )
     required = isinstance(declared, Argument) and declared.required
     if required and kind == str | None:
         kind = str
     default: Any = inspect.Parameter.empty if required else False if is_flag else [] if declared.many else None
     return inspect.Parameter(declared.target, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
+
+
+def _completer(kind: str) -> Callable[[typer.Context, str], list[tuple[str, str]]]:
+    def complete(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+        # Imported here: typer also builds the help, which completes nothing.
+        from .completing import candidates
+
+        return candidates(kind, incomplete, context.params.get("socket"))
+
+    return complete

@@ -53,7 +53,9 @@ REPEATS: dict[type[m.Request], int] = {
     # With its key, a run is admitted once however often it is asked for.
     m.Spawn: 3,
     # The rest once: what takes the daemon down each time is not to keep it down.
-    **dict.fromkeys((m.Pause, m.Info, m.List, m.Logs, m.Result, m.Watch, m.Recommend, m.DaemonInfo, m.Config), 1),
+    **dict.fromkeys(
+        (m.Pause, m.Select, m.Reload, m.Info, m.List, m.Logs, m.Text, m.Result, m.Watch, m.Recommend, m.DaemonInfo, m.Config), 1
+    ),
 }
 """How often a request is sent again whose answer was lost with the connection. Not here, and so never: what adds up, what
 writes, and what may meet another state the second time (`Resume`, which would thaw what was paused again meanwhile)."""
@@ -392,7 +394,7 @@ def _connected(path: Path, seconds: float) -> socket.socket:
 def explain(path: Path, error: OSError) -> Unreachable:
     """What a failed `socket` or `connect` means for the person in front of it."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return Unreachable(path, "missing", "the socket does not exist; no daemon was started there")
+        return Unreachable(path, "missing", "the socket does not exist: no daemon is running; start one with 'sfad serve'")
     if error.errno == errno.ECONNREFUSED:
         return Unreachable(
             path, "refused", "the socket is there but nobody listens on it; the daemon has died, or is starting or stopping"

@@ -7,6 +7,8 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from sfad.protocol.errors import ErrorCode
     from sfad.protocol.types import Refusal, RunInfo
 
@@ -60,6 +62,15 @@ class UsageError(Quit):
 
     def __init__(self, message: str) -> None:
         super().__init__(Exit.USAGE, message)
+
+
+def worst(codes: Iterable[int]) -> int:
+    """The exit code of a command about several runs, given that of each."""
+    return min(codes, key=_FROM_WORST.index, default=Exit.DONE)
+
+
+_FROM_WORST = (5, 70, 75, 77, 66, 2, 1, 0)
+"""Something is alive that should not be; a bug; what may work the next time; what will not."""
 
 
 def of_run(run: RunInfo) -> int:

@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from msgspec import json, structs
 
@@ -26,9 +26,12 @@ from .connection import AGAIN, REPEATS, Client, ConnectionLost, again, check, un
 if TYPE_CHECKING:
     from .limits import Notices
     from .terminal import Terminal
+    from .text import TextFollower
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 HANDLED = (*STOPPING, signal.SIGQUIT, signal.SIGWINCH, signal.SIGTSTP)
+
+Form = Literal["raw", "text", "auto"]
 
 Answered = Callable[[m.AnyReply, Sequence[int]], None]
 
@@ -44,7 +47,7 @@ class Asked(NamedTuple):
     def repeatable(self) -> bool:
         """Whether it is to be sent on a new connection. `Watch` and `Info` are not: `_watch_again` asks anew."""
         signalled_in_vain = isinstance(self.request, m.Signal) and not self.sent
-        return signalled_in_vain or isinstance(self.request, m.Spawn | m.Logs | m.Wait | m.Stop | m.Resume)
+        return signalled_in_vain or isinstance(self.request, m.Spawn | m.Logs | m.Text | m.Wait | m.Stop | m.Resume)
 
 
 class Foreground:
@@ -59,13 +62,17 @@ class Foreground:
         as_json: bool = False,
         verbose: bool = False,
         status_file: str | None = None,
+        form: Form = "raw",
     ) -> None:
+        """`form`: of the copied output, as `Logs` has it."""
         self._client = client
         self._message = message
         self._keep = keep
         self._json = as_json
         self._verbose = verbose and not message.quiet
         self._status_file = status_file
+        self._form: Form = form
+        self._text: TextFollower | None = None
         self._terminal: Terminal | None = None
         self._notices: Notices | None = None
         self._early: list[Event] = []
@@ -88,7 +95,7 @@ class Foreground:
         try:
             with loop.Signals(HANDLED) as self._signals:
                 self._start()
-                while self._final is None or self._output_asked:
+                while self._final is None or self._output_asked or (self._text and not self._text.finished):
                     self._step()
                 if self._terminal:
                     self._terminal.expect_end()
@@ -205,7 +212,7 @@ class Foreground:
     def _copy_output(self, run: RunInfo) -> None:
         if self._message.stdio == "files" and self._message.log and not self._json:
             self._output_asked = True
-            self._ask(m.Logs(id=self._client.next_id(), run=run.id), self._opened)
+            self._ask(m.Logs(id=self._client.next_id(), run=run.id, form=self._form), self._opened)
 
     def _opened(self, reply: m.AnyReply, descriptors: Sequence[int]) -> None:
         self._output_asked = False
@@ -216,13 +223,36 @@ class Foreground:
         # Imported here: while ctypes loads, the daemon has been starting the run.
         from . import follow
 
-        followers = [follow.Follower(source, target, self._note) for source, target in zip(descriptors, (1, 2), strict=True)]
-        self._activities.append(follow.Copying(followers))
+        out, err = descriptors
+        stdout = self._text_from(out) if reply.text else follow.Follower(out, 1, self._note)
+        self._activities.append(follow.Copying([stdout, follow.Follower(err, 2, self._note)]))
+
+    def _text_from(self, source: int) -> TextFollower:
+        from .text import TextFollower
+
+        self._text = TextFollower(source, 1, self._note, self._ask_for_text)
+        return self._text
+
+    def _ask_for_text(self, cursor: bytes) -> None:
+        assert self._run is not None  # whose files these are
+        self._ask(m.Text(id=self._client.next_id(), run=self._run.id, cursor=cursor), self._told)
+
+    def _told(self, reply: m.AnyReply, _descriptors: Sequence[int]) -> None:
+        assert self._text is not None  # it has asked
+        if isinstance(reply, m.TextPart):
+            for call in reply.tools if self._verbose else ():
+                self._progress(call)
+            self._text.take_in(reply)
+        elif isinstance(reply, m.Error):
+            self._note(f"sfactl: the rest of the run's text is not shown: {reply.message}")
+            self._text.give_up()
 
     def _ended(self, reply: m.AnyReply, _descriptors: Sequence[int]) -> None:
         check(reply)
         if isinstance(reply, m.RunReply):
             self._final = reply.run
+            if self._text:
+                self._text.run_ended()
 
     def _event(self, event: Event) -> None:
         own = self._run is not None and event.run_id == self._run.id
@@ -265,6 +295,8 @@ class Foreground:
             self._suspend(group=False)
         elif number == signal.SIGHUP and self._keep and self._run is not None:
             raise exits.Quit(128 + number)  # the terminal has gone away, and the run is to go on
+        elif number in STOPPING and self._final is not None:
+            raise exits.Quit(128 + number)
         elif number in STOPPING:
             self._signalled.append(number)
             self._stop(number)
@@ -338,6 +370,11 @@ class Foreground:
             raise exits.Quit(exits.Exit.SURVIVORS, refused.survivors(reply.survivors))
 
     def _reconnect(self) -> None:
+        if self._final is not None and self._text:
+            self._note(f"sfactl: the daemon went away before all text was shown; look with: sfactl result {self._final.id}")
+            self._text.give_up()
+            self._client.close()
+            return
         self._note("sfactl: the daemon went away; waiting for it to come back")
         self._early.clear()
         self._known = self._run.id if self._run is not None else None
@@ -422,7 +459,9 @@ class Foreground:
 
 
 def _ending(final: RunInfo) -> str:
-    return f"{final.status.value}: {output.plain(final.reason.message)}" if final.reason else final.status.value
+    reason = f": {output.plain(final.reason.message)}" if final.reason else ""
+    used = output.at_least(final.usage)
+    return final.status.value + reason + (f"; it used {used}" if used else "")
 
 
 def clear_status(path: str) -> None:

@@ -15,16 +15,23 @@ from .exits import UsageError
 from .options import Option
 from .output import plain, seconds
 
-OPTION = Option(("--limit",), "limit", "From now on this much: turns=50, cost=2.50, tokens=200k, …", "KIND=N", many=True)
+OPTION = Option(
+    ("--limit",),
+    "limit",
+    "From now on this much: turns=50, cost=2.50, tokens=200k, …",
+    "KIND=N",
+    many=True,
+    complete="kind of limit",
+)
 """For the verbs that give a run more room."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def of_flags(texts: Iterable[str]) -> list[Limit]:
+def of_flags(texts: Iterable[str], source: str = "--limit") -> list[Limit]:
     """What `--limit` says, each kind at most once. Raises `UsageError`."""
-    return once(_understood(written.parse_limit, text, "--limit") for text in texts)
+    return once(_understood(written.parse_limit, text, source) for text in texts)
 
 
 def of_object(text: str) -> list[Limit]:
@@ -129,13 +136,14 @@ def _amounts(usage: Usage) -> Iterator[str]:
     for number, one, many in ((usage.turns, "turn", "turns"), (usage.messages, "message", "messages")):
         if number is not None:
             yield f"{number} {one if number == 1 else many}"
+    least = "at least " if usage.partial else ""
     if usage.input_tokens is not None:
         cached = "" if usage.cached_tokens is None else f" ({usage.cached_tokens} from a cache)"
-        yield f"{usage.input_tokens} tokens in{cached}"
+        yield f"{least}{usage.input_tokens} tokens in{cached}"
     if usage.output_tokens is not None:
-        yield f"{usage.output_tokens} tokens out"
+        yield f"{least}{usage.output_tokens} tokens out"
     if usage.cost_usd is not None:
-        yield f"cost {format_usd(usage.cost_usd)} USD{_COST_FROM[usage.cost_from]}"
+        yield f"cost {least}{format_usd(usage.cost_usd)} USD{_COST_FROM[usage.cost_from]}"
     if usage.unpriced_tokens:
         yield f"and what {usage.unpriced_tokens} tokens of models without a price cost"
     for role, cost in (("planning", usage.planning_cost_usd), ("execution", usage.execution_cost_usd)):

@@ -21,6 +21,8 @@ class Option(NamedTuple):
     many: bool = False
     """May be given more than once; the parameter is a list."""
     hidden: bool = False
+    complete: str = ""
+    """What a shell completes it with: a key of `completing.CANDIDATES`; empty for nothing, or files."""
 
 
 class Argument(NamedTuple):
@@ -32,6 +34,7 @@ class Argument(NamedTuple):
     many: bool = False
     required: bool = True
     hidden: bool = False
+    complete: str = ""
 
 
 Parameter = Option | Argument
@@ -39,8 +42,8 @@ Parameter = Option | Argument
 SOCKET = Option(("--socket",), "socket", "The daemon's socket; else SFA_SOCKET, SFAD_SOCKET, the user's, the system's", "PATH")
 JSON = Option(("--json",), "json", "Print JSON on stdout; notes stay on stderr")
 COMMON: tuple[Parameter, ...] = (SOCKET, JSON)
-RUNS = Argument("runs", "RUN", "Run ids; a unique prefix will do", many=True)
-RUN = Argument("run", "RUN", "Run id; a unique prefix will do")
+RUNS = Argument("runs", "RUN", "Ids, names, or unique prefixes of ids", many=True, complete="run")
+RUN = Argument("run", "RUN", "Id, name, or unique prefix of an id", complete="run")
 
 Values = dict[str, Any]
 

@@ -13,12 +13,25 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from sfad.protocol.types import RunInfo, Status
+from sfad.protocol.types import RunInfo, Status, Usage
 
 
 def print_json(value: Any) -> None:
     """One JSON object on one line of stdout. Structs in full: unknown is null."""
-    write(msgspec.json.encode(value) + b"\n")
+    write(encoded(value) + b"\n")
+
+
+def encoded(value: Any) -> bytes:
+    """JSON on one line."""
+    return msgspec.json.encode(value)
+
+
+def changed(run: RunInfo, json: bool) -> None:
+    """A run after a verb that changed its state: as JSON, or its status as a note."""
+    if json:
+        print_json(run)
+    else:
+        note(f"{run.id} is {run.status.value}")
 
 
 def write(data: bytes) -> None:
@@ -123,6 +136,23 @@ def usd(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.4f}" if 0 < value < 0.1 else f"{value:.2f}"
+
+
+def bounded(text: str, usage: Usage) -> str:
+    """A figure of tokens or money in a table: `≥0.31` where it may still grow."""
+    return f"≥{text}" if usage.partial and text != "-" else text
+
+
+def at_least(usage: Usage) -> str | None:
+    """`at least 0.31 USD`, or tokens where the cost is not known; `None` for final figures and for unknown ones."""
+    if not usage.partial:
+        return None
+    # Imported here: final figures are the rule.
+    from sfad.protocol.limits import format_usd
+
+    if usage.cost_usd is not None:
+        return f"at least {format_usd(usage.cost_usd)} USD"
+    return None if usage.tokens is None else f"at least {counted(usage.tokens, 'token', 'tokens')}"
 
 
 def age(moment: datetime | None, now: datetime | None = None) -> str:

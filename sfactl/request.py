@@ -26,15 +26,36 @@ LATER = (
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
-    Argument("agent", "AGENT", "A registered agent (not in this release)", required=False, hidden=True),
-    Option(("--name",), "name", "Who the run is: what the loop rule compares; else derived from the command", "NAME"),
+    Argument("agent", "AGENT", "A registered agent (not in this release)", required=False, hidden=True, complete="agent"),
+    Option(
+        ("--name",), "name", "Who the run is: what the loop rule compares; else derived from the command", "NAME", complete="name"
+    ),
     Option(("--kind",), "kind", "agent (default) or skill", "KIND"),
-    Option(("--type",), "type", "The kind of work; developer, qa, planner, … bring a profile of limits", "TYPE"),
+    Option(("--type",), "type", "The kind of work; developer, qa, planner, … bring a profile of limits", "TYPE", complete="type"),
     Option(("--timeout",), "timeout", "Seconds until the run is stopped; 90, 90s, 5m, 1h (SFA_DEFAULTS_TIMEOUT)", "TIME"),
-    Option(("--limit",), "limit", "turns=50, cost=2.50:warn, tokens=200k:pause, memory=2G, …", "KIND=N", many=True),
-    Option(("--on-limit",), "on_limit", "Of limits without an action: terminate, pause, warn, request_increase", "ACTION"),
+    Option(
+        ("--limit",),
+        "limit",
+        "turns=50, cost=2.50:warn, tokens=200k:pause, memory=2G, …",
+        "KIND=N",
+        many=True,
+        complete="kind of limit",
+    ),
+    Option(
+        ("--on-limit",),
+        "on_limit",
+        "Of limits without an action: terminate, pause, warn, request_increase",
+        "ACTION",
+        complete="action",
+    ),
     Option(("--limits",), "limits", "Limits as one object (sfactl config schema), or a file of it", "JSON|@FILE"),
-    Option(("--meter",), "meter", f"How to read usage from the output: {', '.join(METERS)}; else by the command", "METER"),
+    Option(
+        ("--meter",),
+        "meter",
+        f"How to read usage from the output: {', '.join(METERS)}; else by the command",
+        "METER",
+        complete="meter",
+    ),
     Option(("--max-depth",), "max_depth", "Runs in a chain, counted from the root; 0 inherits (SFA_MAX_DEPTH)", "N"),
     Option(("--max-descendants",), "max_descendants", "Runs below this one; 0 inherits (SFA_MAX_DESCENDANTS)", "N"),
     Option(("--attempts",), "attempts", "Start it at most this often if it fails", "N"),
@@ -47,13 +68,15 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(("--leaf",), "leaf", "The run may not start others"),
     Option(("--stdin",), "stdin", "Keep the run's stdin open for `sfactl send`"),
     Option(("--stdio",), "stdio", "inherit: the run gets this client's own stdin, stdout, stderr; nothing is kept", "HOW"),
+    Option(("--text",), "text", "Show the agent's text and final answer, not its JSON events, where the meter knows them"),
+    Option(("--raw",), "raw", "Show the agent's output as it is (default, but in a run that has a meter)"),
     Option(("--quiet", "-q"), "quiet", "No progress lines; why a run failed is still told (SFA_QUIET)"),
     Option(("--verbose", "-v"), "verbose", "Every event of the run on stderr"),
     Option(("--no-log",), "no_log", "Keep no output (SFA_NO_LOG)"),
     Option(("--no-queue",), "no_queue", "Be refused rather than wait for a slot"),
     Option(("--priority",), "priority", "Higher starts first from the queue", "N"),
     Option(("--grace",), "grace", "Between the stop signal and SIGKILL, at most 60 s", "TIME"),
-    Option(("--label",), "label", "Groups runs for list and stop", "K=V", many=True),
+    Option(("--label",), "label", "Groups runs for list and stop", "K=V", many=True, complete="label"),
     Option(("--channel",), "channel", "Where the request comes from; shown in events", "NAME"),
     Option(("--allow",), "allow", "A verb the run may use; once given, no other", "VERB", many=True),
     Option(("--deny",), "deny", "A verb the run may not use", "VERB", many=True),
@@ -103,6 +126,8 @@ class Wanted(NamedTuple):
     leaf: bool = False
     stdin: bool = False
     stdio: str | None = None
+    text: bool = False
+    raw: bool = False
     quiet: bool = False
     verbose: bool = False
     no_log: bool = False
@@ -139,8 +164,21 @@ def check(wanted: Wanted) -> None:
         raise UsageError(f"--stdio: {wanted.stdio!r} is neither files nor inherit")
     if wanted.stdio == "inherit" and wanted.stdin:
         raise UsageError("--stdin and --stdio inherit exclude each other: the run has one stdin")
+    _check_text(wanted)
     if wanted.meter not in (None, *METERS):
         raise UsageError(f"--meter: {wanted.meter!r} is none of {', '.join(METERS)}")
+
+
+def _check_text(wanted: Wanted) -> None:
+    for given, option in (
+        (wanted.raw, "--raw"),
+        (wanted.json, "--json"),
+        (wanted.no_log, "--no-log"),
+        (wanted.stdio == "inherit", "--stdio inherit"),
+    ):
+        if wanted.text and given:
+            why = "one shows events and the other does not" if option == "--raw" else "no output is copied that could hold text"
+            raise UsageError(f"--text and {option} exclude each other: {why}")
 
 
 def message(wanted: Wanted, request_id: int, environ: Mapping[str, str] = os.environ) -> Spawn:

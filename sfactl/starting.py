@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from sfad.protocol.messages import DaemonInfo, DaemonStatus
 from sfad.protocol.paths import daemon_socket, state_dir
 
 from . import connection, output
@@ -47,7 +47,14 @@ def start() -> Client:
         how = by_systemd() or by_itself(state, place)
         started = _connect_started(state)
     output.note(f"sfactl: no daemon was running; started one {how} (pid {started.welcome.pid}, {started.path})")
+    _warn_of_logout(started)
     return started
+
+
+def _warn_of_logout(started: Client) -> None:
+    status = started.call(DaemonInfo(id=started.next_id()), DaemonStatus)
+    if status.linger_command is not None:
+        output.note(f"sfactl: warning: the daemon and its runs end when you log out; to prevent that: {status.linger_command}")
 
 
 def _prepared(state: Path) -> Path:
@@ -71,16 +78,22 @@ def _connect_started(state: Path) -> Client:
 def by_systemd() -> str | None:
     """Has the user's systemd start it: its own unit, else a transient one that may have cgroups. `None` where there is no
     such systemd, or it would not."""
-    manager = os.path.join(os.environ.get("XDG_RUNTIME_DIR", ""), "systemd", "private")
-    if not (os.path.exists(manager) and shutil.which("systemctl")):
+    if (environ := _users_systemd()) is None:
         return None
     # The unit listens where it was installed to listen: of no use to who names another place.
     elsewhere = any(name in os.environ for name in PASSED_ON)
-    if not elsewhere and _quietly("systemctl", "--user", "start", "sfad.service"):
-        return "by systemctl --user start sfad.service"
-    if shutil.which("systemd-run") and _quietly(*transient(os.environ)):
-        return "in a systemd unit of its own"
-    return None
+    for unit in ("sfad.socket", "sfad.service") if not elsewhere else ():
+        if _quietly(environ, "systemctl", "--user", "start", unit):
+            return f"by systemctl --user start {unit}"
+    return "in a systemd unit of its own" if _quietly(environ, *transient(environ)) else None
+
+
+def _users_systemd() -> dict[str, str] | None:
+    """Return the environment in which programs find the user's systemd; `None` if it does not run. Cron and su set no
+    XDG_RUNTIME_DIR."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+    there = os.path.exists(os.path.join(runtime, "systemd", "private"))
+    return {**os.environ, "XDG_RUNTIME_DIR": runtime} if there else None
 
 
 def transient(environ: Mapping[str, str]) -> list[str]:
@@ -103,9 +116,11 @@ def daemon_command() -> list[str]:
     return [sys.executable, "-P", "-m", "sfad", "serve"]  # -P: not a program of that name in the working directory
 
 
-def _quietly(*command: str) -> bool:
+def _quietly(environ: Mapping[str, str], *command: str) -> bool:
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=READY_TIMEOUT, check=False)
+        done = subprocess.run(
+            command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=READY_TIMEOUT, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0

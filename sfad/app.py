@@ -1,4 +1,4 @@
-"""The command `sfad`: serve, check-config, sweep, backup, version."""
+"""The command `sfad`: serve, check-config, sweep, backup, install, version."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import typer
 from . import __version__, serving, systemd
 from . import config as configuration
 from .daemon import Place
+from .install import Installer, InstallError
 from .launch import CgroupImpossible
 from .launch import check as check_containment
 from .launch.controllers import release_unit
@@ -59,9 +60,21 @@ StopPost = Annotated[
 ReadyFd = Annotated[int | None, typer.Option("--ready-fd", hidden=True, help="Write a line to this descriptor once serving.")]
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"sfad {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")]
+
+
 @app.callback(invoke_without_command=True)
-def default(context: typer.Context, socket: Socket = None, state_dir: StateDir = None, config: ConfigFile = None) -> None:
+def default(
+    context: typer.Context, socket: Socket = None, state_dir: StateDir = None, config: ConfigFile = None, version: Version = False
+) -> None:
     """Serves if no command is given."""
+    del version  # its callback has printed it
     if context.invoked_subcommand is None:
         serving.serve(socket, state_dir, config)
     else:  # what stands before the command holds for it, unless it says otherwise
@@ -132,6 +145,34 @@ def backup(file: BackupFile, state_dir: StateDir = None) -> None:
     except (OSError, sqlite3.Error, LedgerError) as error:
         die(f"the ledger could not be copied to {file}: {error}", EXIT_IO)
     print(f"{copy.path}: {copy.size_bytes} bytes")
+
+
+@app.command()
+def install(
+    user: Annotated[bool, typer.Option("--user", help="As a service of this user.")] = False,
+    system: Annotated[bool, typer.Option("--system", help="As a service of the system; takes root.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Stop the daemon and its runs, and remove the service.")] = False,
+    linger: Annotated[
+        bool, typer.Option("--linger", help="Also let the user's services outlive the last session (with --remove: no longer).")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the steps and the units, and change nothing.")] = False,
+) -> None:
+    """Make the daemon of this installation a service of systemd: write its units, enable and start them."""
+    if user == system and not (remove and not user):
+        die("say either --user or --system", EXIT_USAGE)
+    if linger and not user:
+        die("--linger goes with --user: a service of the system needs no lingering", EXIT_USAGE)
+    try:
+        if not remove:
+            return Installer(user=user, dry_run=dry_run).install(linger=linger)
+        both = [Installer(user=each, dry_run=dry_run) for each in (True, False)]
+        wanted = [Installer(user=user, dry_run=dry_run)] if user or system else [each for each in both if each.installed()]
+        for installer in wanted:
+            installer.remove(linger=linger)
+        if not wanted:
+            print("no service is installed")
+    except (InstallError, OSError) as error:
+        die(str(error), error.code if isinstance(error, InstallError) else EXIT_UNAVAILABLE)
 
 
 @app.command()

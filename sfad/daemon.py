@@ -17,7 +17,7 @@ from pathlib import Path
 
 import trio
 
-from . import __version__, reexec, systemd
+from . import __version__, logout, reexec, systemd
 from . import config as configuration
 from .ballast import Ballast
 from .core.events import DrainRequested
@@ -35,7 +35,7 @@ from .output.files import OutputStore
 from .paths import PathError, bind_socket, prepare_socket, unbind_socket
 from .peers import identify
 from .priority import go_ahead
-from .protocol.messages import Setting
+from .protocol.messages import Change, Setting
 from .protocol.types import RunId
 from .runtime.budgets import rebuild
 from .runtime.handover import Handover
@@ -86,6 +86,8 @@ class Daemon:
         """It is about to execute itself anew."""
         self._runtime: Runtime
         self._lock: StateLock
+        self._inherited: socket.socket | None = None
+        """The listening socket, if it is not to be made."""
         self._nofile = 0
         """The soft limit of descriptors that it was started with."""
 
@@ -99,6 +101,7 @@ class Daemon:
             stack.callback(children.close)
             log = self._open_log()
             stack.callback(log.close)
+            self._inherited = self._listener(stored)
             self._take_state_dir(stack)
             memory, output, ledger = self._open_state(stack, log)
             launcher = self._choose_launcher(stack, log)
@@ -129,11 +132,27 @@ class Daemon:
             log.error(f"log.file = {setting.file} cannot be opened: {error.strerror}; going on with stderr")
             return log
 
+    def _listener(self, stored: dict[str, int]) -> socket.socket | None:
+        """Return the socket on which systemd listens for this daemon, or the daemon before it did. Raises `PathError`."""
+        if self._handed is not None:
+            return socket.socket(fileno=self._handed.listener)
+        fd = stored.pop(systemd.SOCKET_UNIT, None)
+        if fd is None:
+            return None
+        listener = socket.socket(fileno=fd)
+        if listener.getsockname() != str(self._place.socket):
+            raise PathError(
+                f"{systemd.SOCKET_UNIT} listens at {listener.getsockname()}, and the daemon is to serve {self._place.socket}; set "
+                "ListenStream= of the one and --socket or SFAD_SOCKET of the other to the same path"
+            )
+        return listener
+
     def _take_state_dir(self, stack: ExitStack) -> None:
         path, instance, handed = self._place.state_dir, self._place.instance, self._handed
         if handed is None:
             self._lock = take_state_dir(path, instance)
-            prepare_socket(self._place.socket)  # a daemon that adopts runs and then cannot serve ends them
+            if self._inherited is None:
+                prepare_socket(self._place.socket, held=path)  # a daemon that adopts runs and then cannot serve ends them
         else:
             self._lock = resume_lock(path, instance, directory=handed.directory, file=handed.lock, claim=handed.claim)
         stack.callback(self._lock.close)
@@ -206,6 +225,7 @@ class Daemon:
             state_dir=str(self._place.state_dir),
             memory=memory,
             on_shutdown=self._drained.set,
+            reload=lambda: self._reload(self._runtime, log),
             state_dir_lost=self._lock.lost,
         )
         return self._runtime
@@ -274,8 +294,9 @@ class Daemon:
 
     async def _run(self, runtime: Runtime, recovery: Recovery, log: Log, stack: ExitStack, children: ChildSignals) -> None:
         place, handed = self._place, self._handed
-        listener = bind_socket(place.socket) if handed is None else socket.socket(fileno=handed.listener)
-        stack.callback(_unbind, place.socket, log)
+        listener = self._inherited or bind_socket(place.socket, held=place.state_dir)
+        if not systemd.listens(listener):  # to look whether it is stale would make systemd start the service again
+            stack.callback(_unbind, place, log)
         inode = handed.inode if handed is not None else None
         server = Server(listener, runtime, lambda sock: identify(sock, runtime.launcher), log, inode)
         stack.callback(server.close)
@@ -324,7 +345,8 @@ class Daemon:
         async for number in signals:
             if number == signal.SIGHUP:
                 _notify(systemd.reloading(), log)
-                self._reload(runtime, log)
+                with suppress(configuration.ConfigError):  # the log has it
+                    self._reload(runtime, log)
                 if (installed := reexec.installed_version()) not in (None, __version__):
                     log.info("another version is installed", running=__version__, installed=installed)
                     nursery.start_soon(self._execute_anew, runtime, server, log)
@@ -333,9 +355,11 @@ class Daemon:
             elif number == signal.SIGUSR2:
                 nursery.start_soon(self._execute_anew, runtime, server, log)
             else:
-                log.info("stopping every tree", signal=signal.Signals(number).name, live=len(runtime.live))
+                # before anything waits: a daemon that is about to execute itself anew must see that it is draining
+                cause = logout.cause() if number == signal.SIGTERM else None
+                log.info("stopping every tree", signal=signal.Signals(number).name, cause=cause, live=len(runtime.live))
                 server.stop_accepting()
-                runtime.feed(DrainRequested(trio.current_time(), number))
+                runtime.feed(DrainRequested(trio.current_time(), number, cause))
                 nursery.start_soon(self._bound_drain, runtime, log)
 
     async def _bound_drain(self, runtime: Runtime, log: Log) -> None:
@@ -365,20 +389,22 @@ class Daemon:
         finally:
             self._renewing = False
 
-    def _reload(self, runtime: Runtime, log: Log) -> None:
+    def _reload(self, runtime: Runtime, log: Log) -> tuple[configuration.Loaded, list[Change]]:
+        """Read the config again; what was read, and what is different now. Raises `ConfigError`, and the old one stays."""
         files, required = self._place.config_files
         try:
             log.reopen()  # it may have been rotated away
             loaded = configuration.load(files, required=required)
         except (configuration.ConfigError, OSError) as error:
             log.error(f"the config was not reloaded: {error}")
-            return
-        settings, waiting = _in_force(self._loaded.settings, loaded.settings)
-        self._loaded = replace(loaded, settings=settings)
+            raise configuration.ConfigError(str(error)) from error
+        changed = _changes(self._loaded.settings, loaded.settings)
+        self._loaded = replace(loaded, settings=_in_force(self._loaded.settings, loaded.settings))
         runtime.reconfigure(self._loaded)
         log.info("config reloaded", files=[str(path) for path in loaded.files])
-        if waiting:
+        if waiting := [change.key for change in changed if change.waits]:
             log.warning("these take effect at the next start", keys=waiting)
+        return self._loaded, changed
 
 
 def _close_all(descriptors: dict[str, int]) -> None:
@@ -386,9 +412,9 @@ def _close_all(descriptors: dict[str, int]) -> None:
         os.close(descriptors.popitem()[1])
 
 
-def _unbind(socket: Path, log: Log) -> None:
+def _unbind(place: Place, log: Log) -> None:
     try:
-        unbind_socket(socket)
+        unbind_socket(place.socket, held=place.state_dir)
     except PathError as error:
         log.warning(str(error))  # the next daemon finds it stale and replaces it
 
@@ -403,15 +429,30 @@ def _notify(state: str, log: Log) -> None:
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 
 
+REMOVED = "removed"
+"""The source of a setting that no file has any more."""
+
 _AT_START = ("containment.", "log.")
 """Settings that a running daemon cannot change."""
 
 
-def _in_force(old: list[Setting], new: list[Setting]) -> tuple[list[Setting], list[str]]:
-    """The settings after a reload, and the keys whose new value has to wait for a restart."""
+def _in_force(old: list[Setting], new: list[Setting]) -> list[Setting]:
+    """The settings after a reload: some keep their old value until a restart."""
     before = {setting.key: setting for setting in old}
-    settings = [before[setting.key] if setting.key.startswith(_AT_START) else setting for setting in new]
-    return settings, [setting.key for setting, kept in zip(new, settings, strict=True) if setting.value != kept.value]
+    return [before[setting.key] if setting.key.startswith(_AT_START) else setting for setting in new]
+
+
+def _changes(old: list[Setting], new: list[Setting]) -> list[Change]:
+    """What a reload changes, key by key. A key of a table of names may be there on one side only."""
+    before, after = ({setting.key: setting for setting in settings} for settings in (old, new))
+    found = []
+    for key in dict.fromkeys([*before, *after]):
+        was, now = before.get(key), after.get(key)
+        if was is None or now is None or was.value != now.value:
+            source = now.source if now is not None else REMOVED
+            values = [None if setting is None else setting.value for setting in (was, now)]
+            found.append(Change(key=key, old=values[0], new=values[1], source=source, waits=key.startswith(_AT_START)))
+    return found
 
 
 def _file(path: str | None) -> Path | None:

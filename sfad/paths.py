@@ -54,27 +54,27 @@ def config_files(env: Mapping[str, str], flag: str | None = None) -> tuple[list[
         return [SYSTEM_CONFIG], False
 
 
-def prepare_socket(path: Path) -> None:
+def prepare_socket(path: Path, *, held: Path | None = None) -> None:
     """Make what `bind_socket` needs, and raise what it would: before a daemon adopts runs that it could not serve."""
-    with _place_for(path, 0o700):
+    with _place_for(path, 0o700, held):
         pass  # not bound yet: clients would wait for a daemon that may take long to recover
 
 
-def bind_socket(path: Path, *, mode: int = 0o600, directory_mode: int = 0o700) -> socket.socket:
-    """A listening, non-blocking Unix stream socket at `path`.
+def bind_socket(path: Path, *, held: Path | None = None, mode: int = 0o600, directory_mode: int = 0o700) -> socket.socket:
+    """A listening, non-blocking Unix stream socket at `path`. `held`: the state directory that the caller has locked.
 
     The directory is made with `directory_mode` if it is missing. A stale socket is replaced, a live one raises
     `AlreadyRunning`, anything else there `PathError`, and so does a directory in which another user could replace the socket."""
-    with _place_for(path, directory_mode):
+    with _place_for(path, directory_mode, held):
         return _listen(path, mode)
 
 
 @contextmanager
-def _place_for(path: Path, directory_mode: int) -> Iterator[None]:
+def _place_for(path: Path, directory_mode: int, held: Path | None) -> Iterator[None]:
     try:
         _make_directory(path.parent, directory_mode)
         _refuse_shared(path)
-        with _directory_lock(path.parent):
+        with _directory_lock(path.parent, held):
             _clear_stale(path)
             yield
     except (OSError, ValueError) as error:
@@ -91,12 +91,12 @@ def socket_inode(path: Path) -> tuple[int, int] | None:
     return None
 
 
-def unbind_socket(path: Path) -> None:
+def unbind_socket(path: Path, *, held: Path | None = None) -> None:
     """Removes the socket of a listener that has been closed; leaves alone what another daemon serves by now.
 
     Raises `PathError` where the directory cannot be written."""
     try:
-        with _directory_lock(path.parent), contextlib.suppress(PathError):
+        with _directory_lock(path.parent, held), contextlib.suppress(PathError):
             _clear_stale(path)
     except FileNotFoundError:
         return
@@ -175,7 +175,11 @@ def _outside(uid: int) -> bool:
 
 
 @contextmanager
-def _directory_lock(directory: Path) -> Iterator[None]:
+def _directory_lock(directory: Path, held: Path | None) -> Iterator[None]:
+    if held is not None and held.exists() and directory.samefile(held):
+        # flock(2) excludes a second descriptor of the same process, too. Without XDG_RUNTIME_DIR the socket is there
+        yield
+        return
     # between finding a socket stale and replacing it another daemon may do the same; a lock file would stay behind
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

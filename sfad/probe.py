@@ -7,10 +7,12 @@ import ctypes
 import errno
 import fcntl
 import os
+import pwd
 import resource
 import shutil
 import socket
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,11 +120,41 @@ def subreaper() -> bool:
     return result == 0
 
 
-def lingering(user: str) -> bool | None:
-    """Whether systemd keeps the user's services after logout; `None` where systemd does not run."""
-    if not os.path.isdir("/run/systemd/system"):
-        return None
-    return os.path.exists(f"/var/lib/systemd/linger/{user}")
+def systemd_runs() -> bool:
+    """Return whether systemd is this machine's pid 1 (sd_booted(3))."""
+    return os.path.isdir("/run/systemd/system")
+
+
+def user_name(uid: int) -> str:
+    """Return the name of a user; the number where it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def lingering(uid: int) -> bool | None:
+    """Return whether systemd keeps the user's services after logout; `None` where systemd does not run."""
+    return os.path.exists(f"/var/lib/systemd/linger/{user_name(uid)}") if systemd_runs() else None
+
+
+def linger_command(uid: int) -> str:
+    """Return the command that enables lingering for a user."""
+    # polkit lets users do this for themselves, without a password; where it is not installed, logind asks for root
+    polkit = os.path.exists("/usr/share/dbus-1/system-services/org.freedesktop.PolicyKit1.service")
+    own = uid == os.getuid() and (polkit or uid == 0)
+    return "loginctl enable-linger" if own else f"sudo loginctl enable-linger {user_name(uid)}"
+
+
+def holder(state: Path) -> int | None:
+    """Return the pid of the daemon that holds a state directory; `None` if none does, or that cannot be told."""
+    with suppress(OSError), open(state / "lock") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = lock.read(20).strip()
+            return int(pid) if pid.isdecimal() else None
+    return None
 
 
 def soft_limit(kind: int) -> int | None:

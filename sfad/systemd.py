@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import time
 from collections import deque
 from contextlib import suppress
@@ -13,6 +14,11 @@ from contextlib import suppress
 import trio
 
 from .protocol.units import parse_whole
+
+SOCKET_UNIT = "sfad.socket"
+"""The name under which systemd passes the socket that it listens on for the daemon."""
+
+_UCRED = struct.Struct("=iII")
 
 LEAST_INTERVAL = 0.01
 """Seconds between two `WATCHDOG=1`, at least: a tiny `WATCHDOG_USEC` must not keep a processor busy."""
@@ -28,6 +34,12 @@ def another_follows() -> bool:
     """In a process of `ExecStopPost=`: whether the service has failed. Then systemd starts it again, or what `OnFailure=` names.
     What was stopped, or has ended by a signal like SIGTERM, is over."""
     return os.environ.get("SERVICE_RESULT", "success") != "success"
+
+
+def listens(listener: socket.socket) -> bool:
+    """Return whether another process called listen(2) on a socket: then it goes on listening when this process ends."""
+    pid, _uid, _gid = _UCRED.unpack(listener.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return bool(pid != os.getpid())
 
 
 def notify(state: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,29 @@ hypothesis.settings.register_profile("shared machine", suppress_health_check=[hy
 hypothesis.settings.load_profile("shared machine")
 
 Start = Callable[..., Daemon]
+
+
+COMPLETE = "SFAD_TEST_COMPLETE"
+"""Set where everything that can be installed is installed: then a test is skipped only for what is listed here."""
+
+MAY_SKIP = (
+    "SFAD_TEST_AGENTS=1",  # the tests with real agents are opt-in, and `make agents` runs them
+    "cgroup v1", "cgroup v2 controller", "for the sake of a controller", "the kernel throttles here",  # what the machine delegates
+    "needs two CPUs", "FUSE", "file system", "pids cannot be chosen here", "takes the pid each time",  # other traits of a machine
+    "it would take long",  # on a disk without holes
+    "only with cgroups", "only with tags", "for a pretended controller",  # parameters that do not go together
+)  # fmt: skip
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fail a test that may not be skipped."""
+    report = yield
+    if report.skipped and COMPLETE in os.environ and isinstance(report.longrepr, tuple):
+        reason = report.longrepr[2]
+        if not any(known in reason for known in MAY_SKIP):
+            report.outcome, report.longrepr = "failed", f"{reason}; with {COMPLETE} set this test may not be skipped"
+    return report
 
 
 @pytest.fixture(autouse=True)

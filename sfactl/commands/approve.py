@@ -1,4 +1,4 @@
-"""`sfactl approve RUN [--limit KIND=N]`
+"""`sfactl approve RUN… [--limit KIND=N]`
 
 Lets a run go on that a limit with the action request_increase has frozen. --limit says how much it may use from now on in
 all, never more than an ancestor has; without --limit, that limit only warns from now on. Only from outside any run: no agent
@@ -15,19 +15,16 @@ from sfad.protocol.messages import Approve, RunReply
 
 from .. import limits, output
 from ..connection import connect
-from ..exits import Exit
-from ..options import COMMON, RUN, Parameter
+from ..options import COMMON, RUNS, Parameter
+from ..several import Choice
 
-PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUN, limits.OPTION)
+PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS, limits.OPTION)
 
 
-def main(*, run: str, limit: Sequence[str] = (), socket: str | None = None, json: bool = False) -> int:
+def main(*, runs: Sequence[str], limit: Sequence[str] = (), socket: str | None = None, json: bool = False) -> int:
     """Approves an increase."""
     room = limits.of_flags(limit)
     with connect(socket) as client:
-        found = client.call(Approve(id=client.next_id(), run=run, limits=room), RunReply).run
-    if json:
-        output.print_json(found)
-    else:
-        output.note(f"{found.id} is {found.status.value}")
-    return Exit.DONE
+        return Choice("approve", runs).each(
+            client, lambda run: output.changed(client.call(Approve(id=client.next_id(), run=run, limits=room), RunReply).run, json)
+        )

@@ -1,6 +1,13 @@
 """`sfactl completion bash|zsh|fish`
 
-Prints the script. For bash: eval "$(sfactl completion bash)"
+Prints the script, which completes verbs, options, runs, names, labels, types, statuses, meters and agents. It asks the daemon, and
+is silent where there is none.
+
+  bash: eval "$(sfactl completion bash)", in ~/.bashrc
+
+  zsh: eval "$(sfactl completion zsh)", in ~/.zshrc after compinit
+
+  fish: sfactl completion fish > ~/.config/fish/completions/sfactl.fish
 """
 
 from __future__ import annotations
@@ -12,7 +19,7 @@ from ..options import COMMON, Argument, Parameter
 
 SHELLS = ("bash", "zsh", "fish")
 
-PARAMETERS: tuple[Parameter, ...] = (*COMMON, Argument("shell", "SHELL", "bash, zsh or fish"))
+PARAMETERS: tuple[Parameter, ...] = (*COMMON, Argument("shell", "SHELL", "bash, zsh or fish", complete="shell"))
 
 
 def main(*, shell: str, socket: str | None = None, json: bool = False) -> int:

@@ -1,4 +1,4 @@
-"""`sfactl deny RUN`
+"""`sfactl deny RUN…`
 
 Stops a run that a limit with the action request_increase has frozen, and everything below it, as if the limit had terminated
 it. Returns as soon as it is being stopped; `sfactl wait RUN` waits for the end. Only from outside any run.
@@ -8,22 +8,21 @@ Exit codes: 0 it is being stopped; 1 it does not wait for approval; 66 no such r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sfad.protocol.messages import Deny, RunReply
 
 from .. import output
 from ..connection import connect
-from ..exits import Exit
-from ..options import COMMON, RUN, Parameter
+from ..options import COMMON, RUNS, Parameter
+from ..several import Choice
 
-PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUN)
+PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS)
 
 
-def main(*, run: str, socket: str | None = None, json: bool = False) -> int:
+def main(*, runs: Sequence[str], socket: str | None = None, json: bool = False) -> int:
     """Denies an increase."""
     with connect(socket) as client:
-        found = client.call(Deny(id=client.next_id(), run=run), RunReply).run
-    if json:
-        output.print_json(found)
-    else:
-        output.note(f"{found.id} is {found.status.value}")
-    return Exit.DONE
+        return Choice("deny", runs).each(
+            client, lambda run: output.changed(client.call(Deny(id=client.next_id(), run=run), RunReply).run, json)
+        )

@@ -6,12 +6,11 @@ then with 1. Asks the daemon where it can, and looks at this session where it ca
 
 from __future__ import annotations
 
-import fcntl
 import os
-import pwd
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import chain
 
 from msgspec import Struct
 
@@ -36,6 +35,10 @@ LOW_PROCESSES = 2048
 """The pids limit of two trees."""
 
 
+SERVICE = "run the daemon as a service: sfad install --user, or --system as root"
+"""What gives a daemon cgroups of its own."""
+
+
 class Finding(Struct, frozen=True):
     """One line of the report."""
 
@@ -49,7 +52,8 @@ class Finding(Struct, frozen=True):
 def main(*, socket: str | None = None, json: bool = False) -> int:
     """Prints the report."""
     status, reachable = _daemon(socket)
-    findings = [reachable, *_ledger(status), *_containment(status), *(f for check in CHECKS for f in check())]
+    asked = (check(status) for check in (_ledger, _containment, _cgroups, _linger))
+    findings = [reachable, *chain.from_iterable(asked), *(f for check in CHECKS for f in check())]
     if json:
         output.print_json({"findings": findings, "containment": status.containment if status else None})
     else:
@@ -89,14 +93,9 @@ def _unreachable(error: Unreachable) -> tuple[str, str, str]:
     return verdict, error.message, mends.get(error.kind, "look at the daemon's log")
 
 
-def _holder() -> str | None:
-    """The pid of the daemon that holds the state directory, where it can be told."""
-    with suppress(OSError, ValueError), open(state_dir(os.environ, os.getuid()) / "lock") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pid = lock.read(20).strip()
-            return pid if pid.isdecimal() else None
+def _holder() -> int | None:
+    with suppress(ValueError):
+        return probe.holder(state_dir(os.environ, os.getuid()))
     return None
 
 
@@ -114,11 +113,11 @@ def _containment(status: DaemonStatus | None) -> Iterator[Finding]:
         "containment",
         "ok" if by_cgroup else "warn",
         f"{status.containment}: {status.containment_detail}",
-        "" if by_cgroup else "best effort only; start the daemon in a delegated unit (Delegate=yes)",
+        "" if by_cgroup else f"best effort only; {SERVICE}",
     )
 
 
-def _cgroups() -> Iterator[Finding]:
+def _cgroups(status: DaemonStatus | None) -> Iterator[Finding]:
     found = probe.cgroups()
     if found.mount is None:
         yield Finding("cgroup v2", "warn", "not mounted", "boot with systemd.unified_cgroup_hierarchy=1")
@@ -126,12 +125,8 @@ def _cgroups() -> Iterator[Finding]:
     yield Finding("cgroup v2", "ok", f"mounted at {found.mount}")
     yield _feature("cgroup.kill", found.kill, "kills a whole tree at once", "needs Linux 5.14")
     yield _feature("cgroup.freeze", found.freeze, "freezes a whole tree at once", "needs Linux 5.2")
-    yield _feature(
-        "delegation",
-        found.writable,
-        f"this session's cgroup {found.own}",
-        "start the daemon by systemd with Delegate=yes (systemd-run --user -p Delegate=yes …)",
-    )
+    if status is None:  # the daemon's own answer counts, and stands under "containment"
+        yield _feature("delegation", found.writable, f"this session may make cgroups in {found.own}", SERVICE)
 
 
 def _kernel() -> Iterator[Finding]:
@@ -145,12 +140,15 @@ def _feature(name: str, there: bool, what: str, mend: str) -> Finding:
     return Finding(name, "ok", what) if there else Finding(name, "warn", f"not available: {what}", mend)
 
 
-def _session() -> Iterator[Finding]:
-    user = pwd.getpwuid(os.getuid()).pw_name
-    lingering = probe.lingering(user)
-    if lingering is not None and os.getuid() != 0:
-        mend = "" if lingering else "the daemon ends with your last session: loginctl enable-linger"
-        yield Finding("linger", "ok" if lingering else "warn", "on" if lingering else "off", mend)
+def _linger(status: DaemonStatus | None) -> Iterator[Finding]:
+    lingering = probe.lingering(os.getuid())
+    # without a daemon: one that this user starts would be in the user's systemd
+    alone = probe.linger_command(os.getuid()) if lingering is False else None
+    command = status.linger_command if status is not None else alone
+    if command is not None:
+        yield Finding("linger", "warn", "off: the daemon and its runs end when the user logs out", command)
+    elif lingering is not None:
+        yield Finding("linger", "ok", "on" if lingering else "off, and this daemon does not need it")
 
 
 def _limits() -> Iterator[Finding]:
@@ -185,4 +183,4 @@ def _clock() -> Iterator[Finding]:
         yield Finding("clock", "ok", "plausible")
 
 
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_cgroups, _kernel, _session, _limits, _disk, _clock)
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_kernel, _limits, _disk, _clock)

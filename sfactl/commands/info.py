@@ -1,33 +1,37 @@
-"""`sfactl info RUN`
+"""`sfactl info RUN…`
 
-Everything the daemon knows of a run, its live processes and memory included.
+Everything the daemon knows of each run, its live processes and memory included.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from sfad.protocol.messages import Info, RunReply
 from sfad.protocol.types import RunInfo, Status
 
 from .. import limits, output
 from ..connection import connect
-from ..exits import Exit
-from ..options import COMMON, RUN, Parameter
+from ..options import COMMON, RUNS, Parameter
+from ..several import Choice
 
-PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUN)
+PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS)
 
 
-def main(*, run: str, socket: str | None = None, json: bool = False) -> int:
-    """Shows one run."""
+def main(*, runs: Sequence[str], socket: str | None = None, json: bool = False) -> int:
+    """Shows runs."""
     with connect(socket) as client:
-        found = client.call(Info(id=client.next_id(), run=run), RunReply).run
+        return Choice("info", runs).each(
+            client, lambda run: _show(client.call(Info(id=client.next_id(), run=run), RunReply).run, json)
+        )
+
+
+def _show(run: RunInfo, json: bool) -> None:
     if json:
-        output.print_json(found)
+        output.print_json(run)
     else:
-        print("\n".join(f"{name:<12} {value}" for name, value in facts(found)))
-        _warn(found)
-    return Exit.DONE
+        print("\n".join(f"{name:<12} {value}" for name, value in facts(run)))
+        _warn(run)
 
 
 def facts(run: RunInfo) -> Iterator[tuple[str, str]]:

@@ -14,19 +14,22 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status, Usage
 from sfad.protocol.units import MOST_WHOLE, parse_duration
 
-from .. import environment, output, request
+from .. import environment, output
 from ..connection import connect
 from ..exits import Exit, UsageError
 from ..options import COMMON, Option, Parameter
+from ..several import labels
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
-    Option(("--status",), "status", "Only runs with this status", "STATUS", many=True),
-    Option(("--name",), "name", "Only runs of this name", "NAME"),
-    Option(("--user",), "user", "Only this user's runs", "USER"),
-    Option(("--root",), "root", "Only this run's tree", "RUN"),
+    Option(("--status",), "status", "Only runs with this status", "STATUS", many=True, complete="status"),
+    Option(("--name",), "name", "Only runs of this name", "NAME", complete="name"),
+    Option(("--user",), "user", "Only this user's runs", "USER", complete="user"),
+    Option(("--root",), "root", "Only this run's tree", "RUN", complete="run"),
     Option(("--since",), "since", "Only runs created since: 1h ago, or an RFC 3339 time", "TIME"),
-    Option(("--label",), "label", "Only runs with this label", "K=V", many=True),
+    Option(
+        ("--label",), "label", "Only runs with this label; of one key, any of the values given", "K=V", many=True, complete="label"
+    ),
     Option(("--limit-rows",), "limit_rows", "Ended runs at most; else 50", "N"),
     Option(("--live",), "live", "Count processes and memory of each run"),
 )
@@ -53,7 +56,7 @@ def main(
         user=user,
         root=root,
         since=None if since is None else moment(since),
-        labels=request.pairs("--label", label),
+        labels=labels(label),
         rows=50 if limit_rows is None else environment.whole("--limit-rows", limit_rows, 0, MOST_WHOLE),
         live=live,
     )
@@ -111,7 +114,7 @@ class Column(NamedTuple):
 
 USAGE = (
     Column("TURNS", lambda usage: output.short(usage.turns)),
-    Column("TOKENS", lambda usage: output.short(usage.tokens)),
-    Column("USD", lambda usage: output.usd(usage.cost_usd)),
+    Column("TOKENS", lambda usage: output.bounded(output.short(usage.tokens), usage)),
+    Column("USD", lambda usage: output.bounded(output.usd(usage.cost_usd), usage)),
 )
 """What a run used itself, its descendants not counted."""

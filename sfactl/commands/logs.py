@@ -1,10 +1,15 @@
-"""`sfactl logs RUN`
+"""`sfactl logs RUN…`
 
-What the run wrote, unchanged: its stdout on stdout and its stderr on stderr. With --stdout or --stderr only that one, on
-stdout. -f follows until the run ends, over restarts of the daemon too; it may begin before the run does. A note on stderr tells
-of what the output limit has freed before it was read.
+What the runs wrote, unchanged: stdout on stdout and stderr on stderr. With --stdout or --stderr only that one, on stdout. -f
+follows until the runs end, over restarts of the daemon too; it may begin before a run does. Of several runs, each line begins with
+the run; without -f the runs come one after the other. --name, --label and --all choose from what `sfactl list` shows with them,
+ended runs included. A note on stderr tells of what the output limit has freed before it was read.
 
-With --json, one object a line of output: {"stream", "text"}; bytes that are not UTF-8 appear as \\xNN.
+--timestamps shows when each line was seen. Nothing records when a line was written: of those that were there before, marked ≤, only
+the time of the last write to their file is known. -f sees what follows.
+
+With --json, one object a line of output: {"stream", "text"}, with "run" for several runs, and "time" and "not_after" with
+--timestamps ("time" is null for a line that was there before); bytes that are not UTF-8 appear as \\xNN.
 """
 
 from __future__ import annotations
@@ -13,18 +18,26 @@ import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
 
 from sfad.protocol import messages as m
 
 from .. import follow, loop, output
 from ..connection import AGAIN, Client, ConnectionLost, check, connect
 from ..exits import Exit, UsageError
-from ..options import COMMON, RUN, Option, Parameter
+from ..lines import OLD, Form, Lines, Source
+from ..options import COMMON, RUNS, Option, Parameter
+from ..several import Choice
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
-    RUN,
-    Option(("--follow", "-f"), "follow_", "Go on until the run ends"),
+    RUNS._replace(required=False),
+    Option(("--all",), "everything", "Live runs and the last 50 that ended"),
+    Option(("--name",), "name", "Runs of this name", "NAME", complete="name"),
+    Option(("--label",), "label", "Runs with this label; of one key, any of the values given", "K=V", many=True, complete="label"),
+    Option(("--follow", "-f"), "follow_", "Go on until the runs end"),
+    Option(("--timestamps", "-t"), "timestamps", "Show when each line was seen"),
     Option(("--stdout",), "stdout", "Only stdout"),
     Option(("--stderr",), "stderr", "Only stderr"),
     Option(("--tail", "-n"), "tail", "Begin N lines before the end, or so many bytes: 20, 4096B, 64KiB", "N"),
@@ -34,72 +47,141 @@ STREAMS = ("stdout", "stderr")
 SIZES = {"B": 1, "K": 1 << 10, "KIB": 1 << 10, "M": 1 << 20, "MIB": 1 << 20}
 BLOCK = 64 * 1024
 
-Source = tuple[str, int, int]
-"""Stream, descriptor of its file, our descriptor that it is copied to."""
+COLOURS = (36, 33, 32, 35, 34)
+"""Of prefixes, in turn (ECMA-48, SGR): red means failure elsewhere."""
+
+Shown = tuple[m.LogFiles, list[follow.Follower]]
+"""A run, and what copies its output."""
+
+
+class View(NamedTuple):
+    """How output is shown."""
+
+    following: bool
+    stdout: bool
+    stderr: bool
+    start: Start
+    stamped: bool
+    json: bool
+
+    def sources(self, descriptors: Sequence[int]) -> list[Source]:
+        """The files that are wanted. Both go to streams of their own; one alone goes to stdout."""
+        both = self.stdout == self.stderr
+        wanted = [both or self.stdout, both or self.stderr]
+        return [
+            Source(name, file, 2 if both and name == "stderr" else 1)
+            for name, file, is_wanted in zip(STREAMS, descriptors, wanted, strict=True)
+            if is_wanted
+        ]
 
 
 def main(
     *,
-    run: str,
+    runs: Sequence[str] = (),
+    everything: bool = False,
+    name: str | None = None,
+    label: Sequence[str] = (),
     follow_: bool = False,
+    timestamps: bool = False,
     stdout: bool = False,
     stderr: bool = False,
     tail: str | None = None,
     socket: str | None = None,
     json: bool = False,
 ) -> int:
-    """Prints a run's output."""
-    start = _start_of(tail)
+    """Prints the output of runs."""
+    view = View(follow_, stdout, stderr, _start_of(tail), timestamps, json)
+    choice = Choice("logs", runs, everything, name, label)
+    choice.check()
     with connect(socket) as client:
-        files, descriptors = client.ask(m.Logs(id=client.next_id(), run=run), m.LogFiles)
-        if not files.kept:
-            output.note(f"sfactl: {files.run} keeps no output (--no-log, or --stdio inherit)")
-        both = stdout == stderr
-        wanted = [both or stdout, both or stderr]
-        sources = [
-            (name, file, 2 if both and name == "stderr" else 1)
-            for name, file, is_wanted in zip(STREAMS, descriptors, wanted, strict=True)
-            if is_wanted
-        ]
-        if json:
-            _as_json(client, files, sources, start, follow_)
-        else:
-            _copy(client, files, sources, start, follow_)
-    return Exit.DONE
+        if everything or name or label:
+            choice = Choice("logs", [*runs, *_listed(client, choice)])
+            if not choice.runs:
+                output.note("no run fits")
+                return Exit.DONE
+        opened: list[tuple[m.LogFiles, list[int]]] = []
+        code = choice.each(client, lambda run: opened.append(_open(client, run)))
+        _show(client, opened, view, several=len(choice.runs) > 1)
+    return code
 
 
-def _copy(client: Client, files: m.LogFiles, sources: Sequence[Source], start: Start, following: bool) -> None:
-    followers = [follow.Follower(file, target, output.note, start(file)) for _, file, target in sources]
-    _until_end(client, files, follow.Copying(followers), following)
+def _listed(client: Client, choice: Choice) -> list[str]:
+    found = client.call(m.List(id=client.next_id(), name=choice.name, labels=choice.labels), m.RunList).runs
+    return [run.id for run in found if not run.status.rejected]
 
 
-def _until_end(client: Client, files: m.LogFiles, copying: follow.Copying, following: bool) -> None:
-    waiting = following and not files.ended
-    if waiting:
-        _await(client, files.run)
-    while waiting or not copying.drained():
-        ready = loop.wait([client.fileno()] if waiting else [], [copying])
-        copying.advance(ready)
-        if waiting and client.fileno() in ready:
-            waiting = not _ended(client, files.run, copying)
+def _open(client: Client, run: str) -> tuple[m.LogFiles, list[int]]:
+    files, descriptors = client.ask(m.Logs(id=client.next_id(), run=run), m.LogFiles)
+    if not files.kept:
+        output.note(f"sfactl: {files.run} keeps no output (--no-log, or --stdio inherit)")
+    return files, descriptors
 
 
-def _ended(client: Client, run: str, copying: follow.Copying) -> bool:
-    """Whether the answer has come. A daemon that went away is waited for, and asked again; the files are there meanwhile."""
+def _show(client: Client, opened: Sequence[tuple[m.LogFiles, list[int]]], view: View, *, several: bool) -> None:
+    names = [f"{files.run} {output.plain(files.name)}".strip() for files, _ in opened]
+    columns = max(map(output.width, names), default=0)
+    shown: list[Shown] = []
+    for number, (files, descriptors) in enumerate(opened):
+        prefix = names[number] + " " * (columns - output.width(names[number])) + " | " if several else ""
+        form = partial(Form, run=files.run if several else None, prefix=prefix, colour=COLOURS[number % len(COLOURS)],
+                       stamped=view.stamped, json=view.json)  # fmt: skip
+        shown.append((files, [_follower(source, form(source), view) for source in view.sources(descriptors)]))
+    if view.stamped and not view.json and any(f.offset < os.fstat(f.source).st_size for _, made in shown for f in made):
+        output.note(OLD)
+    for group in [shown] if view.following else [[one] for one in shown]:
+        _copy(client, group, view.following)
+
+
+def _follower(source: Source, form: Form, view: View) -> follow.Follower:
+    offset = view.start(source.file)
+    if form.plain:
+        return follow.Follower(source.file, source.target, output.note, offset)
+    return Lines(source, offset, form)
+
+
+def _copy(client: Client, group: Sequence[Shown], following: bool) -> None:
+    followers = [follower for _, made in group for follower in made]
+    copying = follow.Copying(followers)
+    ends = Ends(client, [files.run for files, _ in group if following and not files.ended])
     try:
-        answers = client.arrived()
-    except ConnectionLost:
-        client.reconnect("the run may go on", lambda: loop.carry_on([copying], AGAIN))
-        _await(client, run)
-        return False
-    for answer in answers:
-        check(answer.reply)
-    return bool(answers)
+        while ends or not copying.drained():
+            ready = loop.wait([client.fileno()] if ends else [], [copying])
+            copying.advance(ready)
+            if ends and client.fileno() in ready:
+                ends.take(copying)
+    finally:
+        for follower in followers:
+            if isinstance(follower, Lines):
+                follower.finish()
 
 
-def _await(client: Client, run: str) -> None:
-    with suppress(ConnectionLost):  # `arrived` tells of that as well
-        client.send(m.Wait(id=client.next_id(), run=run))
+class Ends:
+    """Runs whose ends are waited for, on one connection. True while there are any."""
+
+    def __init__(self, client: Client, runs: Sequence[str]) -> None:
+        self._client = client
+        self._ask(runs)
+
+    def __bool__(self) -> bool:
+        return bool(self._asked)
+
+    def _ask(self, runs: Sequence[str]) -> None:
+        self._asked = {self._client.next_id(): run for run in runs}
+        with suppress(ConnectionLost):  # `arrived` tells of that as well
+            for number, run in self._asked.items():
+                self._client.send(m.Wait(id=number, run=run))
+
+    def take(self, copying: follow.Copying) -> None:
+        """Take the answers that have come. A daemon that went away is waited for and asked again; the files stay readable."""
+        try:
+            answers = self._client.arrived()
+        except ConnectionLost:
+            self._client.reconnect("the runs may go on", lambda: loop.carry_on([copying], AGAIN))
+            self._ask(list(self._asked.values()))
+            return
+        for answer in answers:
+            check(answer.reply)
+            self._asked.pop(answer.reply.id, None)
 
 
 class Start:
@@ -150,51 +232,3 @@ def _start_of(tail: str | None) -> Start:
     if match is None or (unit and unit not in SIZES):
         raise UsageError(f"--tail: {tail[:80]!r} is neither a number of lines (20) nor a size (4096B, 64KiB, 1M)")
     return Start(size=int(match[1]) * SIZES[unit]) if unit else Start(lines=int(match[1]))
-
-
-def _as_json(client: Client, files: m.LogFiles, sources: Sequence[Source], start: Start, following: bool) -> None:
-    with Pipes(sources, start) as pipes:
-        _until_end(client, files, pipes, following)
-
-
-class Pipes(follow.Copying):
-    """Like copying, but a line at a time and as JSON. Writes may block: nobody waits for a signal here."""
-
-    def __init__(self, sources: Sequence[Source], start: Start) -> None:
-        self._lines = [LineFollower(name, file, start(file)) for name, file, _ in sources]
-        super().__init__(self._lines)
-
-    def __enter__(self) -> Pipes:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for follower in self._lines:
-            follower.finish()
-
-
-class LineFollower(follow.Follower):
-    """Gathers lines and prints each as an object."""
-
-    def __init__(self, stream: str, source: int, offset: int) -> None:
-        super().__init__(source, 1, output.note, offset)
-        self._stream = stream
-        self._partial = b""
-
-    def flush(self) -> None:
-        """Prints every line that is complete."""
-        *complete, self._partial = (self._partial + self.take()).split(b"\n")
-        for line in complete:
-            self._print(line)
-
-    def finish(self) -> None:
-        """Prints what the run never ended with a newline."""
-        if self._partial:
-            self._print(self._partial)
-            self._partial = b""
-
-    def _go_on(self, offset: int, why: str) -> None:
-        self.finish()
-        super()._go_on(offset, why)
-
-    def _print(self, line: bytes) -> None:
-        output.print_json({"stream": self._stream, "text": line.decode(errors="backslashreplace")})

@@ -1,26 +1,33 @@
-"""`sfactl pause RUN`
+"""`sfactl pause RUN…`
 
-Freezes the run's whole tree and stops its clocks. Returns when everything stands still.
+Freezes each run's whole tree and stops its clocks. Returns when everything stands still.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from sfad.protocol.messages import Pause, RunReply
 
 from .. import output
 from ..connection import connect
-from ..exits import Exit
-from ..options import COMMON, RUN, Parameter
+from ..options import COMMON, RUNS, Parameter
+from ..several import CHOICE, Choice
 
-PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUN)
+PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS._replace(required=False, complete="live"), *CHOICE)
 
 
-def main(*, run: str, socket: str | None = None, json: bool = False) -> int:
-    """Pauses a run."""
+def main(
+    *,
+    runs: Sequence[str] = (),
+    everything: bool = False,
+    name: str | None = None,
+    label: Sequence[str] = (),
+    socket: str | None = None,
+    json: bool = False,
+) -> int:
+    """Pauses runs."""
+    choice = Choice("pause", runs, everything, name, label)
+    choice.check()
     with connect(socket) as client:
-        found = client.call(Pause(id=client.next_id(), run=run), RunReply).run
-    if json:
-        output.print_json(found)
-    else:
-        output.note(f"{found.id} is {found.status.value}")
-    return Exit.DONE
+        return choice.each(client, lambda run: output.changed(client.call(Pause(id=client.next_id(), run=run), RunReply).run, json))

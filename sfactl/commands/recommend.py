@@ -24,8 +24,8 @@ from ..options import COMMON, Option, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
-    Option(("--type",), "type", "Only runs of this type; its profile is what is in force", "TYPE"),
-    Option(("--name",), "name", "Only runs of this name", "NAME"),
+    Option(("--type",), "type", "Only runs of this type; its profile is what is in force", "TYPE", complete="type"),
+    Option(("--name",), "name", "Only runs of this name", "NAME", complete="name"),
 )
 
 HEADER = ("KIND", "IN FORCE", "FROM", "P95", "SUGGESTED", "FAILED ON IT", "RUNS")

@@ -1,35 +1,48 @@
-"""`sfactl result RUN`
+"""`sfactl result RUN…`
 
-The output of a finished run for a language model: terminal escapes and control characters removed, markup escaped, cut to
-a size, and marked as data from another agent. `logs` is raw.
+The final answer of a finished run for a language model: terminal escapes and control characters removed, markup escaped, cut
+to a size, and marked as data from another agent. If no meter knows the agent's events, or with --raw, it is the whole stdout.
+`logs` shows the output unchanged.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sfad.protocol.messages import Result, ResultText
 from sfad.protocol.units import MOST_WHOLE
 
-from .. import environment, exits, output
-from ..connection import connect
-from ..options import COMMON, RUN, Option, Parameter
+from .. import environment, output
+from ..connection import Client, connect
+from ..options import COMMON, RUNS, Option, Parameter
+from ..several import Choice
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
-    RUN,
+    RUNS,
     Option(("--max-bytes",), "max_bytes", "Keep the newest N bytes; else 65536", "N"),
+    Option(("--raw",), "raw", "The whole stdout, JSON events included"),
 )
 
 
-def main(*, run: str, max_bytes: str | None = None, socket: str | None = None, json: bool = False) -> int:
-    """Prints a run's result."""
-    wanted = Result(id=0, run=run)
-    if max_bytes is not None:
-        wanted.max_bytes = environment.whole("--max-bytes", max_bytes, 0, MOST_WHOLE)
+def main(
+    *, runs: Sequence[str], max_bytes: str | None = None, raw: bool = False, socket: str | None = None, json: bool = False
+) -> int:
+    """Prints the results of runs."""
+    most = None if max_bytes is None else environment.whole("--max-bytes", max_bytes, 0, MOST_WHOLE)
     with connect(socket) as client:
-        wanted.id = client.next_id()
-        found = client.call(wanted, ResultText)
+        return Choice("result", runs).each(client, lambda run: _show(_asked(client, run, most, raw), json))
+
+
+def _asked(client: Client, run: str, most: int | None, raw: bool) -> ResultText:
+    wanted = Result(id=client.next_id(), run=run, raw=raw)
+    if most is not None:
+        wanted.max_bytes = most
+    return client.call(wanted, ResultText)
+
+
+def _show(found: ResultText, json: bool) -> None:
     if json:
         output.print_json(output.content(found))
     else:
         output.write(output.harmless(found.text).encode() + (b"" if found.text.endswith("\n") else b"\n"))
-    return exits.Exit.DONE

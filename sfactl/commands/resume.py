@@ -1,6 +1,6 @@
-"""`sfactl resume RUN [--limit KIND=N]`
+"""`sfactl resume RUN… [--limit KIND=N]`
 
-Thaws a run that was paused; its clocks go on where they stopped. If a limit has paused it, --limit says how much it may use
+Thaws runs that were paused; their clocks go on where they stopped. If a limit has paused one, --limit says how much it may use
 from now on in all, never more than an ancestor has; without --limit, that limit only warns from now on. More room is only
 given from outside any run.
 
@@ -15,19 +15,27 @@ from sfad.protocol.messages import Resume, RunReply
 
 from .. import limits, output
 from ..connection import connect
-from ..exits import Exit
-from ..options import COMMON, RUN, Parameter
+from ..options import COMMON, RUNS, Parameter
+from ..several import CHOICE, Choice
 
-PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUN, limits.OPTION)
+PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS._replace(required=False, complete="live"), *CHOICE, limits.OPTION)
 
 
-def main(*, run: str, limit: Sequence[str] = (), socket: str | None = None, json: bool = False) -> int:
-    """Resumes a run."""
+def main(
+    *,
+    runs: Sequence[str] = (),
+    everything: bool = False,
+    name: str | None = None,
+    label: Sequence[str] = (),
+    limit: Sequence[str] = (),
+    socket: str | None = None,
+    json: bool = False,
+) -> int:
+    """Resumes runs."""
     room = limits.of_flags(limit)
+    choice = Choice("resume", runs, everything, name, label)
+    choice.check()
     with connect(socket) as client:
-        found = client.call(Resume(id=client.next_id(), run=run, limits=room), RunReply).run
-    if json:
-        output.print_json(found)
-    else:
-        output.note(f"{found.id} is {found.status.value}")
-    return Exit.DONE
+        return choice.each(
+            client, lambda run: output.changed(client.call(Resume(id=client.next_id(), run=run, limits=room), RunReply).run, json)
+        )

@@ -4,6 +4,9 @@ Copies the run's output as it is written, passes stdin on, and exits with the ru
 the others). Ctrl-C, SIGTERM and SIGHUP stop the run and everything below it; a second one skips the grace. If this client
 dies the run is stopped, unless --keep was given.
 
+With --text the agent's text is shown instead of its JSON events, as far as the meter knows them: each message as it comes, and the
+final answer once. --verbose adds tool calls on stderr. In a run that has a meter itself this is the default.
+
 With --json the output is not copied: stdout receives the final run as one object. Look for the output with `sfactl logs`.
 
 Limits (--limit, repeatable): KIND is time, turns, messages, tokens, cost, planning_cost, execution_cost, output, memory, pids or

@@ -22,7 +22,7 @@ CHUNK = 64 * 1024
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
-    RUN,
+    RUN._replace(complete="live"),
     Argument("words", "MESSAGE", "The line to send; - is stdin", many=True, required=False),
     Option(("--eof",), "eof", "Close the run's stdin afterwards"),
 )

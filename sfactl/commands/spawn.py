@@ -52,6 +52,8 @@ def foreground(wanted: request.Wanted) -> int:
         as_json=wanted.json,
         verbose=wanted.verbose,
         status_file=wanted.status_file,
+        # in a run, JSON could go to a model; the daemon knows whether it would
+        form="text" if wanted.text else "auto" if client.welcome.run is not None and not wanted.raw else "raw",
     )
     return run.carry_out()
 
@@ -61,6 +63,8 @@ def _only_for_foreground(wanted: request.Wanted) -> None:
         ("--status-file", wanted.status_file),
         ("--stdio inherit", wanted.stdio == "inherit"),
         ("--verbose", wanted.verbose),
+        ("--text", wanted.text),
+        ("--raw", wanted.raw),
     ):
         if given:
             raise exits.UsageError(f"{option} needs --wait (or `sfactl run`): somebody must stay for it")

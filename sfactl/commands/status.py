@@ -43,6 +43,8 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
     if status.enforcement:
         who = (f"{kind} by {'nobody' if by == 'nothing' else by}" for kind, by in status.enforcement.items())
         yield "enforcement", ", ".join(who)
+    if status.linger_command is not None:
+        yield "LOGOUT", f"ends this daemon and its runs; to prevent that: {status.linger_command}"
     for budget in status.budgets:
         left = max(0.0, budget.usd - budget.used_usd)
         spent = f"{budget.used_usd:.2f} of {budget.usd:.2f} USD a {budget.period} used, {left:.2f} left"

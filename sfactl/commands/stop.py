@@ -1,6 +1,7 @@
 """`sfactl stop RUN…`
 
-Returns when nothing of the runs and of what they started is alive, with 0; or with 5 and a list of what survived SIGKILL.
+Returns when nothing of the runs and of what they started is alive, with 0; or with 5 and a list of what survived SIGKILL. All runs
+share one grace. A run that is not there or not yours is named, and the others are stopped.
 """
 
 from __future__ import annotations
@@ -11,16 +12,15 @@ from collections.abc import Sequence
 from sfad.protocol.messages import Stop, Stopped
 from sfad.protocol.units import parse_whole
 
-from .. import environment, exits, output, refused, request
+from .. import environment, exits, output, refused
 from ..connection import connect
 from ..options import COMMON, RUNS, Option, Parameter
+from ..several import CHOICE, Choice
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
-    RUNS._replace(required=False),
-    Option(("--all",), "everything", "Every run that you may stop"),
-    Option(("--name",), "name", "Runs of this name", "NAME"),
-    Option(("--label",), "label", "Runs with this label", "K=V", many=True),
+    RUNS._replace(required=False, complete="live"),
+    *CHOICE,
     Option(("--grace",), "grace", "Between the signal and SIGKILL, at most 60 s; else 5 s", "TIME"),
     Option(("--signal",), "signal", "What to send first; else TERM", "NAME"),
 )
@@ -38,23 +38,27 @@ def main(
     json: bool = False,
 ) -> int:
     """Stops runs and everything below them."""
-    if not (runs or everything or name or label):
-        raise exits.UsageError("say what to stop: run ids, --all, --name or --label")
-    if everything and (runs or name or label):
-        raise exits.UsageError("--all is everything: give it alone, or name what to stop without it")
-    request_ = Stop(
+    choice = Choice("stop", runs, everything, name, label)
+    choice.check()
+    wanted = Stop(
         id=0,
         runs=list(runs),
         everything=everything,
         name=name,
-        labels=request.pairs("--label", label),
+        labels=choice.labels,
         signal=_signal(signal),
         grace=None if grace is None else environment.duration("--grace", grace),
     )
+    code: int = exits.Exit.DONE
     with connect(socket) as client:
-        request_.id = client.next_id()
-        stopped = client.call(request_, Stopped)
-    return _show(stopped, json)
+        if len(runs) > 1:  # one that cannot be stopped must not keep the others alive
+            wanted.runs, code = choice.without_failures(client)
+            wanted.name, wanted.labels = None, {}
+            if not wanted.runs:
+                return code
+        wanted.id = client.next_id()
+        stopped = client.call(wanted, Stopped)
+    return exits.worst([code, _show(stopped, json)])
 
 
 def _signal(text: str | None) -> int:

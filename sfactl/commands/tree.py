@@ -68,8 +68,8 @@ def describe(run: RunInfo) -> str:
 def _used(usage: Usage) -> str:
     """What the run itself has used, as far as it is known."""
     turns = "" if usage.turns is None else f"  {output.counted(usage.turns, 'turn', 'turns')}"
-    tokens = "" if usage.tokens is None else f"  {output.short(usage.tokens)} tokens"
-    return turns + tokens + ("" if usage.cost_usd is None else f"  {output.usd(usage.cost_usd)} USD")
+    tokens = "" if usage.tokens is None else f"  {output.bounded(output.short(usage.tokens), usage)} tokens"
+    return turns + tokens + ("" if usage.cost_usd is None else f"  {output.bounded(output.usd(usage.cost_usd), usage)} USD")
 
 
 def _nested(run: RunInfo, below: Below) -> dict[str, object]:

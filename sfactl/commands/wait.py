@@ -1,7 +1,8 @@
 """`sfactl wait RUN…`
 
-Prints id, status and reason of each run when it has ended, in the order given. Exits with the outcome of the first that
-did not complete; with 75 if one is not over when --timeout is. A daemon that is restarted meanwhile is waited for.
+Prints id, status and reason of each run when it has ended, in the order given. Exits with the outcome of the first that did not
+complete; with 66 or 77 if one of several is not there or not yours; with 75 if one is not over when --timeout is. A daemon that is
+restarted meanwhile is waited for.
 """
 
 from __future__ import annotations
@@ -15,23 +16,39 @@ from sfad.protocol.types import RunInfo
 from .. import environment, exits, output
 from ..connection import Client, Unreachable, connect
 from ..options import COMMON, RUNS, Option, Parameter
+from ..several import CHOICE, Choice
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
-    RUNS,
+    RUNS._replace(required=False, complete="live"),
+    *CHOICE,
     Option(("--timeout",), "timeout", "Wait no longer than this", "TIME"),
 )
 
 
-def main(*, runs: Sequence[str], timeout: str | None = None, socket: str | None = None, json: bool = False) -> int:
+def main(
+    *,
+    runs: Sequence[str] = (),
+    everything: bool = False,
+    name: str | None = None,
+    label: Sequence[str] = (),
+    timeout: str | None = None,
+    socket: str | None = None,
+    json: bool = False,
+) -> int:
     """Waits for runs to end."""
     give_up = None if timeout is None else time.monotonic() + environment.duration("--timeout", timeout)
-    ended = []
+    choice = Choice("wait", runs, everything, name, label)
+    choice.check()
+    ended: list[RunInfo] = []
+
+    def wait(run: str) -> None:
+        ended.append(_wait(client, run, give_up))
+        _show(ended[-1], json)
+
     with connect(socket) as client:
-        for run in runs:
-            ended.append(_wait(client, run, give_up))
-            _show(ended[-1], json)
-    return next((code for code in map(exits.of_run, ended) if code), exits.Exit.DONE)
+        failed = choice.each(client, wait)
+    return failed or next((code for code in map(exits.of_run, ended) if code), exits.Exit.DONE)
 
 
 def _wait(client: Client, run: str, give_up: float | None) -> RunInfo:

@@ -1,11 +1,12 @@
-"""`sfactl why RUN`
+"""`sfactl why RUN…`
 
-One sentence: which rule refused the run, which limit or signal ended it, what a paused one waits for, or what bounds it while
-it runs.
+A sentence for each run: which rule refused it, which limit or signal ended it, what a paused one waits for, or what bounds it
+while it runs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from sfad.protocol.limits import INSTEAD, format_amount, format_limit
@@ -14,26 +15,35 @@ from sfad.protocol.types import Action, LimitKind, LimitState, Reason, RunInfo, 
 
 from .. import output
 from ..connection import connect
-from ..exits import Exit
 from ..limits import REFUSED, share
-from ..options import COMMON, RUN, Parameter
+from ..options import COMMON, RUNS, Parameter
+from ..several import Choice
 
-PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUN)
+PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS)
 
 
-def main(*, run: str, socket: str | None = None, json: bool = False) -> int:
+def main(*, runs: Sequence[str], socket: str | None = None, json: bool = False) -> int:
     """Says why."""
     with connect(socket) as client:
-        found = client.call(Info(id=client.next_id(), run=run), RunReply).run
+        return Choice("info", runs).each(
+            client, lambda run: _show(client.call(Info(id=client.next_id(), run=run), RunReply).run, json)
+        )
+
+
+def _show(run: RunInfo, json: bool) -> None:
     if json:
-        output.print_json({"id": found.id, "status": found.status, "why": sentence(found), "reason": found.reason})
+        output.print_json({"id": run.id, "status": run.status, "why": sentence(run), "reason": run.reason})
     else:
-        print(sentence(found))
-    return Exit.DONE
+        print(sentence(run))
 
 
 def sentence(run: RunInfo, now: datetime | None = None) -> str:
     """The answer, with the numbers."""
+    used = output.at_least(run.usage)
+    return _sentence(run, now or datetime.now(UTC)) + (f"; it used {used}" if used else "")
+
+
+def _sentence(run: RunInfo, now: datetime) -> str:
     who = f"{run.id} ({output.plain(run.name)})"
     if run.status.rejected:
         return f"{who} was refused by the {run.status.value.removeprefix('rejected_')} rule: {_message(run.reason)}"
@@ -44,8 +54,8 @@ def sentence(run: RunInfo, now: datetime | None = None) -> str:
     if run.status.terminal:
         return f"{who} ended as {run.status.value}: {_message(run.reason)}{_numbers(run)}"
     if run.status is Status.PAUSED:
-        return f"{who} is paused: {_waiting(run, now or datetime.now(UTC))}"
-    return f"{who} is {run.status.value}{_stopping(run)}; {_bounds(run, now or datetime.now(UTC))}"
+        return f"{who} is paused: {_waiting(run, now)}"
+    return f"{who} is {run.status.value}{_stopping(run)}; {_bounds(run, now)}"
 
 
 def _message(reason: Reason | None) -> str:

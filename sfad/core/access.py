@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from ..protocol.types import RunId
 
 READING = frozenset({"info", "list", "logs", "result", "wait", "watch"})
-STEERING = frozenset({"stop", "pause", "resume", "send", "signal"})
+STEERING = frozenset({"stop", "pause", "resume", "limit", "send", "signal"})
 SPENDING = frozenset({"report", "reserve", "settle"})
 GENERAL = frozenset({"spawn", "status", "config"})
 VERBS = READING | STEERING | SPENDING | GENERAL
 """Everything that `--allow` and `--deny` can name."""
 
-OUTSIDE = frozenset({"approve", "deny", "recommend"})
-"""What is never a run's to do: it would give itself, or what it started, more than it was given, or learn of runs that are not
-its own."""
+OUTSIDE = frozenset({"approve", "deny", "recommend", "reload", "prune"})
+"""Verbs that no run may use: it would give itself, or what it started, more than it was given, or it would learn of runs, or remove
+runs, that are not its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,11 @@ class Peer:
     """The run the peer's process is in."""
     unplaced: str = ""
     """Why the peer could not be placed; such a peer is refused everything (the guard fails closed)."""
+
+    @property
+    def who(self) -> str:
+        """The peer in messages and events: `run a3`, or `user ann`."""
+        return f"run {self.run}" if self.run is not None else f"user {self.user}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,6 +125,16 @@ class DenyRequested(At):
 
 
 @dataclass(frozen=True, slots=True)
+class LimitRequested(At):
+    """A peer asked to change limits of a live run, up or down. Answered by `Reply(Changed)`."""
+
+    token: Token
+    peer: Peer
+    run: RunId
+    limits: tuple[Limit, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ReportRequested(At):
     """A peer told what a run has used since it last did. Answered by `Reply(Changed)`."""
 
@@ -316,6 +326,8 @@ class DrainRequested(At):
     """The daemon was told to end: nothing starts any more and every tree is stopped. A second one skips the grace."""
 
     signal: int = 15
+    cause: str | None = None
+    """Why, in words, where more is known than the signal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +344,7 @@ Event = (
     | ResumeRequested
     | ApproveRequested
     | DenyRequested
+    | LimitRequested
     | ReportRequested
     | ReserveRequested
     | SettleRequested

@@ -56,6 +56,7 @@ class Limiter:
             e.SettleRequested: self._settle_requested,
             e.ApproveRequested: self._approve_requested,
             e.DenyRequested: self._deny_requested,
+            e.LimitRequested: self._limit_requested,
             e.BudgetsKnown: lambda ev: self.budgets.know(ev.budgets),
         }
         self.timers: dict[str, Callable[[Run, float], None]] = {
@@ -391,10 +392,7 @@ class Limiter:
         approved = run.held_by if run.held_by is not None and run.held_by.action is Action.REQUEST_INCREASE else None
         self.release(run)  # first: below, what holds it may turn into a warning, which has no timer to disarm
         for limit in limits:
-            before = run.limits.get(limit.kind)
-            action = limit.action or (before.action if before is not None else Action.TERMINATE)
-            action = action if KINDS[limit.kind].acts else Action.WARN
-            run.limits[limit.kind] = Held(replaced(limit, action=action, source=f"{limit.source} by user {peer.user}"))
+            self._replace(run, limit, peer)
         self._machine.do(c.Keep(run))
         if limits:
             self._machine.do(c.Rebound(run))
@@ -406,20 +404,96 @@ class Limiter:
 
     def _check_room(self, run: Run, limit: Limit) -> None:
         used = run.clock.spent if limit.kind is LimitKind.TIME else run.account.used(limit.kind)
-        unit = KINDS[limit.kind].unit
         stands = run.held_by is not None and run.held_by.limit.kind == limit.kind
         # memory and processes may have become fewer, but not of what stands still for them
         if used is not None and (stands or limit.kind not in run.account.levels) and Held(limit).above(used):
             raise Invalid(
                 f"run {run.id} has used {amount(limit.kind, used)} already; {amount(limit.kind, limit.threshold)} is no more room"
             )
-        for above in run.lineage[:-1] if limit.kind is not LimitKind.TIME else ():
-            held = above.limits.get(limit.kind)
-            if held is not None and held.binds and limit.threshold > held.limit.threshold:
-                raise Invalid(
-                    f"{limit.kind} = {limit.threshold:g}{unit} is more than its ancestor {above.id} ('{above.name}') has: "
-                    f"{held.limit.threshold:g}{unit}; give that one more room first"
-                )
+        _check_above(run, limit)
+
+    def _replace(self, run: Run, limit: Limit, peer: Peer) -> None:
+        before = run.limits.get(limit.kind)
+        action = limit.action or (before.action if before is not None else Action.TERMINATE)
+        action = action if KINDS[limit.kind].acts else Action.WARN
+        run.limits[limit.kind] = Held(replaced(limit, action=action, source=f"{limit.source} by {peer.who}"))
+        if limit.kind is LimitKind.TIME and peer.run is None:
+            # the new limit was held against the range that is configured now; the one of the admission must not end the run sooner
+            run.max_time = self._machine.policy.max_time
+
+    # ---- changing limits of what lives
+
+    def _limit_requested(self, ev: e.LimitRequested) -> None:
+        run = self._machine.steered(ev.token, ev.peer, "limit", ev.run)
+        if run is None or not self._may_change(ev, run):
+            return
+        kinds = {limit.kind for limit in ev.limits}
+        freed = run.held_by is not None and run.held_by.limit.kind in kinds
+        if freed:
+            self.release(run)  # a limit that still holds the run breaches again below
+        for limit in ev.limits:
+            before = run.limits.get(limit.kind)
+            self._replace(run, limit, ev.peer)
+            self._say_changed(run, before, run.limits[limit.kind], ev.peer)
+        for command in (c.Keep(run), c.NoteUse(run), c.Rebound(run)):
+            self._machine.do(command)
+        self._look_again(run, kinds, ev.at)
+        if freed and run.held_by is None and run.outcome is None:
+            self._go_on(run, ev.at)
+        self._machine.reply(ev.token, c.Changed(run))
+
+    def _may_change(self, ev: e.LimitRequested, run: Run) -> bool:
+        if run.status is Status.STOPPING:
+            message = f"run {run.id} is being stopped; its limits do not change any more"
+            self._machine.reply(ev.token, c.Failed(ErrorCode.WRONG_STATE, message))
+            return False
+        looser = next((limit for limit in ev.limits if _looser(run.limits.get(limit.kind), limit)), None)
+        if looser is not None and ev.peer.run is not None:
+            message = (
+                f"{ev.peer.who} may only lower limits; {_step(run.limits.get(looser.kind), looser)} takes a person outside any run"
+            )
+            self._machine.reply(ev.token, c.Failed(ErrorCode.NOT_PERMITTED, message))
+            return False
+        try:
+            for limit in ev.limits:
+                check(limit, self._machine.policy)
+                _check_above(run, limit)
+        except Invalid as invalid:
+            self._machine.reply(ev.token, c.Failed(ErrorCode.BAD_REQUEST, str(invalid)))
+            return False
+        return True
+
+    def _say_changed(self, run: Run, before: Held | None, after: Held, peer: Peer) -> None:
+        limit = after.limit
+        self._machine.publish(
+            "limit_changed", run, f"{_step(before, limit)}, by {peer.who}", scope=KINDS[limit.kind].scope, action=after.action,
+            limit_kind=limit.kind.value, threshold=limit.threshold, by=peer.who,
+        )  # fmt: skip
+
+    def _go_on(self, run: Run, at: float) -> None:
+        """Resume a run that has been given more room, unless another limit holds it as well."""
+        others = _holding(run)
+        if others:
+            kind = others[0].limit.kind
+            crossing = Crossing(others[0], self._used(run, kind, at), exceeded=True)
+            self._hold(run, crossing, at, _words(run, crossing, None))
+        elif run.frozen:
+            self._machine.resume(run, at)
+
+    def _used(self, run: Run, kind: LimitKind, at: float) -> float:
+        return run.clock.elapsed(at) if kind is LimitKind.TIME else run.account.used(kind) or 0.0
+
+    def _look_again(self, run: Run, kinds: set[LimitKind], at: float) -> None:
+        """Hold the run's use against its changed limits, and its clock against its changed time."""
+        nearing = self._machine.policy.nearing
+        found = list(crossed(run.limits, run.account, nearing))
+        if LimitKind.TIME in kinds:
+            found += cross(run.limits[LimitKind.TIME], run.clock.elapsed(at), nearing)
+        self._answer(run, found, at)
+        if LimitKind.TIME in kinds and run.status is Status.RUNNING:
+            self.start_clock(run, at)
+        elif LimitKind.TIME in kinds and run.status is Status.STARTING:
+            self._machine.do(c.Arm(run.id, "deadline", at + run.allowed_time - run.clock.spent))
 
     def _approve_requested(self, ev: e.ApproveRequested) -> None:
         run = self._awaiting(ev.token, ev.peer, "approve", ev.run)
@@ -463,14 +537,39 @@ class Limiter:
             self._end(run, Reason(kind="limit", message=why, limit_kind="pause_max"), at)
 
     def _end_held(self, run: Run, held: Held, why: str, at: float) -> None:
-        used = run.clock.elapsed(at) if held.limit.kind is LimitKind.TIME else run.account.used(held.limit.kind) or 0.0
-        crossing = Crossing(held, used, exceeded=True)
+        crossing = Crossing(held, self._used(run, held.limit.kind, at), exceeded=True)
         self._end(run, _reason(run, crossing, at, f"{_words(run, crossing, None)}; {why}"), at)
 
 
 def _holding(run: Run) -> list[Held]:
     """The limits that somebody has to decide about."""
     return [held for held in run.limits.values() if held.over and held.action in _WAITING]
+
+
+def _check_above(run: Run, limit: Limit) -> None:
+    """Raise `Invalid` where an ancestor has less. An ancestor's clock runs beside the run's own, so that time needs no check."""
+    unit = KINDS[limit.kind].unit
+    for above in run.lineage[:-1] if limit.kind is not LimitKind.TIME else ():
+        held = above.limits.get(limit.kind)
+        if held is not None and held.binds and limit.threshold > held.limit.threshold:
+            raise Invalid(
+                f"{limit.kind} = {limit.threshold:g}{unit} is more than its ancestor {above.id} ('{above.name}') has: "
+                f"{held.limit.threshold:g}{unit}; give that one more room first"
+            )
+
+
+def _looser(before: Held | None, limit: Limit) -> bool:
+    """Whether `limit` allows more than what was in force: a higher threshold, or a weaker action."""
+    if before is None:
+        return False
+    weaker = limit.action is not None and _STRENGTH.index(limit.action) > _STRENGTH.index(before.action)
+    return weaker or limit.threshold > before.limit.threshold
+
+
+def _step(before: Held | None, limit: Limit) -> str:
+    """The change in words: `turns 25 → 50`."""
+    old = f"{bare(limit.kind, before.limit.threshold)} → " if before is not None else ""
+    return f"{limit.kind} {old}{bare(limit.kind, limit.threshold)}"
 
 
 def _check_named(run: Run, holding: list[Held], limits: tuple[Limit, ...]) -> None:

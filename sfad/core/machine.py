@@ -422,7 +422,7 @@ class Machine:
         ticket = _Ticket(ev.token, ev.at, {run.id for run in live}, ended)
         for run in live:
             self._tickets.setdefault(run.id, []).append(ticket)
-        by = f"run {ev.peer.run}" if ev.peer.run is not None else f"user {ev.peer.user}"
+        by = ev.peer.who
         reason = Reason(kind="stop", message=f"stopped by {by} ({_signal_name(ev.signal)})", by=by, signal=ev.signal)
         for run in live:
             self._stop(run, ev.at, reason=reason, signal=ev.signal, grace=ev.grace)
@@ -618,7 +618,8 @@ class Machine:
         self.draining = True
         if not len(self.tree):
             self.do(c.Shutdown())
-        reason = Reason(kind="daemon", message=f"the daemon was stopped ({_signal_name(ev.signal)})", signal=ev.signal)
+        because = f": {ev.cause}" if ev.cause else ""
+        reason = Reason(kind="daemon", message=f"the daemon was stopped ({_signal_name(ev.signal)}){because}", signal=ev.signal)
         for root in self.tree.roots():
             self._stop(root, ev.at, reason=reason, signal=SIGTERM, grace=grace)
 

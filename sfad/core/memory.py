@@ -71,6 +71,8 @@ class State:
     admit_token: Token | None
     pause_tokens: list[Token]
     suspended: bool = False
+    max_time: float | None = None
+    """`None` in what an older daemon has remembered: as in `Birth`."""
 
 
 def birth_of(run: Run) -> Birth:
@@ -126,6 +128,7 @@ def state_of(run: Run) -> State:
         admit_token=run.admit_token,
         pause_tokens=run.pause_tokens,
         suspended=run.suspended,
+        max_time=run.max_time,
     )
 
 
@@ -146,7 +149,7 @@ def restored(birth: Birth, state: State, parent: Run | None) -> Run:
         max_depth=birth.max_depth,
         max_descendants=birth.max_descendants,
         limits=state.limits,
-        max_time=birth.max_time,
+        max_time=birth.max_time if state.max_time is None else state.max_time,
         permissions=birth.permissions,
         origin=birth.origin,
         claimed_depth=birth.claimed_depth,

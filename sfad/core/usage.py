@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
@@ -32,6 +32,8 @@ class Use:
     execution_cost: float | None = None
     unpriced_tokens: int | None = None
     """Tokens that are not in `cost`, since their model has no price."""
+    partial: bool = False
+    """Tokens and costs may still grow: no final figures were seen yet."""
 
     @property
     def tokens(self) -> int | None:
@@ -58,6 +60,7 @@ class Use:
             planning_cost=_sum(self.planning_cost, more.planning_cost),
             execution_cost=_sum(self.execution_cost, more.execution_cost),
             unpriced_tokens=_sum(self.unpriced_tokens, more.unpriced_tokens),
+            partial=self.partial or more.partial,
         )
 
 
@@ -77,6 +80,13 @@ def _sum(one: N | None, other: N | None) -> N | None:
 
 def _first(figures: Iterable[N | None]) -> N | None:
     return next((figure for figure in figures if figure is not None), None)
+
+
+def _surest(uses: Iterable[Use], figure: Callable[[Use], float | None]) -> Use:
+    """The source to show: the first whose figure is final, else the one whose partial figure is the largest."""
+    known = [use for use in uses if figure(use) is not None]
+    final = next((use for use in known if not use.partial), None)
+    return final or max(known, key=lambda use: figure(use) or 0.0, default=NOTHING)
 
 
 def spent(tokens: int, cost: float | None, role: Role | None) -> dict[LimitKind, float]:
@@ -143,14 +153,15 @@ class Account:
 
     @property
     def best(self) -> tuple[Source, Use] | None:
-        """What is shown: each number as the best source that knows it tells it, and the best source. What belongs together, input
-        and output, a cost and where it is from, is one source's: the sum of two sources' numbers is nobody's."""
+        """What is shown: each number from the best source that knows it, and the best source. What belongs together, input and
+        output, a cost and where it is from, comes from one source: numbers of two sources are never mixed. A partial figure
+        yields to a final one of the next source, or to a larger one if that is partial as well."""
         known = [(source, self.sources[source]) for source in SOURCES if source in self.sources]
         if len(known) < 2:
             return known[0] if known else None
-        (source, first), uses = known[0], [use for _, use in known]
-        tokens = next((use for use in uses if use.tokens is not None), first)
-        cost = next((use for use in uses if use.cost is not None), first)
+        source, uses = known[0][0], [use for _, use in known]
+        tokens = _surest(uses, lambda use: use.tokens)
+        cost = _surest(uses, lambda use: use.cost)
         return source, Use(
             turns=_first(use.turns for use in uses),
             messages=_first(use.messages for use in uses),
@@ -162,6 +173,7 @@ class Account:
             planning_cost=_first(use.planning_cost for use in uses),
             execution_cost=_first(use.execution_cost for use in uses),
             unpriced_tokens=cost.unpriced_tokens,
+            partial=tokens.partial or cost.partial,
         )
 
     @property

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..core.ids import run_id
+from ..core.labels import fits, values_of
 from ..protocol.messages import List
 from ..protocol.types import Event, RunId, RunInfo, Status
 from .numbers import number_of, numbers_of
@@ -59,7 +60,7 @@ class Page:
             and query.user in (None, info.user)
             and query.root in (None, info.root_id)
             and (query.since is None or info.created_at.timestamp() >= query.since)
-            and query.labels.items() <= info.labels.items()
+            and fits(query.labels, info.labels)
             and self.uid in (None, extra.uid)
         )
 
@@ -222,10 +223,11 @@ def _root(root: RunId) -> _Term:
     return _Term("+runs.root_id = ?", (root,), "runs.root_id = ? AND runs.parent_id IS NOT NULL", also=itself)
 
 
-def _label(key: str, value: str) -> _Term:
-    exists = "EXISTS (SELECT 1 FROM labels AS l WHERE l.key = ? AND l.value = ? AND l.number = runs.number)"
+def _label(key: str, values: Sequence[str]) -> _Term:
+    marks = ", ".join("?" * len(values))
+    exists = f"EXISTS (SELECT 1 FROM labels AS l WHERE l.key = ? AND l.value IN ({marks}) AND l.number = runs.number)"  # noqa: S608
     source = "labels CROSS JOIN runs ON runs.number = labels.number"
-    return _Term(exists, (key, value), "labels.key = ? AND labels.value = ?", source)
+    return _Term(exists, (key, *values), f"labels.key = ? AND labels.value IN ({marks})", source)
 
 
 def _filters(page: Page) -> Iterator[_Term]:
@@ -235,7 +237,7 @@ def _filters(page: Page) -> Iterator[_Term]:
         yield _Term(f"+{_BELOW}", (number_of(page.within),), _BELOW)
     if query.root is not None:
         yield _root(query.root)
-    yield from (_label(key, value) for key, value in query.labels.items())
+    yield from (_label(key, values_of(value)) for key, value in query.labels.items())
     if query.name is not None:
         yield _column("name", query.name)
     if page.uid is not None:

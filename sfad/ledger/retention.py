@@ -7,15 +7,17 @@ Trees are deleted whole, descendants first, when every run in them has ended bef
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
+from math import inf
 from pathlib import Path
 
 import msgspec
 
+from ..core.ids import run_id
 from ..protocol.types import Status
 from .numbers import number_of
 from .opening import FILE, open_reader
@@ -55,6 +57,7 @@ class Deleted:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
+    uid: int | None
     number: int
     ended: bool
     at: float
@@ -82,6 +85,25 @@ class Sweeper:
         self._do(_delete_charges(cutoff - 2 * _LONGEST_PERIOD))
         return Deleted(runs, events)
 
+    def choose(self, cutoff: datetime, *, keep: int, uid: int | None) -> list[list[_Run]]:
+        """Return the trees that ended before `cutoff`, without the `keep` newest of all that have ended; with `uid`, only trees of
+        that user. Raises `sqlite3.Error`."""
+        with closing(open_reader(self._directory)) as connection:
+            trees = [tree for tree in _ended_trees(connection, inf) if tree and all(uid in (None, run.uid) for run in tree)]
+        trees.sort(key=lambda tree: tree[-1].number)  # of its root: the order in which they were started
+        return [tree for tree in trees[: max(0, len(trees) - keep)] if _last(tree) < cutoff.timestamp()]
+
+    def remove(self, trees: Sequence[Sequence[_Run]], *, dry: bool) -> Deleted:
+        """Delete these trees with their events, or only count them where `dry`. Raises `sqlite3.Error`."""
+        runs = [run for tree in trees for run in tree]
+        gone = {run_id(run.number) for run in runs}
+        with closing(open_reader(self._directory)) as connection:
+            events = list(_events_of(connection, gone))
+        if dry:
+            return Deleted(len(runs), sum(map(len, events)))
+        count = sum(self._do(_delete_events(batch)) for batch in events)
+        return Deleted(sum(self._do(_delete_runs(batch)) for batch in _batches(iter(runs), STEP_RUNS)), count)
+
     def compact(self) -> int:
         """Gives pages back if a quarter of the file is free; returns how many. Cuts a large WAL. Raises `sqlite3.Error`."""
         free = self._surplus()
@@ -100,11 +122,12 @@ class Sweeper:
         result = self._errand(work)
         self._steps += 1
         if self._steps % _STEPS_A_CHECKPOINT == 0:
-            self._checkpoint()
+            self.checkpoint()
         self._pause()
         return result
 
-    def _checkpoint(self) -> None:
+    def checkpoint(self) -> None:
+        """Move the log into the database, as far as nobody reads it. Raises `sqlite3.Error`."""
         # here and not in the writer's thread, for its fsync: a passive one keeps nobody from writing
         with closing(sqlite3.connect(self._directory / FILE, isolation_level=None, timeout=0)) as connection:
             connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
@@ -112,7 +135,7 @@ class Sweeper:
     def _cut_wal(self) -> None:
         wal = self._directory / f"{FILE}-wal"
         if wal.exists() and wal.stat().st_size > _WAL_LARGE:
-            self._checkpoint()
+            self.checkpoint()
             self._errand(_truncate_wal)
 
 
@@ -123,13 +146,25 @@ def _batches(rows: Iterator[_Run], size: int) -> Iterator[list[_Run]]:
 
 def _old_runs(connection: sqlite3.Connection, cutoff: datetime) -> Iterator[_Run]:
     """The runs of old trees, descendants before their ancestors."""
+    for tree in _ended_trees(connection, cutoff.timestamp()):
+        if _last(tree) < cutoff.timestamp():
+            yield from tree
+
+
+def _ended_trees(connection: sqlite3.Connection, cutoff: float) -> Iterator[list[_Run]]:
+    """The trees in which every run has ended and some were created before `cutoff`, descendants before their ancestors."""
     seen: set[str] = set()
-    for root in _candidates(connection, cutoff.timestamp()):
+    for root in _candidates(connection, cutoff):
         if root not in seen:
             seen.add(root)
             tree = _tree(connection, root)
-            if all(run.ended and run.at < cutoff.timestamp() for run in tree):
-                yield from tree
+            if all(run.ended for run in tree):
+                yield tree
+
+
+def _last(tree: Sequence[_Run]) -> float:
+    """When the last run of a tree ended."""
+    return max((run.at for run in tree), default=0.0)
 
 
 def _candidates(connection: sqlite3.Connection, cutoff: float) -> Iterator[str]:
@@ -147,11 +182,11 @@ def _candidates(connection: sqlite3.Connection, cutoff: float) -> Iterator[str]:
 
 
 def _tree(connection: sqlite3.Connection, root: str) -> list[_Run]:
-    columns = "number, ended, ifnull(ended_at, created_at), labels"
+    columns = "uid, number, ended, ifnull(ended_at, created_at), labels"
     below = f"SELECT {columns} FROM runs INDEXED BY runs_root WHERE root_id = ? AND parent_id IS NOT NULL ORDER BY number DESC"  # noqa: S608
     itself = f"SELECT {columns} FROM runs WHERE number = ? AND parent_id IS NULL"  # noqa: S608
     rows = [*connection.execute(below, (root,)), *connection.execute(itself, (number_of(root),))]
-    return [_Run(number, bool(ended), at, labels) for number, ended, at, labels in rows]
+    return [_Run(uid, number, bool(ended), at, labels) for uid, number, ended, at, labels in rows]
 
 
 def _old_events(connection: sqlite3.Connection, cutoff: datetime) -> Iterator[list[int]]:
@@ -163,6 +198,15 @@ def _old_events(connection: sqlite3.Connection, cutoff: datetime) -> Iterator[li
     while rows := connection.execute(sql, (last, cutoff.timestamp(), STEP_EVENTS)).fetchall():
         last = rows[-1][0]
         if numbers := [seq for seq, run in rows if run not in live]:
+            yield numbers
+
+
+def _events_of(connection: sqlite3.Connection, runs: Collection[str]) -> Iterator[list[int]]:
+    """Numbers of the events of these runs. No index holds an event's run, so all are looked at."""
+    sql, last = "SELECT seq, run_id FROM events WHERE seq > ? ORDER BY seq LIMIT ?", 0
+    while rows := connection.execute(sql, (last, STEP_EVENTS)).fetchall():
+        last = rows[-1][0]
+        if numbers := [seq for seq, run in rows if run in runs]:
             yield numbers
 
 

@@ -31,7 +31,7 @@ PROGRAMS: tuple[Program, ...] = (Claude(), Codex(), Gemini(), Opencode(), Jsonl(
 __all__ = ["PROGRAMS", "Meter", "Program", "Reading", "chosen", "named"]
 
 
-def named(name: str) -> Program | None:
+def named(name: str | None) -> Program | None:
     """The program that `--meter` calls so."""
     return next((program for program in PROGRAMS if program.name == name), None)
 

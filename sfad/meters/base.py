@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..protocol.types import Tokens
 
@@ -32,6 +32,8 @@ class Reading:
     uncovered: dict[str, Tokens] = field(default_factory=dict)
     """Of `models`, what `cost_usd` does not cover: another program's cost covers all it has used, a line of `jsonl` only itself.
     Of no meaning while there is no cost."""
+    partial: bool = False
+    """Tokens and cost may still grow: something was begun whose final figures the agent has not told."""
     tools: list[str] = field(default_factory=list)
     """Names of the tools called since somebody last emptied this list, the last `MAX_TOOLS` of them."""
     finished: bool = False
@@ -46,6 +48,45 @@ class Reading:
         """The tokens whose cost the agent has not told. What the attempt has cost is `cost_usd`, if it is known, and their price,
         if there are any and it is known; neither: unknown."""
         return self.models if self.cost_usd is None else self.uncovered
+
+
+class Text(NamedTuple):
+    """A whole part of a message to the user."""
+
+    text: str
+
+
+class Delta(NamedTuple):
+    """More of the part that is being written."""
+
+    text: str
+
+
+class Break(NamedTuple):
+    """A delta that follows begins another part."""
+
+
+class Final(NamedTuple):
+    """The final answer, which may have been printed as a part before."""
+
+    text: str
+
+
+class Failed(NamedTuple):
+    """The agent failed, by its own words."""
+
+    words: str
+
+
+class Tool(NamedTuple):
+    """A call of a tool."""
+
+    name: Any
+    about: Any = None
+    """The arguments: an object, or the command."""
+
+
+Speech = Text | Delta | Break | Final | Failed | Tool
 
 
 class Meter(Protocol):
@@ -70,6 +111,10 @@ class Program(Protocol):
     name: str
     """What `--meter` says."""
 
+    @property
+    def event_types(self) -> frozenset[str] | None:
+        """The values of `type` by which a line of JSON is an event of the program, and not text; `None`: any."""
+
     def prints_events(self, argv: Sequence[str]) -> bool:
         """Whether this command line is the program's, and asks for the format that the meter reads."""
 
@@ -77,3 +122,6 @@ class Program(Protocol):
         """A new meter for one attempt of this command; `saved`: one that goes on where the one was that dumped this.
 
         Raises `ValueError` for what is no such dump, as that of a build that knew other things."""
+
+    def speech(self, event: dict[str, Any]) -> Iterator[Speech]:
+        """What an event says to the user, for `run --text` and `result`. Any field may be missing, or of any type."""

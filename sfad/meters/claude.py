@@ -12,7 +12,7 @@ A resumed session does not bring its past along: each process counts its own use
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ import msgspec
 from ..protocol.types import Tokens
 from . import tally
 from .argv import arguments, values
-from .base import MAX_NAME, Meter
+from .base import MAX_NAME, Break, Delta, Failed, Final, Meter, Speech, Text, Tool
 from .lines import LineMeter, lines_of_type
 
 _WANTED = lines_of_type("system", "assistant", "message_delta", "result")
@@ -139,6 +139,7 @@ class ClaudeMeter(LineMeter[_Event, _State]):
         if message.model == _SYNTHETIC:
             return
         self._state.concluded = False
+        self.reading.partial = True
         self._settle()
         self._state.model = message.model[: 4 * MAX_NAME]
         self._state.speaking.put(speaker, message.id[: MAX_NAME + 1])  # one that is longer is in `messages` in no form
@@ -166,14 +167,13 @@ class ClaudeMeter(LineMeter[_Event, _State]):
             self._charge(key, known.model, msgspec.structs.replace(known.used, output=_tokens(partial.usage).output))
 
     def _conclude(self, event: _Event) -> None:
-        said = f"it ended with {event.subtype}" if isinstance(event.subtype, str) else None
-        errors = "; ".join(map(str, event.errors)) if isinstance(event.errors, list) else None
-        self.reading.failed = tally.words(event.result, errors, said) if event.is_error else None
+        self.reading.failed = _failure(event.result, event.errors, event.subtype) if event.is_error else None
         self._state.concluded = not self._answers_more
         self._settle()
         models = self._models(event)
         if models is not None:
             self._state.results += 1
+            self.reading.partial = False
             self._state.totals.restate(self.reading, event.session_id, models)
         self._state.totals.restate_cost(self.reading, tally.dollars(event.total_cost_usd))
 
@@ -198,6 +198,7 @@ class Claude:
     """`claude`, and what runs it: `npx @anthropic-ai/claude-code`, `node …/claude-code/cli.js`."""
 
     name = "claude"
+    event_types = None
 
     def prints_events(self, argv: Sequence[str]) -> bool:
         """`--output-format stream-json`."""
@@ -206,6 +207,36 @@ class Claude:
     def meter(self, argv: Sequence[str], saved: bytes | None = None) -> Meter:
         """A new meter for one attempt of this command, or one that goes on where another was. Raises `ValueError`."""
         return ClaudeMeter(answers_more="stream-json" in values(_words(argv), "--input-format")).loaded(saved)
+
+    def speech(self, event: dict[str, Any]) -> Iterator[Speech]:
+        """What an event says to the user. Subagents speak to the main agent, and only their tool calls are of interest."""
+        main = event.get("parent_tool_use_id") is None
+        match event:
+            case {"type": "assistant", "message": {"content": [*blocks]} as message} if message.get("model") != _SYNTHETIC:
+                for block in blocks:
+                    yield from _speech_of(block, main=main)
+            case {"type": "stream_event", "event": {"type": "content_block_start"}} if main:
+                yield Break()
+            case {"type": "stream_event", "event": {"delta": {"type": "text_delta", "text": str(text)}}} if main:
+                yield Delta(text)
+            case {"type": "result", "is_error": True}:
+                yield Failed(_failure(event.get("result"), event.get("errors"), event.get("subtype")))
+            case {"type": "result", "result": str(text)}:
+                yield Final(text)
+
+
+def _speech_of(block: Any, *, main: bool) -> Iterator[Speech]:
+    match block:
+        case {"type": "text", "text": str(text)} if main:
+            yield Text(text)
+        case {"type": "tool_use", "name": name}:
+            yield Tool(name, block.get("input"))
+
+
+def _failure(result: Any, errors: Any, subtype: Any) -> str:
+    """The words of a result that is an error."""
+    said = f"it ended with {subtype}" if isinstance(subtype, str) else None
+    return tally.words(result, "; ".join(map(str, errors)) if isinstance(errors, list) else None, said)
 
 
 def _words(argv: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ is this run's, nothing in the stream tells: it stays unknown.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ import msgspec
 from ..protocol.types import Tokens
 from . import tally
 from .argv import arguments, values
-from .base import MAX_NAME, Meter
+from .base import MAX_NAME, Failed, Meter, Speech, Text, Tool
 from .lines import LineMeter, lines_of_type
 
 _WANTED = lines_of_type("thread.started", "item.started", "item.completed", "turn.completed", "turn.failed")
@@ -74,12 +74,13 @@ class CodexMeter(LineMeter[_Event, _State]):
         """`model`: the stream does not name it. `resumed`: its totals begin with what others used."""
         super().__init__(_WANTED, _DECODER, _State(inherited=None if resumed else Tokens()))
         self._model = tally.printable(model, MAX_NAME)
+        self._resumed = resumed
 
     def _take(self, event: _Event) -> None:
         if event.type == "thread.started":
             self._state.thread = event.thread_id[:MAX_NAME]
             self._state.calls = tally.Recent[bool]()  # ids begin anew in each process
-            self.reading.finished = False
+            self.reading.finished, self.reading.partial = False, True
         elif event.type == "item.started" and event.item is not None:
             self._begin(event.item)
         elif event.type == "item.completed" and event.item is not None:
@@ -115,6 +116,7 @@ class CodexMeter(LineMeter[_Event, _State]):
         if self._state.inherited is None:
             self._state.inherited = used
             return
+        self.reading.partial = self._resumed
         used = tally.minus(used, self._state.inherited)
         if used.input + used.output:
             self._state.totals.restate(self.reading, self._state.thread, {self._model: used})
@@ -124,6 +126,7 @@ class Codex:
     """`codex exec`, and what runs it: `npx @openai/codex exec`."""
 
     name = "codex"
+    event_types = None
 
     def prints_events(self, argv: Sequence[str]) -> bool:
         """`exec … --json`, which was `--experimental-json` once."""
@@ -133,6 +136,20 @@ class Codex:
     def meter(self, argv: Sequence[str], saved: bytes | None = None) -> Meter:
         """A new meter for one attempt of this command, or one that goes on where another was. Raises `ValueError`."""
         return CodexMeter(model=_model(argv), resumed="resume" in _exec(argv)).loaded(saved)
+
+    def speech(self, event: dict[str, Any]) -> Iterator[Speech]:
+        """What an event says to the user. The last message is the final answer."""
+        match event:
+            case {"type": "item.completed", "item": {"type": "agent_message" | "assistant_message", "text": str(text)}}:
+                yield Text(text)
+            case {"type": "item.started", "item": {"type": str(kind)} as item} if kind not in _NOT_CALLS:
+                yield Tool(item.get("tool", kind), item.get("command", item.get("arguments")))
+            case {"type": "turn.failed"}:
+                yield Failed(_failure(event.get("error")))
+
+
+def _failure(error: Any) -> str:
+    return tally.words(error.get("message") if isinstance(error, dict) else None)
 
 
 def _exec(argv: Sequence[str]) -> list[str]:

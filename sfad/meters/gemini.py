@@ -6,7 +6,7 @@ Usage is told only in the result, so that a hard stop needs reservations. There 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -14,7 +14,7 @@ import msgspec
 from ..protocol.types import Tokens
 from . import tally
 from .argv import arguments, values
-from .base import MAX_NAME, Meter
+from .base import MAX_NAME, Break, Delta, Failed, Meter, Speech, Text, Tool
 from .lines import LineMeter, lines_of_type
 
 _WANTED = lines_of_type("init", "message", "tool_use", "result")
@@ -74,7 +74,8 @@ class GeminiMeter(LineMeter[_Event, _State]):
         elif event.type in {"init", "tool_use", "result"}:
             self._state.speaking = False
             if event.type == "init":
-                self._state.model, self.reading.finished = event.model[: 4 * MAX_NAME], False
+                self._state.model = event.model[: 4 * MAX_NAME]
+                self.reading.finished, self.reading.partial = False, True
             elif event.type == "tool_use":
                 self._call(event)
             else:
@@ -102,6 +103,7 @@ class GeminiMeter(LineMeter[_Event, _State]):
         self.reading.finished = True
         if event.stats is None:
             return
+        self.reading.partial = False
         for name, stats in (event.stats.models or {self._state.model: event.stats}).items():
             used = stats.tokens()
             if used.input + used.output:
@@ -112,6 +114,7 @@ class Gemini:
     """`gemini`, and what runs it: `npx @google/gemini-cli`."""
 
     name = "gemini"
+    event_types = None
 
     def prints_events(self, argv: Sequence[str]) -> bool:
         """`--output-format stream-json`, or `-o`."""
@@ -120,3 +123,22 @@ class Gemini:
     def meter(self, argv: Sequence[str], saved: bytes | None = None) -> Meter:  # noqa: ARG002 - the stream says everything
         """A new meter for one attempt of this command, or one that goes on where another was. Raises `ValueError`."""
         return GeminiMeter().loaded(saved)
+
+    def speech(self, event: dict[str, Any]) -> Iterator[Speech]:
+        """What an event says to the user. A message comes in deltas, and ends when anything else begins."""
+        match event:
+            case {"type": "message", "role": "assistant", "delta": True, "content": str(text)}:
+                yield Delta(text)
+                return
+            case {"type": "message", "role": "assistant", "content": str(text)}:
+                yield Text(text)
+            case {"type": "tool_use"}:
+                yield Tool(event.get("tool_name"), event.get("parameters"))
+            case {"type": "result", "status": str(status)} if status != "success":
+                yield Failed(_failure(event.get("error"), status))
+        yield Break()
+
+
+def _failure(error: Any, status: str) -> str:
+    told = error if isinstance(error, dict) else {}
+    return tally.words(told.get("message"), told.get("type"), f"it ended with {status}")

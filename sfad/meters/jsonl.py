@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from . import tally
-from .base import Meter
+from .base import Failed, Final, Meter, Speech, Tool
 from .lines import LineMeter, lines_of_type
 
 _WANTED = lines_of_type("usage", "turn", "result")
@@ -71,6 +71,7 @@ class Jsonl:
     """No program in particular: it is only ever asked for by name."""
 
     name = "jsonl"
+    event_types = frozenset({"usage", "turn", "result"})
 
     def prints_events(self, argv: Sequence[str]) -> bool:  # noqa: ARG002 - no command says that it does
         """Never: nothing in a command tells."""
@@ -79,3 +80,13 @@ class Jsonl:
     def meter(self, argv: Sequence[str], saved: bytes | None = None) -> Meter:  # noqa: ARG002 - the stream says everything
         """A new meter for one attempt of this command, or one that goes on where another was. Raises `ValueError`."""
         return JsonlMeter().loaded(saved)
+
+    def speech(self, event: dict[str, Any]) -> Iterator[Speech]:
+        """What an event says to the user; what the agent prints beside its events is text."""
+        match event:
+            case {"type": "turn", "tool": tool}:
+                yield Tool(tool)
+            case {"type": "result", "failed": True}:
+                yield Failed(tally.words(event.get("message")))
+            case {"type": "result", "text": str(text)}:
+                yield Final(text)

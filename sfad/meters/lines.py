@@ -16,7 +16,7 @@ import msgspec
 
 from .base import MAX_LINE, Reading
 
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 _OPENERS = b"{\xef"
 """What a line of JSON begins with: a brace, or the first byte of a byte order mark."""
 
@@ -25,7 +25,7 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 E = TypeVar("E")
 S = TypeVar("S", bound=msgspec.Struct)
 
-STATE = 1
+STATE = 2
 """The version of what meters dump. Another one whenever a field of a `Reading`, or of what a meter keeps beside it, is added,
 removed or means something else: what was dumped before is then read again from the run's output."""
 
@@ -127,7 +127,7 @@ class LineMeter(ABC, Generic[E, S]):
     def feed(self, data: bytes | memoryview) -> None:
         """Takes the next bytes. Never raises for anything that an agent can print."""
         for line in self._lines.of(bytes(data)):
-            event = self._decoded(line.removeprefix(_BOM))
+            event = self._decoded(line.removeprefix(BOM))
             if event is not None:
                 self._take(event)
         self.reading.skipped_lines = self._lines.skipped
@@ -165,12 +165,12 @@ class LineMeter(ABC, Generic[E, S]):
         except (msgspec.DecodeError, UnicodeDecodeError):
             pass
         try:
-            return self._decoder.decode(_mended(line))
+            return self._decoder.decode(without_surrogates(line))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
 
 
-def _mended(line: bytes) -> bytes:
+def without_surrogates(line: bytes) -> bytes:
     """Text that was cut in the middle of a character is no reason to lose the numbers beside it.
 
     JavaScript prints half of an emoji as a lone surrogate, which msgspec refuses even in fields that it skips.

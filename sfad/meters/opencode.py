@@ -9,14 +9,14 @@ of what its subagents use.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from . import tally
 from .argv import arguments, values
-from .base import Meter
+from .base import Failed, Meter, Speech, Text, Tool
 from .lines import LineMeter, lines_of_type
 
 _WANTED = lines_of_type("step_start", "step_finish", "tool_use", "error", "done")
@@ -72,7 +72,7 @@ class OpencodeMeter(LineMeter[_Event, _State]):
         self._model = model
 
     def _take(self, event: _Event) -> None:
-        if event.type in {"tool_use", "step_finish"} and event.part is not None:
+        if event.type in {"step_start", "tool_use", "step_finish"} and event.part is not None:
             self._count(event.type, event.part)
         elif event.type == "error":
             error = event.error or _Error()
@@ -80,7 +80,7 @@ class OpencodeMeter(LineMeter[_Event, _State]):
             self.reading.failed = tally.words(error.data.message if error.data else None, error.name)
         elif event.type == "done":
             self.reading.finished = True
-        elif event.type != "step_start":
+        else:
             return
         tally.recognised(self.reading)
 
@@ -89,10 +89,13 @@ class OpencodeMeter(LineMeter[_Event, _State]):
         if self._state.parts.get(part.id):
             return
         self._state.parts.put(part.id, True)
-        if kind == "tool_use":
+        if kind == "step_start":
+            self.reading.partial = True
+        elif kind == "tool_use":
             tally.turn(self.reading, part.tool)
         else:
             tally.message(self.reading)
+            self.reading.partial = False
             self._charge(part)
 
     def _charge(self, part: _Part) -> None:
@@ -107,6 +110,7 @@ class Opencode:
     """`opencode run`, and what runs it: `npx opencode-ai run`."""
 
     name = "opencode"
+    event_types = None
 
     def prints_events(self, argv: Sequence[str]) -> bool:
         """`run … --format json`."""
@@ -117,6 +121,18 @@ class Opencode:
         """A new meter for one attempt of this command, or one that goes on where another was. Raises `ValueError`."""
         asked = values(_words(argv), "-m", "--model")
         return OpencodeMeter(model=asked[-1] if asked else "").loaded(saved)
+
+    def speech(self, event: dict[str, Any]) -> Iterator[Speech]:
+        """What an event says to the user. The last text is the final answer."""
+        match event:
+            case {"type": "text", "part": {"text": str(text)}}:
+                yield Text(text)
+            case {"type": "tool_use", "part": dict(part)}:
+                state = part.get("state")
+                yield Tool(part.get("tool"), state.get("input") if isinstance(state, dict) else None)
+            case {"type": "error", "error": dict(error)}:
+                data = error.get("data")
+                yield Failed(tally.words(data.get("message") if isinstance(data, dict) else None, error.get("name")))
 
 
 def _words(argv: Sequence[str]) -> list[str]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -89,16 +89,23 @@ class OutputStore:
         """A descriptor for reading stdout, the caller's to close. Raises `OSError`."""
         return self._open(run_id, ".out", _READ)
 
+    @contextmanager
+    def stdout(self, run_id: RunId) -> Iterator[int]:
+        """A descriptor for reading stdout, closed at the end. Raises `OSError`; `Replaced`; `FileNotFoundError` where nothing was
+        kept."""
+        descriptor = self._open_to_read(run_id, ".out")
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
     def tail(self, run_id: RunId, max_bytes: int) -> tuple[bytes, bool]:
         """The newest `max_bytes` bytes of stdout, and whether there were more. Raises `OSError`; `Replaced`; `FileNotFoundError`
         where nothing was kept.
 
         A character that the cut went through is left out, so what comes back is as valid UTF-8 as the file."""
-        descriptor = self._open_to_read(run_id, ".out")
-        try:
+        with self.stdout(run_id) as descriptor:
             return _tail(descriptor, max_bytes)
-        finally:
-            os.close(descriptor)
 
     def forget(self, run_id: RunId) -> None:
         """Forgets which files the run was given: from now on any regular file passes for its output."""

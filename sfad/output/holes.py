@@ -83,3 +83,9 @@ def _punch(descriptor: int, offset: int, length: int) -> None:
         code = ctypes.get_errno()
         if code != errno.EINTR:
             raise OSError(code, os.strerror(code))
+
+
+def read(descriptor: int, offset: int, length: int) -> tuple[int, bytes]:
+    """`read_into` a buffer of its own: the offset of what was read, and at most `length` bytes."""
+    start, data = read_into(descriptor, memoryview(bytearray(length)), offset)
+    return start, bytes(data)

@@ -40,6 +40,33 @@ def remove_old(directory: Path, cutoff: float, *, ends: Ends, live: Collection[R
     return count
 
 
+def remove(directory: Path, runs: Collection[RunId], *, dry: bool, between: Callable[[], object]) -> tuple[int, int]:
+    """Delete the files of `runs`, or only count them where `dry`. Return how many files, and the bytes that they take on the disk.
+
+    For a thread, as `remove_old`. Raises the first `OSError` when everything has been tried."""
+    count, freed, failed = 0, 0, []
+    for position, path in enumerate(directory / f"{run}{suffix}" for run in runs for suffix in SUFFIXES):
+        try:
+            freed += _remove(path, dry=dry)
+            count += 1
+        except FileNotFoundError:
+            pass  # the run kept no output, or it has been removed before
+        except OSError as error:
+            failed.append(error)
+        if position % STEP == STEP - 1:
+            between()
+    if failed:
+        raise failed[0]
+    return count, freed
+
+
+def _remove(path: Path, *, dry: bool) -> int:
+    taken = path.lstat().st_blocks * 512  # st_blocks counts in units of 512 bytes: stat(2). Freed output leaves holes
+    if not dry:
+        path.unlink()
+    return taken
+
+
 def _remove_if_old(path: Path, cutoff: float, known: Mapping[RunId, float | None]) -> bool:
     run = path.name.partition(".")[0]
     with suppress(FileNotFoundError):

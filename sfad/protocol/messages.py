@@ -117,9 +117,23 @@ class Stop(Request, tag="stop"):
     runs: list[str] = []
     everything: bool = False
     name: str | None = None
-    labels: dict[str, str] = {}
+    labels: dict[str, str | list[str]] = {}
+    """Of several values of a key either will do; of several keys each is demanded."""
     signal: int = 15
     grace: float | None = None
+
+
+class Select(Request, tag="select"):
+    """Which runs a command line means: each of `runs`, by id, name or prefix; and the live ones that `everything`, `name` and
+    `labels` choose, as in `Stop`. Of those, `pause` takes the topmost that run, and `resume` those that are paused themselves.
+    Answered by `Selected`."""
+
+    verb: str
+    """What is to be done to them: the peer needs permission for that."""
+    runs: list[str] = []
+    everything: bool = False
+    name: str | None = None
+    labels: dict[str, str | list[str]] = {}
 
 
 class Pause(Request, tag="pause"):
@@ -152,6 +166,13 @@ class Deny(Request, tag="deny"):
     """Refuse the increase that a run waits for, and terminate it. Answered by `RunReply`, as soon as it is being stopped."""
 
     run: str
+
+
+class ChangeLimits(Request, tag="limit"):
+    """Change limits of a live run, up or down. Answered by `RunReply`. A peer inside a run may only lower them."""
+
+    run: str
+    limits: list[Limit]
 
 
 class Report(Request, tag="report"):
@@ -238,7 +259,8 @@ class List(Request, tag="list"):
     """Only this run's tree."""
     since: float | None = None
     """Only runs created at or after this time, in Unix seconds."""
-    labels: dict[str, str] = {}
+    labels: dict[str, str | list[str]] = {}
+    """As in `Stop`."""
     rows: int = 50
     """Ended runs at most; live ones are always listed."""
     live: bool = False
@@ -250,14 +272,28 @@ class Logs(Request, tag="logs"):
     run's admission, so that a reader may begin before the run does; a `Wait` on the same connection tells when it ended."""
 
     run: str
+    form: Literal["raw", "text", "auto"] = "raw"
+    """Whether the caller wants stdout as it is, or the text that the agent's events hold. `auto`: the text if the caller is in a
+    run with a meter, where JSON would go to a model."""
+
+
+class Text(Request, tag="text"):
+    """More of the text that the events in a run's stdout hold, where `LogFiles.text` says that there is any. What is no event is
+    text as it is. Answered by `TextPart` at once: its file's growth tells when there may be more."""
+
+    run: str
+    cursor: bytes = b""
+    """That of the last `TextPart`; without it, from the beginning."""
 
 
 class Result(Request, tag="result"):
-    """A finished run's stdout made safe for a language model. Answered by `ResultText`."""
+    """A finished run's final answer, or else its stdout, made safe for a language model. Answered by `ResultText`."""
 
     run: str
     max_bytes: int = 64 * 1024
     """Of the text, at most 1 MiB; the newest part is kept."""
+    raw: bool = False
+    """The whole stdout, also where the run's meter can find the answer in its events."""
 
 
 class Send(Request, tag="send"):
@@ -283,14 +319,33 @@ class Config(Request, tag="config"):
     """The effective configuration and where each value comes from. Answered by `ConfigReply`."""
 
 
+class Reload(Request, tag="reload"):
+    """Read the config again, as SIGHUP does. Answered by `Reloaded`; or by `Error`, and nothing changes, if something is wrong with
+    it. Only from outside any run."""
+
+
+class Prune(Request, tag="prune"):
+    """Remove rows and output of trees that have ended. Answered by `Pruned`. Only from outside any run, and only the caller's own
+    trees, unless the caller is root."""
+
+    older_than: float | None = None
+    """Only trees that ended so many seconds ago, or longer."""
+    keep: int = 0
+    """Spare the newest trees, so many."""
+    dry_run: bool = False
+    """Count what would be removed, and remove nothing."""
+
+
 AnyRequest = (
     Hello
     | Spawn
     | Stop
+    | Select
     | Pause
     | Resume
     | Approve
     | Deny
+    | ChangeLimits
     | Report
     | Reserve
     | Settle
@@ -299,12 +354,15 @@ AnyRequest = (
     | Wait
     | List
     | Logs
+    | Text
     | Result
     | Send
     | Watch
     | Recommend
     | DaemonInfo
     | Config
+    | Reload
+    | Prune
 )
 
 
@@ -336,6 +394,23 @@ class Refused(Reply, tag="refused"):
 
     refused: Refusal
     run: RunId | None = None
+
+
+class Failure(Struct, frozen=True, kw_only=True):
+    """Why one of several runs was left out."""
+
+    run: str
+    """As the request named it."""
+    code: ErrorCode
+    message: str
+
+
+class Selected(Reply, tag="selected"):
+    """The answer to `Select`: ids, each once, in the order of the request, then those that were chosen, oldest first."""
+
+    runs: list[RunId]
+    failed: list[Failure] = []
+    """Of `Select.runs`, those that name no run, several, or one that is not the peer's."""
 
 
 class Stopped(Reply, tag="stopped"):
@@ -378,6 +453,27 @@ class LogFiles(Reply, tag="log_files"):
     ended: bool
     kept: bool = True
     descriptors: int = 2
+    text: bool = False
+    """Stdout is to be asked for by `Text`."""
+    name: str = ""
+    """The run's name."""
+
+
+class TextPart(Reply, tag="text"):
+    """The next part of a run's text."""
+
+    run: RunId
+    text: bytes
+    cursor: bytes
+    """How far it reaches; opaque."""
+    tools: list[str] = []
+    """The tool calls in this part, a line each."""
+    notes: list[str] = []
+    """Why something is missing in it."""
+    more: bool = False
+    """There is more already."""
+    ended: bool = False
+    """The run has ended. Unless there is more, this was the last part."""
 
 
 class ResultText(Reply, tag="result"):
@@ -424,6 +520,8 @@ class DaemonStatus(Reply, tag="daemon_status"):
     enforcement: dict[str, str] = {}
     """Who holds runs to limits of `memory`, `pids` and `cpu` here: `kernel`, `watching`, `nothing`."""
     budgets: list[BudgetState] = []
+    linger_command: str | None = None
+    """Logging out ends this daemon and its runs, and this command prevents that; `None` where logging out does not end it."""
 
 
 class Setting(Struct, frozen=True, kw_only=True):
@@ -438,6 +536,42 @@ class ConfigReply(Reply, tag="config"):
     """The effective configuration."""
 
     settings: list[Setting]
+
+
+class Change(Struct, frozen=True, kw_only=True):
+    """A setting that a reload has found changed."""
+
+    key: str
+    old: Any
+    new: Any
+    """`None` also for a key that was added or removed: then only the other one means something."""
+    source: str
+    """Where the new value comes from."""
+    waits: bool
+    """It takes effect at the next start of the daemon."""
+
+
+class Reloaded(Reply, tag="reloaded"):
+    """The config was read again."""
+
+    files: list[str]
+    """The files that were there."""
+    changed: list[Change]
+
+
+class Pruned(Reply, tag="pruned"):
+    """What was removed, or, after a dry run, what would be."""
+
+    trees: int
+    runs: int
+    events: int
+    """Of these runs, in the ledger."""
+    files: int
+    """Of output."""
+    output_bytes: int
+    """That the files took on the disk."""
+    ledger_bytes: int
+    """By which the ledger's file shrank: its free pages are kept for what is written next, unless they are many."""
 
 
 class Done(Reply, tag="done"):
@@ -455,15 +589,19 @@ AnyReply = (
     Welcome
     | RunReply
     | Refused
+    | Selected
     | Stopped
     | Reserved
     | Recommended
     | RunList
     | LogFiles
+    | TextPart
     | ResultText
     | EventPush
     | DaemonStatus
     | ConfigReply
+    | Reloaded
+    | Pruned
     | Done
     | Error
 )

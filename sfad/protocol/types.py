@@ -219,6 +219,9 @@ class Usage(Struct, frozen=True, kw_only=True):
     elapsed_s: float | None = None
     """Seconds since the run started, paused time excluded."""
     source: Source = "none"
+    partial: bool = False
+    """Tokens and costs may still grow: the agent has not told its final figures, and perhaps never will. They are that much at
+    least; output tokens may be an estimate from the text that was streamed."""
 
 
 class RunInfo(Struct, frozen=True, kw_only=True):
@@ -332,3 +335,5 @@ class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):
     threshold: float | None = None
     used: float | None = None
     exceeded_by: float | None = None
+    by: str | None = None
+    """Who asked for it, for `limit_changed`: `run ID` or `user NAME`."""

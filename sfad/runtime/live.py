@@ -214,6 +214,7 @@ def _usage(source: Source, use: Use, elapsed: float | None) -> Usage:
         execution_cost_usd=_money(use.execution_cost),
         elapsed_s=elapsed,
         source=source,
+        partial=use.partial,
     )
 
 

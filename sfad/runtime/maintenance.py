@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import CancelledError, wait
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TypeVar
 
@@ -17,13 +18,14 @@ import trio
 
 from ..ballast import Ballast
 from ..config import Retention
+from ..core.ids import run_id
 from ..ledger import Ledger, LedgerError, back_up
 from ..ledger.backup import BACKUP, Backup, DamagedCopy
 from ..ledger.opening import check, mark_damaged, open_reader
 from ..ledger.reader import Reader
 from ..ledger.retention import Sweeper
 from ..output import OutputStore
-from ..output.retention import remove_old
+from ..output.retention import remove, remove_old
 from ..private import make_directory
 from ..protocol.types import RunId
 from .live import wall_clock
@@ -78,6 +80,31 @@ class Clock:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a person wants to have removed: trees that have ended."""
+
+    older_than: float | None
+    """Seconds since their end at least."""
+    keep: int
+    """The newest trees that stay."""
+    uid: int | None
+    """Only trees of this user."""
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What was removed: `protocol.messages.Pruned`."""
+
+    trees: int
+    runs: int
+    events: int
+    files: int
+    output_bytes: int
+    ledger_bytes: int
+
+
 def _boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
@@ -110,6 +137,8 @@ class Maintenance:
         self._clock = Clock(now, boottime)
         self._told: dict[str, str] = {}
         self._changed = trio.Event()
+        self._one = trio.Lock()
+        """Held by the sweep or the prune that deletes: two would count the same rows."""
 
     def reconfigure(self, settings: Retention) -> None:
         """What follows is done by these settings; the next look comes when they say, counted from now."""
@@ -128,12 +157,43 @@ class Maintenance:
         """Does everything that is due. Raises nothing."""
         await self._try("ballast", self._ballast.take_on)
         await self._try("check", self._check)
-        if await self._clock_is_sane():
-            await self._try("output", self._sweep_output)
-            await self._try("ledger", self._sweep_ledger)
-        await self._try("compaction", self._compact)
+        async with self._one:
+            if await self._clock_is_sane():
+                await self._try("output", self._sweep_output)
+                await self._try("ledger", self._sweep_ledger)
+            await self._try("compaction", self._compact)
         if self._backup_is_due():
             await self._try("backup", self._back_up)
+
+    async def prune(self, wanted: Wanted, forget: Callable[[Collection[RunId]], object]) -> Pruned:
+        """Remove trees that have ended, with their output and events. `forget` is told which runs are gone, in the trio thread.
+        Raises `OSError`, `sqlite3.Error`, `LedgerError`, and `CancelledError` when the ledger is closed meanwhile; what was removed
+        until then stays removed."""
+        async with self._one:
+            return await in_thread(self._prune, wanted, forget)
+
+    def _prune(self, wanted: Wanted, forget: Callable[[Collection[RunId]], object]) -> Pruned:
+        sweeper, dry = Sweeper(self._ledger.directory, self._errand, _copy_pause), wanted.dry_run
+        cutoff = self._clock.now() - timedelta(seconds=wanted.older_than or 0)
+        live = trio.from_thread.run_sync(lambda: frozenset(self._live()))
+        trees = [
+            tree
+            for tree in sweeper.choose(cutoff, keep=wanted.keep, uid=wanted.uid)
+            if live.isdisjoint(run_id(run.number) for run in tree)
+        ]
+        runs = [run_id(run.number) for tree in trees for run in tree]
+        # output first: a row without output can be removed again, output without its row would stay
+        files, freed = remove(self._output.directory, runs, dry=dry, between=_copy_pause)
+        deleted = sweeper.remove(trees, dry=dry)
+        if dry:
+            return Pruned(len(trees), deleted.runs, deleted.events, files, freed, 0)
+        sweeper.checkpoint()  # a power failure may lose what is in the log only, and then the spool alone knows how a run ended
+        trio.from_thread.run_sync(forget, runs)
+        before = self._ledger.size_bytes
+        sweeper.compact()
+        shrunk = max(0, before - self._ledger.size_bytes)
+        self._said(f"pruned {deleted.runs} runs and {deleted.events} events, and {files} output files of {freed} bytes")
+        return Pruned(len(trees), deleted.runs, deleted.events, files, freed, shrunk)
 
     async def _rest(self) -> None:
         while True:

@@ -334,8 +334,12 @@ class Memory:
         self._written({f"{_KEY}{run}": None for run in never if f"{_KEY}{run}" in self._journal.items})
         self.recorded(never)
         for run in never:
-            del self._recorded[run]
+            self._recorded.pop(run, None)
         self._forget(never)
+
+    def pruned(self, runs: Iterable[RunId]) -> None:
+        """Forget runs that were deleted from the ledger: the next daemon would write again what is remembered of their ends."""
+        self.forget_entirely([run for run in runs if f"{_RUN}{run}" in self._journal.items])
 
     def forget_spawns(self, *, but: Container[RunId]) -> None:
         """Removes what was to start runs that are not live: a daemon was killed before it had remembered them."""

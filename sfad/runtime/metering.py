@@ -222,6 +222,7 @@ class Metering:
             cost=cost,
             cost_from=None if cost is None else "agent" if price is None else "prices",
             unpriced_tokens=unpriced or None,
+            partial=reading.partial,
         )
 
     def _price_of(self, metered: _Metered, reading: Reading) -> tuple[float | None, int]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import sqlite3
 import stat
 import traceback
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -30,13 +32,13 @@ from ..faults import effect
 from ..giveback import give_back
 from ..lasting import lasting
 from ..launch.base import Launcher, LaunchSpec, Remains
-from ..ledger import Ledger
+from ..ledger import Ledger, LedgerError
 from ..meters import Program
 from ..observe.log import Log
 from ..output.files import OutputStore
 from ..protocol import types
 from ..protocol.errors import ErrorCode
-from ..protocol.messages import Spawn
+from ..protocol.messages import Change, Spawn
 from ..protocol.types import RunId, RunInfo
 from ..systemd import FdStore
 from .advising import Adviser
@@ -45,7 +47,7 @@ from .budgets import BudgetKeeper
 from .environment import run_environment
 from .handover import Held
 from .live import Live, Main, name_of_main, wall_clock
-from .maintenance import Maintenance
+from .maintenance import Maintenance, Pruned, Wanted
 from .memory import Memory, SpawnKey, nowhere
 from .metering import Metering, bounds_of, program_of
 from .recovery import Recovery
@@ -124,6 +126,7 @@ class Runtime:
         state_dir: str,
         memory: Memory,
         on_shutdown: Callable[[], None],
+        reload: Callable[[], tuple[configuration.Loaded, list[Change]]] | None = None,
         state_dir_lost: Callable[[], str | None] = lambda: None,
     ) -> None:
         """`state_dir_lost` returns why `state_dir` does not lead to the directory that was opened; `None` while it does."""
@@ -160,6 +163,7 @@ class Runtime:
         self.fd_store = FdStore()
         self.recent: OrderedDict[RunId, Recent] = OrderedDict()
         self._on_shutdown = on_shutdown
+        self._reload = reload
         self._state_dir_lost = state_dir_lost
         self._lost: str | None = None
         self._events: deque[e.Event] = deque()
@@ -311,6 +315,37 @@ class Runtime:
         self.memory.reserve_events(self.ledger.last_event)
         self.memory.close()
         self.fd_store.close()
+
+    def reload(self) -> tuple[configuration.Loaded, list[Change]]:
+        """Read the config again; what was read, and what changed. Raises `ConfigError`, and nothing has changed."""
+        if self._reload is None:
+            raise configuration.ConfigError("this daemon was started without config files")
+        return self._reload()
+
+    def prune_soon(self, wanted: Wanted, answer: Callable[[Pruned | Exception], None]) -> None:
+        """Remove what `wanted` says, in a thread; `answer` is called with what was removed, or with why not everything was."""
+        self._nursery.start_soon(self._prune, wanted, answer)
+
+    async def _prune(self, wanted: Wanted, answer: Callable[[Pruned | Exception], None]) -> None:
+        try:
+            answer(await self.maintenance.prune(wanted, self._forget))
+        except (OSError, sqlite3.Error, LedgerError, CancelledError) as error:
+            self.log.warning(f"prune: {error or type(error).__name__}")
+            answer(error)
+
+    def _forget(self, runs: Iterable[RunId]) -> None:
+        """The ledger does not know these runs any more."""
+        runs = list(runs)
+        self.memory.pruned(runs)
+        for run in runs:
+            recent = self.recent.pop(run, None)
+            if recent is not None:
+                self._drop(run, recent)
+
+    def _drop(self, run: RunId, recent: Recent) -> None:
+        self.output.forget(run)
+        if recent.key is not None:
+            self._keys.pop(recent.key, None)
 
     def reconfigure(self, loaded: configuration.Loaded) -> None:
         """Decides by other numbers from now on. What was admitted keeps its own."""
@@ -757,10 +792,7 @@ class Runtime:
     def _remember(self, recent: Recent) -> None:
         self.recent[recent.info.id] = recent
         if len(self.recent) > RECENT:
-            run, oldest = self.recent.popitem(last=False)
-            self.output.forget(run)
-            if oldest.key is not None:
-                self._keys.pop(oldest.key, None)
+            self._drop(*self.recent.popitem(last=False))
 
     def _reply(self, command: c.Reply) -> None:
         self._answer(command.token, command.answer)

@@ -187,7 +187,7 @@ class Server:
     def _bound_again(self) -> tuple[socket.socket, tuple[int, int] | None] | None:
         if self._listener.fileno() < 0 or socket_inode(self._path) == self.inode:
             return None
-        return bind_socket(self._path), socket_inode(self._path)
+        return bind_socket(self._path, held=Path(self._runtime.state_dir)), socket_inode(self._path)
 
     def _listen_on(self, listener: socket.socket, inode: tuple[int, int] | None) -> None:
         if self._listener.fileno() < 0:  # the daemon is ending, and has stopped accepting meanwhile

@@ -6,25 +6,30 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
+from math import inf
 from typing import Any
 
 import msgspec
 import psutil
 import trio
 
-from .. import __version__
-from ..config import NAME_MAX
+from .. import __version__, logout
+from ..config import NAME_MAX, ConfigError
 from ..core import commands as c
 from ..core import events as e
-from ..core.access import VERBS, Peer
+from ..core.access import OUTSIDE, VERBS, Peer
 from ..core.budgets import Budget
+from ..core.labels import fits, values_of
 from ..core.limits import limits_of
 from ..core.run import Run
 from ..core.usage import NOTHING
 from ..descriptors import Need
 from ..giveback import give_back
-from ..meters import PROGRAMS
+from ..meters import PROGRAMS, named
+from ..meters.speech import FORM, Cursor, Reader, answer
+from ..output import holes
 from ..output.files import Replaced
 from ..output.sanitise import cut_oldest, sanitise, wrap_result
 from ..protocol import messages as m
@@ -33,13 +38,19 @@ from ..protocol.errors import ErrorCode
 from ..protocol.types import BudgetState, Event, Limit, LimitRefusal, RunId, RunInfo, Status
 from ..protocol.units import MOST_COUNTED, MOST_SPENT
 from ..protocol.version import SUPPORTED
+from ..runtime.maintenance import Pruned, Wanted
 from ..runtime.metering import NO_METER
 from ..runtime.runtime import Runtime
 from .connection import Connection, Pending
+from .errors import RequestFailed
+from .handles import Handles
 from .shares import Shares
 
 MAX_RESULT = 1024 * 1024
 """Bytes of a result at most: it is meant for a model's context."""
+
+MAX_SEARCHED = 8 * MAX_RESULT
+"""Newest bytes of stdout in which the final answer is looked for: it is near their end. Decoding them takes some 20 ms."""
 
 MAX_ROWS = 20_000
 """Ended runs in one list."""
@@ -50,8 +61,8 @@ MAX_LABELS = 64
 MAX_EXEC = 6 << 20
 """Bytes of argv and environment that execve(2) takes at most (3/4 of `_STK_LIM`), with a pointer and a NUL for each word."""
 
-MAX_STOPPED = 1024
-"""Runs named in one stop; each is looked up."""
+MAX_CHOSEN = 1024
+"""Runs named in one request; each is looked up."""
 
 MAX_SOURCE = 128
 """Characters that say where a limit was set."""
@@ -69,14 +80,6 @@ WATCHES = 64
 MAIN_SIGNALS = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT, signal.SIGUSR1,
                           signal.SIGUSR2, signal.SIGHUP})  # fmt: skip
 """What `Signal` may send. SIGTERM and SIGKILL have `Stop`, which is honest about the outcome; SIGSTOP has `Pause`."""
-
-
-class RequestFailed(Exception):
-    """The request ends with an `Error`."""
-
-    def __init__(self, code: ErrorCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +104,17 @@ class Verbs:
         self._descriptors = descriptors
         self._requests = Shares("open requests", MAX_REQUESTS)
         self._watches = Shares("open watches", MAX_WATCHES)
+        self._handles = Handles(runtime)
         self._connections = connections
         self._handlers: dict[type, Callable[[Connection, Any], None]] = {
             m.Spawn: self._spawn,
             m.Stop: self._stop,
+            m.Select: self._select,
             m.Pause: self._pause,
             m.Resume: self._resume,
             m.Approve: self._approve,
             m.Deny: self._deny,
+            m.ChangeLimits: self._limit,
             m.Report: self._report,
             m.Reserve: self._reserve,
             m.Settle: self._settle,
@@ -117,11 +123,14 @@ class Verbs:
             m.Wait: self._wait,
             m.List: self._list,
             m.Logs: self._logs,
+            m.Text: self._text,
             m.Result: self._result,
             m.Send: self._send,
             m.Watch: self._watch,
             m.DaemonInfo: self._status,
             m.Config: self._config,
+            m.Reload: self._reload,
+            m.Prune: self._prune,
             m.Recommend: self._recommend,
         }
 
@@ -246,25 +255,30 @@ class Verbs:
 
     def _selected(self, connection: Connection, request: m.Stop) -> list[RunId]:
         self._permit(connection, "stop")
-        _check_most("labels", len(request.labels), MAX_LABELS)
-        if len(request.runs) > MAX_STOPPED:
-            raise RequestFailed(ErrorCode.BAD_REQUEST, f"{len(request.runs)} runs in one stop; at most {MAX_STOPPED}")
-        chosen = {self._resolve(connection, prefix, "stop")[0].id: None for prefix in dict.fromkeys(request.runs)}
-        if request.everything or request.name is not None or request.labels:
-            for run, live in list(self._runtime.live.items()):
-                info = live.run
-                named = request.name is None or info.name == request.name
-                labelled = request.labels.items() <= info.asked.labels.items()
-                if named and labelled and self._may_sweep(connection, live.chain):
-                    chosen[run] = None
-        elif not request.runs:
-            raise RequestFailed(ErrorCode.BAD_REQUEST, "say what to stop: run ids, a name, labels, or everything")
-        return list(chosen)
+        _check_choice(request)
+        chosen = [self._resolve(connection, handle, "stop")[0].id for handle in request.runs]
+        if not (request.runs or _sweeps(request)):
+            raise RequestFailed(ErrorCode.BAD_REQUEST, "say what to stop: runs, a name, labels, or everything")
+        return list(dict.fromkeys([*chosen, *self._swept(connection, request, "stop")]))
 
-    def _may_sweep(self, connection: Connection, chain: tuple[RunId, ...]) -> bool:
-        """What `--all` means to a peer inside a run: everything below it, not itself."""
-        own = connection.peer.run
-        return own is None or own in chain[:-1]
+    def _swept(self, connection: Connection, request: m.Stop | m.Select, verb: str) -> list[RunId]:
+        if not _sweeps(request):
+            return []
+        return self._handles.sweep(verb, connection.peer.run, name=request.name, labels=request.labels)
+
+    def _select(self, connection: Connection, request: m.Select) -> None:
+        if request.verb not in VERBS | OUTSIDE:
+            raise RequestFailed(ErrorCode.BAD_REQUEST, f"unknown verb '{request.verb[:80]}'")
+        self._permit(connection, request.verb)
+        _check_choice(request)
+        chosen, failed = [], []
+        for handle in dict.fromkeys(request.runs):
+            try:
+                chosen.append(self._resolve(connection, handle, request.verb)[0].id)
+            except RequestFailed as error:
+                failed.append(m.Failure(run=handle, code=error.code, message=str(error)))
+        runs = dict.fromkeys([*chosen, *self._swept(connection, request, request.verb)])
+        self._reply(connection, m.Selected(id=request.id, runs=list(runs), failed=failed))
 
     def _pause(self, connection: Connection, request: m.Pause) -> None:
         asked = request.suspended
@@ -281,10 +295,16 @@ class Verbs:
     def _deny(self, connection: Connection, request: m.Deny) -> None:
         self._steer(connection, request, "deny", lambda token, now, peer, run: e.DenyRequested(now, token, peer, run))
 
+    def _limit(self, connection: Connection, request: m.ChangeLimits) -> None:
+        if not request.limits:
+            raise RequestFailed(ErrorCode.BAD_REQUEST, "say which limits: KIND=VALUE")
+        limits = _checked(request.limits)
+        self._steer(connection, request, "limit", lambda token, now, peer, run: e.LimitRequested(now, token, peer, run, limits))
+
     def _steer(
         self,
         connection: Connection,
-        request: m.Pause | m.Resume | m.Approve | m.Deny,
+        request: m.Pause | m.Resume | m.Approve | m.Deny | m.ChangeLimits,
         verb: str,
         make: Callable[[int, float, Peer, RunId], e.Event],
     ) -> None:
@@ -415,7 +435,7 @@ class Verbs:
 
     def _list(self, connection: Connection, request: m.List) -> None:
         self._permit(connection, "list")
-        _check_most("labels", len(request.labels), MAX_LABELS)
+        _check_labels(request.labels)
         _check_most("statuses", len(request.status), MAX_LABELS)
         root = self._resolve(connection, request.root, "list")[0].id if request.root is not None else None
         rows = max(0, min(request.rows, MAX_ROWS))
@@ -463,8 +483,40 @@ class Verbs:
             descriptors = self._runtime.output.open_for_reader(info.id, create=live)
         except (FileNotFoundError, Replaced) as error:
             raise _no_output(info.id, error) from None
-        reply = m.LogFiles(id=request.id, run=info.id, ended=not live, kept=self._kept(info.id))
+        text = named(info.meter) is not None and self._wants_text(connection, request)
+        reply = m.LogFiles(id=request.id, run=info.id, ended=not live, kept=self._kept(info.id), text=text, name=info.name)
         self._reply(connection, reply, descriptors)
+
+    def _wants_text(self, connection: Connection, request: m.Logs) -> bool:
+        caller = self._runtime.live.get(connection.peer.run) if connection.peer.run is not None else None
+        return request.form == "text" or (request.form == "auto" and caller is not None and caller.program is not None)
+
+    def _text(self, connection: Connection, request: m.Text) -> None:
+        info, _ = self._resolve(connection, request.run, "logs")
+        program = named(info.meter)
+        if program is None:
+            raise RequestFailed(ErrorCode.WRONG_STATE, f"run {info.id} has no meter that knows its events; read its logs")
+        cursor = _cursor(request.cursor)
+        ended = info.status.terminal
+        try:
+            with self._runtime.output.stdout(info.id) as descriptor:
+                size = os.fstat(descriptor).st_size
+                shown = Reader(program, cursor, partial(holes.read, descriptor), size).step(ended=ended)
+        except (FileNotFoundError, Replaced) as error:
+            raise _no_output(info.id, error) from None
+        self._reply(
+            connection,
+            m.TextPart(
+                id=request.id,
+                run=info.id,
+                text=bytes(shown.text),
+                cursor=msgspec.msgpack.encode(cursor),
+                tools=shown.tools,
+                notes=shown.notes,
+                more=shown.more,
+                ended=ended,
+            ),
+        )
 
     def _kept(self, run: RunId) -> bool:
         live = self._runtime.live.get(run)
@@ -478,10 +530,13 @@ class Verbs:
         if not info.status.terminal:
             raise RequestFailed(ErrorCode.WRONG_STATE, f"run {info.id} is {info.status}; wait for its end, or read its logs")
         most = max(1, min(request.max_bytes, MAX_RESULT))
+        program = None if request.raw else named(info.meter)
         try:
-            data, truncated = self._runtime.output.tail(info.id, most)
+            data, truncated = self._runtime.output.tail(info.id, most if program is None else MAX_SEARCHED)
         except (FileNotFoundError, Replaced) as error:
             raise _no_output(info.id, error) from None
+        if program is not None:
+            data, truncated = answer(program, data, begins_inside=truncated), False
         safe, cut = cut_oldest(sanitise(data), most)
         truncated = truncated or cut
         text = wrap_result(safe, run_id=info.id, name=info.name, status=info.status.value, truncated=truncated)
@@ -549,6 +604,7 @@ class Verbs:
             adopted=runtime.adopted,
             enforcement={kind: runtime.launcher.enforcement(kind) for kind in ("memory", "pids", "cpu")},
             budgets=[_budget_state(budget) for budget in machine.limiter.budgets] if connection.peer.run is None else [],
+            linger_command=logout.linger_command(),
         )
         self._reply(connection, status)
 
@@ -572,6 +628,32 @@ class Verbs:
         self._permit(connection, "config")
         self._reply(connection, m.ConfigReply(id=request.id, settings=self._runtime.settings))
 
+    def _reload(self, connection: Connection, request: m.Reload) -> None:
+        self._permit(connection, "reload")
+        try:
+            loaded, changed = self._runtime.reload()
+        except ConfigError as error:
+            raise RequestFailed(ErrorCode.BAD_REQUEST, f"nothing was changed: {error}") from None
+        self._reply(connection, m.Reloaded(id=request.id, files=[str(path) for path in loaded.files], changed=changed))
+
+    def _prune(self, connection: Connection, request: m.Prune) -> None:
+        self._permit(connection, "prune")
+        _check_prune(request)
+        connection.elsewhere.add(request.id)
+
+        def answer(found: Pruned | Exception) -> None:
+            if request.id not in connection.elsewhere:
+                return  # it has been given up
+            connection.elsewhere.discard(request.id)
+            if isinstance(found, Exception):
+                self._fail(connection, request.id, ErrorCode.UNAVAILABLE, f"not everything was removed: {found}")
+                return
+            self._reply(connection, m.Pruned(id=request.id, **asdict(found)))
+
+        uid = connection.peer.uid or None
+        wanted = Wanted(older_than=request.older_than, keep=request.keep, uid=uid, dry_run=request.dry_run)
+        self._runtime.prune_soon(wanted, answer)
+
     # ---- small things
 
     def _permit(self, connection: Connection, verb: str, chain: list[RunId] | None = None) -> None:
@@ -579,21 +661,10 @@ class Verbs:
         if refused is not None:
             raise RequestFailed(ErrorCode.NOT_PERMITTED, refused)
 
-    def _resolve(self, connection: Connection, prefix: str, verb: str) -> tuple[RunInfo, list[RunId]]:
-        """The run that an id or a unique prefix names, once the peer may use `verb` on it."""
+    def _resolve(self, connection: Connection, handle: str, verb: str) -> tuple[RunInfo, list[RunId]]:
+        """The run that an id, a name or a unique prefix means, once the peer may use `verb` on it."""
         self._permit(connection, verb)
-        info = self._runtime.info(prefix)
-        if info is None:
-            own = connection.peer.run
-            found = self._runtime.find(prefix) if prefix else []
-            if own is not None:  # of what is not its own it learns no more than that
-                found = [run for run in found if own in self._runtime.chain(run)] or found[:1]
-            if len(found) > 1:
-                some = ", ".join(found[:5])
-                raise RequestFailed(ErrorCode.AMBIGUOUS_RUN, f"'{prefix}' fits several runs ({some}, …); give more of the id")
-            info = self._runtime.info(found[0]) if found else None
-        if info is None:
-            raise RequestFailed(ErrorCode.NO_SUCH_RUN, f"no run has the id '{prefix}'; 'sfactl list' shows the ids")
+        info = self._handles.resolve(handle, connection.peer.run)
         chain = self._runtime.chain(info.id)
         self._permit(connection, verb, chain)
         return info, chain
@@ -620,6 +691,16 @@ class Verbs:
                 self._reply(connection, reply)
             case c.Failed(code, message):
                 self._fail(connection, request, code, message)
+
+
+def _cursor(data: bytes) -> Cursor:
+    try:
+        cursor = msgspec.msgpack.decode(data, type=Cursor) if data else Cursor()
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestFailed(ErrorCode.BAD_REQUEST, f"the cursor is none of this daemon's: {error}") from error
+    if cursor.form != FORM:
+        raise RequestFailed(ErrorCode.BAD_REQUEST, f"the cursor has form {cursor.form}, this daemon's have form {FORM}")
+    return cursor
 
 
 def _no_output(run: RunId, error: FileNotFoundError | Replaced) -> RequestFailed:
@@ -724,6 +805,24 @@ def _reserved(request: int, run: Run, reservation: str | None, refusal: LimitRef
     return m.Reserved(id=request, run=run.id, reservation=reservation, cost_usd=cost, refused=refusal)
 
 
+def _check_choice(request: m.Stop | m.Select) -> None:
+    _check_most("runs in one request", len(request.runs), MAX_CHOSEN)
+    _check_labels(request.labels)
+
+
+def _check_labels(labels: dict[str, str | list[str]]) -> None:
+    _check_most("labels", sum(len(values_of(value)) for value in labels.values()), MAX_LABELS)
+
+
+def _sweeps(request: m.Stop | m.Select) -> bool:
+    return request.everything or request.name is not None or bool(request.labels)
+
+
+def _check_prune(request: m.Prune) -> None:
+    if request.keep < 0 or not 0 <= (request.older_than or 0) < inf:
+        raise RequestFailed(ErrorCode.BAD_REQUEST, "keep and older_than must be 0 or more")
+
+
 def _check_sizes(request: m.Spawn) -> None:
     """What is kept and shown as long as the run is remembered has its bounds; argv and env have the frame's, and execve's."""
     tools = sum(map(len, request.allowed_tools)) + sum(map(len, request.blocked_tools))
@@ -755,7 +854,7 @@ def _filter(request: m.List, root: RunId | None, chain: Callable[[RunId], list[R
             and (request.user is None or info.user == request.user)
             and (root is None or root in chain(info.id))
             and (request.since is None or info.created_at.timestamp() >= request.since)
-            and request.labels.items() <= info.labels.items()
+            and fits(request.labels, info.labels)
         )
 
     return wanted

@@ -19,7 +19,7 @@ from .conftest import PATIENCE, SFACTL, World
 def alone(world: World) -> Iterator[World]:
     """A place where a daemon may be started, without the user's systemd. What was started is stopped."""
     del world.env["SFAD_AUTOSTART"]
-    world.env.pop("XDG_RUNTIME_DIR", None)
+    world.env["XDG_RUNTIME_DIR"] = str(world.directory / "runtime")
     yield world
     done = world.sfactl("status", "--json", code=None)
     if done.returncode == 0:
@@ -36,6 +36,7 @@ def stop(pid: int) -> None:
 
 
 def test_the_first_run_starts_one_and_says_so_once(alone: World) -> None:
+    alone.env["SFAD_SOCKET"] = str(alone.state / "sfad.sock")  # where it is without a login session, as in cron
     first = alone.sfactl("run", "-q", "--", "echo", "hello")
     assert first.stdout == "hello\n"
     assert first.stderr.startswith("sfactl: no daemon was running; started one")

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sfactl.commands.logs import LineFollower, _start_of, last_lines
+from sfactl.commands.logs import _start_of, last_lines
 from sfactl.follow import Copying, Follower
+from sfactl.lines import Form, Lines, Source
 from sfad.output import OutputStore
 
 
@@ -145,7 +146,8 @@ def test_a_line_that_was_begun_does_not_go_on_behind_a_gap(tmp_path: Path, capfd
     store = OutputStore(tmp_path)
     out, err = store.open_for_run("a1")
     source = store.open_for_meter("a1")
-    follower = LineFollower("stdout", source, 0)
+    watched = Source("stdout", source, 1)
+    follower = Lines(watched, 0, Form(watched, run=None, prefix="", colour=36, stamped=False, json=True))
     os.write(out, b"one\nthe beginning")
     drain(follower)
     os.write(out, b"x" * 8175 + b"the end\n")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from sfactl import limits, request
+from sfactl import limits, output, request
 from sfactl.commands import info, recommend, tree, why
 from sfactl.commands import list as list_
 from sfad.protocol.advice import Advice
@@ -58,6 +58,15 @@ def test_info_shows_usage_with_its_source() -> None:
     said = "12 turns, 1 message, 4650 tokens in (1200 from a cache), 180 tokens out, cost 0.45 USD (from prices), planning 0.10 USD"
     found = facts(run(usage=usage, limits=[], meter="claude"))
     assert found == [("usage", f"{said} [stream]"), ("meter", "claude")]
+
+
+def test_a_figure_that_may_still_grow_is_shown_as_a_lower_bound() -> None:
+    usage = Usage(turns=2, input_tokens=10, output_tokens=5, cost_usd=0.31, source="stream", partial=True)
+    found = run(usage=usage, limits=[])
+    assert facts(found) == [("usage", "2 turns, at least 10 tokens in, at least 5 tokens out, cost at least 0.31 USD [stream]")]
+    assert why.sentence(found).endswith("; it used at least 0.31 USD")
+    assert output.at_least(Usage(tokens=15, partial=True)) == "at least 15 tokens"
+    assert [column.cell(usage) for column in list_.USAGE] == ["2", "-", "≥0.31"]
 
 
 def test_info_shows_every_source_where_there_are_several() -> None:

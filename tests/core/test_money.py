@@ -79,7 +79,7 @@ TOLD = [None, 0, 3]
 def test_sums_of_what_is_told(one: int | None, other: int | None) -> None:
     expected = None if one is None and other is None else (one or 0) + (other or 0)
     for field in Use.__dataclass_fields__:
-        if field != "cost_from":
+        if field not in ("cost_from", "partial"):
             assert getattr(Use(**{field: one}).plus(Use(**{field: other})), field) == expected, field  # type: ignore[arg-type]
     assert Use(input_tokens=one, output_tokens=other).tokens == expected
 
@@ -369,6 +369,23 @@ def test_what_belongs_together_is_shown_as_one_source_tells_it() -> None:
     assert (source, use.turns) == ("report", 3)
     assert (use.input_tokens, use.output_tokens, use.tokens) == (7, None, 7), "not 7 in here and 50 out there"
     assert (use.cost, use.cost_from, use.unpriced_tokens) == (0.25, "agent", None)
+
+
+def test_a_partial_figure_yields_to_a_final_one_and_to_a_larger_partial_one() -> None:
+    t = Transcript()
+    a = t.start("a")
+
+    def shown() -> tuple[int | None, float | None, bool]:
+        best = t.run(a).account.best
+        assert best is not None
+        return best[1].output_tokens, best[1].cost, best[1].partial
+
+    (t >> t.report(a, output_tokens=50, cost=0.5, partial=True)).skip()
+    assert shown() == (50, 0.5, True)
+    (t >> t.used(a, output_tokens=70, cost=0.25, partial=True)).skip()
+    assert shown() == (70, 0.5, True)
+    (t >> t.used(a, output_tokens=40, cost=0.25)).skip()
+    assert shown() == (40, 0.25, False)
 
 
 def test_what_yesterday_was_charged_is_not_given_back_to_today() -> None:

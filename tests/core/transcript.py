@@ -131,6 +131,8 @@ class Transcript:
         match command:
             case c.Publish(event):
                 self.events.append(f"{event.type} {event.run_id}")
+                if event.type == "limit_changed":
+                    self.said.append(event.message)
                 if event.type in LIMIT_EVENTS:
                     whose = event.run_id if event.scope in {"run", "tree"} else event.scope
                     told = f"{whose} {event.limit_kind} {event.used:g}/{event.threshold:g}"
@@ -175,6 +177,10 @@ class Transcript:
     def approve(self, run: RunId, peer: Peer = ANN, room: str = "") -> e.ApproveRequested:
         """A peer grants an increase."""
         return e.ApproveRequested(self.at, self.token(), peer, run, limits(room))
+
+    def limit(self, run: RunId, change: str, peer: Peer = ANN) -> e.LimitRequested:
+        """A peer changes limits."""
+        return e.LimitRequested(self.at, self.token(), peer, run, limits(change))
 
     def deny(self, run: RunId, peer: Peer = ANN) -> e.DenyRequested:
         """A peer refuses an increase."""

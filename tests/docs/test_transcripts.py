@@ -50,6 +50,7 @@ class Reader:
         self._env = kept | {
             "HOME": str(home),
             "PATH": f"{home}/bin:{os.environ['PATH']}",
+            "XDG_RUNTIME_DIR": str(home),  # not the one of a systemd that would start the daemon in another home
             "SFAD_STATE_DIR": str(home / "state"),
             "SFAD_SOCKET": str(home / "sock"),
         }

@@ -58,6 +58,7 @@ EXPECTED = {
     "codex-turn-failed": Reading(
         turns=0,
         messages=0,
+        partial=True,
         finished=True,
         failed='{"error": {"message": "scripted failure", "type": "invalid_request_error", "code": "bad"}}',
     ),

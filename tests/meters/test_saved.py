@@ -120,7 +120,7 @@ def test_anything_at_all_is_a_dump_or_is_refused(program: str, saved: bytes) -> 
 
 
 FROZEN = {line.split()[0]: b85decode(line.split()[1]) for line in (Path(__file__).parent / "dumps.txt").read_text().splitlines()}
-"""What STATE 1 dumps after 70 % of each sample. `python -m tests.meters.test_saved` prints them as this build dumps them."""
+"""What STATE 2 dumps after 70 % of each sample. `python -m tests.meters.test_saved` prints them as this build dumps them."""
 
 
 def seventy(name: str) -> tuple[str, bytes, bytes]:
@@ -136,7 +136,7 @@ def test_dumps_of_before_are_read(name: str) -> None:
     one = meter(program)
     one.feed(begun)
     assert one.dump() == FROZEN[name]
-    assert module.STATE == 1
+    assert module.STATE == 2
     one = meter(program, FROZEN[name])
     one.feed(rest)
     assert one.reading == read(program, SAMPLES[name][1])

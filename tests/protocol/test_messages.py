@@ -56,10 +56,14 @@ REQUESTS: list[m.Request] = [
     m.Resume(id=5, run="a1", limits=[Limit(kind=LimitKind.TURNS, threshold=50)]),
     m.Signal(id=6, run="a1", signal=3), m.Info(id=7, run="a1"), m.Wait(id=8, run="a1", timeout=3.5),
     m.List(id=9, status=[Status.RUNNING], since=1.5, live=True), m.Logs(id=10, run="a1"), m.Result(id=11, run="a1", max_bytes=3),
+    m.Logs(id=10, run="a1", form="auto"), m.Text(id=22, run="a1", cursor=b"\xff"), m.Result(id=11, run="a1", raw=True),
     m.Send(id=12, run="a1", data=b"\xff", eof=True), m.Watch(id=13, run="a1"), m.DaemonInfo(id=14), m.Config(id=15),
     m.Approve(id=16, run="a1", limits=[Limit(kind=LimitKind.COST, threshold=3, source="--limit cost")]), m.Deny(id=17, run="a1"),
     m.Report(id=18, model="m", turns=1, input_tokens=2, output_tokens=3, cost_usd=0.5, role="planning"),
     m.Reserve(id=19, run="a1", model="m", input_tokens=2, max_output_tokens=3, role="execution"),
+    m.ChangeLimits(id=22, run="a1", limits=[Limit(kind=LimitKind.TURNS, threshold=50)]), m.Reload(id=23),
+    m.Select(id=24, verb="pause", runs=["a1", "reviewer"], labels={"k": "v", "l": ["w", "x"]}),
+    m.Prune(id=25, older_than=60.5, keep=3, dry_run=True),
     m.Settle(id=20, reservation="a1-1", input_tokens=2, output_tokens=3, cached_tokens=1), m.Recommend(id=21, run_type="qa"),
 ]  # fmt: skip
 
@@ -68,7 +72,9 @@ REPLIES: list[m.Reply] = [
     m.Refused(id=3, refused=Refusal(kind=Rule.LOOP, detail="d", message="m", path=["a", "a"]), run="a2"),
     m.Stopped(id=4, stopped=["a1"], survivors=[Survivor(pid=1, run_id="a1", why="D")], elapsed_s=0.5),
     m.RunList(id=5, runs=[RUN, RUN]),
-    m.LogFiles(id=6, run="a1", ended=True), m.ResultText(id=7, run="a1", text="t", truncated=False),
+    m.LogFiles(id=6, run="a1", ended=True), m.LogFiles(id=6, run="a1", ended=True, text=True),
+    m.TextPart(id=15, run="a1", text=b"\xff", cursor=b"\0", tools=["Bash: ls"], notes=["n"], more=True, ended=True),
+    m.ResultText(id=7, run="a1", text="t", truncated=False),
     m.EventPush(id=8, event=Event(type="run_started", time=NOW, seq=3, run_id="a1")), m.EventPush(id=8, event=Event(type="x")),
     m.DaemonStatus(id=9, version="0", pid=1, uptime_s=1.0, socket="s", state_dir="d", containment="cgroup", containment_detail="",
                    draining=False, live=0, queued=0, admitted=0, refused=0, connections=1, memory_bytes=2, ledger_bytes=3),
@@ -79,6 +85,9 @@ REPLIES: list[m.Reply] = [
     m.Recommended(id=14, runs=20, in_force=[Limit(kind=LimitKind.TURNS, threshold=25, action=Action.TERMINATE)],
                   advice=[Advice(kind=LimitKind.TURNS, p95=12, suggested=15, limit=25, runs=20, ended=21, failed_share=0.05,
                                  least=1, most=100)]),
+    m.Selected(id=15, runs=["a1"], failed=[m.Failure(run="zz", code=ErrorCode.NO_SUCH_RUN, message="m")]),
+    m.Reloaded(id=16, files=["/f"], changed=[m.Change(key="a", old=1, new=None, source="removed", waits=False)]),
+    m.Pruned(id=17, trees=1, runs=2, events=3, files=4, output_bytes=5, ledger_bytes=6),
     m.Done(id=11), m.Error(id=12, code=ErrorCode.BAD_REQUEST, message="m"),
 ]  # fmt: skip
 

@@ -325,7 +325,7 @@ def test_a_stop_of_thousands_of_names_is_refused(daemon: Daemon) -> None:
 
 
 def test_more_labels_than_a_run_can_have_are_refused(daemon: Daemon) -> None:
-    labels = {str(number): "" for number in range(20_000)}
+    labels: dict[str, str | list[str]] = {str(number): "" for number in range(20_000)}
     with daemon.client() as client:
         for request in (
             m.List(id=1000, labels=labels),

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-UNITS = sorted((Path(__file__).parents[2] / "systemd").rglob("*.service"))
+from sfad.install import InstallError, render, templates
+
+TOP = Path(__file__).parents[2] / "systemd"
+UNITS = sorted(TOP.rglob("*.service"))
 SERVICES = [unit for unit in UNITS if unit.name == "sfad.service"]
 
 LATER = ("DelegateSubgroup", "RestartMode")
@@ -53,8 +56,26 @@ def test_all_of_them_mean_the_same_state_directory(service: Path) -> None:
     assert len({line.partition("--state-dir ")[2] for line in words}) == 1
 
 
+@pytest.mark.parametrize("service", SERVICES, ids=name)
+def test_what_is_installed_starts_the_program_that_installed_it(service: Path) -> None:
+    text = render(service.read_text(), ["/opt/100%/sfad"], version=252)
+    assert "\nExecStart=/opt/100%%/sfad serve" in text
+    assert "env sfad" not in text
+    assert templates(user=service.parent.name == "user")[service.name] == service.read_text()
+    with pytest.raises(InstallError, match="cannot hold"):
+        render(text, ["/opt/my programs/sfad"], version=252)
+
+
+@pytest.mark.parametrize("service", SERVICES, ids=name)
+def test_a_systemd_that_waits_for_a_reload_is_let_wait(service: Path) -> None:
+    assert "\nType=notify\n" in render(service.read_text(), ["sfad"], version=252)
+    newer = render(service.read_text(), ["sfad"], version=253)
+    assert "\nType=notify-reload\n" in newer
+    assert "ExecReload" not in newer
+
+
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze here")
-@pytest.mark.parametrize("unit", UNITS, ids=name)
+@pytest.mark.parametrize("unit", sorted(TOP.rglob("sfad*.*")), ids=name)
 def test_systemd_understands_it(unit: Path) -> None:
     scope = "--user" if unit.parent.name == "user" else "--system"
     done = subprocess.run(["systemd-analyze", scope, "verify", unit], capture_output=True, text=True, timeout=60)

@@ -1,0 +1,23 @@
+"""`sfactl help [VERB]`
+
+The list of verbs, or the help of one: the same as --help.
+"""
+
+from __future__ import annotations
+
+from .. import verbs
+from ..exits import Exit, UsageError
+from ..options import Argument, Parameter
+
+PARAMETERS: tuple[Parameter, ...] = (Argument("verb", "VERB", "What to explain", required=False, complete="verb"),)
+
+
+def main(*, verb: str | None = None) -> int:
+    """Prints help."""
+    name = verbs.ALIASES.get(verb, verb) if verb is not None else None
+    if name is not None and name not in verbs.VERBS:
+        raise UsageError(f"there is no verb {name!r}; the verbs are: {', '.join(verbs.VERBS)}")
+    from ..app import invoke
+
+    invoke(["--help"] if name is None else [name, "--help"], name, lambda _verb, _values: Exit.DONE)
+    return Exit.DONE

@@ -1,0 +1,63 @@
+"""`sfactl limit RUN… KIND=VALUE[:ACTION]…`
+
+Changes the limits of live runs, up or down: turns=50, time=2h, cost=5:pause. The value is what a run may use in all, from its
+start; the action stays as it is where none is given. A limit that is exceeded already is answered at once. A run that the limit
+had paused goes on if it has more room now. Runs that wait, or that are paused by hand, stay so. Runs below keep their own limits.
+
+Exit codes: 0 changed; 1 a run has ended, or is being stopped; 2 a limit outside its range, or above an ancestor's; 66 no such run;
+77 a run may only lower limits, its own and of runs below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sfad.protocol.messages import ChangeLimits, RunReply
+from sfad.protocol.types import Limit, RunInfo
+
+from .. import limits, output
+from ..connection import connect
+from ..exits import UsageError
+from ..options import COMMON, RUNS, Parameter
+from ..several import CHOICE, Choice
+
+PARAMETERS: tuple[Parameter, ...] = (
+    *COMMON,
+    RUNS._replace(
+        target="words", metavar="RUN|KIND=VALUE", help="Runs, then limits: turns=50, time=2h, cost=5:pause", complete="limit"
+    ),
+    *CHOICE,
+)
+
+
+def main(
+    *,
+    words: Sequence[str],
+    everything: bool = False,
+    name: str | None = None,
+    label: Sequence[str] = (),
+    socket: str | None = None,
+    json: bool = False,
+) -> int:
+    """Changes limits."""
+    wanted = limits.of_flags([word for word in words if "=" in word], "sfactl limit")
+    if not wanted:
+        raise UsageError("say which limits, as in: sfactl limit a1 turns=50 time=2h cost=5:pause")
+    choice = Choice("limit", [word for word in words if "=" not in word], everything, name, label)
+    choice.check()
+    with connect(socket) as client:
+        return choice.each(
+            client,
+            lambda run: _show(client.call(ChangeLimits(id=client.next_id(), run=run, limits=wanted), RunReply).run, wanted, json),
+        )
+
+
+def _show(run: RunInfo, wanted: Sequence[Limit], json: bool) -> None:
+    if json:
+        output.print_json(run)
+        return
+    kinds = {limit.kind for limit in wanted}
+    output.note(f"{run.id} is {output.outcome(run)}")
+    for state in run.limits:
+        if state.kind in kinds:
+            output.note(f"  limit {limits.describe(state)}")

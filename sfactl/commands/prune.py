@@ -1,0 +1,61 @@
+"""`sfactl prune [--older-than TIME] [--keep N]`
+
+Removes trees of runs that have ended, now: their rows and events from the ledger, and their output. A tree is removed as a whole,
+and never while one of its runs lives. --older-than 7d --keep 100 removes what ended more than 7 days ago, but spares the newest 100
+trees. Removes your own runs; root's prune removes those of all users.
+
+Exit codes: 0 removed; 2 neither --older-than nor --keep; 75 not everything could be removed; 77 only from outside any run.
+"""
+
+from __future__ import annotations
+
+from sfad.protocol.messages import Prune, Pruned
+from sfad.protocol.units import MOST_WHOLE
+
+from .. import environment, output
+from ..connection import connect
+from ..exits import Exit, UsageError
+from ..options import COMMON, Option, Parameter
+
+PARAMETERS: tuple[Parameter, ...] = (
+    *COMMON,
+    Option(("--older-than",), "older_than", "Only trees that ended so long ago: 7d, 12h", "TIME"),
+    Option(("--keep",), "keep", "Spare the newest N trees; 0 spares none", "N"),
+    Option(("--dry-run",), "dry_run", "Only say what would be removed"),
+)
+
+
+def main(
+    *,
+    older_than: str | None = None,
+    keep: str | None = None,
+    dry_run: bool = False,
+    socket: str | None = None,
+    json: bool = False,
+) -> int:
+    """Removes runs that have ended."""
+    if older_than is None and keep is None:
+        raise UsageError("say what to remove: --older-than 7d, --keep 100, or --keep 0 for everything that has ended")
+    wanted = Prune(
+        id=0,
+        older_than=None if older_than is None else environment.duration("--older-than", older_than),
+        keep=0 if keep is None else environment.whole("--keep", keep, 0, MOST_WHOLE),
+        dry_run=dry_run,
+    )
+    with connect(socket) as client:
+        wanted.id = client.next_id()
+        found = client.call(wanted, Pruned)
+    if json:
+        output.print_json({**output.content(found), "dry_run": dry_run})
+    else:
+        print(_sentence(found, dry_run))
+    return Exit.DONE
+
+
+def _sentence(found: Pruned, dry_run: bool) -> str:
+    ledger = f", {output.size(found.ledger_bytes)} of the ledger's file" if found.ledger_bytes else ""
+    return (
+        f"{'would remove' if dry_run else 'removed'} {output.counted(found.runs, 'run', 'runs')} in "
+        f"{output.counted(found.trees, 'tree', 'trees')}, {output.counted(found.events, 'event', 'events')}, "
+        f"{output.counted(found.files, 'output file', 'output files')} of {output.size(found.output_bytes)}{ledger}"
+    )

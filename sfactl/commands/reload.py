@@ -1,0 +1,40 @@
+"""`sfactl reload`
+
+Makes the daemon read its config again, as SIGHUP does, and prints each setting that changed. Runs that live keep their limits. If
+something is wrong with the config, the old one stays in force.
+
+Exit codes: 0 read; 2 the config has an error, and nothing changed; 77 only from outside any run.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from sfad.protocol.messages import Change, Reload, Reloaded
+
+from .. import output
+from ..connection import connect
+from ..exits import Exit
+from ..options import COMMON, Parameter
+
+PARAMETERS: tuple[Parameter, ...] = COMMON
+
+
+def main(*, socket: str | None = None, json: bool = False) -> int:
+    """Reloads the daemon's config."""
+    with connect(socket) as client:
+        found = client.call(Reload(id=client.next_id()), Reloaded)
+    if json:
+        output.print_json(output.content(found))
+        return Exit.DONE
+    for change in found.changed:
+        print(_line(change))
+    files = ", ".join(found.files) or "no file is there, so every setting is built in"
+    output.note(f"{output.counted(len(found.changed), 'setting', 'settings')} changed ({output.plain(files)})")
+    return Exit.DONE
+
+
+def _line(change: Change) -> str:
+    old, new = (msgspec.json.encode(value).decode() for value in (change.old, change.new))
+    later = "; takes effect when the daemon is restarted" if change.waits else ""
+    return output.plain(f"{change.key}: {old} → {new} ({change.source}{later})")

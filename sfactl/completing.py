@@ -1,0 +1,111 @@
+"""What a shell completes: runs, names, labels and agents as the daemon knows them, and words that never change.
+
+A person waits for it with a finger on the tab key, so it gives up after `PATIENCE`, and it says nothing where there is no daemon.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import FrameType
+
+from sfad.protocol.messages import Config, ConfigReply, List, RunList
+from sfad.protocol.types import Action, LimitKind, RunInfo, Status
+
+from . import request, verbs
+from .connection import connect
+from .exits import Quit
+
+PATIENCE = 0.5
+"""Seconds that the daemon has for its answer."""
+
+TYPES = (
+    "developer", "qa", "planner", "architect", "researcher", "security-architect", "code-reviewer", "devops", "coding-agent",
+)  # fmt: skip
+"""Profiles (SPEC section 3). Other words are allowed."""
+
+AGENTS = ("claude", "codex", "gemini", "opencode", "aider")
+"""Agents that are built in (SPEC section 13)."""
+
+Candidate = tuple[str, str]
+"""A word, and what the shell shows beside it."""
+
+
+class _Late(Exception):
+    pass
+
+
+def candidates(kind: str, begun: str, socket: str | None = None) -> list[Candidate]:
+    """Return the words of a kind of `CANDIDATES` that begin with `begun`, without those that the daemon cannot tell in time."""
+    previous = signal.signal(signal.SIGALRM, _late)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+    found: dict[str, str] = {}
+    try:
+        for word, about in CANDIDATES[kind](socket):
+            found.setdefault(word, about)
+    except (Quit, OSError, _Late):
+        pass  # a shell would show the error in the middle of the command line
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    return [(word, about) for word, about in found.items() if word.startswith(begun)]
+
+
+def _late(_number: int, _frame: FrameType | None) -> None:
+    raise _Late
+
+
+def _listed(socket: str | None, status: Sequence[Status] = ()) -> list[RunInfo]:
+    with connect(socket) as client:
+        return client.call(List(id=client.next_id(), status=list(status)), RunList).runs[::-1]
+
+
+def _live(socket: str | None) -> list[RunInfo]:
+    return _listed(socket, status=[status for status in Status if not status.terminal])
+
+
+def _handles(runs: Iterable[RunInfo]) -> Iterator[Candidate]:
+    for run in runs:
+        yield run.id, f"{run.name}, {run.status.value}"
+        yield run.name, f"{run.id}, {run.status.value}"
+
+
+def _labels(socket: str | None) -> Iterator[Candidate]:
+    for run in _listed(socket):
+        yield from ((f"{key}={value}", "") for key, value in run.labels.items())
+
+
+def _types(socket: str | None) -> Iterator[Candidate]:
+    yield from ((word, "profile") for word in TYPES)
+    yield from ((run.type, "") for run in _listed(socket) if run.type is not None and run.type not in TYPES)
+
+
+def _agents(socket: str | None) -> Iterator[Candidate]:
+    yield from ((word, "built in") for word in AGENTS)
+    with connect(socket) as client:
+        settings = client.call(Config(id=client.next_id()), ConfigReply).settings
+    keys = (setting.key.split(".") for setting in settings if setting.key.startswith("agents."))
+    yield from ((key[1], "registered") for key in keys)
+
+
+def _fixed(*words: str) -> Callable[[str | None], Iterator[Candidate]]:
+    return lambda _socket: ((word, "") for word in words)
+
+
+CANDIDATES: dict[str, Callable[[str | None], Iterable[Candidate]]] = {
+    "run": lambda socket: _handles(_listed(socket)),
+    "live": lambda socket: _handles(_live(socket)),
+    "limit": lambda socket: [*((f"{kind}=", "limit") for kind in LimitKind), *_handles(_live(socket))],
+    "name": lambda socket: ((run.name, "") for run in _listed(socket)),
+    "user": lambda socket: ((run.user, "") for run in _listed(socket)),
+    "label": _labels,
+    "type": _types,
+    "agent": _agents,
+    "status": _fixed(*Status),
+    "meter": _fixed(*request.METERS),
+    "action": _fixed(*Action),
+    "kind of limit": _fixed(*(f"{kind}=" for kind in LimitKind)),
+    "shell": _fixed("bash", "zsh", "fish"),
+    "verb": _fixed(*verbs.VERBS),
+}
+"""By what `Option.complete` and `Argument.complete` say."""

@@ -1,0 +1,265 @@
+"""`sfad install`: make the daemon of this installation a service of systemd.
+
+The units are those of `systemd/`, with this installation's program in place of `/usr/bin/env sfad`. Each step is printed when it is
+done; a dry run prints the same steps and takes none of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from . import probe
+from .protocol.paths import SYSTEM_STATE, state_dir, xdg
+
+STARTED = ("sfad.socket", "sfad.service")
+"""Enabled and started, in this order: systemd refuses to start the socket of a service that serves already."""
+
+PLACEHOLDER = "/usr/bin/env sfad"
+
+NOTIFY_RELOAD = 253
+"""The first version of systemd that has Type=notify-reload."""
+
+TIMEOUT = 120.0
+"""Seconds for one command of systemd. A stop may take the 90 s of TimeoutStopSec=."""
+
+MANAGER_TIMEOUT = 10.0
+"""Seconds that a user's systemd may take to start when lingering is enabled."""
+
+UNAVAILABLE, NOT_PERMITTED = 69, 77
+
+_PAST = {"write": "wrote", "run": "ran", "end": "ended", "remove": "removed"}
+
+_SPECIAL = set("\"'\\$;\n\t ")
+"""Characters of a path that mean something else in ExecStart=."""
+
+
+class InstallError(Exception):
+    """The service cannot be installed or removed; the message says what to do."""
+
+    def __init__(self, message: str, code: int = UNAVAILABLE) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def program() -> list[str]:
+    """Return the words that start this installation: its script `sfad`, else its interpreter."""
+    script = Path(sys.argv[0]).absolute()
+    return [str(script)] if script.name == "sfad" and os.access(script, os.X_OK) else [sys.executable, "-P", "-m", "sfad"]
+
+
+def templates(*, user: bool) -> dict[str, str]:
+    """Return the units by name. In a wheel they are beside this file, in a checkout in `systemd/`."""
+    packaged = Path(__file__).with_name("units")
+    top = packaged if packaged.is_dir() else Path(__file__).parents[1] / "systemd"
+    return {path.name: path.read_text() for path in sorted((top / "user" if user else top).glob("sfad*.*"))}
+
+
+def render(template: str, words: list[str], version: int) -> str:
+    """Return a unit for a program and a version of systemd. Raises `InstallError` for a path that a unit cannot hold."""
+    for word in words:
+        if _SPECIAL & set(word):
+            raise InstallError(f"{word!r} has a character that a systemd unit cannot hold; install sfad under another path", 2)
+    text = template.replace(PLACEHOLDER, " ".join(word.replace("%", "%%") for word in words))
+    if version >= NOTIFY_RELOAD:
+        text = text.replace("Type=notify\n", "Type=notify-reload\n").replace("ExecReload=/bin/kill -HUP $MAINPID\n", "")
+    return text
+
+
+class Installer:
+    """The service of one scope: this user's, or the system's."""
+
+    def __init__(self, *, user: bool, dry_run: bool = False) -> None:
+        self._user = user
+        self._dry_run = dry_run
+        self._environ = {name: value for name, value in os.environ.items() if not name.startswith(("SFA_", "SFAD_"))}
+        """What names another daemon than the service's is left out."""
+        self._systemctl = ["systemctl", "--user"] if user else ["systemctl"]
+
+    def install(self, *, linger: bool = False) -> None:
+        """Write, enable and start the units. Raises `InstallError`, `OSError`."""
+        self._check()
+        if linger and not probe.lingering(os.getuid()):
+            self._linger("enable-linger")
+        self._check_manager(awaited=linger)
+        changed = [self._write(name, text) for name, text in self._rendered().items()]
+        self._run(*self._systemctl, "daemon-reload")
+        self._run(*self._systemctl, "enable", *STARTED)
+        self._start(changed=any(changed))
+        self._tell_lasting(linger)
+
+    def remove(self, *, linger: bool = False) -> None:
+        """Stop the daemon with its runs, and remove the units. Raises `InstallError`, `OSError`."""
+        self._check()
+        self._check_manager(awaited=False)
+        files = [path for name in templates(user=self._user) if (path := self._directory / name).exists()]
+        if files:
+            self._run(*self._systemctl, "disable", "--now", *(unit for unit in STARTED if self._directory / unit in files))
+            for path in files:
+                if not self._dry_run:
+                    path.unlink()
+                self._say("remove", str(path))
+            self._run(*self._systemctl, "daemon-reload")
+        else:
+            print(f"nothing is installed in {self._directory}")
+        if linger:
+            self._linger("disable-linger")
+        elif self._user and probe.lingering(os.getuid()):
+            print("lingering stays enabled; to disable it: loginctl disable-linger")
+
+    def installed(self) -> bool:
+        """Return whether the units are there."""
+        with suppress(InstallError):
+            return (self._directory / STARTED[-1]).exists()
+        return False
+
+    @property
+    def _directory(self) -> Path:
+        """Where the units belong. Raises `InstallError` without a home."""
+        try:
+            return xdg(self._environ, "XDG_CONFIG_HOME", ".config") / "systemd/user" if self._user else Path("/etc/systemd/system")
+        except ValueError as error:
+            raise InstallError(str(error)) from None
+
+    def _check(self) -> None:
+        if not probe.systemd_runs() or not shutil.which("systemctl"):
+            raise InstallError(
+                "systemd does not run here (no /run/systemd/system); start 'sfad serve' from this machine's init, or let the first "
+                "'sfactl spawn' start a daemon"
+            )
+        if not self._user and os.geteuid() != 0:
+            words = shlex.join([*program(), *sys.argv[1:]])
+            raise InstallError(f"--system takes root: sudo {words}", NOT_PERMITTED)
+        for name in ("SFAD_SOCKET", "SFAD_STATE_DIR", "SFAD_CONFIG"):
+            if name in os.environ:
+                print(f"note: {name} is set in this shell; the service does not use it, but sfactl does")
+
+    def _check_manager(self, *, awaited: bool) -> None:
+        """Find the user's systemd, which cron and su do not name. `awaited`: it may be about to start."""
+        if not self._user:
+            return
+        own = f"/run/user/{os.getuid()}"
+        end = time.monotonic() + (MANAGER_TIMEOUT if awaited and not self._dry_run else 0)
+        while True:
+            for runtime in (os.environ.get("XDG_RUNTIME_DIR") or own, own):
+                if os.path.exists(f"{runtime}/systemd/private"):
+                    self._environ["XDG_RUNTIME_DIR"] = runtime
+                    return
+            if time.monotonic() >= end:
+                break
+            time.sleep(0.05)
+        if not (awaited and self._dry_run):
+            raise InstallError(
+                f"{probe.user_name(os.getuid())} has no systemd running ({own}/systemd/private does not exist), as after su or in "
+                "cron: log in by ssh or at a console, or say --linger, which starts it"
+            )
+
+    def _rendered(self) -> dict[str, str]:
+        words, version = program(), self._version()
+        self._warn_of_owner(words[0])
+        return {name: render(text, words, version) for name, text in templates(user=self._user).items()}
+
+    def _version(self) -> int:
+        """Return systemd's; 0 if it cannot be told."""
+        found = self._output("systemctl", "--version").split()
+        return int(found[1]) if len(found) > 1 and found[1].isdecimal() else 0
+
+    def _warn_of_owner(self, file: str) -> None:
+        if self._user:
+            return
+        for path in (Path(file).resolve(), *Path(file).resolve().parents):
+            if path.stat().st_uid != 0:
+                owner = probe.user_name(path.stat().st_uid)
+                print(f"warning: {path} belongs to {owner}, who can thereby become root; install sfad where only root can write")
+                return
+
+    def _write(self, name: str, text: str) -> bool:
+        """Return whether this changed the file."""
+        path = self._directory / name
+        if path.exists() and path.read_text() == text:
+            print(f"unchanged: {path}")
+            return False
+        if not self._dry_run:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        self._say("write", str(path))
+        if self._dry_run:
+            print("".join(f"    {line}\n" for line in text.splitlines()), end="")
+        return True
+
+    def _start(self, *, changed: bool) -> None:
+        if self._output(*self._systemctl, "is-active", STARTED[-1]) == "active":
+            if changed:
+                restart = shlex.join([*self._systemctl, "restart", *STARTED])
+                print(f"the daemon is running, and keeps its old unit until: {restart} (this stops its runs)")
+            else:
+                print(f"{STARTED[-1]} is running")
+            return
+        state = state_dir(self._environ, os.getuid()) if self._user else SYSTEM_STATE
+        if (pid := probe.holder(state)) is not None:
+            self._end_idle(pid)
+        self._run(*self._systemctl, "start", *STARTED)
+
+    def _end_idle(self, pid: int) -> None:
+        """End the daemon that a client or a shell has started, if it has no runs. Raises `InstallError` if it has."""
+        said = self._output(sys.executable, "-P", "-m", "sfactl", "status", "--json")
+        status = json.loads(said) if said else {}
+        if status.get("pid") != pid or status["live"] or status["queued"]:
+            start = shlex.join([*self._systemctl, "start", *STARTED])
+            raise InstallError(
+                f"the units are installed, but not started: a daemon that was started without them (pid {pid}) has runs. When "
+                f"they have ended: kill {pid}; {start}"
+            )
+        if not self._dry_run:
+            pidfd = os.pidfd_open(pid)
+            signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+            select.select([pidfd], [], [], TIMEOUT)
+            os.close(pidfd)
+        self._say("end", f"the daemon that was started without the units (pid {pid}); it had no runs")
+
+    def _tell_lasting(self, linger: bool) -> None:
+        if not self._user:
+            print("the daemon starts again at boot")
+        elif linger or probe.lingering(os.getuid()):
+            print("the daemon starts again at boot, and logging out does not end it")
+        else:
+            command = probe.linger_command(os.getuid())
+            print(f"warning: the daemon and its runs end when you log out; to prevent that: {command}")
+
+    def _linger(self, verb: str) -> None:
+        try:
+            self._run("loginctl", verb)
+        except InstallError as error:
+            name = probe.user_name(os.getuid())
+            raise InstallError(f"{error}; as root: loginctl {verb} {name}", NOT_PERMITTED) from None
+
+    def _run(self, *command: str) -> None:
+        """Run a command of systemd. Raises `InstallError` with what it wrote."""
+        if not self._dry_run and (done := self._done(command)).returncode:
+            raise InstallError(f"'{shlex.join(command)}' exited with {done.returncode}: {' '.join(done.stderr.split())}")
+        self._say("run", shlex.join(command))
+
+    def _output(self, *command: str) -> str:
+        """Return what a command that changes nothing prints."""
+        return self._done(command).stdout.strip()
+
+    def _done(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        try:
+            return subprocess.run(
+                command, env=self._environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise InstallError(f"'{shlex.join(command)}' did not end within {TIMEOUT:g} s") from None
+
+    def _say(self, verb: str, what: str) -> None:
+        print(f"would {verb}: {what}" if self._dry_run else f"{_PAST[verb]}: {what}", flush=True)

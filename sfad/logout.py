@@ -1,0 +1,89 @@
+"""Whether logging out ends this daemon, and whether a logout is what ends it now.
+
+systemd ends a user's own systemd, and every service in it, after the user's last session, unless lingering is enabled. It ends
+the processes of a login session with that session only where logind has `KillUserProcesses=yes`. The cgroup of the daemon shows
+which of the two it is in.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from . import probe
+
+ASK_TIMEOUT = 2.0
+"""Seconds that systemd may take to answer, while the daemon serves nobody. It takes some 10 ms."""
+
+_MANAGER = re.compile(r"/user-(\d+)\.slice/user@\1\.service/")
+_SESSION = re.compile(r"/user-(\d+)\.slice/session-([^/\n]+)\.scope")
+
+
+class Home(NamedTuple):
+    """What of a user the daemon is in."""
+
+    uid: int
+    session: str | None
+    """The login session; `None` in the user's own systemd."""
+
+
+def linger_command() -> str | None:
+    """Return the command that lets this daemon outlive its user's last session; `None` if logging out does not end it."""
+    where = _home()
+    if where is None:
+        return None
+    ends = _kills_sessions() if where.session is not None else not probe.lingering(where.uid)
+    return probe.linger_command(where.uid) if ends else None
+
+
+def cause() -> str | None:
+    """Return why this process is told to end, if its user's logout or the machine's shutdown is the cause; else `None`."""
+    where = _home()
+    if where is None or not _closing(where):
+        return None
+    if _asked("systemctl", "is-system-running") == "stopping":
+        return "the machine is shutting down"
+    name = probe.user_name(where.uid)
+    if where.session is not None:
+        return f"the login session of {name} in which it was started has ended"
+    if probe.lingering(where.uid):
+        return None
+    return f"{name} has logged out, and lingering is off; to prevent this: {probe.linger_command(where.uid)}"
+
+
+def _home() -> Home | None:
+    """Return where this process is; `None` outside of every user's sessions, as in a service of the system."""
+    text = Path("/proc/self/cgroup").read_text(errors="replace")
+    if found := _MANAGER.search(text):
+        return Home(int(found[1]), None)
+    if found := _SESSION.search(text):
+        return Home(int(found[1]), found[2])
+    return None
+
+
+def _closing(where: Home) -> bool:
+    """Return whether logind has begun to end the session, or has seen the user's last one end. sd_session_get_state(3) and
+    sd_uid_get_state(3) read the same files."""
+    file = f"users/{where.uid}" if where.session is None else f"sessions/{where.session}"
+    try:
+        return "STATE=closing" in Path("/run/systemd", file).read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+
+
+@cache
+def _kills_sessions() -> bool:
+    """Return whether logind ends what a session leaves behind. It reads its configuration only when it starts."""
+    words = ("busctl", "get-property", "org.freedesktop.login1", "/org/freedesktop/login1")
+    return _asked(*words, "org.freedesktop.login1.Manager", "KillUserProcesses") == "b true"
+
+
+def _asked(*command: str) -> str:
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_TIMEOUT, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip()

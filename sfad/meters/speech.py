@@ -1,0 +1,262 @@
+"""The text that an agent's events hold: what `run --text` and `result` give instead of JSON (SPEC section 9).
+
+    bytes of stdout ─▶ lines ─ events ─▶ Program.speech ─ Text, Delta, Final … ─▶ Shown
+                             └ lines that are no events pass through unchanged
+
+`Reader` shows a stream as it grows. All that it remembers is in a `Cursor`, which travels to the client and back: the daemon
+keeps nothing for a reader, so that a reader survives the daemon. `answer` finds the final answer of a stream that has ended.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import Annotated, Any
+
+import msgspec
+
+from .base import Break, Delta, Failed, Final, Program, Speech, Text, Tool
+from .lines import BOM, without_surrogates
+from .tally import printable
+
+SLICE = 256 << 10
+"""Bytes of the stream that are read for one step."""
+MAX_EVENT = 16 << 20
+"""Bytes of a line that is decoded. A longer one that begins like an event is left out; any other passes."""
+MAX_ABOUT = 120
+"""Characters that say what a tool was called with."""
+FORM = 1
+"""The version of `Cursor`: another one is refused."""
+
+_OPENERS = (b"{", BOM[:1])
+_LIKE_EVENT = re.compile(rb'\{[^\n]{0,4096}"type"[ \t]*:[ \t]*"')
+
+
+class Cursor(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """How far a reader has come. A client holds it, and may send anything instead."""
+
+    form: int = FORM
+    offset: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)] = 0
+    """Where the first line begins that was not shown, or the rest of it."""
+    scanned: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)] = 0
+    """There is no newline between `offset` and here."""
+    inside: bool = False
+    """`offset` is in the middle of a line that passes through."""
+    skipping: bool = False
+    """`offset` is in the middle of a line that is left out."""
+    length: int = 0
+    """Of the part that was shown last, in bytes, as is `sum`, its CRC-32. They tell whether a text was shown already."""
+    sum: int = 0
+    streaming: bool = False
+    """That part came as deltas, and more of them, or the whole of it, may follow."""
+    open: bool = False
+    """What was shown last lacks a newline, which comes before anything else."""
+
+
+@dataclass(slots=True)
+class Shown:
+    """What one step has found."""
+
+    text: bytearray = field(default_factory=bytearray)
+    tools: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """Why something is missing."""
+    more: bool = False
+    """There is more to read at once."""
+
+
+Read = Callable[[int, int], tuple[int, bytes]]
+"""At most so many bytes of the stream, the second number, from an offset on. Where they were freed, from the first that are
+left; so also returns the offset of what it has read."""
+
+
+class Reader:
+    """One step of showing a stream."""
+
+    def __init__(self, program: Program, cursor: Cursor, read: Read, size: int) -> None:
+        """`size`: of the stream by now. `cursor` is changed in place."""
+        self._program = program
+        self._cursor = cursor
+        self._read = read
+        self._size = size
+        self._shown = Shown()
+
+    def step(self, *, ended: bool) -> Shown:
+        """Show what is next. `ended`: nothing will be added, so a last line needs no newline."""
+        cursor, shown = self._cursor, self._shown
+        if self._size < cursor.offset:
+            shown.notes.append("the run truncated its output; starting again at its beginning")
+            cursor.offset, cursor.scanned, cursor.inside, cursor.skipping = 0, 0, False, False
+        start, data = self._read(cursor.offset, SLICE)
+        if start > cursor.offset:
+            freed = start - cursor.offset
+            shown.notes.append(f"{freed} bytes were freed before they were read (the output limit keeps the newest)")
+            cursor.offset, cursor.inside, cursor.skipping = start, False, True
+        self._rest_of_line(data)
+        self._lines(data[cursor.offset - start :], ended=ended)
+        if ended and cursor.offset >= self._size:
+            self._close()
+        shown.more = start < cursor.offset < self._size
+        return shown
+
+    def _rest_of_line(self, data: bytes) -> None:
+        cursor = self._cursor
+        if not (cursor.inside or cursor.skipping):
+            return
+        end = data.find(b"\n") + 1
+        part = data[: end or None]
+        if cursor.inside:
+            self._shown.text += part
+        cursor.offset += len(part)
+        if end:
+            cursor.inside = cursor.skipping = False
+
+    def _lines(self, data: bytes, *, ended: bool) -> None:
+        whole = data.rfind(b"\n") + 1
+        for line in BytesIO(data[:whole]):  # which, unlike `splitlines`, leaves a carriage return alone
+            self._line(line)
+        self._cursor.offset += whole
+        rest = data[whole:]
+        if rest and not rest.startswith(_OPENERS):
+            self._pass(rest)
+            self._cursor.inside = True
+        elif rest and not whole:
+            self._long(rest, ended=ended)
+
+    def _long(self, begun: bytes, *, ended: bool) -> None:
+        """A line that may be an event, and that does not end in this slice."""
+        cursor = self._cursor
+        begin = cursor.offset
+        at, end = max(begin + len(begun), cursor.scanned), 0
+        while not end and at < min(self._size, begin + MAX_EVENT):
+            at, data = self._read(at, SLICE)
+            if not data:
+                break
+            end = at + data.find(b"\n") + 1 if b"\n" in data else 0
+            at += len(data)
+        if end or (ended and at >= self._size):
+            self._line(self._read(begin, (end or at) - begin)[1])
+            cursor.offset = end or at
+        elif at - begin < MAX_EVENT:
+            cursor.scanned = at
+        elif _LIKE_EVENT.match(begun):
+            self._shown.notes.append(f"an event of more than {MAX_EVENT} bytes is left out; the run's log has it")
+            cursor.skipping = True
+            cursor.offset += len(begun)
+        else:
+            self._pass(begun)
+            cursor.inside = True
+
+    def _line(self, line: bytes) -> None:
+        event = decoded(self._program, line)
+        if event is None:
+            self._close()
+            self._shown.text += line
+            return
+        for said in self._program.speech(event):
+            self._show(said)
+
+    def _pass(self, part: bytes) -> None:
+        self._close()
+        self._shown.text += part
+        self._cursor.offset += len(part)
+
+    def _show(self, said: Speech) -> None:
+        cursor = self._cursor
+        match said:
+            case Delta(text):
+                if not cursor.streaming:
+                    self._begin()
+                    cursor.streaming = True
+                self._part(text)
+            case Text(text):
+                if not (cursor.streaming and self._was_shown(text)):
+                    self._begin()
+                    self._part(text)
+                cursor.streaming = False
+                self._close()
+            case Final(text) if not self._was_shown(text):
+                self._begin()
+                self._part(text)
+                self._close()
+            case Break() | Final():
+                cursor.streaming = False
+                self._close()
+            case Tool(name, about):
+                self._shown.tools.append(_call(name, about))
+
+    def _was_shown(self, text: str) -> bool:
+        data = text.encode()
+        return (self._cursor.length, self._cursor.sum) == (len(data), zlib.crc32(data))
+
+    def _begin(self) -> None:
+        self._close()
+        self._cursor.length = self._cursor.sum = 0
+
+    def _part(self, text: str) -> None:
+        data, cursor = text.encode(), self._cursor
+        self._shown.text += data
+        cursor.length += len(data)
+        cursor.sum = zlib.crc32(data, cursor.sum)
+        cursor.open = not data.endswith(b"\n") if data else cursor.open
+
+    def _close(self) -> None:
+        if self._cursor.open:
+            self._shown.text += b"\n"
+            self._cursor.open = False
+
+
+def answer(program: Program, stream: bytes, *, begins_inside: bool = False) -> bytes:
+    """The final answer of a stream that has ended, and why the agent failed, if it did. Where it gave no answer: all that is no
+    event. `begins_inside`: the stream lacks its beginning, so its first line may be the end of an event."""
+    if begins_inside:
+        stream = stream[stream.find(b"\n") + 1 :]
+    found, passed, failed, streaming = "", bytearray(), "", False
+    for line in BytesIO(stream):
+        event = decoded(program, line)
+        if event is None:
+            passed += line
+            continue
+        for said in program.speech(event):
+            match said:
+                case Delta(text):
+                    found, streaming = (found if streaming else "") + text, True
+                case Text(text) | Final(text):
+                    found, streaming, failed = text, False, ""
+                case Break():
+                    streaming = False
+                case Failed(words):
+                    failed = words
+    parts = [found.encode() or bytes(passed), f"The agent failed: {failed}".encode() if failed else b""]
+    return b"\n".join(part.rstrip(b"\n") for part in parts if part)
+
+
+def decoded(program: Program, line: bytes) -> dict[str, Any] | None:
+    """The event that a line is; `None` if it is none."""
+    if not line.startswith(_OPENERS):
+        return None
+    line = line.removeprefix(BOM)
+    for form in (line, without_surrogates(line)):
+        try:
+            event = msgspec.json.decode(form)
+        except RecursionError:
+            return None
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
+        return event if _is_event(program, event) else None
+    return None
+
+
+def _is_event(program: Program, value: Any) -> bool:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return isinstance(kind, str) and (program.event_types is None or kind in program.event_types)
+
+
+def _call(name: Any, about: Any) -> str:
+    """`Bash: ls -la`."""
+    if isinstance(about, dict):
+        about = next((value for value in about.values() if isinstance(value, str)), None)
+    return ": ".join(part for part in (printable(name, MAX_ABOUT) or "a tool", printable(about, MAX_ABOUT)) if part)

@@ -1,0 +1,122 @@
+"""`sfad install`, and what a logout does to a daemon, with a real systemd, a real logind and users who log in."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .booted import UID, USER, Booted, booted, impossible, until
+
+pytestmark = pytest.mark.skipif(impossible() is not None, reason=f"cannot boot a systemd: {impossible()}")
+
+SFAD = Path(sys.prefix, "bin/sfad")
+"""The program that pip has installed."""
+
+HOME = f"/home/{USER}"
+UNITS = f"{HOME}/.config/systemd/user"
+WARNING = re.compile(r"warning: the daemon and its runs end when you log out; to prevent that: (.*)")
+NIGHT = 5
+
+
+class Machine:
+    """A booted systemd without any unit of ours, and its user."""
+
+    def __init__(self, system: Booted) -> None:
+        self.system = system
+
+    def login(self, text: str, *, code: int | None = 0) -> str:
+        """Log in, type some lines, and log out; what they wrote."""
+        return self._type(text, code, "--property=PAMName=login")
+
+    def cron(self, text: str, *, code: int | None = 0) -> str:
+        """Type some lines without a login session, in the environment that cron gives."""
+        return self._type(f"unset XDG_RUNTIME_DIR\n{text}", code, "--property=KillMode=process")
+
+    def _type(self, text: str, code: int | None, *properties: str) -> str:
+        self.system.write(f"{HOME}/typed", f"exec 2>&1\n{text}\n")  # systemd-run would expand its variables
+        words = ["systemd-run", "--quiet", "--pipe", "--wait", f"--property=User={USER}", f"--property=WorkingDirectory={HOME}"]
+        return self.system.run(*words, *properties, "sh", f"{HOME}/typed", code=code)
+
+    def as_root(self, advice: str) -> None:
+        """Do what a message advises."""
+        self.system.run(*advice.removeprefix("sudo ").split(), *([USER] if not advice.endswith(USER) else []))
+
+    def manager_ended(self) -> None:
+        """Wait until the user's systemd has ended."""
+        until(lambda: not self.system.run("find", f"/run/user/{UID}", code=None), "the user's systemd has ended")
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[Machine]:
+    with booted("unified") as system:
+        system.run("sh", "-c", "rm /etc/systemd/system/sfad* /etc/systemd/user/sfad*")
+        system.write("/etc/systemd/logind.conf.d/test.conf", "[Login]\nUserStopDelaySec=0\n")
+        system.run("systemctl", "restart", "systemd-logind.service")
+        system.run("systemctl", "daemon-reload")
+        yield Machine(system)
+
+
+def test_a_night_without_lingering_and_one_with_it(machine: Machine) -> None:
+    agent = "sfactl spawn -q --timeout 1h -- sh -c 'until test -e go; do sleep 0.1; done'"
+    shown = machine.login(f"{agent}\n{agent}\nsfactl status\nsfactl doctor")
+    (advice,) = WARNING.findall(shown)
+    assert re.search(rf"^LOGOUT .*{advice}$", shown, re.MULTILINE)
+    assert re.search(rf"^warn +linger: off.*\n +→ {advice}$", shown, re.MULTILINE)
+    machine.manager_ended()
+    ended = machine.login("sfactl run -q -- true; sfactl why a1")
+    assert f"{USER} has logged out, and lingering is off; to prevent this: {advice}" in ended
+    machine.manager_ended()
+
+    machine.as_root(advice)
+    until(lambda: machine.system.run("find", f"/run/user/{UID}/systemd/private", code=None), "the user's systemd has started")
+    started = machine.cron(f"for i in $(seq {NIGHT}); do {agent}; done")
+    assert not WARNING.search(started)
+    machine.system.run("touch", f"{HOME}/go")
+    ids = started.split()[-NIGHT:]
+    assert machine.login(f"sfactl wait {' '.join(ids)}").count("completed") == NIGHT
+    machine.system.run("loginctl", "disable-linger", USER)
+    machine.manager_ended()
+
+
+def test_a_fresh_machine(machine: Machine) -> None:
+    shown = machine.login(f"sfactl spawn -q -- sleep 600\n{SFAD} install --user\nsfactl stop --all\n{SFAD} install --user")
+    assert "has runs. When they have ended: kill " in shown
+    for step in (f"wrote: {UNITS}/sfad.service", "ended: the daemon", "ran: systemctl --user start sfad.socket sfad.service"):
+        assert step in shown
+    assert WARNING.search(shown.rpartition("ran: ")[2])
+    assert f"ExecStart={SFAD} serve" in machine.system.run("cat", f"{UNITS}/sfad.service")
+    machine.manager_ended()
+
+    install = f"{SFAD} install --user --linger\nsfactl spawn -q --timeout 1h --name lasting -- sleep 600"
+    shown = machine.login(install)
+    if "as root: " in shown:  # no polkit here
+        machine.as_root(re.findall("as root: (.*)", shown)[0])
+        shown = machine.login(install)
+    assert f"unchanged: {UNITS}/sfad.service" in shown
+    assert "the daemon starts again at boot, and logging out does not end it" in shown
+    assert re.search(r"lasting +running", machine.login("sfactl list"))
+    removed = machine.login(f"{SFAD} install --remove")
+    assert f"removed: {UNITS}/sfad.service" in removed
+    assert machine.system.run("find", HOME, "-name", "sfad*.s*", "-path", "*systemd*") == ""
+    machine.system.run("loginctl", "disable-linger", USER)
+    machine.manager_ended()
+
+
+def test_without_a_session_and_without_root(machine: Machine) -> None:
+    assert "has no systemd running" in machine.cron(f"{SFAD} install --user", code=69)
+    assert f"sudo {SFAD} install --system" in machine.cron(f"{SFAD} install --system", code=77)
+
+
+def test_the_systems_service(machine: Machine) -> None:
+    system = machine.system
+    assert "would write: /etc/systemd/system/sfad.service" in system.run(SFAD, "install", "--system", "--dry-run")
+    assert system.run("find", "/etc/systemd/system", "-name", "sfad*") == ""
+    system.run(SFAD, "install", "--system")
+    system.run("systemctl", "stop", "sfad.service")
+    assert "/run/sfad/sfad.sock" in system.run("sfactl", "status")  # the socket has started it again
+    system.run(SFAD, "install", "--remove")
+    assert system.run("find", "/etc/systemd/system", "/run/sfad", "-name", "sfad*", "-not", "-type", "d") == ""
