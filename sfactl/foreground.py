@@ -323,10 +323,18 @@ class Foreground:
     def _stand_still(self, *, group: bool) -> None:
         if self._terminal:
             self._terminal.leave_raw()
-        self._progress("paused until this job continues (fg)")
+        self._tell_pause()
         loop.stop_self(group=group)
         if self._regain_terminal() and self._run is not None:
             self._ask(m.Resume(id=self._client.next_id(), run=self._run.id, suspended=True), self._continued)
+
+    def _tell_pause(self) -> None:
+        self._progress("paused until this job continues (fg)")
+        # few runs are suspended: the others need not load this
+        from .commands.pause import caution
+
+        if self._run is not None and (words := caution(self._run)):
+            self._progress(words)
 
     def _regain_terminal(self) -> bool:
         """Wait until the terminal is ours again, if the run uses it. Return False if a signal came first that ends the run."""
@@ -387,7 +395,7 @@ class Foreground:
             if asked.repeatable():
                 self._ask(self._repeated(asked.request), asked.answered, asked.descriptors)
             elif isinstance(asked.request, m.Signal):
-                self._note("sfactl: it is not known whether the run got that signal; it was not sent again")
+                self._note("sfactl: the signal may have been lost with the connection; it was not sent again")
 
     def _repeated(self, request: m.Request) -> m.Request:
         if isinstance(request, m.Spawn):

@@ -15,7 +15,7 @@ from sfad.protocol.types import Action, LimitKind, LimitState, Reason, RunInfo, 
 
 from .. import output
 from ..connection import connect
-from ..limits import REFUSED, share
+from ..limits import share
 from ..options import COMMON, RUNS, Parameter
 from ..several import Choice
 
@@ -77,7 +77,7 @@ def _warned(run: RunInfo) -> str:
         for state in run.limits
         if state.used is not None and state.used > state.threshold and state.kind not in INSTEAD
     ]
-    return f"; above what only warns: {', '.join(passed)}" if passed else ""
+    return f"; exceeded (warn only): {', '.join(passed)}" if passed else ""
 
 
 def _numbers(run: RunInfo) -> str:
@@ -90,7 +90,7 @@ def _numbers(run: RunInfo) -> str:
     counted = "; what its descendants used counts too" if scope == "tree" else ""
     if kind is LimitKind.TIME and reason.exceeded_by < 0.1:
         return ""  # a clock is read a moment after it has struck
-    over = "that would have been " if reason.message.startswith(REFUSED) else ""
+    over = "that would have been " if reason.refused else ""
     return f" ({over}{format_amount(kind, reason.exceeded_by)} over{counted})"
 
 

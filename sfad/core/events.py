@@ -275,6 +275,8 @@ class LaunchFailed(At):
     error: str
     kind: Literal["launch", "output"] = "launch"
     """`output`: not the command is to blame, but the place where its output, or what is remembered of it, was to go."""
+    about: Literal["command", "directory"] = "command"
+    """What the error is about, for `launch`."""
 
 
 @dataclass(frozen=True, slots=True)

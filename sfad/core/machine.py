@@ -185,6 +185,7 @@ class Machine:
             rate=self._rate(peer.user),
             slots=self.slots,
             exhausted=self.limiter.budgets.exhausted(peer.user),
+            place=policy.place,
         )
 
     def _rate(self, user: str) -> SlidingWindow:
@@ -332,9 +333,9 @@ class Machine:
             return
         if run.status is Status.STARTING:
             # before any retry: a command that is not there will not be there a second later (SPEC section 6)
-            reason = Reason(kind=ev.kind, message=ev.error, errno=ev.errno)
+            reason = Reason(kind=ev.kind, message=ev.error, errno=ev.errno, about=ev.about if ev.kind == "launch" else None)
             if run.children:
-                # a stranger that moved itself into the containment asked for them; no run ends before its descendants
+                # a foreign process joined this cgroup and asked for them; no run ends before its descendants
                 self.begin_stop(run, ev.at, status=Status.FAILED, reason=reason, signal=SIGTERM, grace=self.grace(run))
                 return
             self._decide_end(run, ev.at, Status.FAILED, reason)

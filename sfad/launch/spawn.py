@@ -31,10 +31,18 @@ class LaunchError(Exception):
     """A command cannot be started: the system's error and a text that names the thing."""
 
     def __init__(
-        self, number: int, doing: str, what: bytes, note: str = "", *, kind: Literal["launch", "output"] = "launch"
+        self,
+        number: int,
+        doing: str,
+        what: bytes,
+        note: str = "",
+        *,
+        kind: Literal["launch", "output"] = "launch",
+        about: Literal["command", "directory"] = "command",
     ) -> None:
         self.errno = number
         self.kind = kind
+        self.about = about
         named = what.decode("utf-8", "backslashreplace") or "''"
         self.text = f"{doing} {named}: {os.strerror(number)}{note}"
         super().__init__(self.text)

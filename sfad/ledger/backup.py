@@ -90,7 +90,7 @@ def check_room(size: int, directory: Path) -> None:
     system, needed = os.statvfs(directory), size + ROOM
     free = system.f_bavail * system.f_frsize
     if free < needed:
-        raise LedgerError(f"a copy of the ledger needs {needed >> 20} MiB in {directory}, and there are not so many free")
+        raise LedgerError(f"a copy of the ledger needs {needed >> 20} MiB in {directory}, and less is free")
 
 
 def _claim(path: Path) -> None:

@@ -15,7 +15,7 @@ from ..core.usage import Use
 from ..giveback import give_back
 from ..launch.base import Launcher
 from ..ledger import RunExtra
-from ..meters import Program
+from ..meters import BY_REPORT, Program
 from ..protocol.messages import Spawn
 from ..protocol.types import Action, LimitKind, LimitState, RunId, RunInfo, Source, Usage
 from .stdin import StdinPipe
@@ -192,7 +192,7 @@ class Live:
         """Whether the sources that there are may still tell. Of a model without a price they never will."""
         account = self.run.account
         unpriced = kind in COSTS and bool(account.used(LimitKind.TOKENS))
-        return not unpriced and (self.program is not None or account.metered)
+        return not unpriced and (self.program is not None or account.metered or self.spawn.meter == BY_REPORT)
 
     def _deadline(self, now: float) -> datetime | None:
         at = self.run.held_until if self.run.held_until is not None else self.run.deadline

@@ -19,7 +19,7 @@ from ..core.guard import counted
 from ..core.run import Run
 from ..core.usage import NOTHING, Hold, Use
 from ..launch.base import Bounds, Launcher
-from ..meters import Program, Reading, chosen, named
+from ..meters import UNREAD, Program, Reading, chosen, named
 from ..meters.base import MAX_LINE
 from ..output.files import OutputStore
 from ..pricing import Catalogue, Prices, PricesUnavailable
@@ -32,9 +32,6 @@ from .sampling import Sampler
 Feed = Callable[[e.Event], None]
 Publish = Callable[[str, RunId, str], None]
 """Type of event, run, message."""
-
-NO_METER = "none"
-"""What `--meter` says for none."""
 
 LOAD_AGAIN, LOAD_AGAIN_MAX = 1.0, 60.0
 """Seconds between two tries to import the price list, where the machine was short of something: doubled each time."""
@@ -368,7 +365,7 @@ class Metering:
 
 def program_of(meter: str | None, argv: Sequence[str], *, kept: bool) -> Program | None:
     """The program whose stream the run's stdout is, if any. Raises `ValueError` for a meter that there is not."""
-    if meter == NO_METER or (meter is None and not kept):
+    if meter in UNREAD or (meter is None and not kept):
         return None
     if meter is None:
         return chosen(argv)

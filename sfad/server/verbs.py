@@ -27,7 +27,7 @@ from ..core.run import Run
 from ..core.usage import NOTHING
 from ..descriptors import Need
 from ..giveback import give_back
-from ..meters import PROGRAMS, named
+from ..meters import PROGRAMS, UNREAD, named
 from ..meters.speech import FORM, Cursor, Reader, answer
 from ..output import holes
 from ..output.files import Replaced
@@ -39,7 +39,6 @@ from ..protocol.types import BudgetState, Event, Limit, LimitRefusal, RunId, Run
 from ..protocol.units import MOST_COUNTED, MOST_SPENT
 from ..protocol.version import SUPPORTED
 from ..runtime.maintenance import Pruned, Wanted
-from ..runtime.metering import NO_METER
 from ..runtime.runtime import Runtime
 from .connection import Connection, Pending
 from .errors import RequestFailed
@@ -91,7 +90,7 @@ class Answerer:
     request: int
 
     def __call__(self, answer: c.Answer) -> None:
-        """Here it is."""
+        """Deliver the core's answer to the client."""
         self.answer(self.connection, self.request, answer)
 
 
@@ -235,9 +234,7 @@ class Verbs:
     def give_up(self, connection: Connection) -> None:
         """What another thread was asked for is not to be had any more: this process executes itself anew."""
         for request in sorted(connection.elsewhere):
-            self._fail(
-                connection, request, ErrorCode.UNAVAILABLE, "the daemon executed itself anew before this was done; ask again"
-            )
+            self._fail(connection, request, ErrorCode.UNAVAILABLE, "the daemon restarted itself before this was done; try again")
         connection.elsewhere.clear()
 
     def take_over(self, connection: Connection, pending: Sequence[m.Wait | m.Watch]) -> None:
@@ -752,10 +749,10 @@ def _checked(limits: list[Limit]) -> tuple[Limit, ...]:
 
 def _check_meter(request: m.Spawn) -> None:
     known = [program.name for program in PROGRAMS]
-    if request.meter is None or request.meter == NO_METER:
+    if request.meter is None or request.meter in UNREAD:
         return
     if request.meter not in known:
-        names = ", ".join([*known, NO_METER])
+        names = ", ".join([*known, *UNREAD])
         raise RequestFailed(ErrorCode.BAD_REQUEST, f"there is no meter '{request.meter[:80]}'; there are {names}")
     if request.stdio != "files" or not request.log:
         raise RequestFailed(
