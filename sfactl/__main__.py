@@ -9,7 +9,7 @@ from typing import Any
 
 from . import verbs
 from .exits import Exit, Quit, UsageError
-from .options import NotPlain, read
+from .options import NotPlain, before_command, read
 
 
 def main() -> None:
@@ -74,9 +74,9 @@ def _dispatch(arguments: list[str]) -> int:
         return _by_typer(arguments, None)
     module = verbs.load(verb)
     command: tuple[str, ...] = ()
-    if getattr(module, "TAKES_COMMAND", False) and "--" in after:
-        cut = after.index("--")
-        after, command = after[:cut], tuple(after[cut + 1 :])
+    if getattr(module, "TAKES_COMMAND", False):
+        cut = before_command(module.PARAMETERS, after)
+        after, command = after[:cut], tuple(after[cut:])
     try:
         values = read(module.PARAMETERS, [*before, *after])
     except NotPlain:
@@ -98,13 +98,19 @@ def split(arguments: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
 def _call(verb: str, values: dict[str, Any], command: tuple[str, ...]) -> int:
     module = verbs.load(verb)
     if getattr(module, "TAKES_COMMAND", False):
-        values["command"] = list(command)
+        values |= _agent_or_command(command)
     try:
         code: int = module.main(**values)
     except UsageError as error:
         raise UsageError(f"{error.message}\nTry 'sfactl {verb} --help'.") from error
     sys.stdout.flush()
     return code
+
+
+def _agent_or_command(words: tuple[str, ...]) -> dict[str, Any]:
+    if words[:1] == ("--",):
+        return {"command": list(words[1:])}
+    return {"agent": words[0], "command": list(words[1:])} if words else {"command": []}
 
 
 def _by_typer(arguments: Sequence[str], verb: str | None, command: tuple[str, ...] = (), *, completing: bool = False) -> int:

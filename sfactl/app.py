@@ -21,12 +21,13 @@ Run = Callable[[str, dict[str, Any]], int]
 
 def invoke(arguments: Sequence[str], verb: str | None, run: Run, completing: bool = False) -> None:
     """Has typer read `arguments`. Exits. Only the module of `verb` is loaded."""
-    app = build(verb, run, completing)
+    app = build(verb, run, completing, helping={"-h", "--help"}.intersection(arguments) != set())
     app(args=None if completing else list(arguments), prog_name="sfactl")
 
 
-def build(verb: str | None, run: Run, completing: bool = False) -> typer.Typer:
-    """An application that lists every verb and can carry out, or complete, `verb`."""
+def build(verb: str | None, run: Run, completing: bool = False, helping: bool = False) -> typer.Typer:
+    """Return an application that lists every verb and can carry out, or complete, `verb`. `helping`: the help of `verb` is
+    wanted, with what it looks up for its last paragraph."""
     app = typer.Typer(
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
@@ -39,7 +40,8 @@ def build(verb: str | None, run: Run, completing: bool = False) -> typer.Typer:
     app.callback()(_globals)
     for name, summary in verbs.VERBS.items():
         parameters = verbs.load(name).PARAMETERS if name == verb else ()
-        _register(app, name, summary, parameters, run)
+        epilog = getattr(verbs.load(name), "EPILOG", None) if helping and name == verb else None
+        _register(app, name, summary, parameters, run, epilog and epilog())
     for alias, name in verbs.ALIASES.items() if completing else ():
         # `split` has understood the alias; typer has to find it again
         _register(app, alias, verbs.VERBS[name], verbs.load(name).PARAMETERS if name == verb else (), run)
@@ -54,7 +56,9 @@ def _globals(
     del socket, version
 
 
-def _register(app: typer.Typer, name: str, summary: str, parameters: Sequence[Parameter], run: Run) -> None:
+def _register(
+    app: typer.Typer, name: str, summary: str, parameters: Sequence[Parameter], run: Run, epilog: str | None = None
+) -> None:
     def command(**values: Any) -> None:
         # What was not given is left to the defaults of the verb's `main`, as the other reader leaves it.
         given = {key: value for key, value in values.items() if value not in (None, False, [])}
@@ -66,9 +70,9 @@ def _register(app: typer.Typer, name: str, summary: str, parameters: Sequence[Pa
     vars(command)["__signature__"] = signature
     command.__annotations__ = {key: p.annotation for key, p in signature.parameters.items()}
     details = (verbs.load(verbs.ALIASES.get(name, name)).__doc__ or "").partition("\n\n")[2] if parameters else ""
-    usage = "[OPTIONS] -- COMMAND..." if any(p.target == "agent" for p in parameters) else "[OPTIONS]"
+    usage = "[OPTIONS] -- COMMAND... | [OPTIONS]" if any(p.target == "agent" for p in parameters) else "[OPTIONS]"
     text = f"{summary}.\n\n{_paragraphs(details)}"
-    app.command(name, help=text, short_help=summary, options_metavar=usage)(command)
+    app.command(name, help=text, short_help=summary, options_metavar=usage, epilog=epilog)(command)
 
 
 def _paragraphs(text: str) -> str:

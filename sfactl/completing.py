@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 
-from sfad.protocol.messages import Config, ConfigReply, List, RunList
+from sfad.protocol.messages import AgentList, Agents, List, RunList
 from sfad.protocol.types import Action, LimitKind, RunInfo, Status
 
 from . import request, verbs
@@ -83,9 +83,7 @@ def _types(socket: str | None) -> Iterator[Candidate]:
 def _agents(socket: str | None) -> Iterator[Candidate]:
     yield from ((word, "built in") for word in AGENTS)
     with connect(socket) as client:
-        settings = client.call(Config(id=client.next_id()), ConfigReply).settings
-    keys = (setting.key.split(".") for setting in settings if setting.key.startswith("agents."))
-    yield from ((key[1], "registered") for key in keys)
+        yield from ((agent.name, agent.description) for agent in client.call(Agents(id=client.next_id()), AgentList).agents)
 
 
 def _fixed(*words: str) -> Callable[[str | None], Iterator[Candidate]]:

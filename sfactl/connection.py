@@ -53,9 +53,8 @@ REPEATS: dict[type[m.Request], int] = {
     # With its key, a run is admitted once however often it is asked for.
     m.Spawn: 3,
     # The rest once: what takes the daemon down each time is not to keep it down.
-    **dict.fromkeys(
-        (m.Pause, m.Select, m.Reload, m.Info, m.List, m.Logs, m.Text, m.Result, m.Watch, m.Recommend, m.DaemonInfo, m.Config), 1
-    ),
+    **dict.fromkeys((m.Pause, m.Select, m.Reload, m.Recommend, m.DaemonInfo, m.Agents, m.Config), 1),
+    **dict.fromkeys((m.Info, m.List, m.Logs, m.Text, m.Result, m.Watch), 1),
 }
 """How often a request is sent again whose answer was lost with the connection. Not here, and so never: what adds up, what
 writes, and what may meet another state the second time (`Resume`, which would thaw what was paused again meanwhile)."""

@@ -69,7 +69,7 @@ def worst(codes: Iterable[int]) -> int:
     return min(codes, key=_FROM_WORST.index, default=Exit.DONE)
 
 
-_FROM_WORST = (5, 70, 75, 77, 66, 2, 1, 0)
+_FROM_WORST = (5, 70, 69, 75, 77, 66, 2, 1, 0)
 """Something is alive that should not be; a bug; what may work the next time; what will not."""
 
 

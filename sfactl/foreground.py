@@ -200,7 +200,7 @@ class Foreground:
             self._terminal.handed_over()
         self._queued = run.status in (Status.ACCEPTED, Status.QUEUED)
         if not run.status.terminal:
-            self._progress("queued" if self._queued else "starting")
+            self._progress("queued" if self._queued else self._starting(run))
         if words := request.unenforceable(run, self._message):
             self._note(words)
         for event in self._early:
@@ -419,7 +419,16 @@ class Foreground:
     def _left_queue(self) -> None:
         if self._queued:
             self._queued = False
-            self._progress("starting")
+            if self._run is not None:
+                self._progress(self._starting(self._run))
+
+    def _starting(self, run: RunInfo) -> str:
+        if self._message.quiet:
+            return ""
+        # Imported here: while the module loads, the run is under way.
+        from .limits import in_force
+
+        return f"starting: {in_force(run)}"
 
     def _advice(self) -> str:
         if self._run is None:

@@ -4,6 +4,7 @@ loops often has none."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 from math import ceil
 from typing import ParamSpec, TypeVar
 
@@ -77,6 +78,31 @@ def _contents(text: str) -> str | bytes:
             return file.read()
     except OSError as error:
         raise UsageError(f"--limits {text}: {error.strerror}") from None
+
+
+def in_force(run: RunInfo) -> str:
+    """Return the limits that a run starts with, each with its source, on one line."""
+    kept = [state for state in run.limits if _worth_telling(state) and state.enforced_by != "nothing"]
+    groups = [f"{', '.join(map(_short, group))} ({plain(source)})" for source, group in groupby(kept, lambda state: state.source)]
+    if groups and any(not state.source.startswith("--") for state in kept):
+        groups[-1] = f"{groups[-1][:-1]}; change with --timeout, --limit)"
+    unknown = [state.kind.value for state in run.limits if _worth_telling(state) and state.enforced_by == "nothing"]
+    return "; ".join([", ".join(groups), *([f"not enforceable: {', '.join(unknown)}"] if unknown else [])])
+
+
+def _worth_telling(state: LimitState) -> bool:
+    """Output and processes are bounded in every run alike."""
+    return state.kind not in (LimitKind.OUTPUT, LimitKind.PIDS) or state.source.startswith(("--", "agent "))
+
+
+def _short(state: LimitState) -> str:
+    """`30m`, `100 turns`, `5 USD`, `memory 2.0 GiB`."""
+    amount = format_amount(state.kind, state.threshold)
+    if state.kind is LimitKind.COST:
+        return amount.replace(".00 ", " ")
+    if state.kind in (LimitKind.TURNS, LimitKind.MESSAGES, LimitKind.TOKENS):
+        return f"{amount} {state.kind}"
+    return amount if state.kind is LimitKind.TIME else f"{state.kind} {amount}"
 
 
 def unenforceable(run: RunInfo, asked: Sequence[Limit]) -> str | None:

@@ -69,6 +69,15 @@ def read(parameters: Sequence[Parameter], arguments: Sequence[str]) -> Values:
     return values
 
 
+def before_command(parameters: Sequence[Parameter], arguments: Sequence[str]) -> int:
+    """How many of `arguments` are options and their values: what follows is `--`, or the name of an agent."""
+    valued = {flag for p in parameters if isinstance(p, Option) and p.metavar for flag in p.flags}
+    at = 0
+    while at < len(arguments) and arguments[at].startswith("-") and arguments[at] not in {"-", "--"}:
+        at += 2 if arguments[at] in valued else 1
+    return min(at, len(arguments))
+
+
 def _option(options: dict[str, Option], word: str, rest: Iterator[str], values: Values) -> None:
     flag, equals, attached = word.partition("=") if word.startswith("--") else (word, "", "")
     option = options.get(flag)

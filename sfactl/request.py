@@ -27,7 +27,13 @@ LATER = (
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
-    Argument("agent", "AGENT", "A registered agent (not in this release)", required=False, hidden=True, complete="agent"),
+    Argument(
+        "agent",
+        "AGENT [WORDS...]",
+        "A registered agent (sfactl agents); the words are its task, and options of its program",
+        required=False,
+        complete="agent",
+    ),
     Option(
         ("--name",), "name", "Who the run is: what the loop rule compares; else derived from the command", "NAME", complete="name"
     ),
@@ -70,7 +76,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(("--stdin",), "stdin", "Keep the run's stdin open for `sfactl send`"),
     Option(("--stdio",), "stdio", "inherit: the run gets this client's own stdin, stdout, stderr; nothing is kept", "HOW"),
     Option(("--text",), "text", "Show the agent's text and final answer, not its JSON events, where the meter knows them"),
-    Option(("--raw",), "raw", "Show the agent's output as it is (default, but in a run that has a meter)"),
+    Option(("--raw",), "raw", "Show the output as it is (the default for a COMMAND, except in a run that has a meter)"),
     Option(("--quiet", "-q"), "quiet", "No progress lines; why a run failed is still told (SFA_QUIET)"),
     Option(("--verbose", "-v"), "verbose", "Every event of the run on stderr"),
     Option(("--no-log",), "no_log", "Keep no output (SFA_NO_LOG)"),
@@ -104,6 +110,7 @@ class Wanted(NamedTuple):
     """The command line of `spawn` or `run`, as text."""
 
     command: list[str]
+    """With `agent`, the words that follow its name."""
     socket: str | None = None
     json: bool = False
     agent: str | None = None
@@ -147,18 +154,20 @@ class Wanted(NamedTuple):
     nested: bool = False
 
 
+def default_limits() -> str:
+    """Return what `--help` says of the limits in force."""
+    from .defaults import told
+
+    return told()
+
+
 def check(wanted: Wanted) -> None:
     """Raises `UsageError` for what cannot be meant, or is not in this release."""
     for option in LATER:
         if getattr(wanted, option.target):
             raise UsageError(f"{option.flags[0]} is not in this release")
-    if wanted.agent is not None:
-        raise UsageError(
-            f"{wanted.agent!r} before '--' would name a registered agent; those are not in this release. "
-            f"Write the command after '--': -- {wanted.agent} …"
-        )
-    if not wanted.command:
-        raise UsageError("no command: write it after '--', as in: -- claude -p 'look at HEAD~1'")
+    if wanted.agent is None and not wanted.command:
+        raise UsageError("nothing to run: name an agent and its task, as in: claude 'look at HEAD~1', or write -- COMMAND")
     if wanted.kind not in ("agent", "skill"):
         raise UsageError(f"--kind: {wanted.kind!r} is neither agent nor skill")
     if wanted.stdio not in (None, "files", "inherit"):
@@ -192,6 +201,7 @@ def message(wanted: Wanted, request_id: int, environ: Mapping[str, str] = os.env
         cwd=_cwd(wanted.cwd),
         env=_environment(wanted.env),
         umask=_umask(),
+        agent=wanted.agent,
         name=wanted.name,
         kind=cast(Kind, wanted.kind),
         run_type=wanted.type,

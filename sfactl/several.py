@@ -43,20 +43,16 @@ class Choice(NamedTuple):
             raise exits.UsageError("--all means every run: give it alone, or leave it out")
 
     def each(self, client: Client, act: Callable[[str], object]) -> int:
-        """Do `act` with the id of each run that is meant. Name each run that fails, do the rest, and return the worst exit code."""
-        if len(self.runs) == 1 and not (self.name or self.label):
-            act(self.runs[0])  # the daemon resolves the name in the request itself
-            return exits.Exit.DONE
-        runs, code = self.without_failures(client)
-        codes = [code]
-        if not runs and not self.runs:
+        """Do `act` with each run that is meant. Name each run that fails, do the rest, and return the worst exit code."""
+        chooses = self.everything or self.name or self.label
+        # the requests that follow resolve what is named themselves
+        runs, code = self.without_failures(client) if chooses else (self.runs, exits.Exit.DONE)
+        if len(runs) == 1 == len(self.runs):
+            act(runs[0])
+            return code
+        if not (runs or self.runs):
             output.note(f"nothing to {self.verb}")
-        for run in runs:
-            try:
-                act(run)
-            except DaemonError as error:
-                codes.append(_failed(run, error))
-        return exits.worst(codes)
+        return exits.worst([code, *(_done(run, act) for run in runs)])
 
     def without_failures(self, client: Client) -> tuple[list[str], int]:
         """Return the ids of the runs that are meant, and the worst exit code of the others, each of which is named."""
@@ -64,6 +60,14 @@ class Choice(NamedTuple):
         request = Select(id=number, verb=self.verb, runs=runs, everything=self.everything, name=self.name, labels=self.labels)
         found = client.call(request, Selected)
         return found.runs, exits.worst([_failed(each.run, DaemonError(each.code, each.message)) for each in found.failed])
+
+
+def _done(run: str, act: Callable[[str], object]) -> int:
+    try:
+        act(run)
+    except DaemonError as error:
+        return _failed(run, error)
+    return exits.Exit.DONE
 
 
 def _failed(run: str, error: DaemonError) -> int:

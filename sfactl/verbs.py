@@ -25,6 +25,7 @@ VERBS = {
     "report": "Tell what a run has used: turns, messages, tokens, cost",
     "reserve": "Ask whether a run may make a call to a model, and hold what it may cost",
     "settle": "Replace a reservation by what was used",
+    "agents": "List the agents that `run NAME` starts, or explain one",
     "recommend": "Suggest limits from past successful runs",
     "prune": "Remove runs that have ended, with their output",
     "reload": "Make the daemon read its config, and show what changed",

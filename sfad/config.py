@@ -11,6 +11,7 @@ import math
 import os
 import re
 import stat
+import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,10 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Meta, Struct
 
+from .core.limits import check
+from .core.naming import NAME
+from .core.policy import Invalid, Policy
+from .protocol.limits import parse_limit
 from .protocol.messages import Setting
 from .protocol.units import (
     COUNT_FORMS,
@@ -49,6 +54,9 @@ _DURATION = {"unit": "duration"}
 _SIZE = {"unit": "size"}
 _COUNT = {"unit": "count"}
 _PATH = {"unit": "path"}
+_TEXT = {"unit": "text"}
+_COMMAND = {"unit": "command"}
+_LIMITS = {"unit": "limits"}
 
 _PARSERS: dict[str, Callable[[Any], float]] = {"duration": parse_duration, "size": parse_size, "count": parse_count}
 
@@ -73,10 +81,12 @@ class Defaults(Struct, frozen=True, kw_only=True):
     """What a spawn has that does not say otherwise."""
 
     timeout: Annotated[float, Meta(ge=1, extra=_DURATION)] = 120.0
-    turns: Annotated[int, Meta(ge=1, le=100)] | None = 25
-    """Tool calls. `None`, here and below, is no such limit."""
-    cost: Annotated[float, Meta(ge=0.01, le=100)] | None = 1.0
-    """USD, of a run and its descendants."""
+    program_profile: Literal["coding-agent", "off"] = "coding-agent"
+    """The profile of a known agent program whose run names none."""
+    turns: Annotated[int, Meta(ge=1, le=1_000_000)] | None = 25
+    """Tool calls, at most `limits.max_turns`. `None`, here and below, is no such limit."""
+    cost: Annotated[float, Meta(ge=0.01, le=1_000_000)] | None = 1.0
+    """USD, of a run and its descendants, at most `limits.max_cost`."""
     messages: Annotated[int, Meta(ge=1, extra=_COUNT)] | None = None
     tokens: Annotated[int, Meta(ge=1, extra=_COUNT)] | None = None
     """Input and output, of a run and its descendants."""
@@ -95,6 +105,9 @@ class Limits(Struct, frozen=True, kw_only=True):
 
     max_time: Annotated[float, Meta(ge=1, le=31 * 86400, extra=_DURATION)] = 3600.0
     """The longest `time` that can be asked for; it always terminates."""
+    max_turns: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
+    max_cost: Annotated[float, Meta(ge=0.01, le=1_000_000)] = 100.0
+    """USD: the largest limit of each kind of cost that can be asked for."""
     nearing: Annotated[float, Meta(gt=0, lt=1)] = 0.8
     """The part of a limit at which `limit_nearing` is told."""
     pause_max: Annotated[float, Meta(ge=1, le=31 * 86400, extra=_DURATION)] = 86400.0
@@ -196,6 +209,22 @@ class Budgets(Struct, frozen=True, kw_only=True):
     teams: dict[str, TeamBudget] = {}
 
 
+class Agent(Struct, frozen=True, kw_only=True):
+    """How to start an agent that has a name of its own (SPEC section 13)."""
+
+    command: Annotated[tuple[str, ...], Meta(min_length=1, extra=_COMMAND)]
+    """See `sfad.agents` for the placeholders."""
+    description: Annotated[str, Meta(max_length=1000, extra=_TEXT)] = ""
+    kind: Literal["agent", "skill"] = "agent"
+    type: Annotated[str, Meta(max_length=64, extra=_TEXT)] | None = None
+    meter: Literal["auto", "claude", "codex", "gemini", "opencode", "jsonl", "none"] = "auto"
+    """`auto`: chosen from the command."""
+    limits: Annotated[tuple[str, ...], Meta(extra=_LIMITS)] = ()
+    """As `--limit` takes them."""
+    stdin: bool = False
+    """Keep the stdin of background runs open for `sfactl send`."""
+
+
 class Config(Struct, frozen=True, kw_only=True):
     """The effective configuration. Durations are in seconds."""
 
@@ -213,6 +242,7 @@ class Config(Struct, frozen=True, kw_only=True):
     prices: dict[str, Price] = {}
     """By the model's name as agents write it."""
     budgets: Budgets = Budgets()
+    agents: dict[str, Agent] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +276,7 @@ def load(files: Sequence[Path] = (), *, required: bool = False) -> Loaded:
         found.values.update(lowered)
         config = _build(Config, found, "")
     _check_together(config, found.values)
+    _check_agents(config, found)
     settings = [
         Setting(key=key, value=value, source=str(found.values[key][0]) if key in found.values else BUILT_IN)
         for key, value in _values(config, "")
@@ -295,7 +326,7 @@ def _collect(struct: type[Struct], table: Mapping[str, Any], path: Path, prefix:
 
 def _collect_named(entry: type[Struct], table: Mapping[str, Any], path: Path, key: str, found: _Found) -> None:
     for name, value in table.items():
-        inner = _named(key, name)
+        inner = entry_key(key, name)
         if not 0 < len(name) <= NAME_MAX:
             raise ConfigError(f"{path}: {inner[:200]}: a name of 1 to {NAME_MAX} characters is expected")
         found.names.setdefault(key, {})[name] = path
@@ -308,8 +339,8 @@ def _table(value: Any, path: Path, key: str) -> Mapping[str, Any]:
     return value
 
 
-def _named(key: str, name: str) -> str:
-    """The key of an entry, as TOML has it: quoted where it must be."""
+def entry_key(key: str, name: str) -> str:
+    """Return the key of a named table, as TOML has it: quoted where it must be."""
     return f"{key}.{name if re.fullmatch(r'[A-Za-z0-9_-]+', name) else json.dumps(name, ensure_ascii=False)}"
 
 
@@ -320,7 +351,7 @@ def _values(struct: Struct, prefix: str) -> Iterator[tuple[str, Any]]:
             yield from _values(value, f"{prefix}{name}.")
         elif isinstance(value, dict):
             for entry, inner in value.items():
-                yield from _values(inner, f"{_named(f'{prefix}{name}', entry)}.")
+                yield from _values(inner, f"{entry_key(f'{prefix}{name}', entry)}.")
         else:
             yield f"{prefix}{name}", value
 
@@ -339,7 +370,7 @@ def _build(struct: type[Any], found: _Found, prefix: str) -> Any:
 
 
 def _build_named(entry: type[Struct], found: _Found, key: str, name: str) -> Any:
-    inner = _named(key, name)
+    inner = entry_key(key, name)
     for field in msgspec.structs.fields(entry):
         if field.required and f"{inner}.{field.name}" not in found.values:
             path = found.names[key][name]
@@ -394,6 +425,12 @@ def _allowed_range(kind: Any, meta: Meta) -> str:
     unit = _unit(kind)
     if unit == "path":
         return "an absolute path"
+    if unit == "text":
+        return f"a text of at most {meta.max_length} characters"
+    if unit == "command":
+        return "a list of texts: the program and its arguments, one text each"
+    if unit == "limits":
+        return 'a list of limits as --limit takes them, such as "turns=50" or "cost=2.50:warn"'
     if unit == "duration":
         return f"a duration of {_range(meta, format_duration)} ({DURATION_FORMS})"
     if unit == "size":
@@ -428,7 +465,7 @@ def _unit(kind: Any) -> str:
 
 
 def _may_be_off(kind: Any) -> bool:
-    return NoneType in _parts(kind) and _unit(kind) != "path"
+    return NoneType in _parts(kind) and _unit(kind) not in {"path", "text"}
 
 
 def _parts(kind: Any) -> Iterator[Any]:
@@ -451,6 +488,8 @@ _AT_MOST = (
     ("guard.max_depth", "guard.depth_ceiling"),
     ("guard.max_descendants", "guard.descendants_ceiling"),
     ("defaults.timeout", "limits.max_time"),
+    ("defaults.turns", "limits.max_turns"),
+    ("defaults.cost", "limits.max_cost"),
     ("attempts.delay", "attempts.delay_max"),
 )
 """Pairs of which the first may not be above the second. Where only the second is set, it lowers the first's built-in value;
@@ -459,7 +498,7 @@ where both are set, it is an error."""
 
 def _too_high(config: Config) -> list[tuple[str, str]]:
     values = dict(_values(config, ""))
-    return [(low, high) for low, high in _AT_MOST if values[low] > values[high]]
+    return [(low, high) for low, high in _AT_MOST if values[low] is not None and values[low] > values[high]]
 
 
 def _check_together(config: Config, origins: Mapping[str, tuple[Path, Any]]) -> None:
@@ -468,3 +507,33 @@ def _check_together(config: Config, origins: Mapping[str, tuple[Path, Any]]) -> 
         path, value = origins[low]
         source = origins[high][0] if high in origins else BUILT_IN
         raise _bad_value(path, low, value, f"at most {high}, which is {values[high]:g} ({source})")
+
+
+def _check_agents(config: Config, found: _Found) -> None:
+    """Raise `ConfigError` for an agent whose name could not be that of a run, or whose limits no run could have."""
+    ranges = Policy(max_time=config.limits.max_time, max_turns=config.limits.max_turns, max_cost=config.limits.max_cost)
+    for name, agent in config.agents.items():
+        key = entry_key("agents", name)
+        if not NAME.fullmatch(name) or name.startswith("-"):
+            path = found.names["agents"][name]
+            raise ConfigError(f"{path}: {key}: an agent's name has 1 to 64 of A-Z a-z 0-9 . _ - and does not begin with -")
+        try:
+            for text in agent.limits:
+                check(parse_limit(text), ranges)
+        except (ValueError, Invalid) as error:
+            raise ConfigError(f"{found.values[f'{key}.limits'][0]}: {key}.limits: {error}") from error
+
+
+def main() -> None:
+    """Print the settings of a daemon that would be started here, as JSON. `sfactl run --help` asks for them where no daemon is."""
+    from .paths import config_files
+
+    files, required = config_files(os.environ)
+    try:
+        print(msgspec.json.encode(load(files, required=required).settings).decode())
+    except ConfigError as error:
+        sys.exit(f"sfad: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -8,8 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from sfad import __version__
 from sfad.__main__ import _plain
+from sfad.app import app
 
 
 @pytest.mark.parametrize(
@@ -27,6 +30,7 @@ from sfad.__main__ import _plain
         (["serve", "--ready-fd", "x"], None),
         (["serve", "serve"], None),
         (["version"], None),
+        (["--version"], None),
         (["--help"], None),
     ],
 )
@@ -56,6 +60,10 @@ def test_the_rest_is_refused_in_words(arguments: list[str], says: str) -> None:
 def test_what_stands_before_the_command_holds_for_it(arguments: list[str]) -> None:
     done = subprocess.run([sys.executable, "-m", "sfad", *arguments], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (2, "sfad: /nowhere: no such file\n")
+
+
+def test_version() -> None:
+    assert CliRunner().invoke(app, ["--version"]).output == f"sfad {__version__}\n"
 
 
 def test_a_sweep_of_what_is_not_there_is_no_all_clear(tmp_path: Path) -> None:

@@ -65,11 +65,11 @@ class View(NamedTuple):
     json: bool
 
     def sources(self, descriptors: Sequence[int]) -> list[Source]:
-        """The files that are wanted. Both go to streams of their own; one alone goes to stdout."""
+        """The files that are wanted. Both go to streams of their own; one alone, and JSON, goes to stdout."""
         both = self.stdout == self.stderr
         wanted = [both or self.stdout, both or self.stderr]
         return [
-            Source(name, file, 2 if both and name == "stderr" else 1)
+            Source(name, file, 2 if both and name == "stderr" and not self.json else 1)
             for name, file, is_wanted in zip(STREAMS, descriptors, wanted, strict=True)
             if is_wanted
         ]

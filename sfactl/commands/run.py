@@ -1,11 +1,15 @@
-"""`sfactl run [options] -- COMMAND…`
+"""`sfactl run [options] AGENT [words…]`, or `sfactl run [options] -- COMMAND…`
+
+AGENT is claude, codex, gemini, opencode, aider or an agent of the config (sfactl agents). The words after its name are the task,
+as one quoted argument, and options of its program: sfactl run claude --model opus "look at HEAD~1". A COMMAND runs as it is.
 
 Copies the run's output as it is written, passes stdin on, and exits with the run's own exit code (see `sfactl --help` for
 the others). Ctrl-C, SIGTERM and SIGHUP stop the run and everything below it; a second one skips the grace. If this client
 dies the run is stopped, unless --keep was given.
 
 With --text the agent's text is shown instead of its JSON events, as far as the meter knows them: each message as it comes, and the
-final answer once. --verbose adds tool calls on stderr. In a run that has a meter itself this is the default.
+final answer once. --verbose adds tool calls on stderr. This is the default for an AGENT,
+and in a run that has a meter itself.
 
 With --json the output is not copied: stdout receives the final run as one object. Look for the output with `sfactl logs`.
 
@@ -23,6 +27,7 @@ from . import spawn
 
 PARAMETERS = request.PARAMETERS
 TAKES_COMMAND = True
+EPILOG = request.default_limits
 
 
 def main(**given: Any) -> int:

@@ -1,4 +1,7 @@
-"""`sfactl spawn [options] -- COMMAND…`
+"""`sfactl spawn [options] AGENT [words…]`, or `sfactl spawn [options] -- COMMAND…`
+
+AGENT is claude, codex, gemini, opencode, aider or an agent of the config (sfactl agents). The words after its name are the task,
+as one quoted argument, and options of its program: sfactl spawn claude --model opus "look at HEAD~1". A COMMAND runs as it is.
 
 The id of the run is all that is printed on stdout. The run gets this directory, umask and environment, and /dev/null as
 its stdin.
@@ -12,7 +15,7 @@ reports them, or prints JSON events that a meter reads.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
@@ -21,8 +24,12 @@ from .. import exits, output, refused, request
 from ..autostart import connect
 from ..connection import Client
 
+if TYPE_CHECKING:
+    from ..foreground import Form
+
 PARAMETERS = request.PARAMETERS
 TAKES_COMMAND = True
+EPILOG = request.default_limits
 
 
 def main(**given: Any) -> int:
@@ -52,10 +59,17 @@ def foreground(wanted: request.Wanted) -> int:
         as_json=wanted.json,
         verbose=wanted.verbose,
         status_file=wanted.status_file,
-        # in a run, JSON could go to a model; the daemon knows whether it would
-        form="text" if wanted.text else "auto" if client.welcome.run is not None and not wanted.raw else "raw",
+        form=_form(wanted, inside=client.welcome.run is not None),
     )
     return run.carry_out()
+
+
+def _form(wanted: request.Wanted, *, inside: bool) -> Form:
+    """Return what is shown of the output. An agent that was started by its name prints events for the meter's sake, not the
+    caller's. In a run, JSON could go to a model; the daemon knows whether it would."""
+    if wanted.raw:
+        return "raw"
+    return "text" if wanted.text or wanted.agent is not None else "auto" if inside else "raw"
 
 
 def _only_for_foreground(wanted: request.Wanted) -> None:

@@ -10,7 +10,7 @@ from ..protocol.types import RunId
 READING = frozenset({"info", "list", "logs", "result", "wait", "watch"})
 STEERING = frozenset({"stop", "pause", "resume", "limit", "send", "signal"})
 SPENDING = frozenset({"report", "reserve", "settle"})
-GENERAL = frozenset({"spawn", "status", "config"})
+GENERAL = frozenset({"spawn", "status", "config", "agents"})
 VERBS = READING | STEERING | SPENDING | GENERAL
 """Everything that `--allow` and `--deny` can name."""
 

@@ -37,7 +37,11 @@ class Asked:
     cwd: str = "/"
     name: str | None = None
     kind: Kind = "agent"
+    identity: str | None = None
+    """What the loop rule compares instead of `name`: the registered name of an agent."""
     type: str | None = None
+    agent_program: bool = False
+    """Its command is an agent program that sfad knows by name."""
     limits: tuple[Limit, ...] = ()
     on_limit: Action | None = None
     max_depth: Bound | None = None

@@ -32,7 +32,8 @@ class Question:
     draining: bool
     peer: Peer
     asked: Asked
-    kind: str
+    identity: tuple[str, str]
+    """Kind and name that the loop rule compares."""
     name: str
     parent: Run | None
     """The run that the peer is in."""
@@ -119,20 +120,26 @@ def _permission(q: Question) -> Refusal | None:
 def _loop(q: Question) -> Refusal | None:
     known = [run.identity for run in q.above.lineage] if q.above is not None else []
     # a claim says names only, so it matches either kind
-    chain = [(kind or q.kind, name) for kind, name in (*q.origin, *known)]
-    if (q.kind, q.name) not in chain:
+    own_kind, own = q.identity
+    chain = [(kind or own_kind, name) for kind, name in (*q.origin, *known)]
+    if q.identity not in chain:
         return None
     names = [name for _, name in chain]
-    path = [*names[chain.index((q.kind, q.name)) :], q.name]
+    path = [*names[chain.index(q.identity) :], own]
     shown = " → ".join(path)
     return Refusal(
         kind=Rule.LOOP,
-        detail=f"{q.kind} '{q.name}' already runs higher in the chain: {shown}",
-        message=q.message(f"it would call itself in a circle ({shown})", "").rstrip()
-        + " If it really is a different agent, give it its own --name.",
+        detail=f"{own_kind} '{own}' already runs higher in the chain: {shown}",
+        message=q.message(f"it would call itself in a circle ({shown})", "").rstrip() + f" {_another(q)}",
         value=len(path) - 1,
         path=path,
     )
+
+
+def _another(q: Question) -> str:
+    if q.asked.identity is not None:
+        return f"It is the registered agent '{q.asked.identity}', whatever its --name; another agent needs an entry of its own."
+    return "If it really is a different agent, give it its own --name."
 
 
 def _depth(q: Question) -> Refusal | None:

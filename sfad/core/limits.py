@@ -27,7 +27,6 @@ class Kind:
 
     scope: Scope
     least: float
-    most: float | None = None
     unit: str = ""
     whole: bool = False
     """Whether only whole numbers make sense."""
@@ -36,22 +35,25 @@ class Kind:
 
 
 KINDS: dict[LimitKind, Kind] = {
-    LimitKind.TIME: Kind("run", MIN_TIME, None, " s"),
-    LimitKind.TURNS: Kind("run", 1, 100, whole=True),
+    LimitKind.TIME: Kind("run", MIN_TIME, " s"),
+    LimitKind.TURNS: Kind("run", 1, whole=True),
     LimitKind.MESSAGES: Kind("run", 1, whole=True),
     LimitKind.TOKENS: Kind("tree", 1, whole=True),
-    LimitKind.COST: Kind("tree", 0.01, 100, " USD"),
-    LimitKind.PLANNING_COST: Kind("tree", 0.01, 100, " USD"),
-    LimitKind.EXECUTION_COST: Kind("tree", 0.01, 100, " USD"),
-    LimitKind.OUTPUT: Kind("run", 65536, None, " bytes", whole=True, acts=False),
-    LimitKind.MEMORY: Kind("tree", 1024 * 1024, None, " bytes", whole=True),
+    LimitKind.COST: Kind("tree", 0.01, unit=" USD"),
+    LimitKind.PLANNING_COST: Kind("tree", 0.01, unit=" USD"),
+    LimitKind.EXECUTION_COST: Kind("tree", 0.01, unit=" USD"),
+    LimitKind.OUTPUT: Kind("run", 65536, " bytes", whole=True, acts=False),
+    LimitKind.MEMORY: Kind("tree", 1024 * 1024, " bytes", whole=True),
     LimitKind.PIDS: Kind("tree", 1, whole=True),
-    LimitKind.CPU: Kind("tree", 0.01, None, " cores", acts=False),
+    LimitKind.CPU: Kind("tree", 0.01, " cores", acts=False),
 }
 """SPEC section 3. For the kinds in `RAISED_BY` the policy has the upper end. Below a mebibyte of memory no command
 can be executed."""
 
-RAISED_BY: dict[LimitKind, str] = {LimitKind.TIME: "max_time"}
+RAISED_BY: dict[LimitKind, str] = {
+    LimitKind.TIME: "max_time", LimitKind.TURNS: "max_turns", LimitKind.COST: "max_cost",
+    LimitKind.PLANNING_COST: "max_cost", LimitKind.EXECUTION_COST: "max_cost",
+}  # fmt: skip
 """The field of `Policy` that holds the upper end of a kind's range, and the key in the table `limits` that sets it."""
 
 COSTS = frozenset({LimitKind.COST, LimitKind.PLANNING_COST, LimitKind.EXECUTION_COST})
@@ -107,6 +109,7 @@ PROFILES: dict[str, Profile] = {
     "security-architect": Profile(30, 900, 3.00, Action.TERMINATE),
     "code-reviewer": Profile(20, 600, 1.50, Action.WARN),
     "devops": Profile(30, 900, 2.00, Action.TERMINATE),
+    "coding-agent": Profile(100, 1800, 5.00, Action.TERMINATE),
 }
 """SPEC section 3."""
 
@@ -156,27 +159,48 @@ def limits_of(asked: Asked, above: Run | None, policy: Policy) -> Limits:
     if above is not None:
         for kind in _OF_TREES:
             chosen.pop(kind, None)
-    if asked.type is not None:
-        chosen |= _PROFILE_LIMITS.get(asked.type, {})
+    chosen |= _of_profile(asked, policy)
     if policy.advice:
         chosen |= _by_advice(asked, chosen, policy)
     if asked.on_limit is not None:
         chosen |= {kind: replaced(chosen[kind], action=asked.on_limit) for kind in _ANSWERED if kind in chosen}
     for limit in asked.limits:
         check(limit, policy)
-        chosen[limit.kind] = _settled(limit, asked)
+        chosen[limit.kind] = _settled(limit, asked, policy)
     if above is not None:
         _narrow(chosen, above)
     return {kind: Held(chosen[kind]) for kind in KINDS if kind in chosen}
 
 
-_PROFILE_LIMITS: dict[str, dict[LimitKind, Limit]] = {
-    name: {
-        kind: Limit(kind=kind, threshold=float(getattr(profile, kind.value)), action=profile.action, source=f"type {name}")
+def profile_of(asked: Asked, policy: Policy) -> tuple[str, Profile] | None:
+    """The profile of a run, and what to call it: that of its type; else `coding-agent` for a known agent program, which the
+    defaults would end in the middle of ordinary work."""
+    if asked.type in PROFILES:
+        return f"type {asked.type}", PROFILES[asked.type]
+    if asked.agent_program and policy.program_profile:
+        return "profile coding-agent", PROFILES["coding-agent"]
+    return None
+
+
+def _of_profile(asked: Asked, policy: Policy) -> dict[LimitKind, Limit]:
+    """Return the profile's limits. Turns and cost are at most what may be asked for; `max_time` ends a run by itself."""
+    found = profile_of(asked, policy)
+    if found is None:
+        return {}
+    source, profile = found
+    return {
+        kind: Limit(
+            kind=kind,
+            threshold=_bounded(kind, float(getattr(profile, kind.value)), policy),
+            action=profile.action,
+            source=source,
+        )
         for kind in (LimitKind.TIME, LimitKind.TURNS, LimitKind.COST)
     }
-    for name, profile in PROFILES.items()
-}
+
+
+def _bounded(kind: LimitKind, threshold: float, policy: Policy) -> float:
+    return threshold if kind is LimitKind.TIME else min(threshold, most_of(kind, policy) or inf)
 
 
 def _by_advice(asked: Asked, chosen: Mapping[LimitKind, Limit], policy: Policy) -> dict[LimitKind, Limit]:
@@ -193,14 +217,14 @@ def advice_key(run_type: str | None, name: str | None) -> str:
     return f"type {run_type}" if run_type is not None else f"name {name}"
 
 
-def _settled(limit: Limit, asked: Asked) -> Limit:
+def _settled(limit: Limit, asked: Asked, policy: Policy) -> Limit:
     """What was asked for, with its action: its own, else `--on-limit`, else the profile's."""
     if not KINDS[limit.kind].acts:
         return replaced(limit, action=Action.WARN)
     if limit.action is not None:
         return limit
-    profile = PROFILES.get(asked.type) if asked.type is not None and limit.kind in _PROFILED else None
-    return replaced(limit, action=asked.on_limit or (profile.action if profile is not None else Action.TERMINATE))
+    found = profile_of(asked, policy) if limit.kind in _PROFILED else None
+    return replaced(limit, action=asked.on_limit or (found[1].action if found is not None else Action.TERMINATE))
 
 
 def _narrow(limits: dict[LimitKind, Limit], above: Run) -> None:
@@ -246,7 +270,7 @@ def check(limit: Limit, policy: Policy) -> None:
 def most_of(kind: LimitKind, policy: Policy) -> float | None:
     """Return the upper end of the range of a kind; `None` where it has none."""
     field = RAISED_BY.get(kind)
-    most: float | None = KINDS[kind].most if field is None else getattr(policy, field)
+    most: float | None = None if field is None else getattr(policy, field)
     return most
 
 

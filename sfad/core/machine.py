@@ -174,7 +174,7 @@ class Machine:
             draining=self.draining,
             peer=peer,
             asked=ev.asked,
-            kind=run.kind,
+            identity=run.identity,
             name=run.name,
             parent=parent,
             above=run.parent,

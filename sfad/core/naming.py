@@ -15,6 +15,12 @@ from collections.abc import Iterable, Sequence
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """What a name may look like."""
 
+AGENT_PROGRAMS = frozenset({
+    "claude", "claude-code", "codex", "gemini", "gemini-cli", "opencode", "opencode-ai", "aider", "aider-chat", "goose",
+    "cursor-agent", "copilot", "amp", "qwen", "crush", "droid", "auggie",
+})  # fmt: skip
+"""Derived names of programs that are coding agents, and of the packages that they come in."""
+
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "ash", "fish", "busybox"})
 
 _NODE = "r e p C --require --import --loader --experimental-loader --eval --print --conditions --tsconfig"

@@ -48,10 +48,15 @@ class Policy:
     allow_detach: bool = False
     defaults: Mapping[LimitKind, Limit] = field(default_factory=lambda: DEFAULT_LIMITS)
     """In the order of `LimitKind`."""
+    program_profile: bool = True
+    """Whether a known agent program gets the profile `coding-agent` where its run names none."""
     advice: Mapping[str, Mapping[LimitKind, float]] = field(default_factory=dict)
     """Thresholds learnt from the ledger, where `limits.adaptive` asks for them; see `limits.advice_key`."""
     max_time: float = 3600.0
     """Whatever the actions, so long a run lasts at most."""
+    max_turns: int = 100
+    max_cost: float = 100.0
+    """USD. The largest limits of turns and of each cost that can be asked for."""
     nearing: float = 0.8
     """The share of a threshold at which `limit_nearing` is said."""
     pause_max: float = 86400.0

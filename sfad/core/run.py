@@ -179,7 +179,7 @@ class Run:
     @property
     def identity(self) -> tuple[str, str]:
         """What the loop rule compares."""
-        return (self.kind, self.name)
+        return (self.kind, self.asked.identity or self.name)
 
     @property
     def standing_still(self) -> bool:

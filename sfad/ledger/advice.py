@@ -17,7 +17,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ..core.limits import KINDS
+from ..core.limits import KINDS, most_of
+from ..core.policy import Policy
 from ..protocol.advice import Advice
 from ..protocol.types import ENDED, LimitKind, Reason, Status, Usage
 from .errors import LedgerError
@@ -32,8 +33,8 @@ ROWS = 1000
 HEAD_ROOM = 1.25
 """What is suggested, of what was used."""
 
-MAX_TIME = 3600.0
-"""Seconds that a suggested `time` has at most, where nothing else is said: `limits.max_time` as it is built in."""
+BUILT_IN = Policy()
+"""Its ranges bound what is suggested where no other policy is given."""
 
 _PERCENTILE = 95
 
@@ -60,14 +61,14 @@ class EndedRun:
     """Thresholds."""
 
 
-def advise(runs: Iterable[EndedRun], *, max_time: float = MAX_TIME) -> list[Advice]:
-    """Advice of each kind, in the order of `LimitKind`. `runs` are the newest first; `max_time` is in seconds."""
+def advise(runs: Iterable[EndedRun], *, policy: Policy = BUILT_IN) -> list[Advice]:
+    """Return advice of each kind, in the order of `LimitKind`, within the ranges of `policy`. `runs` are the newest first."""
     runs = list(runs)
-    return [_advice(kind, runs, max_time) for kind in _FIELDS]
+    return [_advice(kind, runs, most_of(kind, policy)) for kind in _FIELDS]
 
 
 def learn(
-    directory: Path, *, type: str | None = None, name: str | None = None, rows: int = ROWS, max_time: float = MAX_TIME  # noqa: A002
+    directory: Path, *, type: str | None = None, name: str | None = None, rows: int = ROWS, policy: Policy = BUILT_IN  # noqa: A002
 ) -> list[Advice]:  # fmt: skip
     """Advice from the newest `rows` ended runs of the ledger in `directory`: of one type, of one name, of both, or of all.
 
@@ -76,7 +77,7 @@ def learn(
     try:
         with closing(open_reader(directory)) as connection:
             found = connection.execute(*_query(type, name, rows)).fetchall()
-        return advise((_run(row) for row in found), max_time=max_time)
+        return advise((_run(row) for row in found), policy=policy)
     except (sqlite3.Error, msgspec.DecodeError) as error:
         raise LedgerError(f"the ledger {directory / FILE} cannot be read: {error}") from error
 
@@ -100,9 +101,8 @@ def _ceil(number: float) -> int:
     return math.ceil(round(number, 6))
 
 
-def _advice(kind: LimitKind, runs: Sequence[EndedRun], max_time: float) -> Advice:
+def _advice(kind: LimitKind, runs: Sequence[EndedRun], most: float | None) -> Advice:
     known = [run.used[kind] for run in runs if run.status is Status.COMPLETED and kind in run.used]
-    most = max_time if kind is LimitKind.TIME else KINDS[kind].most
     p95 = percentile(known) if len(known) >= MIN_RUNS else None
     wanted = None if p95 is None else rounded_up(kind, p95 * HEAD_ROOM)
     suggested = None if wanted is None else min(max(wanted, KINDS[kind].least), math.inf if most is None else most)

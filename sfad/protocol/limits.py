@@ -149,17 +149,21 @@ _Amount = Annotated[float, Meta(gt=0)]
 class LimitsObject(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Bounds on what a run may use. What is left out, or null, is as the run's type or the daemon's config has it."""
 
-    max_turns: Annotated[_Count | None, Meta(description="Tool calls of the run: 1 to 100.")] = None
+    max_turns: Annotated[_Count | None, Meta(description="Tool calls of the run: 1 to limits.max_turns, by default 100.")] = None
     max_duration_ms: Annotated[
         _Amount | None,
         Meta(description="Milliseconds since the run's start, paused time excluded: 1000 to limits.max_time, by default 3600000."),
     ] = None
-    max_cost_usd: Annotated[_Amount | None, Meta(description="USD of the run and its descendants: 0.01 to 100.")] = None
+    max_cost_usd: Annotated[
+        _Amount | None, Meta(description="USD of the run and its descendants: 0.01 to limits.max_cost, by default 100.")
+    ] = None
     max_planning_cost_usd: Annotated[
-        _Amount | None, Meta(description="USD of the run and its descendants that were reported as planning: 0.01 to 100.")
+        _Amount | None,
+        Meta(description="USD of the run and its descendants that were reported as planning: 0.01 to limits.max_cost."),
     ] = None
     max_execution_cost_usd: Annotated[
-        _Amount | None, Meta(description="USD of the run and its descendants that were reported as execution: 0.01 to 100.")
+        _Amount | None,
+        Meta(description="USD of the run and its descendants that were reported as execution: 0.01 to limits.max_cost."),
     ] = None
     max_total_cost_usd: Annotated[
         _Amount | None, Meta(description="The same as max_cost_usd; where both are given they must be equal.")

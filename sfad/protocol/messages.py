@@ -63,6 +63,12 @@ class Spawn(Request, tag="spawn"):
     env: list[bytes]
     """`KEY=VALUE`, unchanged, as execve(2) takes them. The daemon adds SFA_* and takes away what belongs to itself."""
     umask: int = 0o022
+    agent: str | None = None
+    """A registered agent. Then `argv` holds the words that follow its name: options of its program, and the task."""
+    placeholders: dict[str, str] = {}
+    """Values of `{task}`, `{model}`, `{provider}` and `{instructions}` in the agent's command."""
+    session: str | None = None
+    """A session id that is a word of `argv`. Each attempt after the first gets another one in its place."""
     name: str | None = None
     """`--name`; without it the name is derived from argv."""
     kind: Kind = "agent"
@@ -315,6 +321,10 @@ class DaemonInfo(Request, tag="status"):
     """The daemon itself. Answered by `DaemonStatus`."""
 
 
+class Agents(Request, tag="agents"):
+    """The registered agents. Answered by `AgentList`."""
+
+
 class Config(Request, tag="config"):
     """The effective configuration and where each value comes from. Answered by `ConfigReply`."""
 
@@ -360,6 +370,7 @@ AnyRequest = (
     | Watch
     | Recommend
     | DaemonInfo
+    | Agents
     | Config
     | Reload
     | Prune
@@ -532,6 +543,29 @@ class Setting(Struct, frozen=True, kw_only=True):
     source: str
 
 
+class AgentInfo(Struct, frozen=True, kw_only=True):
+    """A registered agent: how a run of it is started."""
+
+    name: str
+    description: str
+    command: list[str]
+    """With its placeholders."""
+    kind: Kind
+    type: str | None
+    meter: str
+    """`auto`: chosen from the command."""
+    limits: list[str]
+    stdin: bool
+    source: str
+    """The config file that defines it, or `built-in`."""
+
+
+class AgentList(Reply, tag="agent_list"):
+    """Every registered agent, by name."""
+
+    agents: list[AgentInfo]
+
+
 class ConfigReply(Reply, tag="config"):
     """The effective configuration."""
 
@@ -599,6 +633,7 @@ AnyReply = (
     | ResultText
     | EventPush
     | DaemonStatus
+    | AgentList
     | ConfigReply
     | Reloaded
     | Pruned

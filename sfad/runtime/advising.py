@@ -10,6 +10,7 @@ import trio
 
 from ..core import events as e
 from ..core.limits import advice_key
+from ..core.policy import Policy
 from ..ledger.advice import learn
 from ..ledger.errors import LedgerError
 from ..protocol.advice import Advice
@@ -35,7 +36,7 @@ class Adviser:
 
     def __init__(self, directory: Path, feed: Callable[[e.Event], None], trouble: Callable[[str], None]) -> None:
         self.adaptive = False
-        self.max_time = 3600.0
+        self._policy = Policy()
         self._directory = directory
         self._feed = feed
         self._trouble = trouble
@@ -44,9 +45,9 @@ class Adviser:
         """A hundred who ask at once are answered one after the other; each walk keeps a CPU busy."""
         self._nursery: trio.Nursery
 
-    def configure(self, *, adaptive: bool, max_time: float) -> None:
-        """As the config says now. What was learnt is learnt again: `max_time` may have changed."""
-        self.adaptive, self.max_time = adaptive, max_time
+    def configure(self, *, adaptive: bool, policy: Policy) -> None:
+        """Follow a new config. What was learnt is learnt again, because the ranges in `policy` may have changed."""
+        self.adaptive, self._policy = adaptive, policy
         self._ended.clear()
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -57,7 +58,7 @@ class Adviser:
 
     async def advise(self, run_type: str | None, name: str | None) -> list[Advice]:
         """Advice of each kind. Raises `LedgerError`, `OSError`."""
-        look = partial(learn, self._directory, type=run_type, name=name, max_time=self.max_time)
+        look = partial(learn, self._directory, type=run_type, name=name, policy=self._policy)
         async with self._one_at_a_time:
             return await in_thread(look)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .. import config as configuration
 from ..core import events as e
 from ..core.limits import KINDS
-from ..core.naming import derive_name
+from ..core.naming import AGENT_PROGRAMS, derive_name
 from ..core.policy import Policy
 from ..protocol.messages import Spawn
 from ..protocol.types import Action, Bound, Limit, LimitKind
@@ -14,12 +14,15 @@ from ..protocol.types import Action, Bound, Limit, LimitKind
 def asked_of(spawn: Spawn, client: int) -> e.Asked:
     """What the core decides about, out of what a client sent."""
     argv = tuple(shown(word) for word in spawn.argv)
+    derived = derive_name(argv)
     return e.Asked(
         argv=abridged(argv),
         cwd=shown(spawn.cwd),
         # of the whole command: a hash of its beginning would make one agent of several
-        name=spawn.name if spawn.name is not None else derive_name(argv),
+        name=spawn.name if spawn.name is not None else derived,
         kind=spawn.kind,
+        identity=spawn.agent,
+        agent_program=derived in AGENT_PROGRAMS,
         type=spawn.run_type,
         limits=tuple(spawn.limits),
         on_limit=spawn.on_limit,
@@ -93,7 +96,10 @@ def policy_of(loaded: configuration.Loaded) -> Policy:
         descendants_ceiling=config.guard.descendants_ceiling,
         allow_detach=config.guard.allow_detach,
         defaults={kind: limit for kind in LimitKind if (limit := default(kind)) is not None},
+        program_profile=config.defaults.program_profile == "coding-agent",
         max_time=config.limits.max_time,
+        max_turns=config.limits.max_turns,
+        max_cost=config.limits.max_cost,
         nearing=config.limits.nearing,
         pause_max=config.limits.pause_max,
         approval_timeout=config.limits.approval_timeout,

@@ -21,6 +21,7 @@ import msgspec
 import trio
 
 from .. import config as configuration
+from ..agents import argv_of, registered
 from ..core import commands as c
 from ..core import events as e
 from ..core.access import Peer
@@ -356,9 +357,9 @@ class Runtime:
         self._configure()
 
     def _configure(self) -> None:
-        limits = self.config.limits
+        self.agents = registered(self.config, self.settings)
         self._budgets.know(self.config.budgets)
-        self.adviser.configure(adaptive=limits.adaptive, max_time=limits.max_time)
+        self.adviser.configure(adaptive=self.config.limits.adaptive, policy=self.machine.policy)
 
     # ---- events in
 
@@ -647,7 +648,7 @@ class Runtime:
         left = [r.allowed_time - r.clock.elapsed(trio.current_time()) for r in run.lineage]
         deadline = wall_clock().timestamp() + min(left)
         spec = LaunchSpec(
-            argv=spawn.argv,
+            argv=argv_of(spawn, run.attempt),
             cwd=spawn.cwd,
             env=run_environment(run, spawn, socket=self.socket, deadline=deadline),
             umask=spawn.umask,

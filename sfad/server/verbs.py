@@ -16,6 +16,7 @@ import psutil
 import trio
 
 from .. import __version__, logout
+from ..agents import AgentError, resolve
 from ..config import NAME_MAX, ConfigError
 from ..core import commands as c
 from ..core import events as e
@@ -127,6 +128,7 @@ class Verbs:
             m.Send: self._send,
             m.Watch: self._watch,
             m.DaemonInfo: self._status,
+            m.Agents: self._agents,
             m.Config: self._config,
             m.Reload: self._reload,
             m.Prune: self._prune,
@@ -199,9 +201,14 @@ class Verbs:
     def _spawn(self, connection: Connection, request: m.Spawn) -> None:
         descriptors = self._claimed(connection, request)
         try:
+            if request.agent is not None:
+                request = resolve(request, self._runtime.agents)
             _check_spawn(request)
             if request.watch:
                 self._demand_watch(connection)
+        except AgentError as error:
+            give_back(descriptors)
+            raise RequestFailed(ErrorCode.BAD_REQUEST, str(error)) from None
         except RequestFailed:
             give_back(descriptors)
             raise
@@ -621,6 +628,11 @@ class Verbs:
 
         self._runtime.adviser.advise_soon(request.run_type, request.name, answer)
 
+    def _agents(self, connection: Connection, request: m.Agents) -> None:
+        self._permit(connection, "agents")
+        agents = [entry.info for entry in self._runtime.agents.values()]
+        self._reply(connection, m.AgentList(id=request.id, agents=agents))
+
     def _config(self, connection: Connection, request: m.Config) -> None:
         self._permit(connection, "config")
         self._reply(connection, m.ConfigReply(id=request.id, settings=self._runtime.settings))
@@ -827,6 +839,7 @@ def _check_sizes(request: m.Spawn) -> None:
     for what, value, limit in (
         ("bytes of cwd", len(request.cwd), 4096),
         ("characters of key", len(request.key or ""), 64),
+        ("characters of session", len(request.session or ""), 64),
         ("labels", len(request.labels), MAX_LABELS),
         ("characters of a label", labels, 256),
         ("characters of --type", len(request.run_type or ""), 64),

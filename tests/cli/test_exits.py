@@ -63,3 +63,11 @@ def test_no_error_is_a_success(code: ErrorCode) -> None:
 def test_the_table_shows_every_code_with_its_meaning() -> None:
     for member in exits.Exit:
         assert f"{member.value}  {member.meaning}" in exits.table()
+
+
+def test_the_worst_code_of_several_runs() -> None:
+    assert exits.worst([]) == exits.worst([0, 0]) == 0
+    assert exits.worst([0, 1, 66]) == 66
+    assert exits.worst([66, 77, 1]) == 77
+    assert exits.worst([77, 5]) == 5
+    assert {exits.worst([exits.of_error(code)]) for code in ErrorCode} == {1, 2, 66, 69, 70, 75, 77}

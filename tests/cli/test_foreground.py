@@ -34,7 +34,8 @@ def run_of(daemon: World) -> str:
 def test_output_and_exit_code_are_the_runs_own(daemon: World) -> None:
     done = daemon.sfactl("run", "--name", "me", "--", "sh", "-c", "echo out; echo err >&2; exit 7", code=7)
     assert done.stdout == "out\n"
-    assert done.stderr.splitlines()[:2] in (["[agent:me] starting", "err"], ["err", "[agent:me] starting"])
+    starting = "[agent:me] starting: 2m (default; change with --timeout, --limit); not enforceable: turns, cost"
+    assert done.stderr.splitlines()[:2] in ([starting, "err"], ["err", starting])
     assert done.stderr.splitlines()[2].startswith("[agent:me] failed: ")
 
 
@@ -318,7 +319,9 @@ def test_what_is_queued_says_so_and_starts_or_is_cancelled(start: Start, daemon:
     assert impatient.wait(PATIENCE) == 130
     daemon.sfactl("stop", first)
     assert patient.stderr is not None
-    assert patient.stderr.read() == b"[agent:p] starting\n[agent:p] completed\n"
+    starting, ended = patient.stderr.read().splitlines()
+    assert starting.startswith(b"[agent:p] starting: 2m (default")
+    assert ended == b"[agent:p] completed"
     assert patient.wait(PATIENCE) == 0
 
 

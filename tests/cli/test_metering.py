@@ -44,7 +44,7 @@ def test_a_breach_is_told_once_and_is_exit_4(daemon: World) -> None:
         *script("for n in 4 1 1 1; do $SFACTL report --turns $n; done; sleep 60"),
         code=4,
     ).stderr.splitlines()
-    assert said[0] == "[agent:w] starting"
+    assert said[0] == "[agent:w] starting: 2m (default; change with --timeout, --limit); not enforceable: turns, cost"
     assert said[1].startswith("sfactl: a1: NOT ENFORCEABLE: turns 5.")
     assert said[2:4] == ["[agent:w] limit turns: used 4 of 5, 80 %", "[agent:w] limit turns: used 6 of 5, terminating"]
     assert said[4].startswith("[agent:w] failed: used 6 turns; its turns limit is 5, set by --limit turns")

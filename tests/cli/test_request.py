@@ -19,7 +19,7 @@ from sfad.protocol.units import MOST_WHOLE
 
 
 def spawn(environ: dict[str, str] | None = None, **given: Any) -> Spawn:
-    wanted = request.Wanted(command=["true"], **given)
+    wanted = request.Wanted(**{"command": ["true"], **given})
     request.check(wanted)
     return request.message(wanted, 7, environ or {})
 
@@ -103,7 +103,7 @@ def test_every_meter_is_one_of_the_daemons() -> None:
         ({"on_limit": "explode"}, "--on-limit: unknown action 'explode'; choose from: terminate, "),
         ({"meter": "clod"}, "--meter: unknown meter 'clod'; choose from: claude, "),
         ({"nested": True}, "--nested is not in this release"),
-        ({"agent": "reviewer"}, "registered agent"),
+        ({"command": []}, "nothing to run: name an agent"),
         ({"kind": "robot"}, "--kind"),
         ({"stdio": "pipe"}, "--stdio"),
         ({"stdio": "inherit", "stdin": True}, "exclude each other"),

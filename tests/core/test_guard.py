@@ -179,6 +179,19 @@ def test_loop_compares_kind_and_name() -> None:
     assert t.refused("a", inside(a)).path == ["a", "a"]
 
 
+def test_loop_compares_the_identity_of_a_registered_agent_and_not_its_name() -> None:
+    t = Transcript()
+    a = t.start("one", identity="reviewer")
+    b = t.start("helper", inside(a))
+    event = t.spawn("two", inside(b), identity="reviewer")
+    t >> event << "recordrefusal a3" << f"reply {event.token} Refused loop a3"
+    refused = t.answers[event.token]
+    assert isinstance(refused, c.Refused)
+    assert refused.refusal.path == ["reviewer", "helper", "reviewer"]
+    assert "whatever its --name" in refused.refusal.message
+    assert t.start("one", inside(b)), "a name that no identity has"
+
+
 def test_a_sibling_of_the_same_name_is_no_loop() -> None:
     t = Transcript()
     (a,) = t.chain("a")

@@ -40,6 +40,7 @@ OF_TYPES = {
     "security-architect": (30, 15 * 60, 3.00, "terminate"),
     "code-reviewer": (20, 10 * 60, 1.50, "warn"),
     "devops": (30, 15 * 60, 2.00, "terminate"),
+    "coding-agent": (100, 30 * 60, 5.00, "terminate"),
 }
 
 
@@ -84,7 +85,7 @@ def test_the_ends_of_each_range_are_within_it_and_nothing_beyond(kind: str) -> N
         assert {65536: "64 KiB", 1 << 20: "1.0 MiB"}.get(int(least), f"{least:g}") in message
         assert (f" to {most:g}" if most is not None else " or more") in message
         assert ("whole numbers" in message) is whole
-        assert ("limits.max_time" in message) is (kind == "time" and threshold > 3600)
+        assert ("raise limits.max_" in message) is (most is not None and threshold > most)
         assert not len(t.machine.tree)
         assert t.machine.refused == 0, "a usage error is no refusal"
 
@@ -107,6 +108,18 @@ def test_max_time_raises_the_range_of_time() -> None:
     assert t.failed(t.spawn("b", limits="time=7200.5")).endswith(
         "1 s to 7200 s. To allow more, raise limits.max_time in the config, then run: sfactl reload"
     )
+
+
+def test_max_turns_and_max_cost_raise_their_ranges_and_say_where() -> None:
+    t = Transcript(max_turns=500, max_cost=250.0, files={"limits.max_turns": "/etc/sfad/sfad.toml"})
+    a = t.start("a", limits="turns=500 cost=250 planning_cost=250")
+    assert shown(t, a, "turns", "cost") == "turns=500:terminate cost=250:terminate"
+    message = t.failed(t.spawn("b", limits="turns=501"))
+    assert message.endswith(
+        "1 to 500, whole numbers. To allow more, raise limits.max_turns in /etc/sfad/sfad.toml, then run: sfactl reload"
+    )
+    assert "raise limits.max_cost in" in t.failed(t.spawn("b", limits="execution_cost=251"))
+    assert "raise" not in t.failed(t.spawn("b", limits="turns=0")), "a larger range would not help"
 
 
 @pytest.mark.parametrize(("kind", "action"), list(product(RANGES, Action)))
@@ -151,6 +164,21 @@ def test_a_profile_sets_turns_time_and_cost_and_their_action(name: str) -> None:
     assert shown(t, a, "time", "turns", "cost") == f"time={time:g}:{action} turns={turns}:{action} cost={cost:g}:{action}"
     assert {t.held(a, kind).limit.source for kind in ("time", "turns", "cost")} == {f"type {name}"}
     assert t.held(a, "pids").action is Action.TERMINATE
+
+
+def test_a_known_program_has_the_profile_coding_agent_where_no_other_is_named() -> None:
+    t = Transcript()
+    profile = "time=1800:terminate turns=100:terminate cost=5:terminate"
+    a = t.start("a", agent_program=True)
+    assert shown(t, a, "time", "turns", "cost") == profile
+    assert t.held(a, "turns").limit.source == "profile coding-agent"
+    assert shown(t, t.start("b", agent_program=True, type="poet"), "time", "turns", "cost") == profile, "a poet has no profile"
+    assert t.held(t.start("c", agent_program=True, type="qa"), "turns").limit.source == "type qa"
+    assert shown(t, t.start("d", agent_program=True, limits="turns=7"), "time", "turns") == "time=1800:terminate turns=7:terminate"
+    plain = Transcript(program_profile=False)
+    assert shown(plain, plain.start("a", agent_program=True)) == shown(plain, plain.start("b"))
+    narrow = Transcript(max_turns=60, max_cost=2.0)
+    assert shown(narrow, narrow.start("a", agent_program=True), "turns", "cost") == "turns=60:terminate cost=2:terminate"
 
 
 def test_an_unknown_type_is_a_label() -> None:

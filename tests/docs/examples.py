@@ -106,7 +106,7 @@ EXAMPLES: dict[str, m.Request | m.Reply] = {
     "watch": m.Watch(id=3, run="a1"),
     "done": m.Done(id=3),
     "logs": m.Logs(id=4, run="a1"),
-    "log_files": m.LogFiles(id=4, run="a1", ended=False),
+    "log_files": m.LogFiles(id=4, run="a1", ended=False, name="sleeper"),
     "spawn with a descriptor": m.Spawn(id=5, argv=[b"cat"], cwd=b"/", env=[PATH], tied=True, stdin="descriptor", descriptors=1),
     "spawn with a claim": m.Spawn(
         id=6, argv=[b"true"], cwd=b"/", env=[PATH], name="planner", claim=Claim(names=["planner", "reviewer"], depth=2)
@@ -129,7 +129,7 @@ EXAMPLES: dict[str, m.Request | m.Reply] = {
     "stopped": m.Stopped(id=8, stopped=["a1"], survivors=[], elapsed_s=0.0041),
     "run of wait": m.RunReply(id=7, run=OVER),
     "info": m.Info(id=9, run="zz"),
-    "error": m.Error(id=9, code=ErrorCode.NO_SUCH_RUN, message="no run has the id 'zz'; 'sfactl list' shows the ids"),
+    "error": m.Error(id=9, code=ErrorCode.NO_SUCH_RUN, message="no run has the id or the name 'zz'; 'sfactl list' shows them"),
     "report": m.Report(id=10, run="a1", turns=1, cost_usd=0.02),
     "reserve": m.Reserve(id=11, run="a1", model="claude-sonnet-4-5", input_tokens=10_000, max_output_tokens=2_000),
     "reserved": m.Reserved(id=11, run="a1", reservation="a1-26360525", cost_usd=0.06),

@@ -12,9 +12,13 @@ import typer
 
 from sfactl import verbs
 from sfactl.__main__ import split
-from sfactl.options import NotPlain, read
+from sfactl.options import NotPlain, before_command, read
+from sfad.agents import KNOWN_PROGRAMS
 from sfad.app import app
 from tests.docs.pages import DOCS, README, blocks, pages, spans
+
+AGENTS = {*KNOWN_PROGRAMS, "reviewer"}
+"""Those that the pages speak of."""
 
 _ENDS = {"|", "||", "&", "&&", ";", ">", ">>", "<", "(", ")"}
 
@@ -50,16 +54,16 @@ def check_sfactl(words: list[str]) -> None:
         assert set(before) <= {"-h", "--help", "--version"}
         return
     module = verbs.load(verb)
-    if getattr(module, "TAKES_COMMAND", False) and "--" in after:
-        after = after[: after.index("--")]
+    if getattr(module, "TAKES_COMMAND", False):
+        cut = before_command(module.PARAMETERS, after)
+        assert after[cut : cut + 1] in ([], ["--"], *([agent] for agent in AGENTS)), f"a command needs '--': {words}"
+        after = after[:cut]
     after = [word for word in after if word not in {"-h", "--help"}]
     try:
-        values = read(module.PARAMETERS, [*before, *after])
+        read(module.PARAMETERS, [*before, *after])
     except NotPlain:
         # a bare `sfactl info` in running text names the verb; with options it must be whole
         assert not after, f"not understood: sfactl {verb} {after}"
-        return
-    assert not values.get("agent"), f"a command needs '--': {words}"
 
 
 def check_sfad(words: list[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sfad.core.limits import KINDS, PROFILES
+from sfad.core.limits import KINDS, PROFILES, RAISED_BY
 from sfad.core.policy import DEFAULT_LIMITS, Policy
 from sfad.protocol.limits import parse_amount, parse_kind
 from sfad.protocol.types import Action, LimitKind
@@ -43,9 +43,9 @@ def test_ranges_and_whose_use_counts() -> None:
         assert whose.startswith("with its descendants'") == (KINDS[kind].scope == "tree"), kind
         least, _, most = allowed.partition(" to ")
         assert amount(kind, least.removesuffix(" or more")) == KINDS[kind].least, kind
-        if kind is not LimitKind.TIME:
-            assert (float(most) if most else None) == KINDS[kind].most, kind
-    assert "`limits.max_time` (1 h)" in by_kind()[LimitKind.TIME][4]
+        bound = getattr(Policy(), RAISED_BY[kind]) if kind in RAISED_BY else None
+        shown = f"`limits.{RAISED_BY[kind]}` ({'1 h' if kind is LimitKind.TIME else f'{bound:g}'})" if bound else ""
+        assert most == shown, kind
     assert Policy().max_time == 3600
 
 

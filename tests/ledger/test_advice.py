@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfad.core.limits import KINDS
+from sfad.core.policy import Policy
 from sfad.ledger import LedgerError
 from sfad.ledger.advice import MIN_RUNS, EndedRun, advise, learn, percentile, rounded_up
 from sfad.ledger.opening import FILE
@@ -111,7 +112,7 @@ def test_the_range_bounds_it() -> None:
     }
     assert about(TURNS, advice).note == "113 would be outside the range"
     assert (about(TURNS, advice).least, about(TURNS, advice).most) == (1, 100)
-    longer = about(TIME, advise([done(time=3599)] * MIN_RUNS, max_time=7200))
+    longer = about(TIME, advise([done(time=3599)] * MIN_RUNS, policy=Policy(max_time=7200)))
     assert (longer.suggested, longer.most) == (4499, 7200)
 
 

@@ -13,6 +13,7 @@ import trio
 
 from sfad.ledger import Ledger, retention
 from sfad.ledger.retention import Deleted, Sweeper
+from sfad.ledger.rows import RunExtra
 from sfad.protocol.messages import List
 from sfad.protocol.types import Event, RunInfo, Status
 
@@ -74,6 +75,35 @@ async def test_trees_go_together_and_only_when_all_of_them_is_old(tmp_path: Path
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
         assert other.execute("SELECT count(*) FROM labels").fetchone() == (1,)
     assert next_number(tmp_path) == 12
+
+
+async def test_a_prune_spares_the_newest_and_what_others_started(tmp_path: Path) -> None:
+    below: dict[str, object] = {"parent_id": "a1", "root_id": "a1"}
+    ann, bob = RunExtra(uid=1000), RunExtra(uid=1001)
+    rows = [
+        (old(1), ann), (old(2, **below), ann), (old(3), bob), (run(4, status=Status.RUNNING), ann),
+        (young(5), ann), (old(6), ann), (old(7, parent_id="a4", root_id="a4"), ann),
+    ]  # fmt: skip
+    opened = Ledger(tmp_path)
+    opened.mend(rows)
+    opened.close()
+
+    def chosen(ledger: Ledger, *, keep: int = 0, uid: int | None = None) -> list[list[int]]:
+        return [[one.number for one in tree] for tree in sweeper(ledger).choose(CUTOFF, keep=keep, uid=uid)]
+
+    with started(tmp_path) as ledger:
+        for run_id in ("a1", "a2", "a3", "a6"):
+            ledger.event(Event(type="x", time=WHEN, run_id=run_id))
+        assert await ledger.flush()
+        assert chosen(ledger) == [[2, 1], [3], [6]]
+        assert chosen(ledger, uid=1000) == [[2, 1], [6]]
+        assert chosen(ledger, keep=2) == [[2, 1], [3]], "the newest are a5, which is young, and a6"
+        assert chosen(ledger, keep=9) == []
+        trees = sweeper(ledger).choose(CUTOFF, keep=2, uid=1000)
+        assert sweeper(ledger).remove(trees, dry=True) == Deleted(2, 2)
+        deleted = await trio.to_thread.run_sync(lambda: sweeper(ledger).remove(trees, dry=False))
+        assert deleted == Deleted(2, 2)
+        assert ids(tmp_path) == ["a3", "a4", "a5", "a6", "a7"]
 
 
 def next_number(directory: Path) -> int:

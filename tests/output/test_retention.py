@@ -81,3 +81,13 @@ def test_it_goes_in_batches_and_can_be_given_up(store: OutputStore, monkeypatch:
     with pytest.raises(ZeroDivisionError):
         remove_old(store.directory, CUTOFF, ends=ends, live=(), between=lambda: 1 // (2 - len(asked)))
     assert (asked, len(left(store))) == ([10, 10], 40)
+
+
+def test_the_output_of_named_runs_is_counted_and_removed(store: OutputStore) -> None:
+    for run in ("a1", "a2", "a3"):
+        write(store, run, CUTOFF)
+    (store.directory / "a1.out").write_bytes(b"x" * 10_000)
+    taken = sum(path.lstat().st_blocks * 512 for path in store.directory.glob("a[12].*"))
+    for dry in (True, False):
+        assert retention.remove(store.directory, ["a1", "a2", "a9"], dry=dry, between=lambda: None) == (4, taken)
+        assert left(store) == (["a1.err", "a1.out", "a2.err", "a2.out"] if dry else []) + ["a3.err", "a3.out"]

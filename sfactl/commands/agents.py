@@ -1,0 +1,87 @@
+"""`sfactl agents [NAME]`
+
+Each agent that `sfactl run NAME "task"` starts: those of the config, and the built-in entries. ON PATH says whether your PATH has
+its program. With a NAME, everything about that agent, with the command that a run of it executes. In the command {task} stands
+for the task, {session} for a new session id, and {options} for what you write beside the task.
+
+Exit codes: 0; 2 if there is no agent of that name.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from msgspec import structs
+
+from sfad.protocol.messages import AgentInfo, AgentList, Agents
+
+from .. import output
+from ..connection import connect
+from ..exits import Exit, UsageError
+from ..options import COMMON, Argument, Parameter
+
+PARAMETERS: tuple[Parameter, ...] = (
+    *COMMON,
+    Argument("name", "NAME", "Show everything about this agent", required=False, complete="agent"),
+)
+
+HEADER = ("NAME", "ON PATH", "TYPE", "METER", "LIMITS", "DEFINED IN", "DESCRIPTION", "COMMAND")
+
+
+def main(*, name: str | None = None, socket: str | None = None, json: bool = False) -> int:
+    """List the registered agents, or explain one."""
+    with connect(socket) as client:
+        agents = client.call(Agents(id=client.next_id()), AgentList).agents
+    chosen = agents if name is None else [_named(name, agents)]
+    if json:
+        found = [as_data(agent) for agent in chosen]
+        output.print_json({"agents": found} if name is None else found[0])
+    elif name is None:
+        print(output.table(HEADER, map(_row, agents)))
+    else:
+        print("\n".join(f"{key + ':':<13}{value}" for key, value in _explained(chosen[0])))
+    return Exit.DONE
+
+
+def as_data(agent: AgentInfo) -> dict[str, Any]:
+    """Return the agent for `--json`. `program` is the path of its program by the caller's PATH, null where it has none."""
+    return {**structs.asdict(agent), "program": shutil.which(agent.command[0])}
+
+
+def _named(name: str, agents: Sequence[AgentInfo]) -> AgentInfo:
+    for agent in agents:
+        if agent.name == name:
+            return agent
+    raise UsageError(f"there is no agent {name!r}; known: {', '.join(agent.name for agent in agents)}")
+
+
+def _row(agent: AgentInfo) -> tuple[str, ...]:
+    found = "yes" if shutil.which(agent.command[0]) else "no"
+    limits = ", ".join(agent.limits) or "-"
+    return (agent.name, found, agent.type or "-", agent.meter, limits, agent.source, agent.description or "-", _command(agent))
+
+
+def _explained(agent: AgentInfo) -> Iterator[tuple[str, str]]:
+    yield "name", f"{agent.name} ({agent.kind})"
+    if agent.description:
+        yield "description", output.plain(agent.description)
+    yield "command", output.plain(_command(agent))
+    yield "program", _program(agent)
+    yield "type", output.plain(agent.type or "none; a known agent program has the profile coding-agent")
+    yield "meter", "chosen from the command" if agent.meter == "auto" else agent.meter
+    yield "limits", output.plain(", ".join(agent.limits) or "those of its type or profile")
+    yield "stdin", "kept open for sfactl send" if agent.stdin else "empty in the background"
+    yield "defined in", output.plain(agent.source)
+
+
+def _command(agent: AgentInfo) -> str:
+    """Return the command as a shell takes it, but with its placeholders as they are."""
+    return re.sub(r"'([^' ]*\{[a-z]+\})'", r"\1", shlex.join(agent.command))
+
+
+def _program(agent: AgentInfo) -> str:
+    return output.plain(shutil.which(agent.command[0]) or f"{agent.command[0]}: not on your PATH")

@@ -1,0 +1,77 @@
+"""The limits that a run has without options, for `run --help` and `spawn --help`: those of the daemon that is there, else those
+that a daemon started now would read from its config."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import json
+
+from sfad.protocol.limits import format_amount
+from sfad.protocol.messages import Config, ConfigReply, Setting
+from sfad.protocol.types import LimitKind
+
+from .connection import connect
+from .exits import Quit
+
+PROFILE = {LimitKind.TIME: 1800.0, LimitKind.TURNS: 100.0, LimitKind.COST: 5.0}
+"""The profile `coding-agent` (SPEC section 3)."""
+
+KEYS = {LimitKind.TIME: ("timeout", "max_time"), LimitKind.TURNS: ("turns", "max_turns"), LimitKind.COST: ("cost", "max_cost")}
+"""Below `defaults` and below `limits` in the config."""
+
+
+def told() -> str:
+    """Return the defaults in force, as a paragraph of a help text."""
+    try:
+        found = _settings()
+    except Quit as error:
+        return f"Default limits: unknown. {error.message}"
+    values = {setting.key: setting.value for setting in found}
+    lines = [f"any command            {_amounts(_defaults(values))}"]
+    if values["defaults.program_profile"] != "off":
+        lines.append(f"claude, codex, …       {_amounts(_profile(values))} (profile coding-agent)")
+    lines.append(f"at most                {_amounts(_largest(values))} (limits.max_time, .max_turns, .max_cost)")
+    wanted = {key for name, most in KEYS.values() for key in (f"defaults.{name}", f"limits.{most}")}
+    lines += [f"{setting.key:<22} set in {setting.source}" for setting in found if _is_set(setting, wanted)]
+    return "\b\nDefault limits:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def _settings() -> list[Setting]:
+    try:
+        with connect(None) as client:
+            return client.call(Config(id=client.next_id()), ConfigReply).settings
+    except Quit:
+        pass  # help is wanted also where there is no daemon yet
+    done = subprocess.run([sys.executable, "-P", "-m", "sfad.config"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Quit(done.returncode, done.stderr.strip())
+    return json.decode(done.stdout, type=list[Setting])
+
+
+def _defaults(values: Mapping[str, Any]) -> dict[LimitKind, float]:
+    found = {kind: values[f"defaults.{name}"] for kind, (name, _) in KEYS.items()}
+    return {kind: value for kind, value in found.items() if value is not None}
+
+
+def _largest(values: Mapping[str, Any]) -> dict[LimitKind, float]:
+    return {kind: values[f"limits.{name}"] for kind, (_, name) in KEYS.items()}
+
+
+def _profile(values: Mapping[str, Any]) -> dict[LimitKind, float]:
+    return {kind: min(PROFILE[kind], most) for kind, most in _largest(values).items()}
+
+
+def _amounts(limits: Mapping[LimitKind, float]) -> str:
+    return ", ".join(_amount(kind, threshold) for kind, threshold in limits.items())
+
+
+def _amount(kind: LimitKind, threshold: float) -> str:
+    return f"{format_amount(kind, threshold)}{' turns' if kind is LimitKind.TURNS else ''}"
+
+
+def _is_set(setting: Setting, wanted: set[str]) -> bool:
+    return setting.key in wanted and setting.source != "built-in"

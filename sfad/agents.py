@@ -1,0 +1,202 @@
+"""Registered agents: a name, and how to start the program behind it (SPEC section 13).
+
+Placeholders in a command: `{task}`, `{model}`, `{provider}` and `{instructions}` come from the request, `{session}` is a fresh
+UUID for each attempt. Each stays within its argument: no shell splits it. `{options}` is as many arguments as the caller gave
+beside the task; a command without it gets them at its end. An argument whose placeholder has no value is left out, and so is
+the option before it: `--model {model}` is nothing where no model is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from .config import BUILT_IN, Agent, Config, entry_key
+from .protocol.limits import parse_limit
+from .protocol.messages import AgentInfo, Setting, Spawn
+from .protocol.types import Limit
+
+_PLACEHOLDER = re.compile(r"\{(task|model|provider|instructions|session)\}")
+_OPTIONS = "{options}"
+
+KNOWN_PROGRAMS: dict[str, Agent] = {
+    "claude": Agent(
+        description="Claude Code",
+        command=(
+            "claude", "-p", "--output-format", "stream-json", "--verbose", "--include-partial-messages",
+            "--session-id", "{session}", _OPTIONS, "--", "{task}",
+        ),
+    ),
+    "codex": Agent(description="Codex", command=("codex", "exec", "--json", _OPTIONS, "--", "{task}")),
+    # yargs takes a text that begins with - for an option, unless it is attached to one
+    "gemini": Agent(description="Gemini CLI", command=("gemini", "--output-format", "stream-json", _OPTIONS, "--prompt={task}")),
+    "opencode": Agent(description="opencode", command=("opencode", "run", "--format", "json", _OPTIONS, "--", "{task}")),
+    "aider": Agent(description="aider", command=("aider", "--yes-always", _OPTIONS, "--message={task}")),
+}  # fmt: skip
+"""Built-in entries: ways to start a program without a terminal, printing the events that its meter reads."""
+
+_INTRODUCES_TASK = {
+    "claude": {"-p", "--print"},
+    "codex": {"exec", "e", "--json"},
+    "gemini": {"-p", "--prompt"},
+    "opencode": {"run"},
+    "aider": {"-m", "--msg", "--message", "--yes-always"},
+}
+"""Words with which a person would start the program by hand, and which its command has already."""
+
+
+_OWN_SESSION = {b"--session-id", b"-c", b"--continue", b"-r", b"--resume"}
+"""Options by which the caller chooses the session. Claude Code refuses another session id beside them."""
+
+
+class AgentError(Exception):
+    """There is no such agent, or the words for it cannot be meant. The message says what to write instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """An agent, and where it is defined."""
+
+    name: str
+    agent: Agent
+    source: str
+    """The config file, or `built-in`."""
+
+    @property
+    def info(self) -> AgentInfo:
+        """The agent as it is shown."""
+        agent = self.agent
+        return AgentInfo(
+            name=self.name,
+            description=agent.description,
+            command=list(agent.command),
+            kind=agent.kind,
+            type=agent.type,
+            meter=agent.meter,
+            limits=list(agent.limits),
+            stdin=agent.stdin,
+            source=self.source,
+        )
+
+
+def registered(config: Config, settings: Sequence[Setting]) -> dict[str, Registered]:
+    """Every agent by its name. An entry of the config replaces a built-in one."""
+    source = {setting.key: setting.source for setting in settings}
+    found = {name: Registered(name, agent, BUILT_IN) for name, agent in KNOWN_PROGRAMS.items()}
+    for name, agent in config.agents.items():
+        found[name] = Registered(name, agent, source[f"{entry_key('agents', name)}.command"])
+    return dict(sorted(found.items()))
+
+
+def resolve(request: Spawn, agents: Mapping[str, Registered]) -> Spawn:
+    """Return the spawn of a command that a spawn of an agent stands for. What the request says itself takes precedence over the
+    agent's entry. `agent` stays set where its name is the run's identity. Raises `AgentError`."""
+    entry = agents.get(request.agent or "")
+    if entry is None:
+        raise AgentError(_unknown(request, agents))
+    agent = entry.agent
+    options, task = _sorted_out(entry, request)
+    session = str(uuid.uuid4()) if "{session}" in agent.command and not _OWN_SESSION.intersection(options) else None
+    given = {**request.placeholders, "session": session, "task": task}
+    kept = request.log and request.stdio == "files"
+    own = entry.source != BUILT_IN
+    return msgspec.structs.replace(
+        request,
+        argv=_command(agent.command, options, {name: value for name, value in given.items() if value is not None}),
+        agent=entry.name if own else None,
+        name=request.name or (entry.name if own else None),
+        kind=agent.kind,
+        run_type=request.run_type or agent.type,
+        meter=request.meter or (agent.meter if kept and agent.meter != "auto" else None),
+        limits=[*request.limits, *_other_limits(entry, request.limits)],
+        stdin="pipe" if agent.stdin and request.stdin == "null" else request.stdin,
+        session=session,
+        placeholders={},
+    )
+
+
+def session_of(first: str, attempt: int) -> str:
+    """The session id of an attempt: programs refuse one that was used before. `first` is that of the first attempt."""
+    return first if attempt <= 1 else str(uuid.uuid5(uuid.NAMESPACE_OID, f"{first} {attempt}"))
+
+
+def argv_of(spawn: Spawn, attempt: int) -> list[bytes]:
+    """The command of an attempt."""
+    if spawn.session is None or attempt <= 1:
+        return spawn.argv
+    first, fresh = spawn.session.encode(), session_of(spawn.session, attempt).encode()
+    return [fresh if word == first else word for word in spawn.argv]
+
+
+def _unknown(request: Spawn, agents: Mapping[str, Registered]) -> str:
+    command = _shown([os.fsencode(request.agent or ""), *request.argv])
+    return (
+        f"there is no agent {(request.agent or '')[:64]!r}; known: {', '.join(agents)}. To run a command, write it after '--', "
+        f"as in: sfactl run -- {command}"
+    )
+
+
+def _shown(words: Sequence[bytes]) -> str:
+    text = shlex.join(word.decode(errors="backslashreplace") for word in words if word != b"--")
+    return text if len(text) <= 200 else f"{text[:200]} …"
+
+
+def _sorted_out(entry: Registered, request: Spawn) -> tuple[list[bytes], str | None]:
+    """The words that go to the program as they are, and the task. The task is the first word or the last: which words in between
+    are values of options, only the program knows."""
+    words, needed = request.argv, any("{task}" in word for word in entry.agent.command)
+    before, after = _around_dashes(words)
+    if not needed or "task" in request.placeholders:
+        return before + after, request.placeholders.get("task")
+    if len(after) == 1:
+        return _without_introduction(entry, before), os.fsdecode(after[0])
+    options = _without_introduction(entry, before + after)
+    comes_first = bool(options) and not options[0].startswith(b"-")
+    task = options.pop(0 if comes_first else -1) if options else b"-"
+    if task.startswith(b"-"):
+        example = f"sfactl run {entry.name} 'look at HEAD~1'"
+        raise AgentError(f"agent '{entry.name}' needs a task, as in: {example}{_by_hand(entry, words)}")
+    if comes_first and options and not options[0].startswith(b"-"):
+        example = f"sfactl run {entry.name} {_shown([b' '.join([task, *options])])}"
+        raise AgentError(f"the task of agent '{entry.name}' is one argument; quote it: {example}{_by_hand(entry, words)}")
+    return options, os.fsdecode(task)
+
+
+def _around_dashes(words: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+    at = words.index(b"--") if b"--" in words else len(words)
+    return words[:at], words[at + 1 :]
+
+
+def _without_introduction(entry: Registered, words: list[bytes]) -> list[bytes]:
+    known = {word.encode() for word in _INTRODUCES_TASK.get(os.path.basename(entry.agent.command[0]), ())}
+    return [word for at, word in enumerate(words) if word not in known or not (at == 0 or word.startswith(b"-"))]
+
+
+def _by_hand(entry: Registered, words: Sequence[bytes]) -> str:
+    return f". To run the program's own command line: sfactl run -- {_shown([os.fsencode(entry.agent.command[0]), *words])}"
+
+
+def _command(command: Sequence[str], options: Sequence[bytes], values: Mapping[str, str]) -> list[bytes]:
+    argv: list[bytes] = []
+    for before, word in zip(("", *command), command, strict=False):
+        wanted = _PLACEHOLDER.findall(word)
+        if word == _OPTIONS:
+            argv += options
+        elif all(name in values for name in wanted):
+            argv.append(os.fsencode(_PLACEHOLDER.sub(lambda found: values[found[1]], word)))
+        elif word == f"{{{wanted[0]}}}" and before.startswith("-"):
+            argv.pop()
+    return argv if _OPTIONS in command else [*argv, *options]
+
+
+def _other_limits(entry: Registered, asked: Sequence[Limit]) -> list[Limit]:
+    """The entry's limits of the kinds that the request does not bound."""
+    kinds = {limit.kind for limit in asked}
+    found = (msgspec.structs.replace(parse_limit(text), source=f"agent {entry.name}") for text in entry.agent.limits)
+    return [limit for limit in found if limit.kind not in kinds]

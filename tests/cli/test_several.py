@@ -1,0 +1,258 @@
+"""What a command line calls a run, and commands about several runs."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pytest
+
+from sfactl import completing, verbs
+from sfactl.connection import Client, DaemonError
+from sfad.core.limits import PROFILES
+from sfad.protocol import messages as m
+from sfad.protocol.errors import ErrorCode
+from sfad.protocol.types import Claim, Status
+from tests.harness import ended, spawn, started, stopped
+
+from .conftest import World
+
+Start = Callable[..., subprocess.Popen[bytes]]
+SLEEP = ["sleep", "100"]
+
+
+@pytest.fixture
+def client(daemon: World) -> Iterator[Client]:
+    with Client(daemon.socket) as client:
+        yield client
+
+
+def meant(client: Client, handle: str) -> str:
+    """The id of the run that a handle stands for."""
+    return client.call(m.Info(id=client.next_id(), run=handle), m.RunReply).run.id
+
+
+def failure(client: Client, handle: str) -> DaemonError:
+    with pytest.raises(DaemonError) as caught:
+        meant(client, handle)
+    return caught.value
+
+
+def test_a_name_stands_for_the_live_run_else_for_the_newest(client: Client) -> None:
+    live = started(client, SLEEP, name="worker").id
+    newer = ended(client, started(client, ["true"], name="worker").id).id
+    assert meant(client, "worker") == live
+    stopped(client, live)
+    assert meant(client, "worker") == newer
+    ids = [started(client, SLEEP, name="worker").id for _ in range(2)]
+    error = failure(client, "worker")
+    assert error.error is ErrorCode.AMBIGUOUS_RUN
+    assert f"2 live runs ({', '.join(ids)})" in str(error)
+
+
+def test_an_id_comes_before_a_name_and_a_name_before_a_prefix(client: Client) -> None:
+    first = started(client, SLEEP, name="first").id
+    started(client, SLEEP, name=first)
+    assert meant(client, first) == first
+    named_like_a_prefix = started(client, SLEEP, name=first[0]).id
+    assert meant(client, first[0]) == named_like_a_prefix
+    assert failure(client, "nobody").error is ErrorCode.NO_SUCH_RUN
+
+
+def test_a_refused_start_is_a_run_with_a_name(client: Client) -> None:
+    refused = spawn(client, ["true"], name="refused", kind="agent", detach=False, queue=True, max_depth=None, labels={"k": "v"},
+                    claim=Claim(names=["refused"], depth=1))  # fmt: skip
+    assert isinstance(refused, m.Refused)
+    assert meant(client, "refused") == refused.run
+
+
+def test_an_agent_resolves_within_what_it_may_see(daemon: World, client: Client) -> None:
+    started(client, SLEEP, name="stranger")
+    script = (
+        "id=$($SFACTL spawn --name mine -- sleep 60); for w in stranger mine; do $SFACTL info $w >/dev/null 2>&1; echo $?; done"
+    )
+    assert daemon.sfactl("run", "-q", "--name", "outer", "--", "sh", "-c", script).stdout == "66\n0\n"
+
+
+def test_each_failure_is_named_and_the_rest_is_done(daemon: World, client: Client) -> None:
+    one, two = (started(client, SLEEP, name=name).id for name in ("one", "two"))
+    done = daemon.sfactl("pause", "one", "no-such", two, code=66)
+    assert done.stderr.splitlines() == [
+        f"{one} is paused", "sfactl: no run has the id or the name 'no-such'; 'sfactl list' shows them", f"{two} is paused"
+    ]  # fmt: skip
+    lines = daemon.sfactl("info", "--json", "two", "no-such", "one", code=66).stdout.splitlines()
+    assert [msgspec.json.decode(line)["id"] for line in lines] == [two, one]
+    assert daemon.sfactl("stop", "one", "no-such", "two", code=66).stderr.splitlines()[1].startswith("stopped: ")
+    assert [meant_status(client, run) for run in (one, two)] == ["cancelled", "cancelled"]
+    worst = daemon.sfactl("resume", "one", "no-such", code=66)
+    assert f"run {one} has ended" in worst.stderr
+
+
+def test_labels_of_one_key_mean_either(daemon: World, client: Client) -> None:
+    runs = {value: started(client, SLEEP, labels={"job": value, "team": "x"}).id for value in "abc"}
+    daemon.sfactl("pause", "--label", "job=a", "--label", "job=b", "--label", "team=x")
+    assert [meant_status(client, runs[value]) for value in "abc"] == ["paused", "paused", "running"]
+    done = daemon.sfactl("resume", "--all")
+    assert done.stderr.splitlines() == [f"{runs[value]} is running" for value in "ab"]
+    assert daemon.sfactl("resume", "--all").stderr == "nothing to resume\n"
+    assert daemon.sfactl("pause", "--label", "job=b", "--label", "team=y").stderr == "nothing to pause\n"
+    for usage in (["pause"], ["pause", "--all", "--name", "n"]):
+        daemon.sfactl(*usage, code=2)
+    found = daemon.json("stop", "--label", "job=a", "--label", "job=c")
+    assert set(found["stopped"]) == {runs["a"], runs["c"]}
+    stopped(client, runs["b"])
+    assert daemon.sfactl("wait", runs["a"], "no-such", code=66).stdout.startswith(runs["a"])
+
+
+def meant_status(client: Client, run: str) -> str:
+    return client.call(m.Info(id=client.next_id(), run=run), m.RunReply).run.status.value
+
+
+def test_pause_of_all_freezes_a_tree_once(daemon: World, client: Client) -> None:
+    boss = daemon.spawn("--name", "boss", "--", "sh", "-c", "$SFACTL run --name clerk -- sleep 60")
+    while not (below := client.call(m.List(id=client.next_id(), name="clerk", status=[Status.RUNNING]), m.RunList).runs):
+        """Until the child has started."""
+    daemon.sfactl("pause", "--all")
+    daemon.sfactl("resume", boss)
+    assert meant_status(client, below[0].id) == "running", "it was frozen with its parent, not on its own"
+
+
+def test_limits_of_a_live_run(daemon: World, client: Client) -> None:
+    run = started(client, SLEEP, name="bounded").id
+    (time,) = [limit for limit in daemon.json("limit", "bounded", "time=30m", "turns=7:warn")["limits"] if limit["kind"] == "time"]
+    assert (time["threshold"], time["source"]) == (1800, "sfactl limit time by user root")
+    assert "limits.max_time" in daemon.sfactl("limit", run, "time=2h", code=2).stderr
+    assert "say which limits" in daemon.sfactl("limit", run, code=2).stderr
+    done = daemon.sfactl("limit", run, "no-such", "time=1s", code=66)
+    assert "limit time" in done.stderr
+    assert daemon.sfactl("wait", run, code=3).stdout.startswith(run)
+    assert "has ended" in daemon.sfactl("limit", run, "turns=9", code=1).stderr
+
+
+def test_a_run_may_only_lower_limits(daemon: World) -> None:
+    script = '$SFACTL limit "$SFA_RUN_ID" turns=26; echo $?; $SFACTL limit "$SFA_RUN_ID" turns=5 2>/dev/null; echo $?'
+    inside = daemon.sfactl("run", "-q", "--", "sh", "-c", script)
+    assert inside.stdout == "77\n0\n"
+    assert "may only lower limits" in inside.stderr
+
+
+def test_logs_of_several_runs(daemon: World, client: Client) -> None:
+    one = started(client, ["sh", "-c", "echo one; echo bad >&2"], name="one", labels={"logs": "1"}).id
+    two = started(client, ["sh", "-c", "printf 'two\\nrest'"], name="second", labels={"logs": "2"}).id
+    for run in (one, two):
+        ended(client, run)
+    done = daemon.sfactl("logs", "--label", "logs=1", "--label", "logs=2")
+    assert done.stdout == f"{one} one    | one\n{two} second | two\n{two} second | rest\n"
+    assert done.stderr == f"{one} one    | bad\n"
+    lines = daemon.sfactl("logs", "--json", one, "no-such", two, code=66).stdout.splitlines()
+    assert msgspec.json.decode(lines[0]) == {"run": one, "stream": "stdout", "text": "one"}
+    stamped = daemon.sfactl("logs", "--timestamps", one)
+    assert stamped.stdout.startswith("≤20")
+    assert "≤ is that of the last write" in stamped.stderr
+    seen = msgspec.json.decode(daemon.sfactl("logs", "--timestamps", "--json", two).stdout.splitlines()[0])
+    assert (seen["time"], seen["text"]) == (None, "two")
+
+
+def test_following_several_runs_to_their_end_and_to_ctrl_c(client: Client, start: Start) -> None:
+    runs = [started(client, ["sh", "-c", f"echo {n}; read line; echo end {n}"], name=f"f{n}", stdin="pipe").id for n in (1, 2)]
+    following = start("logs", "-f", "-t", "--json", *runs)
+    assert following.stdout is not None
+    first = [msgspec.json.decode(following.stdout.readline()) for _ in runs]
+    assert {line["text"] for line in first} == {"1", "2"}
+    for run in runs:
+        client.call(m.Send(id=client.next_id(), run=run, data=b"\n"), m.Done)
+    rest = [msgspec.json.decode(line) for line in following.stdout]
+    assert following.wait() == 0
+    assert {line["text"] for line in rest} == {"end 1", "end 2"}
+    assert all(line["time"] == line["not_after"] for line in rest), "they were seen as they came"
+    again = start("logs", "-f", "--json", started(client, ["sh", "-c", "echo x; sleep 60"]).id, runs[0])
+    assert again.stdout is not None
+    again.stdout.readline()
+    again.send_signal(2)
+    assert again.wait() == 130
+
+
+def test_reload_says_what_changed_or_why_nothing_did(daemon: World) -> None:
+    daemon.config.write_text('[limits]\nmax_time = "2h"\n[log]\nlevel = "debug"\n[budgets.users.ann]\ndaily_usd = 5\n')
+    done = daemon.sfactl("reload")
+    assert done.stdout.splitlines() == [
+        f"limits.max_time: 3600.0 → 7200.0 ({daemon.config})",
+        f'log.level: "info" → "debug" ({daemon.config}; takes effect when the daemon is restarted)',
+        f"budgets.users.ann.daily_usd: null → 5.0 ({daemon.config})",
+    ]
+    daemon.config.write_text("[limits]\nmax_tim = 1\n")
+    broken = daemon.sfactl("reload", code=2)
+    assert f"nothing was changed: {daemon.config}: limits.max_tim: unknown key" in broken.stderr
+    assert daemon.sfactl("run", "-q", "--", "sh", "-c", "$SFACTL reload; echo $?").stdout == "77\n"
+    daemon.config.write_text("")
+    changed = {change["key"]: (change["old"], change["new"], change["source"]) for change in daemon.json("reload")["changed"]}
+    assert changed == {
+        "limits.max_time": (7200.0, 3600.0, "built-in"),
+        "budgets.users.ann.daily_usd": (5.0, None, "removed"),
+    }
+
+
+@pytest.mark.alone
+def test_a_death_of_the_daemon_undoes_neither_prune_nor_limit(daemon: World) -> None:
+    with Client(daemon.socket) as client:
+        gone = [ended(client, started(client, ["sh", "-c", "echo $0 | head -c 9000", "x" * 9000], key=f"k{n}").id).id for n in "ab"]
+        kept = ended(client, started(client, ["true"]).id).id
+        live = started(client, SLEEP).id
+        daemon.sfactl("prune", code=2)
+        assert daemon.json("prune", "--older-than", "1h")["runs"] == 0
+        counted = daemon.json("prune", "--keep", "1", "--dry-run")
+        assert (counted["trees"], counted["runs"], counted["files"]) == (2, 2, 4)
+        assert counted["output_bytes"] >= 9000
+        assert daemon.json("prune", "--keep", "1") == counted | {"dry_run": False}
+        left = [run.id for run in client.call(m.List(id=client.next_id()), m.RunList).runs]
+        assert left == [kept, live]
+        assert not [path for path in (daemon.state / "output").iterdir() if path.name.partition(".")[0] in gone]
+        inside = daemon.sfactl("run", "-q", "--", "sh", "-c", "$SFACTL prune --keep 0; echo $?")
+        assert inside.stdout == "77\n"
+    daemon.sfactl("limit", live, "time=20m", "cost=3:pause")
+    deadline = daemon.json("info", live)["deadline"]
+    daemon.kill()
+    daemon.begin()
+    assert daemon.sfactl("info", *gone, code=66).stdout == ""
+    found = daemon.json("info", live)
+    assert (found["status"], found["deadline"][:16]) == ("running", deadline[:16])
+    assert {limit["kind"]: limit["threshold"] for limit in found["limits"]}["cost"] == 3
+    daemon.sfactl("stop", "--all")
+
+
+def completed(daemon: World, line: str) -> list[str]:
+    """What a shell offers for the last word of a line."""
+    words = line.split(" ")
+    done = daemon.sfactl(_SFACTL_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(len(words) - 1))
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_completion(daemon: World, client: Client) -> None:
+    run = started(client, SLEEP, name="completeme", labels={"night": "yes"}, run_type="odd").id
+    assert completed(daemon, "sfactl pause compl") == ["completeme"]
+    assert run in completed(daemon, f"sfactl stop {run[0]}")
+    assert completed(daemon, "sfactl list --label nig") == ["night=yes"]
+    assert completed(daemon, "sfactl run --type o") == ["odd"]
+    assert completed(daemon, "sfactl ps --status comp") == ["completed"]
+    stopped(client, run)
+    assert completed(daemon, "sfactl pause compl") == []
+
+
+def test_completion_is_silent_without_a_daemon(world: World) -> None:
+    assert completed(world, "sfactl stop a") == []
+    assert completed(world, "sfactl run --type q") == ["qa"]
+    assert completed(world, "sfactl run --meter co") == ["codex"]
+
+
+def test_every_profile_is_completed_and_every_kind_of_word_is_known() -> None:
+    assert set(PROFILES) <= set(completing.TYPES)
+    declared = {p.complete for verb in verbs.VERBS for p in verbs.load(verb).PARAMETERS}
+    assert declared - {""} <= set(completing.CANDIDATES)
+
+
+def test_help_needs_no_daemon(world: World) -> None:
+    assert world.sfactl("help").stdout == world.sfactl("--help").stdout
+    assert world.sfactl("help", "ps").stdout == world.sfactl("list", "--help").stdout
+    assert "no verb 'bogus'" in world.sfactl("help", "bogus", code=2).stderr

@@ -1,0 +1,153 @@
+"""How a registered agent and the words for it become a command."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sfad.agents import AgentError, Registered, argv_of, registered, resolve
+from sfad.config import BUILT_IN, Agent, load
+from sfad.meters import chosen
+from sfad.protocol.messages import Spawn
+from sfad.protocol.types import Limit, LimitKind
+
+KNOWN = registered(load().config, load().settings)
+REVIEWER = Registered(
+    "reviewer",
+    Agent(
+        command=("claude", "-p", "{task}", "--model", "{model}"),
+        type="code-reviewer",
+        meter="claude",
+        limits=("cost=1.50", "turns=20:warn"),
+        stdin=True,
+    ),
+    "/etc/sfad/sfad.toml",
+)
+LINT = Registered("lint", Agent(command=("ruff", "check"), kind="skill"), "/etc/sfad/sfad.toml")
+AGENTS = KNOWN | {"reviewer": REVIEWER, "lint": LINT}
+
+
+def asked(agent: str, *words: str, **fields: object) -> Spawn:
+    """What a client sends."""
+    given = [word.encode() for word in words]
+    return Spawn(id=1, argv=given, cwd=b"/", env=[], agent=agent, **fields)  # type: ignore[arg-type]
+
+
+def command(agent: str, *words: str, **fields: object) -> list[str]:
+    """The command of the agent, with SESSION for its session id."""
+    spawn = resolve(asked(agent, *words, **fields), AGENTS)
+    return ["SESSION" if spawn.session and word == spawn.session.encode() else word.decode() for word in spawn.argv]
+
+
+CLAUDE = ["claude", "-p", "--output-format", "stream-json", "--verbose", "--include-partial-messages", "--session-id", "SESSION"]
+
+
+@pytest.mark.parametrize(
+    ("words", "made"),
+    [
+        (["claude", "look at it"], [*CLAUDE, "--", "look at it"]),
+        (["claude", "--model", "opus", "look"], [*CLAUDE, "--model", "opus", "--", "look"]),
+        (["claude", "look", "--allowedTools", "Bash"], [*CLAUDE, "--allowedTools", "Bash", "--", "look"]),
+        (["claude", "-p", "hi"], [*CLAUDE, "--", "hi"]),
+        (["claude", "--", "- fix"], [*CLAUDE, "--", "- fix"]),
+        (["claude", "--model", "opus", "--", "- fix"], [*CLAUDE, "--model", "opus", "--", "- fix"]),
+        (["claude", "--", "--model", "opus", "hi"], [*CLAUDE, "--model", "opus", "--", "hi"]),
+        (["claude", "--continue", "go on"], [*CLAUDE[:-2], "--continue", "--", "go on"]),
+        (["codex", "exec", "--json", "hi"], ["codex", "exec", "--json", "--", "hi"]),
+        (["codex", "-m", "x", "hi"], ["codex", "exec", "--json", "-m", "x", "--", "hi"]),
+        (["gemini", "-m", "flash", "-p", "hi"], ["gemini", "--output-format", "stream-json", "-m", "flash", "--prompt=hi"]),
+        (["opencode", "run", "hi"], ["opencode", "run", "--format", "json", "--", "hi"]),
+        (["aider", "--message", "hi"], ["aider", "--yes-always", "--message=hi"]),
+        (["reviewer", "look"], ["claude", "-p", "look"]),
+        (["reviewer", "--verbose", "look"], ["claude", "-p", "look", "--verbose"]),
+        (["lint", "--", "src/"], ["ruff", "check", "src/"]),
+        (["lint", "a", "b"], ["ruff", "check", "a", "b"]),
+        (["lint"], ["ruff", "check"]),
+    ],
+)
+def test_words_become_a_command(words: list[str], made: list[str]) -> None:
+    assert command(*words) == made
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ["claude"],
+            "needs a task, as in: sfactl run claude 'look at HEAD~1'. To run the program's own command line: sfactl run -- claude",
+        ),
+        (["codex", "exec"], "needs a task"),
+        (["claude", "--help"], "needs a task, .* sfactl run -- claude --help"),
+        (["claude", "mcp", "list"], "quote it: sfactl run claude 'mcp list'. .* sfactl run -- claude mcp list"),
+        (["codex", "exec", "look", "at"], "quote it: sfactl run codex 'look at'"),
+        (["sleep", "60"], "no agent 'sleep'; known: aider, claude, .*reviewer.* sfactl run -- sleep 60"),
+    ],
+)
+def test_words_that_cannot_be_meant_are_answered_with_what_was_probably_meant(words: list[str], says: str) -> None:
+    with pytest.raises(AgentError, match=says):
+        command(*words)
+
+
+def test_placeholders_come_from_the_request() -> None:
+    made = command("reviewer", "--verbose", placeholders={"task": "- {model} of a", "model": "opus"})
+    assert made == ["claude", "-p", "- {model} of a", "--model", "opus", "--verbose"], "a value is not looked into"
+
+
+@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1))
+def test_a_task_after_dashes_is_one_argument_unchanged(task: str) -> None:
+    assert command("claude", "--", task)[-1] == task
+    assert command("gemini", "--", task)[-1] == f"--prompt={task}"
+
+
+def test_a_task_that_is_not_utf_8_stays_as_it_is() -> None:
+    spawn = Spawn(id=1, argv=[b"--", b"\xff"], cwd=b"/", env=[], agent="claude")
+    assert resolve(spawn, AGENTS).argv[-1] == b"\xff"
+
+
+def test_each_attempt_has_a_session_of_its_own() -> None:
+    spawn = resolve(asked("claude", "go"), AGENTS)
+    sessions = [argv_of(spawn, attempt)[7].decode() for attempt in (1, 2, 3, 2)]
+    assert sessions[0] == spawn.session
+    assert len(set(sessions)) == 3
+    assert sessions[1] == sessions[3], "the next daemon knows it, too"
+    assert [str(uuid.UUID(session)) for session in sessions] == sessions
+    assert resolve(asked("claude", "go"), AGENTS).session != spawn.session
+
+
+def test_a_built_in_entry_is_no_identity_and_prints_what_its_meter_reads() -> None:
+    for name in KNOWN:
+        spawn = resolve(asked(name, "go"), KNOWN)
+        assert (spawn.agent, spawn.name, KNOWN[name].source) == (None, None, BUILT_IN)
+        meter = chosen([word.decode() for word in spawn.argv])
+        assert (meter.name if meter else "none") == {"aider": "none"}.get(name, name)
+
+
+def test_what_the_request_says_takes_precedence_over_the_entry() -> None:
+    plain = resolve(asked("reviewer", "look"), AGENTS)
+    assert (plain.agent, plain.name, plain.run_type, plain.meter) == ("reviewer", "reviewer", "code-reviewer", "claude")
+    assert plain.stdin == "pipe"
+    assert [(limit.kind, limit.threshold, limit.action, limit.source) for limit in plain.limits] == [
+        ("cost", 1.5, None, "agent reviewer"),
+        ("turns", 20, "warn", "agent reviewer"),
+    ]
+    cost = Limit(kind=LimitKind.COST, threshold=9.0, source="--limit cost")
+    own = resolve(asked("reviewer", "look", name="r2", run_type="qa", meter="none", limits=[cost], stdin="descriptor"), AGENTS)
+    assert (own.agent, own.name, own.run_type, own.meter, own.stdin) == ("reviewer", "r2", "qa", "none", "descriptor")
+    assert [(limit.kind, limit.threshold) for limit in own.limits] == [("cost", 9.0), ("turns", 20)]
+    assert resolve(asked("reviewer", "look", log=False), AGENTS).meter is None, "there is nothing to read"
+    assert resolve(asked("lint"), AGENTS).kind == "skill"
+
+
+def test_an_entry_of_the_config_replaces_a_built_in_one(tmp_path: Path) -> None:
+    file = tmp_path / "sfad.toml"
+    file.write_text('[agents.claude]\ncommand = ["my-claude", "{task}"]\n[agents."a.b"]\ncommand = ["x"]')
+    loaded = load([file])
+    found = registered(loaded.config, loaded.settings)
+    assert list(found) == ["a.b", "aider", "claude", "codex", "gemini", "opencode"]
+    assert (found["claude"].source, found["a.b"].source, found["codex"].source) == (str(file), str(file), BUILT_IN)
+    spawn = resolve(asked("claude", "go"), found)
+    assert (spawn.argv, spawn.agent) == ([b"my-claude", b"go"], "claude")
