@@ -86,7 +86,7 @@ def test_a_meter_and_the_variable_that_keeps_no_output() -> None:
 
 
 def test_every_meter_is_one_of_the_daemons() -> None:
-    assert set(request.METERS) == {program.name for program in meters.PROGRAMS} | {"none"}
+    assert set(request.METERS) == {program.name for program in meters.PROGRAMS} | {"none", "report"}
 
 
 @pytest.mark.parametrize(
