@@ -264,7 +264,7 @@ class Foreground:
             self._limit(event)
         elif own and event.type == "run_progress":
             self._progress(output.plain(event.message))
-        elif own and event.type in ("meter_unpriced", "meter_gap"):
+        elif own and event.type in ("meter_unpriced", "meter_gap", "meter_silent"):
             self._progress(f"not all of its use is known: {output.plain(event.message)}")
 
     def _limit(self, event: Event) -> None:

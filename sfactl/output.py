@@ -175,6 +175,8 @@ def outcome(run: RunInfo) -> str:
         return f"{run.status.value} (limit {plain(run.reason.limit_kind)})"
     if run.status is Status.PAUSED and run.reason is not None:
         return f"{run.status.value} ({plain(run.reason.kind)})"
+    if run.api_trouble is not None:
+        return f"{run.status.value} (API {run.api_trouble.status or 'failing'})"
     if run.signal is not None:
         return f"{run.status.value} (signal {run.signal})"
     if run.exit_code:

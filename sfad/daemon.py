@@ -312,7 +312,7 @@ class Daemon:
                 await self._sweep_others(recovery, log)
                 if handed is not None:
                     server.go_on(handed.clients)  # who watches is told what has happened meanwhile
-                runtime.recover(recovery)
+                await runtime.recover(recovery)
                 nursery.start_soon(lasting, server.serve, runtime.internal_error)
                 nursery.start_soon(lasting, server.look_after_socket, runtime.internal_error)
                 nursery.start_soon(children.serve, runtime.launcher.child_signalled)

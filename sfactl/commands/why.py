@@ -40,7 +40,8 @@ def _show(run: RunInfo, json: bool) -> None:
 def sentence(run: RunInfo, now: datetime | None = None) -> str:
     """The answer, with the numbers."""
     used = output.at_least(run.usage)
-    return _sentence(run, now or datetime.now(UTC)) + (f"; it used {used}" if used else "")
+    trouble = f"; it cannot reach its model: {output.plain(run.api_trouble.sentence)}" if run.api_trouble else ""
+    return _sentence(run, now or datetime.now(UTC)) + trouble + (f"; it used {used}" if used else "")
 
 
 def _sentence(run: RunInfo, now: datetime) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from ..protocol.types import Action, Bound, Claim, Kind, Limit, LimitKind, RunId, Source, Survivor
+from ..protocol.types import Action, ApiTrouble, Bound, Claim, Kind, Limit, LimitKind, RunId, Source, Survivor
 from .access import Peer
 from .budgets import Budget
 from .policy import Policy
@@ -187,11 +187,13 @@ class ToolsCalled(At):
 
 @dataclass(frozen=True, slots=True)
 class AgentSaid(At):
-    """What this attempt's agent says of itself: whether its final result is out, and why it failed, if it did."""
+    """What this attempt's agent says of itself: whether its final result is out, why it failed, if it did, and whether it cannot
+    reach its model."""
 
     run: RunId
     finished: bool
     failed: str | None
+    trouble: ApiTrouble | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +247,8 @@ class Recovered(At):
     continued: bool = False
     """It was this very process: requests and connections are still there."""
     tickets: tuple[Ticket, ...] = ()
+    learnt: tuple[Event, ...] = ()
+    """What has been learnt of these runs since they were remembered: their use, and what their agents said."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -276,6 +276,9 @@ class Limiter:
             run.account.release(name)
             run.account.sources["report"] = run.account.sources.get("report", NOTHING).plus(hold.use)
             del self._reservations[name]
+        if run.outcome is Status.LOST:  # it may have used more than was ever read
+            sources = run.account.sources
+            sources.update({source: replace(use, partial=True) for source, use in sources.items()})
         used, above = run.account.own_tree_use(), run.lineage[:-1]
         if any(used):
             add_ended((each.account for each in above), used)

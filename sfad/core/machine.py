@@ -12,7 +12,7 @@ from typing import Any
 
 from ..protocol import types
 from ..protocol.errors import ErrorCode
-from ..protocol.types import Reason, Refusal, RunId, Status, Survivor
+from ..protocol.types import ApiTrouble, Reason, Refusal, RunId, Status, Survivor
 from . import commands as c
 from . import events as e
 from .access import FULL, Peer, Permissions, refuse_target, refuse_verb
@@ -127,6 +127,10 @@ class Machine:
         self._out = out
         self._handlers[type(event)](event)
         return out
+
+    def learn(self, event: e.Event) -> None:
+        """Handles an event within another one."""
+        self._handlers[type(event)](event)
 
     def permissions(self, peer: Peer) -> Permissions:
         """What the run that the peer is in may do; everything, outside any run."""
@@ -355,9 +359,8 @@ class Machine:
         elif run.status is Status.RETRYING:
             pass  # the ladder of the attempt's leftovers reports `Emptied`
         elif run.exit.unknown:
-            # not started again: it may have done what it was started for
-            message = "it outlived the daemon that started it, and the kernel does not tell how it ended"
-            self.conclude(run, ev.at, Status.LOST, Reason(kind="daemon", message=message), empty=ev.empty)
+            why = "it outlived the daemon that started it, and the kernel does not tell how it ended"
+            self.conclude_unseen(run, ev.at, why, empty=ev.empty)
         elif not _succeeded(run) and run.attempt < run.asked.attempts:
             self._retry(run, ev.at)
         else:
@@ -368,6 +371,16 @@ class Machine:
         status = Status.COMPLETED if _succeeded(run) else Status.FAILED
         reason = None if _succeeded(run) else _exit_reason(run.exit, run.said_failed)
         self.conclude(run, at, status, reason, empty=alone)
+
+    def conclude_unseen(self, run: Run, at: float, why: str, *, empty: bool) -> None:
+        """Ends a run of which nobody saw how its main process ended: by the word of its agent, if that has printed its final
+        result. It is not started again in either case: it may have done what it was started for."""
+        status, reason = Status.LOST, Reason(kind="daemon", message=why)
+        if run.said_finished:
+            status = Status.COMPLETED if run.said_failed is None else Status.FAILED
+            said = "its final result" if run.said_failed is None else f"that it failed ({run.said_failed})"
+            reason = Reason(kind="result", message=f"{why}; before, the agent had printed {said}")
+        self.conclude(run, at, status, reason, empty=empty)
 
     def conclude(self, run: Run, at: float, status: Status, reason: Reason | None, *, empty: bool) -> None:
         """Ends a run whose main process is no more, and stops what it has left. `empty`: nothing is alive in its containment."""
@@ -462,7 +475,7 @@ class Machine:
     def _decide_end(self, run: Run, at: float, status: Status, reason: Reason | None) -> None:
         run.move(Status.STOPPING)
         run.outcome = status
-        run.reason = reason
+        run.reason = _with_trouble(reason, run.api_trouble) if status is not Status.COMPLETED else reason
         run.clearing = False
         self._unfreeze(run)
         self.limiter.release(run)
@@ -750,6 +763,7 @@ class Machine:
         run = self.tree.get(ev.run)
         if run is None or run.status is Status.STOPPING:
             return
+        self._hear_of_trouble(run, ev.trouble)
         before, run.said_finished = run.said_finished, ev.finished
         if ev.failed != run.said_failed or ev.finished != before:
             run.said_failed = ev.failed
@@ -760,6 +774,17 @@ class Machine:
             self.do(c.Arm(run.id, "result", ev.at + self.policy.result_wait))
         elif not ev.finished:
             self.do(c.Disarm(run.id, "result"))
+
+    def _hear_of_trouble(self, run: Run, trouble: ApiTrouble | None) -> None:
+        """Says so when calls of the model begin to fail, whenever twice as many have failed, and when it answers again."""
+        before, run.api_trouble = run.api_trouble, trouble
+        if trouble == before:
+            return
+        self.do(c.Keep(run))
+        if trouble is None:
+            self.publish("run_progress", run, "the API answers again")
+        elif before is None or trouble.count.bit_length() > before.count.bit_length():
+            self.publish("run_progress", run, trouble.sentence)
 
     def _result_due(self, run: Run, at: float) -> None:
         wait = self.policy.result_wait
@@ -875,6 +900,13 @@ def _exit_reason(exit_: Exit, said: str | None) -> Reason:
     if exit_.success:
         return Reason(kind="agent", message=f"exited with code 0, but said that it failed: {said}")
     return Reason(kind="exit", message=f"exited with code {exit_.code}{f': {said}' if said else ''}")
+
+
+def _with_trouble(reason: Reason | None, trouble: ApiTrouble | None) -> Reason | None:
+    """The reason of an end while the agent could not reach its model. An agent that failed of that alone says so itself."""
+    if reason is None or trouble is None or (trouble.error and trouble.error in reason.message):
+        return reason
+    return reason.adding(trouble.sentence)
 
 
 def _signal_name(number: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..protocol.types import Bound, LimitKind, Reason, RunId, Status, Survivor
+from ..protocol.types import ApiTrouble, Bound, LimitKind, Reason, RunId, Status, Survivor
 from .access import Permissions
 from .events import Asked, Token
 from .limits import Limits
@@ -71,6 +71,7 @@ class State:
     admit_token: Token | None
     pause_tokens: list[Token]
     suspended: bool = False
+    api_trouble: ApiTrouble | None = None
     max_time: float | None = None
     """`None` in what an older daemon has remembered: as in `Birth`."""
 
@@ -128,6 +129,7 @@ def state_of(run: Run) -> State:
         admit_token=run.admit_token,
         pause_tokens=run.pause_tokens,
         suspended=run.suspended,
+        api_trouble=run.api_trouble,
         max_time=run.max_time,
     )
 
@@ -164,7 +166,7 @@ def restored(birth: Birth, state: State, parent: Run | None) -> Run:
 _AS_THEY_ARE = (
     "committed", "admitted", "attempt", "retry_at", "pid", "exit", "clock", "started_at", "ended_at", "frozen", "frozen_until",
     "stop", "clearing", "account", "held_reason", "held_until", "said_finished", "said_failed", "outcome", "reason", "tied_to",
-    "admit_token", "pause_tokens", "suspended",
+    "admit_token", "pause_tokens", "suspended", "api_trouble",
 )  # fmt: skip
 
 

@@ -45,6 +45,8 @@ class Recovery:
             self._put(run, continued=ev.continued)
         self._machine.limiter.restore(runs)
         self._machine.take_tickets(ev.tickets)
+        for event in ev.learnt:
+            self._machine.learn(event)
         for run in runs:
             if run.frozen:
                 self._machine.do(c.Freeze(run.id))
@@ -161,8 +163,12 @@ class Recovery:
 
     def _gone(self, run: Run, one: Remembered, when: str) -> None:
         """Its main process has ended while nobody looked. It is not started again: it may have done what it was started for."""
-        run.exit = run.exit if run.status is Status.RETRYING else Exit(None, None)
-        self._machine.conclude(run, self._at, Status.LOST, Reason(kind="daemon", message=f"{self._why} {when}"), empty=one.empty)
+        why = f"{self._why} {when}"
+        if run.status is Status.RETRYING:  # what its agent said belongs to an attempt that failed
+            self._machine.conclude(run, self._at, Status.LOST, Reason(kind="daemon", message=why), empty=one.empty)
+        else:
+            run.exit = Exit(None, None)
+            self._machine.conclude_unseen(run, self._at, why, empty=one.empty)
 
     # ---- clients
 

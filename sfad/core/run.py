@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..protocol.types import ENDED, Action, Bound, LimitKind, Reason, RunId, Status
+from ..protocol.types import ENDED, Action, ApiTrouble, Bound, LimitKind, Reason, RunId, Status
 from .access import FULL, Permissions
 from .limits import Held, Limits
 from .stop import Stop
@@ -146,6 +146,8 @@ class Run:
     """This attempt has printed its final result."""
     said_failed: str | None = None
     """This attempt's own word that it failed, whatever its exit code."""
+    api_trouble: ApiTrouble | None = None
+    """This attempt cannot reach its model."""
     outcome: Status | None = None
     reason: Reason | None = None
     tied_to: int | None = None

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from ..protocol.types import Tokens
+from ..protocol.types import ApiTrouble, Tokens
 
 MAX_LINE = 1 << 20
 """Bytes of a line that is read. An agent's events are far smaller; what is larger is the output of one of its tools."""
@@ -40,8 +40,15 @@ class Reading:
     """The final result has been printed: the agent ought to exit now."""
     failed: str | None = None
     """The agent's own word that it failed, whatever its exit code; one line of at most `MAX_WORDS` characters."""
+    trouble: ApiTrouble | None = None
+    """The model has not answered since these calls of it failed."""
     skipped_lines: int = 0
     """Lines longer than `MAX_LINE` that looked as if they could hold usage, and were not read."""
+
+    @property
+    def blank(self) -> bool:
+        """Whether nothing of the program's events has been recognised."""
+        return self.turns is None and self.messages is None and not self.models and self.cost_usd is None and not self.finished
 
     @property
     def to_price(self) -> dict[str, Tokens]:
@@ -110,6 +117,8 @@ class Program(Protocol):
 
     name: str
     """What `--meter` says."""
+    tells_cost: bool
+    """Whether its agent reports costs itself, of models too that have no price here."""
 
     @property
     def event_types(self) -> frozenset[str] | None:

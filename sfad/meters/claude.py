@@ -1,7 +1,9 @@
 """Claude Code: `claude -p --output-format stream-json`.
 
 From recordings of 2.1.197 (tests/meters/streams/), and from https://code.claude.com/docs/en/agent-sdk/cost-tracking: events of
-one message share its id and its usage; the output tokens in them are a placeholder until the `result`.
+one message share its id and its usage; the output tokens in them are a placeholder until the `result`. So they are estimated
+from what the message says, until a `message_delta` or the `result` tells them. Calls that are not streamed, as those for a
+title, are only in the `result`: without it the figures stay partial.
 
 Of several results in one stream, the latest is right: `total_cost_usd` and `modelUsage` are running totals of the process, as
 its developers say (https://github.com/anthropics/claude-code/issues/83239). `usage` is not as complete (a run that was
@@ -23,7 +25,7 @@ from .argv import arguments, values
 from .base import MAX_NAME, Break, Delta, Failed, Final, Meter, Speech, Text, Tool
 from .lines import LineMeter, lines_of_type
 
-_WANTED = lines_of_type("system", "assistant", "message_delta", "result")
+_WANTED = lines_of_type("system", "assistant", "message_start", "content_block_delta", "message_delta", "result")
 _CONTEXT = re.compile(r"\[[^\]]*\]$")
 """`modelUsage` calls a model with a large context `claude-opus-4-8[1m]`; messages and price lists do not."""
 _SYNTHETIC = "<synthetic>"
@@ -55,6 +57,9 @@ class _Block(msgspec.Struct):
     type: str = ""
     id: str = ""
     name: str = ""
+    text: Any = None
+    thinking: Any = None
+    input: msgspec.Raw = msgspec.Raw(b"")
 
 
 class _Message(msgspec.Struct):
@@ -64,22 +69,35 @@ class _Message(msgspec.Struct):
     content: list[_Block] | str = []
 
 
+class _Delta(msgspec.Struct):
+    text: Any = None
+    thinking: Any = None
+    partial_json: Any = None
+
+
 class _Partial(msgspec.Struct):
-    """What `--include-partial-messages` adds. Only the delta that ends a message is looked for: it has the true output."""
+    """What `--include-partial-messages` adds: a message's beginning, its pieces, and the delta that ends it, which has the true
+    output."""
 
     type: str = ""
+    message: _Message | None = None
+    delta: _Delta | None = None
     usage: _Usage | None = None
 
 
 class _Event(msgspec.Struct):
     type: str = ""
     subtype: Any = None
+    attempt: Any = None
+    error_status: Any = None
+    error: Any = None
     tasks: Any = None
     session_id: str = ""
     parent_tool_use_id: str | None = None
     message: _Message | None = None
     event: _Partial | None = None
     is_error: bool = False
+    api_error_status: Any = None
     result: Any = None
     errors: Any = None
     total_cost_usd: Any = None
@@ -97,6 +115,17 @@ class _Charge(msgspec.Struct, frozen=True, array_like=True):
     used: Tokens
     results: int
     """How many results had been printed by then: a later one contains it."""
+    whole: int = 0
+    """Bytes of the blocks that were printed whole."""
+    pieces: int = 0
+    """Bytes of the pieces that were printed before; of the same text."""
+    told: bool = False
+    """The output is no estimate."""
+
+    @property
+    def output(self) -> int:
+        """What it is estimated to be."""
+        return max(self.used.output, max(self.whole, self.pieces) // tally.BYTES_A_TOKEN)
 
 
 class _State(msgspec.Struct, array_like=True):
@@ -124,11 +153,13 @@ class ClaudeMeter(LineMeter[_Event, _State]):
         if event.type == "assistant" and event.message is not None:
             self._say(event.message, event.parent_tool_use_id or "main")
         elif event.type == "stream_event" and event.event is not None:
-            self._end(event.event, event.parent_tool_use_id or "main")
+            self._stream(event.event, event.parent_tool_use_id or "main")
         elif event.type == "result":
             self._conclude(event)
         elif event.type != "system":
             return
+        elif event.subtype == "api_retry":
+            tally.failed_call(self.reading, event.error_status, event.error, count=event.attempt)
         elif event.subtype == "background_tasks_changed":
             self._state.waits = bool(event.tasks)
             self._settle()
@@ -139,43 +170,76 @@ class ClaudeMeter(LineMeter[_Event, _State]):
         if message.model == _SYNTHETIC:
             return
         self._state.concluded = False
-        self.reading.partial = True
+        self.reading.partial, self.reading.trouble = True, None
         self._settle()
         self._state.model = message.model[: 4 * MAX_NAME]
         self._state.speaking.put(speaker, message.id[: MAX_NAME + 1])  # one that is longer is in `messages` in no form
-        self._charge(message.id, message.model, _tokens(message.usage))
-        for block in message.content:
-            if isinstance(block, _Block) and block.type == "tool_use" and not self._state.calls.get(block.id):
+        blocks = [block for block in message.content if isinstance(block, _Block)]
+        written = sum(tally.size(block.text, block.thinking, block.input) for block in blocks)
+        self._charge(message, written)
+        for block in blocks:
+            if block.type == "tool_use" and not self._state.calls.get(block.id):
                 self._state.calls.put(block.id, True)
                 tally.turn(self.reading, block.name)
 
-    def _charge(self, key: str, model: str, used: Tokens) -> None:
-        known = self._state.messages.get(key)
+    def _charge(self, message: _Message, written: int) -> None:
+        used = _tokens(message.usage)
+        known = self._state.messages.get(message.id)
         if known is None:
             tally.message(self.reading)
-        elif known.results != self._state.results:
-            return
+            known = _Charge(message.model, used, self._state.results, written)
+        elif known.told:
+            known = msgspec.structs.replace(known, used=msgspec.structs.replace(used, output=known.used.output))
         else:
-            model, used = known.model, msgspec.structs.replace(used, output=max(used.output, known.used.output))
-            self.reading.models[model] = tally.minus(self.reading.models[model], known.used)
-        self._state.messages.put(key, _Charge(tally.add(self.reading.models, model, used), used, self._state.results))
+            used = msgspec.structs.replace(used, output=max(used.output, known.used.output))
+            known = msgspec.structs.replace(known, used=used, whole=known.whole + written)
+        self._count(message.id, known)
 
-    def _end(self, partial: _Partial, speaker: str) -> None:
+    def _count(self, key: str, charge: _Charge) -> None:
+        """Puts what is now known of a message in the place of what was known before. A result has counted it for good."""
+        before = self._state.messages.get(key)
+        if charge.results != self._state.results:
+            return
+        if not charge.told:
+            charge = msgspec.structs.replace(charge, used=msgspec.structs.replace(charge.used, output=charge.output))
+        model = charge.model
+        for sums in (self.reading.models, self.reading.uncovered):
+            if before is not None and before.model in sums:
+                sums[before.model] = tally.minus(sums[before.model], before.used)
+            model = tally.add(sums, charge.model, charge.used)
+        self._state.messages.put(key, msgspec.structs.replace(charge, model=model))
+
+    def _stream(self, partial: _Partial, speaker: str) -> None:
+        if partial.type == "message_start" and partial.message is not None:
+            self._say(partial.message, speaker)
+            return
         key = self._state.speaking.get(speaker)
         known = self._state.messages.get(key) if key else None
-        if key and known and partial.type == "message_delta" and partial.usage:
-            self._charge(key, known.model, msgspec.structs.replace(known.used, output=_tokens(partial.usage).output))
+        if not key or not known or known.told:
+            return
+        if partial.type == "content_block_delta" and partial.delta is not None:
+            delta = partial.delta
+            more = tally.size(delta.text, delta.thinking, delta.partial_json)
+            self._count(key, msgspec.structs.replace(known, pieces=known.pieces + more))
+        elif partial.type == "message_delta" and partial.usage:
+            used = msgspec.structs.replace(known.used, output=_tokens(partial.usage).output)
+            self._count(key, msgspec.structs.replace(known, used=used, told=True))
 
     def _conclude(self, event: _Event) -> None:
         self.reading.failed = _failure(event.result, event.errors, event.subtype) if event.is_error else None
+        if event.is_error and event.api_error_status is not None:
+            tally.failed_call(self.reading, event.api_error_status, event.result)
         self._state.concluded = not self._answers_more
         self._settle()
         models = self._models(event)
+        cost = tally.dollars(event.total_cost_usd)
         if models is not None:
-            self._state.results += 1
-            self.reading.partial = False
             self._state.totals.restate(self.reading, event.session_id, models)
-        self._state.totals.restate_cost(self.reading, tally.dollars(event.total_cost_usd))
+        if models is not None or cost is not None:
+            self._state.results += 1
+            self.reading.uncovered.clear()
+        self.reading.partial = models is None
+        self._state.totals.restate_cost(self.reading, cost)
 
     def _settle(self) -> None:
         self.reading.finished = self._state.concluded and not self._state.waits
@@ -198,6 +262,7 @@ class Claude:
     """`claude`, and what runs it: `npx @anthropic-ai/claude-code`, `node …/claude-code/cli.js`."""
 
     name = "claude"
+    tells_cost = True
     event_types = None
 
     def prints_events(self, argv: Sequence[str]) -> bool:

@@ -2,7 +2,7 @@
 
 From recordings (tests/meters/streams/) and from its source, codex-rs/exec/src/exec_events.rs and
 event_processor_with_jsonl_output.rs. Usage is told only when a turn is completed, so that a hard stop needs reservations; a turn
-that failed tells none.
+that failed tells none. Until then its output is estimated from its items, and its input is unknown.
 
 That usage is the total of the *thread*, not of the turn (`usage_from_last_total`; https://github.com/openai/codex/issues/17539).
 So of several in one stream the latest is right. And `codex exec resume` begins with what the thread used before: one short
@@ -23,7 +23,7 @@ from .argv import arguments, values
 from .base import MAX_NAME, Failed, Meter, Speech, Text, Tool
 from .lines import LineMeter, lines_of_type
 
-_WANTED = lines_of_type("thread.started", "item.started", "item.completed", "turn.completed", "turn.failed")
+_WANTED = lines_of_type("thread.started", "item.started", "item.completed", "turn.completed", "turn.failed", "error")
 
 _NOT_CALLS = frozenset({"", "agent_message", "assistant_message", "reasoning", "plan", "todo_list", "error"})
 """Items that are no tool calls. Whatever a later version adds is taken for one: too much rather than too little."""
@@ -41,6 +41,10 @@ class _Item(msgspec.Struct):
     id: str = ""
     type: str = ""
     tool: Any = None
+    text: Any = None
+    command: Any = None
+    query: Any = None
+    arguments: msgspec.Raw = msgspec.Raw(b"")
 
 
 class _Error(msgspec.Struct):
@@ -53,6 +57,7 @@ class _Event(msgspec.Struct):
     item: _Item | None = None
     usage: _Usage | None = None
     error: _Error | None = None
+    message: Any = None
 
 
 _DECODER = msgspec.json.Decoder(_Event)
@@ -65,6 +70,7 @@ class _State(msgspec.Struct, array_like=True):
     totals: tally.Totals = msgspec.field(default_factory=tally.Totals)
     calls: tally.Recent[bool] = msgspec.field(default_factory=tally.Recent[bool])
     """Calls that have begun, by the item's id, and whether they still go on."""
+    written: tally.Estimate = msgspec.field(default_factory=tally.Estimate)
 
 
 class CodexMeter(LineMeter[_Event, _State]):
@@ -87,7 +93,10 @@ class CodexMeter(LineMeter[_Event, _State]):
             self._complete(event.item)
         elif event.type == "turn.completed":
             self.reading.finished, self.reading.failed = True, None
+            self.reading.trouble = None
             self._charge(event.usage or _Usage())
+        elif event.type == "error":
+            tally.failed_call_in_words(self.reading, event.message)
         elif event.type == "turn.failed":
             self.reading.finished = True
             self.reading.failed = tally.words(event.error.message if event.error else None)
@@ -100,15 +109,24 @@ class CodexMeter(LineMeter[_Event, _State]):
         it begins."""
         if item.type not in _NOT_CALLS:
             self._state.calls.put(item.id, True)
+            self._write(item)
             tally.turn(self.reading, item.tool if isinstance(item.tool, str) else item.type)
 
     def _complete(self, item: _Item) -> None:
+        if self._state.calls.get(item.id):
+            self._state.calls.put(item.id, False)
+            return
+        if item.type != "error":
+            self._write(item)
         if item.type == "agent_message":
             tally.message(self.reading)
-        elif self._state.calls.get(item.id):
-            self._state.calls.put(item.id, False)
         elif item.type not in _NOT_CALLS:
             tally.turn(self.reading, item.tool if isinstance(item.tool, str) else item.type)
+
+    def _write(self, item: _Item) -> None:
+        """The model has answered: this is what it wrote."""
+        self.reading.partial, self.reading.trouble = True, None
+        self._state.written.grow(self.reading, self._model, item.text, item.command, item.query, item.arguments)
 
     def _charge(self, usage: _Usage) -> None:
         read, written = usage.cached_input_tokens, usage.cache_write_input_tokens
@@ -116,9 +134,10 @@ class CodexMeter(LineMeter[_Event, _State]):
         if self._state.inherited is None:
             self._state.inherited = used
             return
-        self.reading.partial = self._resumed
         used = tally.minus(used, self._state.inherited)
         if used.input + used.output:
+            self._state.written.settle(self.reading)
+            self.reading.partial = self._resumed
             self._state.totals.restate(self.reading, self._state.thread, {self._model: used})
 
 
@@ -126,6 +145,7 @@ class Codex:
     """`codex exec`, and what runs it: `npx @openai/codex exec`."""
 
     name = "codex"
+    tells_cost = False
     event_types = None
 
     def prints_events(self, argv: Sequence[str]) -> bool:

@@ -1,7 +1,8 @@
 """Gemini CLI: `gemini --output-format stream-json`.
 
 From a recording (tests/meters/streams/) and from its source, packages/core/src/output/ and packages/cli/src/nonInteractiveCli.ts.
-Usage is told only in the result, so that a hard stop needs reservations. There is one result for a process.
+Usage is told only in the result, so that a hard stop needs reservations. There is one result for a process. Until then its output
+is estimated from what it says and calls, and its input is unknown.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .argv import arguments, values
 from .base import MAX_NAME, Break, Delta, Failed, Meter, Speech, Text, Tool
 from .lines import LineMeter, lines_of_type
 
-_WANTED = lines_of_type("init", "message", "tool_use", "result")
+_WANTED = lines_of_type("init", "message", "tool_use", "result", "error")
 
 
 class _Stats(msgspec.Struct):
@@ -46,9 +47,13 @@ class _Event(msgspec.Struct):
     model: str = ""
     role: str = ""
     delta: bool = False
+    content: Any = None
     tool_name: Any = None
     tool_id: str = ""
+    parameters: msgspec.Raw = msgspec.Raw(b"")
     status: str = ""
+    severity: Any = None
+    message: Any = None
     error: _Error | None = None
     stats: _AllStats | None = None
 
@@ -60,6 +65,7 @@ class _State(msgspec.Struct, array_like=True):
     model: str = ""
     speaking: bool = False
     calls: tally.Recent[bool] = msgspec.field(default_factory=tally.Recent[bool])
+    written: tally.Estimate = msgspec.field(default_factory=tally.Estimate)
 
 
 class GeminiMeter(LineMeter[_Event, _State]):
@@ -80,6 +86,9 @@ class GeminiMeter(LineMeter[_Event, _State]):
                 self._call(event)
             else:
                 self._conclude(event)
+        elif event.type == "error":
+            if event.severity != "warning":
+                tally.failed_call_in_words(self.reading, event.message)
         else:
             return
         tally.recognised(self.reading)
@@ -90,11 +99,19 @@ class GeminiMeter(LineMeter[_Event, _State]):
         if said and not (self._state.speaking and event.delta):
             tally.message(self.reading)
         self._state.speaking = said and event.delta
+        if said:
+            self._write(event.content)
 
     def _call(self, event: _Event) -> None:
         if not self._state.calls.get(event.tool_id):
             self._state.calls.put(event.tool_id, True)
             tally.turn(self.reading, event.tool_name)
+            self._write(event.parameters)
+
+    def _write(self, text: Any) -> None:
+        """The model has answered: this is a part of it."""
+        self.reading.partial, self.reading.trouble = True, None
+        self._state.written.grow(self.reading, self._state.model, text)
 
     def _conclude(self, event: _Event) -> None:
         error = event.error or _Error()
@@ -103,6 +120,7 @@ class GeminiMeter(LineMeter[_Event, _State]):
         self.reading.finished = True
         if event.stats is None:
             return
+        self._state.written.settle(self.reading)
         self.reading.partial = False
         for name, stats in (event.stats.models or {self._state.model: event.stats}).items():
             used = stats.tokens()
@@ -114,6 +132,7 @@ class Gemini:
     """`gemini`, and what runs it: `npx @google/gemini-cli`."""
 
     name = "gemini"
+    tells_cost = False
     event_types = None
 
     def prints_events(self, argv: Sequence[str]) -> bool:

@@ -71,6 +71,7 @@ class Jsonl:
     """No program in particular: it is only ever asked for by name."""
 
     name = "jsonl"
+    tells_cost = False
     event_types = frozenset({"usage", "turn", "result"})
 
     def prints_events(self, argv: Sequence[str]) -> bool:  # noqa: ARG002 - no command says that it does

@@ -3,8 +3,8 @@
 From its source, as there is no recording: packages/opencode/src/cli/cmd/run.ts (`emit`) for the events, and `getUsage` in
 packages/opencode/src/session/session.ts for what the numbers mean: `input` is without what was read from or written to a
 cache, `output` without reasoning, and a price that is not known makes a cost of 0. It reports each step as it ends, so that
-limits work while it runs. It does not say which model it was (https://github.com/anomalyco/opencode/issues/40544), and nothing
-of what its subagents use.
+limits work while it runs; the output of a step that has not ended is estimated from its text and its calls. It does not say which
+model it was (https://github.com/anomalyco/opencode/issues/40544), and nothing of what its subagents use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .argv import arguments, values
 from .base import Failed, Meter, Speech, Text, Tool
 from .lines import LineMeter, lines_of_type
 
-_WANTED = lines_of_type("step_start", "step_finish", "tool_use", "error", "done")
+_WANTED = lines_of_type("step_start", "step_finish", "tool_use", "text", "reasoning", "error", "done")
 
 
 class _Cache(msgspec.Struct):
@@ -34,15 +34,22 @@ class _Tokens(msgspec.Struct):
     cache: _Cache | None = None
 
 
+class _CallState(msgspec.Struct):
+    input: msgspec.Raw = msgspec.Raw(b"")
+
+
 class _Part(msgspec.Struct):
     id: str = ""
     tool: Any = None
+    text: Any = None
+    state: _CallState | None = None
     tokens: _Tokens | None = None
     cost: Any = None
 
 
 class _Details(msgspec.Struct):
     message: Any = None
+    status: Any = msgspec.field(default=None, name="statusCode")
 
 
 class _Error(msgspec.Struct):
@@ -56,11 +63,14 @@ class _Event(msgspec.Struct):
     error: _Error | None = None
 
 
+_PARTS = frozenset({"step_start", "text", "reasoning", "tool_use", "step_finish"})
+
 _DECODER = msgspec.json.Decoder(_Event)
 
 
 class _State(msgspec.Struct, array_like=True):
     parts: tally.Recent[bool] = msgspec.field(default_factory=tally.Recent[bool])
+    written: tally.Estimate = msgspec.field(default_factory=tally.Estimate)
 
 
 class OpencodeMeter(LineMeter[_Event, _State]):
@@ -72,12 +82,15 @@ class OpencodeMeter(LineMeter[_Event, _State]):
         self._model = model
 
     def _take(self, event: _Event) -> None:
-        if event.type in {"step_start", "tool_use", "step_finish"} and event.part is not None:
+        if event.type in _PARTS and event.part is not None:
             self._count(event.type, event.part)
         elif event.type == "error":
             error = event.error or _Error()
             # no later step takes it back: opencode exits with 1 then, whatever follows
-            self.reading.failed = tally.words(error.data.message if error.data else None, error.name)
+            data = error.data or _Details()
+            self.reading.failed = tally.words(data.message, error.name)
+            if data.status is not None or error.name == "APIError":
+                tally.failed_call(self.reading, data.status, data.message)
         elif event.type == "done":
             self.reading.finished = True
         else:
@@ -89,16 +102,19 @@ class OpencodeMeter(LineMeter[_Event, _State]):
         if self._state.parts.get(part.id):
             return
         self._state.parts.put(part.id, True)
-        if kind == "step_start":
-            self.reading.partial = True
-        elif kind == "tool_use":
-            tally.turn(self.reading, part.tool)
-        else:
+        self.reading.partial = kind != "step_finish"
+        if kind == "step_finish":
             tally.message(self.reading)
-            self.reading.partial = False
             self._charge(part)
+            return
+        if kind == "tool_use":
+            tally.turn(self.reading, part.tool)
+        if kind != "step_start":
+            self.reading.trouble = None
+            self._state.written.grow(self.reading, self._model, part.text, part.state.input if part.state else None)
 
     def _charge(self, part: _Part) -> None:
+        self._state.written.settle(self.reading)
         used = part.tokens or _Tokens()
         cache = used.cache or _Cache()
         summed = tally.tokens(fresh=used.input, read=cache.read, written=cache.write, output=used.output, reasoning=used.reasoning)
@@ -110,6 +126,7 @@ class Opencode:
     """`opencode run`, and what runs it: `npx opencode-ai run`."""
 
     name = "opencode"
+    tells_cost = True
     event_types = None
 
     def prints_events(self, argv: Sequence[str]) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from ..protocol.types import Tokens
+from ..protocol.types import ApiTrouble, Tokens
 from ..protocol.units import MOST_COUNTED, MOST_SPENT
 from .base import MAX_NAME, MAX_TOOLS, MAX_WORDS, Reading
 
@@ -16,6 +17,10 @@ same time; one that comes back later than this counts again: too much rather tha
 
 MAX_MODELS = 64
 """Models told apart in one attempt; agents use two or three. The use of any further one is counted under `""`."""
+
+BYTES_A_TOKEN = 4
+"""For estimates. OpenAI names four characters of English (https://help.openai.com/en/articles/4936856), Anthropic 3.5
+(https://platform.claude.com/docs/en/about-claude/glossary, "Tokens"): the larger of them estimates less."""
 
 _MAX_SUM = 10**15
 """Where sums stop: exact in JSON, in SQLite and in a float."""
@@ -121,6 +126,41 @@ def message(reading: Reading) -> None:
     reading.messages = total(reading.messages, 1)
 
 
+def size(*texts: Any) -> int:
+    """The bytes of what a model has written: text, or JSON that was not decoded."""
+    return sum(len(_bytes(text)) for text in texts)
+
+
+def _bytes(text: Any) -> bytes:
+    if isinstance(text, str):
+        return text.encode(errors="replace")
+    return bytes(text) if isinstance(text, msgspec.Raw) else b""
+
+
+def failed_call(reading: Reading, status: Any = None, error: Any = None, *, count: Any = None) -> None:
+    """Counts a call of the model that failed; `count`: of how many in a row the agent itself speaks."""
+    code = number(status)
+    so_far = reading.trouble.count if reading.trouble is not None else 0
+    reading.trouble = ApiTrouble(
+        count=max(so_far + 1, min(number(count), MAX_IDS)),
+        status=code if 100 <= code <= 599 else None,
+        error=printable(error, MAX_WORDS),
+    )
+
+
+def failed_call_in_words(reading: Reading, message: Any) -> None:
+    """The same from a message alone, as Codex prints it: `Reconnecting... 2/5 (unexpected status 503 …)`."""
+    text = printable(message, MAX_WORDS)
+    status, attempt = _STATUS.search(text), _ATTEMPT.search(text)
+    failed_call(
+        reading, int(status[1]) if status is not None else None, text, count=int(attempt[1]) if attempt is not None else None
+    )
+
+
+_STATUS = re.compile(r"\bstatus(?: code)?:? ?(\d{3})\b")
+_ATTEMPT = re.compile(r"\bReconnecting\.\.\. (\d{1,4})/")
+
+
 def spend(reading: Reading, cost: float | None) -> None:
     """Adds to the cost; an unknown cost leaves it as it is."""
     if cost is not None:
@@ -143,6 +183,36 @@ class Recent(msgspec.Struct, Generic[V], array_like=True):
             self.kept[key] = value
             if len(self.kept) > MAX_IDS:
                 del self.kept[next(iter(self.kept))]
+
+
+class Estimate(msgspec.Struct, array_like=True):
+    """Output tokens of what a model has written since its agent last told its usage. They stand in the reading, too."""
+
+    written: int = 0
+    """Bytes."""
+    model: str = ""
+
+    def grow(self, reading: Reading, model: str, *texts: Any) -> None:
+        """Adds what was written. An agent that changes its model has its earlier text counted as the later one's."""
+        more = size(*texts)
+        if more:
+            written = min(self.written + more, _MAX_SUM)
+            self.settle(reading)
+            self.written, self.model = written, add(reading.models, model, _estimated(written))
+            add(reading.uncovered, model, _estimated(written))
+
+    def settle(self, reading: Reading) -> None:
+        """Takes the estimate out of the reading: the agent tells the truth."""
+        estimated, self.written = _estimated(self.written), 0
+        for sums in (reading.models, reading.uncovered):
+            if estimated.output and self.model in sums:
+                rest = minus(sums.pop(self.model), estimated)
+                if rest != Tokens():
+                    sums[self.model] = rest
+
+
+def _estimated(written: int) -> Tokens:
+    return Tokens(output=written // BYTES_A_TOKEN)
 
 
 class Totals(msgspec.Struct, array_like=True):

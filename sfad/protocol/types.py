@@ -11,7 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Literal
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType, structs
 
 RunId = str
 """The ledger's running number in base 32 after a letter that tells how many digits follow (`a` one, `b` two):
@@ -201,6 +201,10 @@ class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cost_usd: float | None = None
     elapsed_s: float | None = None
 
+    def adding(self, words: str) -> Reason:
+        """The same reason with more to say."""
+        return structs.replace(self, message=f"{self.message}; {words}")
+
 
 class Usage(Struct, frozen=True, kw_only=True):
     """What a run itself used, its descendants not counted. Only `elapsed_s` is known without a source."""
@@ -226,6 +230,37 @@ class Usage(Struct, frozen=True, kw_only=True):
     partial: bool = False
     """Tokens and costs may still grow: the agent has not told its final figures, and perhaps never will. They are that much at
     least; output tokens may be an estimate from the text that was streamed."""
+
+
+_TIMES = (
+    "no times",
+    "once",
+    "twice",
+    "three times",
+    "four times",
+    "five times",
+    "six times",
+    "seven times",
+    "eight times",
+    "nine times",
+)
+
+
+class ApiTrouble(Struct, frozen=True, kw_only=True):
+    """Calls of the model that failed since it answered last, as the agent tells."""
+
+    count: int
+    status: int | None = None
+    """The last HTTP status; `None` where the agent does not tell it, or where there was no answer at all."""
+    error: str = ""
+    """The agent's words for the last failure, on one line."""
+
+    @property
+    def sentence(self) -> str:
+        """`the API answered 529 six times: overloaded`."""
+        times = _TIMES[self.count] if self.count < len(_TIMES) else f"{self.count} times"
+        what = f"answered {self.status}" if self.status is not None else "failed"
+        return f"the API {what} {times}" + (f": {self.error}" if self.error else "")
 
 
 class RunInfo(Struct, frozen=True, kw_only=True):
@@ -268,6 +303,8 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     """What each source says, where there is any; kept apart and never added."""
     meter: str | None = None
     """The meter that reads the run's stdout."""
+    api_trouble: ApiTrouble | None = None
+    """Of a live run whose agent cannot reach its model. The `reason` of one that ended so says it."""
 
 
 class Refusal(Struct, frozen=True, kw_only=True):

@@ -50,6 +50,8 @@ class Live:
     stdin: StdinPipe | None = None
     started_at: datetime | None = None
     ended_at: datetime | None = None
+    meter_silent: bool = False
+    """The meter that was asked for has recognised nothing."""
     unused: list[LimitState] | None = None
     """The limits but time, as they are shown while nothing of them is known to be used; `None` if they have changed."""
     main: Main | None = None
@@ -138,6 +140,7 @@ class Live:
             labels=run.asked.labels,
             usage_by_source={source: _usage(source, use, elapsed) for source, use in run.account.sources.items()},
             meter=self.program.name if self.program is not None else None,
+            api_trouble=run.api_trouble if not run.status.terminal else None,  # then its reason has it
         )
 
     def _limits(self, now: float) -> list[LimitState]:
@@ -192,7 +195,8 @@ class Live:
         """Whether the sources that there are may still tell. Of a model without a price they never will."""
         account = self.run.account
         unpriced = kind in COSTS and bool(account.used(LimitKind.TOKENS))
-        return not unpriced and (self.program is not None or account.metered or self.spawn.meter == BY_REPORT)
+        told = (self.program is not None and not self.meter_silent) or account.metered or self.spawn.meter == BY_REPORT
+        return told and not unpriced
 
     def _deadline(self, now: float) -> datetime | None:
         at = self.run.held_until if self.run.held_until is not None else self.run.deadline

@@ -18,6 +18,9 @@ Four times as much would be a third faster for text."""
 LINE = 256 * 1024
 """Bytes of a line that a drain does not begin in the middle of: the final result is the last line, and holds a whole answer."""
 
+HEAD = 64 * 1024
+"""Bytes in which a meter has recognised something, if it is the right one: the first event of every program is within 16 KiB."""
+
 FREED = "were freed before its meter read them"
 LATE = "were not read by its meter in time"
 TRUNCATED = "were truncated away before its meter read them"
@@ -78,6 +81,8 @@ class Metered:
         self._unsure = False
         """Whether the file is still to be known again, by its mark."""
         self._begun = False
+        self._head_unread = True
+        """Whether `seen` is still to be called for a meter that has recognised nothing in the first `HEAD` bytes."""
         self._meter = meter(saved.meter if saved is not None else None)
         self._before: list[Reading] = []  # a run has at most 100 attempts
         self._told = Reading()
@@ -284,7 +289,9 @@ class Metered:
         current = _frozen(reading)
         tools = list(reading.tools)
         reading.tools.clear()
-        if tools or current != self._told:
+        silent = current.blank and self._head_unread and self.offset >= HEAD
+        if tools or silent or current != self._told:
+            self._head_unread = False
             self._told = current
             self._seen((*self._before, replace(current, tools=tools)))
 

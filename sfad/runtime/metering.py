@@ -24,7 +24,7 @@ from ..meters.base import MAX_LINE
 from ..output.files import OutputStore
 from ..pricing import Catalogue, Prices, PricesUnavailable
 from ..protocol import messages as m
-from ..protocol.types import Action, LimitKind, RunId, Tokens
+from ..protocol.types import Action, ApiTrouble, LimitKind, RunId, Tokens
 from .following import Following
 from .live import Live
 from .sampling import Sampler
@@ -36,10 +36,21 @@ Publish = Callable[[str, RunId, str], None]
 LOAD_AGAIN, LOAD_AGAIN_MAX = 1.0, 60.0
 """Seconds between two tries to import the price list, where the machine was short of something: doubled each time."""
 
+PRICES_WAIT = 10.0
+"""Seconds that an end waits at most for the price list, which takes 0.2 s to load on an idle machine."""
+
+ENDED_SECONDS = 2.0
+"""Seconds of reading what runs wrote that ended while no daemon was there, all of them together, before a daemon serves: 20 MB of
+the densest lines there are."""
+
 MAX_UNPRICED = 16
 """Models without a price that are named for one run."""
 
 _WATCHED = (LimitKind.MEMORY, LimitKind.PIDS)
+
+
+Said = tuple[bool, str | None, ApiTrouble | None]
+"""Whether the final result is out, why the agent failed, whether it cannot reach its model."""
 
 
 @dataclass(slots=True)
@@ -48,11 +59,13 @@ class _Metered:
     prices: Prices
     """Those that were in force when it began."""
     readings: tuple[Reading, ...] = ()
-    said: tuple[bool, str | None] = (False, None)
+    said: Said = (False, None, None)
     skipped: int = 0
     """Lines of which it has been said that they were not read."""
     unpriced: set[str] = field(default_factory=set)
     """Models of which it has been said that they have no price."""
+    unloaded: bool = False
+    """It has been said that the price list could not be loaded."""
 
 
 class Metering:
@@ -120,16 +133,18 @@ class Metering:
 
     def _begin(self, live: Live, position: bytes | None = None, *, fresh: bool = True) -> None:
         run, program = live.run, live.program
-        self._runs[run.id] = _Metered(live, self._prices)
+        metered = self._runs[run.id] = _Metered(live, self._prices)
         if live.kept:
             limit = run.limits.get(LimitKind.OUTPUT)
             argv = run.asked.argv
-            self._following.follow(
+            readings = self._following.follow(
                 run.id,
                 limit=int(limit.limit.threshold) if limit is not None else None,
                 meter=(lambda saved: program.meter(argv, saved)) if program is not None else None,
                 saved=position,
             )
+            metered.readings = readings or ()
+            metered.said = _said(readings[-1]) if readings else metered.said
         self._sample(run, fresh=fresh)
         if program is not None:
             self._load_soon()
@@ -146,10 +161,41 @@ class Metering:
         metered = [each.id for each in run.subtree() if each.id in self._runs and self._runs[each.id].live.program is not None]
         if metered:
             self._following.drain(metered)
+        for name in metered:
+            self._say_unloaded(self._runs[name])
+        if run.id in metered and _blank(self._runs[run.id].readings):
+            self._say_silent(self._runs[run.id])
         if signal == SIGKILL:
             for above in run.lineage:
                 for kind in self._launcher.breaches(above.id):
                     self._level_seen(above.id, kind, 0, refused=True)
+
+    def may_wait(self, run: Run) -> bool:
+        """Whether `settle` has anything to wait for."""
+        return not self._catalogue.settled and any(self._has_meter(each.id) for each in run.subtree())
+
+    async def settle(self, run: Run) -> None:
+        """Wait for what the core must know before it decides about the end of a run: the prices of its tokens."""
+        if self.may_wait(run):
+            await self._load_for_an_end()
+
+    async def read_ended(self, runs: Sequence[Run]) -> tuple[e.Event, ...]:
+        """Read to its end what these runs have written, which ended while no daemon was there. Returns what the core is to know
+        before it decides about them."""
+        ended = [run.id for run in runs if self._has_meter(run.id)]
+        learnt: list[e.Event] = []
+        feed, self._feed = self._feed, learnt.append
+        try:
+            for run in ended:
+                self._following.drain((run,), seconds=ENDED_SECONDS)
+            if ended and not self._catalogue.settled:
+                await self._load_for_an_end()
+        finally:
+            self._feed = feed
+        return tuple(learnt)
+
+    def _has_meter(self, run: RunId) -> bool:
+        return run in self._runs and self._runs[run].live.program is not None
 
     def look_after(self) -> None:
         """Another process may have removed or replaced the directory of all output."""
@@ -183,6 +229,10 @@ class Metering:
         if metered is None:
             return
         metered.readings = readings
+        if _blank(readings):
+            self._say_silent(metered)
+            return
+        self._heard(metered)
         self._feed(e.UseSeen(trio.current_time(), run, "stream", self._use_of(metered)))
         latest = readings[-1]
         if latest.tools:
@@ -192,10 +242,27 @@ class Metering:
             # an agent could write such lines all night, and each word about them is a row of the ledger
             metered.skipped = skipped
             self._publish("meter_gap", run, f"{counted(skipped, 'line')} of more than {MAX_LINE} bytes could not be metered so far")
-        said = (latest.finished, latest.failed)
+        said = _said(latest)
         if said != metered.said:
             metered.said = said
             self._feed(e.AgentSaid(trio.current_time(), run, *said))
+
+    def _say_silent(self, metered: _Metered) -> None:
+        """Nothing that the meter knows is in what the run prints. One that was chosen by the command alone is left in peace: its
+        agent may have failed before it printed any event."""
+        live = metered.live
+        if live.program is None or live.spawn.meter is None or live.meter_silent:
+            return
+        live.meter_silent, live.unused = True, None
+        self._publish(
+            "meter_silent", live.run.id,
+            f"the meter {live.program.name} recognises nothing in what the run prints: its turns, messages, tokens and cost are "
+            "NOT ENFORCEABLE. Have the agent print JSON events, or name another --meter",
+        )  # fmt: skip
+
+    def _heard(self, metered: _Metered) -> None:
+        if metered.live.meter_silent:
+            metered.live.meter_silent, metered.live.unused = False, None
 
     def _lost(self, run: RunId, message: str) -> None:
         self._publish("meter_gap", run, message)
@@ -253,8 +320,22 @@ class Metering:
         names = ", ".join(model[:80] or "a model that is not named" for model in fresh[:4])
         self._publish(
             "meter_unpriced", metered.live.run.id,
-            f"no price is known of {names}: its cost is not counted (set [prices.\"MODEL\"] in the config)",
+            f"no price is known of {names}: {self._unpriced_until(metered.live)} (set [prices.\"MODEL\"] in the config)",
         )  # fmt: skip
+
+    def _say_unloaded(self, metered: _Metered) -> None:
+        """The run's end has waited for the price list in vain."""
+        if self._catalogue.settled or metered.unloaded or not self._use_of(metered).unpriced_tokens:
+            return
+        metered.unloaded = True
+        message = "the price list could not be loaded before it ended: what its tokens cost is not counted"
+        self._publish("meter_unpriced", metered.live.run.id, message)
+
+    @staticmethod
+    def _unpriced_until(live: Live) -> str:
+        if live.program is not None and live.program.tells_cost:
+            return "its cost counts when the agent tells it"
+        return "its cost is not counted"
 
     # ---- prices
 
@@ -271,8 +352,17 @@ class Metering:
                 pause = min(2 * pause, LOAD_AGAIN_MAX)
         finally:
             self._loading = False
+        self._price_again()
+
+    async def _load_for_an_end(self) -> None:
+        """Without the list an end has to go on: what is then not priced is said of each run."""
+        with trio.move_on_after(PRICES_WAIT):
+            await self._not_loaded()
+        self._price_again()
+
+    def _price_again(self) -> None:
         for run, metered in list(self._runs.items()):
-            if metered.readings:
+            if not _blank(metered.readings):
                 self._feed(e.UseSeen(trio.current_time(), run, "stream", self._use_of(metered)))
 
     async def _not_loaded(self) -> str | None:
@@ -361,6 +451,14 @@ class Metering:
         if cost is None and metered is not None:
             self._say_unpriced(metered, {model or "": 1})
         return cost
+
+
+def _blank(readings: Sequence[Reading]) -> bool:
+    return all(reading.blank for reading in readings)
+
+
+def _said(reading: Reading) -> Said:
+    return reading.finished, reading.failed, reading.trouble
 
 
 def program_of(meter: str | None, argv: Sequence[str], *, kept: bool) -> Program | None:

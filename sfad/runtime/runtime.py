@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -173,6 +173,8 @@ class Runtime:
         """What has changed with the admission that is being handled: they are remembered together."""
         self._early: list[e.Event] | None = None
         """What the launcher has reported of runs that were taken over, before the core knows of them."""
+        self._held: dict[RunId, deque[e.MainExited | e.Emptied | e.TimerFired]] = {}
+        """By root: ends about which something is still being learnt, and timers that came due meanwhile."""
         self._to_meter: list[tuple[Live, bytes | None]] = []
         """Runs that were taken over, and where their meters were."""
         self.adopted = 0
@@ -235,6 +237,7 @@ class Runtime:
     def hand_over(self) -> dict[RunId, Held]:
         """What of each live run is not in the spool, which is brought up to date. Raises `OSError` where that cannot be, and where
         something could not be remembered before."""
+        self.report_held()  # of what was reaped here, the next daemon could not learn how it ended
         self.memory.bring_up_to_date(self.live.values(), self.metering.position)
         remains = self.launcher.hand_over()
         return {
@@ -242,7 +245,7 @@ class Runtime:
             for run, live in self.live.items()
         }
 
-    def recover(self, recovery: Recovery) -> None:
+    async def recover(self, recovery: Recovery) -> None:
         """Goes on with what an earlier daemon held. To be called once, when served, before anything is asked."""
         unwritten = [info.id for info, _ in recovery.unwritten]
         for info, extra in recovery.unwritten:
@@ -258,8 +261,10 @@ class Runtime:
         for live, position in self._to_meter:
             self.metering.take_over(live, position)
         self._to_meter.clear()
+        gone = [one.run for one in recovery.event.runs if one.run.pid is None and not one.starting]
+        learnt = await self.metering.read_ended(gone)
         self.adopted = sum(1 for one in recovery.event.runs if one.run.pid is not None)
-        self.feed(recovery.event)
+        self.feed(replace(recovery.event, learnt=learnt))
         early, self._early = self._early or [], None
         for event in early:
             self.reported(event)
@@ -383,11 +388,45 @@ class Runtime:
         run = self.machine.tree.get(event.run) if isinstance(event, e.LaunchSucceeded | e.MainExited | e.Emptied) else None
         if run is not None and isinstance(event, e.LaunchSucceeded):
             self._store(run, event.pid)
-        elif run is not None:
+        elif isinstance(event, e.MainExited | e.Emptied) and run is not None and self._must_wait(run):
+            self._hold(run, event)
+            return
+        self._report(event)
+
+    def _report(self, event: e.Event) -> None:
+        run = self.machine.tree.get(event.run) if isinstance(event, e.MainExited | e.Emptied) else None
+        if run is not None:
             self.metering.catch_up(run, event.signal if isinstance(event, e.MainExited) else None)
             if isinstance(event, e.MainExited):
                 self.fd_store.forget(name_of_main(run))
         self.feed(event)
+
+    def _must_wait(self, run: Run) -> bool:
+        """A tree's ends stay in their order."""
+        return run.root.id in self._held or self.metering.may_wait(run)
+
+    def _hold(self, run: Run, event: e.MainExited | e.Emptied) -> None:
+        root = run.root.id
+        if root not in self._held:
+            self._held[root] = deque()
+            self._nursery.start_soon(self._report_later, root)
+        self._held[root].append(event)
+
+    async def _report_later(self, root: RunId) -> None:
+        held = self._held[root]
+        while held:
+            run = self.machine.tree.get(held[0].run)
+            if run is not None:
+                await self.metering.settle(run)
+            if held:  # else a re-execution could not wait
+                self._report(held.popleft())
+        self._held.pop(root, None)
+
+    def report_held(self) -> None:
+        """Report the ends that wait, at once."""
+        for held in list(self._held.values()):
+            while held:
+                self._report(held.popleft())
 
     def _store(self, run: Run, pid: int) -> None:
         """Should this daemon die, the next one learns from the pidfd how the process has ended, where the kernel tells."""
@@ -675,7 +714,16 @@ class Runtime:
 
     def _arm(self, command: c.Arm) -> None:
         run, timer = command.run, command.timer
-        self.timers.arm((run, timer), command.at, lambda: self.feed(e.TimerFired(trio.current_time(), run, timer)))
+        self.timers.arm((run, timer), command.at, lambda: self._due(run, timer))
+
+    def _due(self, run: RunId, timer: str) -> None:
+        """A run whose end waits must not exceed its time meanwhile."""
+        event, known = e.TimerFired(trio.current_time(), run, timer), self.machine.tree.get(run)
+        held = self._held.get(known.root.id) if known is not None else None
+        if held is not None:
+            held.append(event)
+        else:
+            self.feed(event)
 
     def _tell(self, what: str, run: RunId, message: str, severity: Literal["medium", "high"] = "medium") -> None:
         live = self.live.get(run)

@@ -25,7 +25,7 @@ from ..core.budgets import Budget
 from ..core.labels import fits, values_of
 from ..core.limits import limits_of
 from ..core.run import Run
-from ..core.usage import NOTHING
+from ..core.usage import NOTHING, Use
 from ..descriptors import Need
 from ..giveback import give_back
 from ..meters import PROGRAMS, UNREAD, named
@@ -321,49 +321,70 @@ class Verbs:
         _check_amounts(request)
         run, peer = self._spender(connection, request.run, "report"), connection.peer
         metering, answer = self._runtime.metering, self._answerer(connection, request.id)
-        connection.elsewhere.add(request.id)
 
         def report() -> None:
-            if request.id not in connection.elsewhere:
-                return  # it has been given up
-            connection.elsewhere.discard(request.id)
             use = metering.use_of_report(run, request)
             self._runtime.ask(answer, lambda token, now: e.ReportRequested(now, token, peer, run, use))
 
         # what was used was used, whether its price can be told just now or not
-        metering.when_priced(run, request.model if request.cost_usd is None else None, report, lambda _why: report())
+        self._once_priced(connection, request.id, run, request.model if request.cost_usd is None else None, report)
 
     def _reserve(self, connection: Connection, request: m.Reserve) -> None:
         _check_amounts(request)
         run, peer = self._spender(connection, request.run, "reserve"), connection.peer
         metering, answer = self._runtime.metering, self._answerer(connection, request.id)
-        connection.elsewhere.add(request.id)
 
         def reserve() -> None:
-            if request.id not in connection.elsewhere:
-                return
-            connection.elsewhere.discard(request.id)
             hold = metering.hold_of(run, request)
             self._runtime.ask(answer, lambda token, now: e.ReserveRequested(now, token, peer, run, hold))
 
         def unsure(why: str) -> None:
-            connection.elsewhere.discard(request.id)
-            self._fail(
-                connection, request.id, ErrorCode.UNAVAILABLE, f"nothing is reserved: what it would cost cannot be told now: {why}"
-            )
+            message = f"nothing is reserved: what it would cost cannot be told now: {why}"
+            self._fail(connection, request.id, ErrorCode.UNAVAILABLE, message)
 
-        metering.when_priced(run, request.model, reserve, unsure)
+        self._once_priced(connection, request.id, run, request.model, reserve, unsure)
 
     def _settle(self, connection: Connection, request: m.Settle) -> None:
         _check_amounts(request)
         self._permit(connection, "settle")
         held, peer = self._runtime.machine.limiter.reservation(request.reservation), connection.peer
-        use = NOTHING
-        if held is not None:
-            self._resolve(connection, held[0].id, "settle")
-            use = self._runtime.metering.use_of_settlement(held[0].id, held[1], request)
         answer = self._answerer(connection, request.id)
-        self._runtime.ask(answer, lambda token, now: e.SettleRequested(now, token, peer, request.reservation, use))
+
+        def settle(use: Use) -> None:
+            self._runtime.ask(answer, lambda token, now: e.SettleRequested(now, token, peer, request.reservation, use))
+
+        if held is None:
+            settle(NOTHING)
+            return
+        run, hold = held[0].id, held[1]
+        self._resolve(connection, run, "settle")
+        metering, model = self._runtime.metering, hold.model if request.cost_usd is None else None
+        # a daemon that has just executed itself anew has not loaded the prices yet that the reservation was made with
+        self._once_priced(connection, request.id, run, model, lambda: settle(metering.use_of_settlement(run, hold, request)))
+
+    def _once_priced(
+        self,
+        connection: Connection,
+        request: int,
+        run: RunId,
+        model: str | None,
+        then: Callable[[], None],
+        unsure: Callable[[str], None] | None = None,
+    ) -> None:
+        """Call `then` once the price of the model is known, or known not to be there, unless the request is given up before.
+        `unsure`: what to call instead where that cannot be known now."""
+        connection.elsewhere.add(request)
+
+        def go_on(why: str | None = None) -> None:
+            if request not in connection.elsewhere:
+                return
+            connection.elsewhere.discard(request)
+            if why is None or unsure is None:
+                then()
+            else:
+                unsure(why)
+
+        self._runtime.metering.when_priced(run, model, go_on, go_on)
 
     def _spender(self, connection: Connection, run: str | None, verb: str) -> RunId:
         """The run whose use is spoken of: the one that is named, else the one that the peer is in."""

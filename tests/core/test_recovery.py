@@ -15,7 +15,7 @@ from sfad.core.recovery import NOBODY
 from sfad.core.run import Exit, Run
 from sfad.core.stop import Rung
 from sfad.protocol.errors import ErrorCode
-from sfad.protocol.types import Action, RunId, Status
+from sfad.protocol.types import Action, ApiTrouble, RunId, Status
 
 from .transcript import ANN, BOB, Transcript, inside, purse, seconds
 
@@ -44,6 +44,7 @@ class Life(Transcript):
         copies: list[tuple[Birth, State]] | None = None,
         reboot: bool = False,
         continued: bool = False,
+        learnt: Iterable[e.Event] = (),
     ) -> e.Recovered:
         """Another daemon. Main processes of `alive` are; of `populated` other processes are."""
         found: dict[RunId, Run] = {}
@@ -66,7 +67,7 @@ class Life(Transcript):
             )
         tickets = self.machine.tickets() if continued else ()
         self.machine = Machine(self.machine.policy, **self.numbers)
-        return e.Recovered(self.at, tuple(runs), "the daemon died", continued, tickets)
+        return e.Recovered(self.at, tuple(runs), "the daemon died", continued, tickets, tuple(learnt))
 
     def back(self, run: RunId, client: int) -> e.ClientBack:
         """A client has a connection again."""
@@ -176,6 +177,49 @@ def test_who_has_gone_is_lost() -> None:
     t.quiet()
     assert t.ended(a, Status.LOST) == "the daemon died while it ran; how it ended cannot be known"
     assert t.machine.slots.count == 0
+
+
+def test_what_has_gone_ended_as_its_agent_said() -> None:
+    t = Life()
+    a, b, d = t.start("a"), t.start("b", attempts=3), t.start("d")
+    learnt: list[e.Event] = [
+        t.used(a, turns=7, cost=0.5, partial=False),
+        t.said_by_agent(a, finished=True),
+        t.said_by_agent(b, finished=True, failed="no credit"),
+        t.used(d, cost=0.25),
+    ]
+    recovered = t.anew(learnt=learnt, startable=[b])
+    t >> t.budgets(purse(9, "ann"))
+    (t >> recovered).skip()
+    died = "the daemon died while it ran; how it ended cannot be known"
+    assert t.ended(a, Status.COMPLETED) == f"{died}; before, the agent had printed its final result"
+    assert t.ended(b, Status.FAILED) == f"{died}; before, the agent had printed that it failed (no credit)"
+    assert t.ended(d, Status.LOST) == died
+    uses = {one.run.id: one.run.account.sources["stream"] for one in recovered.runs if one.run.id != b}
+    assert (uses[a].turns, uses[a].partial, uses[d].partial) == (7, False, True)
+    assert t.charged == {"user ann": 0.75}
+
+
+def test_an_unknown_exit_is_what_the_agent_said() -> None:
+    t = Life()
+    a = t.start("a")
+    (t >> t.anew(a)).skip()
+    (t >> t.said_by_agent(a, finished=True)).skip()
+    (t >> t.exited(a, None)).skip()
+    assert t.ended(a, Status.COMPLETED).endswith("; before, the agent had printed its final result")
+
+
+def test_trouble_with_the_model_is_said_and_remembered_and_part_of_an_end() -> None:
+    t = Life()
+    a = t.start("a", attempts=2)
+    for count in range(1, 7):
+        (t >> t.said_by_agent(a, trouble=ApiTrouble(count=count, status=529, error="overloaded"))).skip()
+    assert t.progress == [f"the API answered 529 {times}: overloaded" for times in ("once", "twice", "four times")]
+    (t >> t.anew(a)).skip()
+    assert t.run(a).api_trouble == ApiTrouble(count=6, status=529, error="overloaded")
+    (t >> t.stop(a)).skip()
+    (t >> t.emptied(a)).skip()
+    assert t.ended(a, Status.CANCELLED) == "stopped by user ann (SIGTERM); the API answered 529 six times: overloaded"
 
 
 def test_what_somebody_who_has_gone_has_left_is_stopped() -> None:

@@ -22,7 +22,20 @@ from sfad.core.memory import State, state_of
 from sfad.core.policy import Policy
 from sfad.core.run import Run
 from sfad.core.usage import Account, Hold, Use
-from sfad.protocol.types import Action, Bound, Limit, LimitKind, LimitRefusal, Reason, Refusal, Role, RunId, Source, Survivor
+from sfad.protocol.types import (
+    Action,
+    ApiTrouble,
+    Bound,
+    Limit,
+    LimitKind,
+    LimitRefusal,
+    Reason,
+    Refusal,
+    Role,
+    RunId,
+    Source,
+    Survivor,
+)
 
 ANN = Peer(1000, "ann")
 BOB = Peer(1001, "bob")
@@ -81,6 +94,8 @@ class Transcript:
         """Of limits and budgets: `near a1 turns 8/10`."""
         self.charged: dict[str, float] = {}
         """Sums of the charge commands, by budget."""
+        self.progress: list[str] = []
+        """Messages of `run_progress`."""
         self.reasons: dict[RunId, Reason | None] = {}
         self._quiet = NOISE - hear
         self._left: list[str] = []
@@ -131,6 +146,8 @@ class Transcript:
         match command:
             case c.Publish(event):
                 self.events.append(f"{event.type} {event.run_id}")
+                if event.type == "run_progress":
+                    self.progress.append(event.message)
                 if event.type == "limit_changed":
                     self.said.append(event.message)
                 if event.type in LIMIT_EVENTS:
@@ -208,9 +225,11 @@ class Transcript:
         """The kernel tells."""
         return e.LevelSeen(self.at, run, LimitKind(kind), level, refused)
 
-    def said_by_agent(self, run: RunId, *, finished: bool = False, failed: str | None = None) -> e.AgentSaid:
+    def said_by_agent(
+        self, run: RunId, *, finished: bool = False, failed: str | None = None, trouble: ApiTrouble | None = None
+    ) -> e.AgentSaid:
         """The agent says how it stands."""
-        return e.AgentSaid(self.at, run, finished, failed)
+        return e.AgentSaid(self.at, run, finished, failed, trouble)
 
     def budgets(self, *known: Budget) -> e.BudgetsKnown:
         """The shell tells what budgets there are."""

@@ -34,7 +34,7 @@ REQUESTS: tuple[type[m.Request], ...] = get_args(m.AnyRequest)
 REPLIES: tuple[type[m.Reply], ...] = get_args(m.AnyReply)
 NESTED = (
     t.Bound, t.Claim, t.Limit, t.LimitState, t.RunInfo, t.Reason, t.Usage, t.Refusal, t.LimitRefusal, t.BudgetState, t.Survivor,
-    Advice, t.Event, m.Setting, m.AgentInfo, m.Change, m.Failure,
+    t.ApiTrouble, Advice, t.Event, m.Setting, m.AgentInfo, m.Change, m.Failure,
 )  # fmt: skip
 
 Struct = type[msgspec.Struct]

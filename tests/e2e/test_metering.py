@@ -11,11 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from sfactl.connection import Client
 from sfad.protocol import messages as m
 from sfad.protocol.types import Status
 from tests.harness import Daemon, agent, ended, started, stopped, wait_until
 
-from .agents import info, limit, recorded, state, until_over, watched
+from .agents import info, limit, recorded, state, until_event, until_over, watched
 
 ASKED = {
     "claude": ["-p", "x", "--output-format", "stream-json", "--verbose"],
@@ -42,13 +43,55 @@ def test_a_recording_is_metered_by_the_command_alone(
     assert (run.status, run.meter, run.usage.source) == (Status.COMPLETED, program, "stream")
     assert (run.usage.turns, run.usage.input_tokens, run.usage.output_tokens) == (turns, *tokens)
     if cost == "prices":
-        # Gemini tells no cost: the price list does, once it is loaded, which may be after so short a run
-        assert run.usage.cost_usd is None or run.usage.cost_from == "prices"
+        assert run.usage.cost_usd is not None, "Gemini tells no cost, and the end of so short a run waits for the price list"
+        assert run.usage.cost_from == "prices"
     else:
         assert run.usage.cost_usd == cost
         assert run.usage.cost_from == ("agent" if cost is not None else None)
     row = json.loads(daemon.sfactl("info", run.id, "--json").stdout)
     assert row["usage"] == row["usage_by_source"]["stream"]
+
+
+def tell(client: Client, run: str) -> None:
+    """Send a byte to its stdin. What it prints before the client has read the answer to its spawn, `until_event` does not see."""
+    client.send(m.Send(id=client.next_id(), run=run, data=b"x"))
+
+
+def test_a_meter_that_recognises_nothing_says_so_and_enforces_nothing(daemon: Daemon) -> None:
+    program = "import sys\nsys.stdin.read(1)\nprint('x' * 70_000, flush=True)\nsys.stdin.read()"
+    with daemon.client() as client:
+        run, _ = watched(client, [sys.executable, "-c", program], limit("turns", 10), meter="claude", stdin="pipe")
+        assert state(run, "turns")[2] == "meter"
+        tell(client, run.id)
+        said = until_event(client, "meter_silent")
+        assert said.message.startswith("the meter claude recognises nothing in what the run prints: ")
+        now = info(client, run.id)
+        assert (state(now, "turns"), now.usage.source) == ((None, "terminate", "nothing"), "none")
+        stopped(client, run.id)
+        brief, _ = watched(client, ["echo", "hi"], limit("turns", 10), meter="codex")
+        over, events = until_over(client, brief.id)
+    assert [event.type for event in events if event.run_id == brief.id].count("meter_silent") == 1
+    assert state(over, "turns")[2] == "nothing"
+    row = json.loads(daemon.sfactl("info", brief.id, "--json").stdout)
+    assert {one["enforced_by"] for one in row["limits"] if one["kind"] in ("turns", "cost")} == {"nothing"}
+
+
+def test_a_model_that_cannot_be_reached_is_visible(daemon: Daemon) -> None:
+    retry = {"type": "system", "subtype": "api_retry", "attempt": 6, "error_status": 529, "error": "overloaded"}
+    answer = {"type": "assistant", "message": {"id": "m", "model": "m", "content": []}}
+    lines = [json.dumps(retry), json.dumps(answer)]
+    program = f"import sys\nfor line in {lines}:\n    sys.stdin.read(1)\n    print(line, flush=True)\nsys.stdin.read()"
+    with daemon.client() as client:
+        run, _ = watched(client, [sys.executable, "-c", program], meter="claude", stdin="pipe")
+        tell(client, run.id)
+        assert until_event(client, "run_progress").message == "the API answered 529 six times: overloaded"
+        why, listed = daemon.sfactl("why", run.id).stdout, daemon.sfactl("list").stdout
+        assert "it cannot reach its model: the API answered 529 six times: overloaded" in why
+        assert "running (API 529)" in listed
+        tell(client, run.id)
+        assert until_event(client, "run_progress").message == "the API answers again"
+        assert info(client, run.id).api_trouble is None
+        stopped(client, run.id)
 
 
 @pytest.mark.parametrize("recording", ["claude-api-failure", "codex-turn-failed"])

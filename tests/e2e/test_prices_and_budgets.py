@@ -40,6 +40,22 @@ def claude(**event: object) -> str:
     return f"print({json.dumps(json.dumps(event))}, flush=True)"
 
 
+def test_a_settlement_after_a_reexecution_is_priced(start: Start) -> None:
+    daemon = start(config=f"[budgets.users.{USER}]\ndaily_usd = 50")
+    with daemon.client() as client:
+        run = sleeper(client)
+        held = [reserve(client, run.id, 1000, 2000).reservation for _ in range(3)]
+    daemon.reexecute()
+    with daemon.client() as client:
+        for name in held:
+            assert name is not None
+            settled = m.Settle(id=client.next_id(), reservation=name, input_tokens=1000, output_tokens=1000)
+            usage = client.call(settled, m.RunReply).run.usage
+        stopped(client, run.id)
+    assert (usage.cost_usd, usage.unpriced_tokens) == (0.054, None)
+    assert charged(daemon) == pytest.approx(0.054)
+
+
 def test_a_retry_does_not_forget_what_the_attempt_before_has_cost(start: Start) -> None:
     """An attempt that died before it could tell its cost is priced; that the next one tells its own changes nothing about it."""
     daemon = start(config=f"[budgets.users.{USER}]\ndaily_usd = 50")

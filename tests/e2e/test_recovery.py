@@ -21,7 +21,7 @@ from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
 from tests.harness import PATIENCE, Daemon, alive, ended, other_boot, spawn, started, stopped, strays, wait_until
 
-from .agents import info, limit, reserve, turns, until_over, watched
+from .agents import RECORDINGS, info, limit, reserve, turns, until_over, watched
 
 TICK = "i=0; while :; do echo $i; i=$((i+1)); sleep 0.02; done"
 
@@ -157,6 +157,57 @@ def test_what_ended_meanwhile_is_lost_or_has_its_exit_code(start: Start, tmp_pat
         assert info(client, done.id).exit_code == 3
     waited = daemon.sfactl("wait", gone.id)
     assert waited.returncode in {70, 7}
+
+
+SCREENED = """
+import os, sys
+lines = open(sys.argv[1], "rb").read().splitlines(keepends=True)
+told, last = int(sys.argv[2]), len(lines) - int(sys.argv[3])
+os.write(1, b"".join(lines[:told]))
+open(sys.argv[4]).read()
+os.write(1, b"".join(lines[told:last]))
+"""
+"""Prints so many lines of a recording, waits for a fifo, and prints the rest but so many."""
+
+
+@pytest.mark.parametrize("saved", [True, False], ids=["saved", "not saved"])
+def test_what_ended_meanwhile_is_metered_to_its_end(start: Start, containment: str, tmp_path: Path, saved: bool) -> None:
+    """Three agents print the rest of what was recorded, one of them without its result, and end while no daemon is there."""
+    daemon = start(mode=containment, config="[budgets.users.root]\ndaily_usd = 9\n")
+    recordings = {"claude": "claude-success", "codex": "codex-success", "killed": "claude-success"}
+    go = {name: tmp_path / f"{name}.go" for name in recordings}
+    with daemon.client() as client:
+        runs: dict[str, RunInfo] = {}
+        for name, recording in recordings.items():
+            os.mkfifo(go[name])
+            told, left_out = "3" if saved else "0", "1" if name == "killed" else "0"
+            argv = [sys.executable, "-c", SCREENED, str(RECORDINGS / f"{recording}.jsonl"), told, left_out, str(go[name])]
+            runs[name] = started(client, argv, name=name, meter=recording.partition("-")[0])
+        if saved:
+            wait_until(lambda: all(_saved(daemon, run.id) for run in runs.values()), "positions are saved")
+    daemon.kill()
+    for name, run in runs.items():
+        go[name].write_text("now\n")
+        wait_until(lambda run=run: not alive(run.pid), "it ends while no daemon is there")  # type: ignore[misc]
+    daemon.restart()
+    with daemon.client() as client:
+        now = {name: ended(client, run.id) for name, run in runs.items()}
+    claude, codex, killed = now["claude"], now["codex"], now["killed"]
+    if claude.exit_code is None:  # else the kernel has told
+        assert (claude.status, killed.status) == (Status.COMPLETED, Status.LOST)
+        assert claude.reason is not None
+        assert claude.reason.message.endswith("; before, the agent had printed its final result")
+    assert (claude.usage.turns, claude.usage.input_tokens, claude.usage.output_tokens) == (2, 4650, 180)
+    assert (claude.usage.cost_usd, claude.usage.partial) == (0.0238875, False)
+    assert (codex.usage.turns, codex.usage.tokens, codex.usage.partial) == (2, 4740, False)
+    assert (killed.usage.turns, killed.usage.input_tokens, killed.usage.partial) == (2, 4650, True)
+    assert killed.usage.cost_usd is not None
+    assert killed.usage.cost_from == "prices", "the price list was waited for"
+
+
+def _saved(daemon: Daemon, run: str) -> bool:
+    """Whether it has been written where the run's meter is."""
+    return f"meter/{run}".encode() in (daemon.state_dir / "spool" / "runs").read_bytes()
 
 
 def test_what_a_dead_main_process_left_is_stopped(start: Start, containment: str, tmp_path: Path) -> None:

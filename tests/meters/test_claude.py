@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sfad.meters.tally import MAX_IDS
-from sfad.protocol.types import Tokens
+from sfad.protocol.types import ApiTrouble, Tokens
 from tests.meters.recordings import COMMANDS, STREAMS, in_all, lines, read
 
 MORE = [*COMMANDS["claude"], "--input-format", "stream-json"]
@@ -15,7 +15,7 @@ MORE = [*COMMANDS["claude"], "--input-format", "stream-json"]
 
 def says(key: str, *, tools: tuple[str, ...] = (), model: str = "opus", **usage: int) -> dict[str, Any]:
     """A part of a message."""
-    content = [{"type": "text", "text": "…"}, *({"type": "tool_use", "id": tool, "name": "Bash", "input": {}} for tool in tools)]
+    content = [{"type": "text", "text": "…"}, *({"type": "tool_use", "id": tool, "name": "Bash"} for tool in tools)]
     return {"type": "assistant", "message": {"id": key, "model": model, "content": content, "usage": usage}}
 
 
@@ -35,7 +35,9 @@ def test_nothing_is_known_before_the_stream_begins_and_nothing_was_done_when_it_
 def test_while_it_runs_each_message_counts_once() -> None:
     recording = (STREAMS / "claude-success.jsonl").read_bytes().splitlines(keepends=True)
     reading = read("claude", *recording[:-1])
-    assert reading.models == {"claude-opus-4-8": Tokens(input=4650, output=3, cached=900, cache_write=150)}
+    assert reading.models == {"claude-opus-4-8": Tokens(input=4650, output=27, cached=900, cache_write=150)}, (
+        "estimated from the text"
+    )
     assert (reading.turns, reading.messages, reading.cost_usd, reading.finished) == (2, 3, None, False)
 
 
@@ -53,8 +55,54 @@ def test_a_tool_call_that_is_printed_twice_is_one_turn() -> None:
 def test_subagents_count() -> None:
     inner = says("b", tools=("t2",), model="haiku", input_tokens=5) | {"parent_tool_use_id": "t1"}
     reading = read("claude", lines(says("a", tools=("t1",), input_tokens=10), inner, says("a", input_tokens=10)))
-    assert reading.models == {"opus": Tokens(input=10), "haiku": Tokens(input=5)}
-    assert reading.turns == 2
+    assert reading.models == {"opus": Tokens(input=10, output=1), "haiku": Tokens(input=5)}
+    assert (reading.turns, reading.messages) == (2, 2)
+
+
+def streamed(event: dict[str, Any], parent: str | None = None) -> dict[str, Any]:
+    return {"type": "stream_event", "event": event, "parent_tool_use_id": parent}
+
+
+def test_output_is_estimated_from_what_is_streamed_until_it_is_told() -> None:
+    begin = streamed({"type": "message_start", "message": {"id": "a", "model": "opus", "usage": {"input_tokens": 10}}})
+    pieces = [{"text": "x" * 40}, {"thinking": "y" * 40}, {"partial_json": '{"a":"' + "z" * 32 + '"}'}, {"signature": "s" * 99}]
+    deltas = [streamed({"type": "content_block_delta", "delta": piece}) for piece in pieces]
+    blocks = [
+        {"type": "text", "text": "x" * 40},
+        {"type": "thinking", "thinking": "y" * 40, "signature": "s" * 99},
+        {"type": "tool_use", "id": "t", "name": "Write", "input": {"a": "z" * 32}},
+    ]
+    whole = [
+        {"type": "assistant", "message": {"id": "a", "model": "opus", "content": [b], "usage": {"input_tokens": 10}}}
+        for b in blocks
+    ]
+    end = streamed({"type": "message_delta", "usage": {"output_tokens": 17}})
+    stream = [begin, *deltas, *whole, end]
+    outputs = [in_all(read("claude", lines(*stream[: at + 1]))).output for at in range(len(stream))]
+    assert outputs == [0, 10, 20, 30, 30, 30, 30, 30, 17]
+    assert in_all(read("claude", lines(*whole))).output == 30, "without --include-partial-messages"
+    told = read("claude", lines(*stream))
+    assert (told.partial, told.turns, told.messages) == (True, 1, 1), "what it calls for itself is only in the result"
+    assert not read("claude", lines(*stream, concludes(0.1, {"opus": (10, 20)}))).partial
+
+
+def test_what_is_said_after_a_result_costs_more_than_the_result_says() -> None:
+    stream = lines(says("a", input_tokens=10), concludes(0.1, {"opus": (10, 5)}), says("b", input_tokens=20, output_tokens=2))
+    reading = read("claude", stream)
+    assert (reading.cost_usd, reading.to_price, reading.partial) == (0.1, {"opus": Tokens(input=20, output=2)}, True)
+    reading = read("claude", stream, lines(concludes(0.4, {"opus": (30, 9)})))
+    assert (reading.cost_usd, reading.to_price, reading.partial) == (0.4, {}, False)
+
+
+def test_calls_that_fail_are_counted_until_one_is_answered() -> None:
+    def retry(attempt: int) -> dict[str, Any]:
+        return {"type": "system", "subtype": "api_retry", "attempt": attempt, "error_status": 529, "error": "overloaded"}
+
+    failing = lines(*(retry(attempt) for attempt in range(1, 7)))
+    assert read("claude", failing).trouble == ApiTrouble(count=6, status=529, error="overloaded")
+    assert read("claude", failing, lines(says("a"))).trouble is None
+    unreachable = {"type": "system", "subtype": "api_retry", "attempt": 1, "error_status": None, "error": "unknown"}
+    assert read("claude", lines(unreachable)).trouble == ApiTrouble(count=1, error="unknown")
 
 
 def test_the_last_delta_of_a_partial_message_has_the_true_output() -> None:
@@ -128,7 +176,7 @@ def test_numbers_beside_half_an_emoji_count() -> None:
     """JavaScript prints what it cut in two as a lone surrogate."""
     event = lines(says("a", tools=("t",), input_tokens=7)).replace(b"\\u2026", b"cut \\ud83d")
     assert b"\\ud83d" in event
-    assert read("claude", event).models == {"opus": Tokens(input=7)}
+    assert read("claude", event).models == {"opus": Tokens(input=7, output=1)}
     assert read("claude", event.replace(b"\\ud83d", b"\xf0\x9f")).turns == 1
 
 

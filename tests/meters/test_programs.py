@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from sfad.protocol.types import Tokens
-from tests.meters.recordings import JSONL, OPENCODE, lines, read
+from sfad.protocol.types import ApiTrouble, Tokens
+from tests.meters.recordings import JSONL, OPENCODE, in_all, lines, read
 
 DOCS = Path(__file__).parents[2] / "docs" / "meters.md"
 
@@ -36,6 +36,33 @@ def codex_item(kind: str, **fields: object) -> dict[str, Any]:
 def test_codex_tells_nothing_of_tokens_before_its_end() -> None:
     reading = read("codex", lines(codex_thread("a"), codex_item("command_execution")))
     assert (reading.turns, reading.messages, reading.models, reading.finished) == (1, 0, {}, False)
+
+
+def test_codex_output_is_estimated_from_its_items_until_its_end() -> None:
+    call = {"id": "item_1", "type": "command_execution", "command": "x" * 40, "aggregated_output": "z" * 400}
+    stream = [
+        codex_thread("a"),
+        codex_item("reasoning", text="y" * 80),
+        {"type": "item.started", "item": call},
+        {"type": "item.completed", "item": call},
+        codex_item("agent_message", text="t" * 8),
+    ]
+    reading = read("codex", lines(*stream))
+    assert (reading.models, reading.partial) == ({"gpt-5-codex": Tokens(output=32)}, True)
+    ended = read("codex", lines(*stream, codex_turn(100, 7)))
+    assert (ended.models, ended.partial) == ({"gpt-5-codex": Tokens(input=100, output=7)}, False)
+    failed = read("codex", lines(*stream, {"type": "turn.failed", "error": {"message": "no"}}))
+    assert (failed.models, failed.partial) == (reading.models, True)
+
+
+def test_codex_reconnecting_is_trouble_until_it_goes_on() -> None:
+    def error(message: str) -> dict[str, Any]:
+        return {"type": "error", "message": message}
+
+    failing = [error("Reconnecting... 2/5 (unexpected status 503 Service Unavailable: x)"), error("Reconnecting... 3/5 (timeout)")]
+    assert read("codex", lines(failing[0])).trouble == ApiTrouble(count=2, status=503, error=failing[0]["message"])
+    assert read("codex", lines(*failing)).trouble == ApiTrouble(count=3, error=failing[1]["message"])
+    assert read("codex", lines(*failing, codex_item("agent_message", text="OK"))).trouble is None
 
 
 def test_codex_usage_is_that_of_the_thread() -> None:
@@ -109,6 +136,26 @@ def test_gemini_use_by_model_with_thoughts_as_output() -> None:
     assert read("gemini", lines({"type": "init", "model": "auto"}, older)).models == {"auto": used["pro"]}
 
 
+def test_gemini_output_is_estimated_until_its_result() -> None:
+    stream = [
+        {"type": "init", "model": "pro"},
+        {"type": "message", "role": "user", "content": "x" * 400},
+        {"type": "message", "role": "assistant", "content": "y" * 40, "delta": True},
+        {"type": "tool_use", "tool_name": "ls", "tool_id": "1", "parameters": {"path": "z" * 31}},
+    ]
+    reading = read("gemini", lines(*stream))
+    assert (reading.models, reading.partial) == ({"pro": Tokens(output=20)}, True)
+    stats = {"total_tokens": 12, "input_tokens": 10, "output_tokens": 2, "cached": 0}
+    ended = read("gemini", lines(*stream, {"type": "result", "status": "success", "stats": stats}))
+    assert (ended.models, ended.partial) == ({"pro": Tokens(input=10, output=2)}, False)
+
+
+def test_gemini_errors_are_trouble() -> None:
+    error = {"type": "error", "severity": "error", "message": "got status: 429 Too Many Requests"}
+    assert read("gemini", lines(error, error)).trouble == ApiTrouble(count=2, status=429, error=error["message"])
+    assert read("gemini", lines(error | {"severity": "warning"})).trouble is None
+
+
 def test_gemini_failure() -> None:
     result = {"type": "result", "status": "error", "error": {"type": "FatalTurnLimitedError", "message": "too many"}}
     assert read("gemini", lines(result)).failed == "too many"
@@ -124,6 +171,25 @@ def test_opencode_counts_while_it_runs() -> None:
     assert reading.models == {model: Tokens(input=157, output=28, cached=40, cache_write=10)}
     assert (reading.turns, reading.messages, reading.cost_usd, reading.finished) == (1, 2, 0.75, True)
     assert reading.tools == ["bash"]
+
+
+def test_opencode_the_output_of_a_step_is_estimated_until_it_has_ended() -> None:
+    text = {"type": "text", "part": {"id": "prt_7", "type": "text", "text": "x" * 40}}
+    call = {"type": "tool_use", "part": {"id": "prt_8", "tool": "bash", "state": {"input": {"command": "z" * 26}}}}
+    before, after = read("opencode", lines(*OPENCODE[:3])), read("opencode", lines(*OPENCODE[:3], text, call))
+    assert in_all(after).output == in_all(before).output + 20
+    assert (before.partial, after.partial, after.to_price) == (False, True, {"anthropic/claude-sonnet-4-5": Tokens(output=20)})
+    ended = read("opencode", lines(*OPENCODE[:3], text, call, OPENCODE[5]))
+    assert (in_all(ended), ended.to_price, ended.partial) == (
+        in_all(read("opencode", lines(*OPENCODE[:3], OPENCODE[5]))),
+        {},
+        False,
+    )
+
+
+def test_opencode_an_error_of_the_api_is_trouble() -> None:
+    error = {"type": "error", "error": {"name": "APIError", "data": {"message": "Overloaded", "statusCode": 529}}}
+    assert read("opencode", lines(error)).trouble == ApiTrouble(count=1, status=529, error="Overloaded")
 
 
 def test_opencode_a_part_that_is_printed_again_counts_once() -> None:

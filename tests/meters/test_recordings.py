@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfad.meters import Reading
-from sfad.protocol.types import Tokens
+from sfad.protocol.types import ApiTrouble, Tokens
 from tests.meters.recordings import RECORDINGS, STREAMS, program_of, read, samples
 
 OPUS = "claude-opus-4-8"
@@ -47,7 +47,14 @@ EXPECTED = {
         finished=True,
         failed="Reached maximum number of turns (2)",
     ),
-    "claude-api-failure": Reading(turns=0, messages=0, cost_usd=0.0, finished=True, failed="API Error: 400 scripted failure"),
+    "claude-api-failure": Reading(
+        turns=0,
+        messages=0,
+        cost_usd=0.0,
+        finished=True,
+        failed="API Error: 400 scripted failure",
+        trouble=ApiTrouble(count=1, status=400, error="API Error: 400 scripted failure"),
+    ),
     "codex-success": Reading(
         turns=2,
         messages=1,
@@ -61,6 +68,9 @@ EXPECTED = {
         partial=True,
         finished=True,
         failed='{"error": {"message": "scripted failure", "type": "invalid_request_error", "code": "bad"}}',
+        trouble=ApiTrouble(
+            count=1, error='{"error": {"message": "scripted failure", "type": "invalid_request_error", "code": "bad"}}'
+        ),
     ),
     "gemini-success": Reading(
         turns=2,
