@@ -5,9 +5,7 @@ A person waits for it with a finger on the tab key, so it gives up after `PATIEN
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import FrameType
 
 from sfad.protocol.messages import AgentList, Agents, List, RunList
 from sfad.protocol.types import Action, LimitKind, RunInfo, Status
@@ -15,6 +13,7 @@ from sfad.protocol.types import Action, LimitKind, RunInfo, Status
 from . import request, verbs
 from .connection import connect
 from .exits import Quit
+from .patience import Late, within
 
 PATIENCE = 0.5
 """Seconds that the daemon has for its answer."""
@@ -31,28 +30,16 @@ Candidate = tuple[str, str]
 """A word, and what the shell shows beside it."""
 
 
-class _Late(Exception):
-    pass
-
-
 def candidates(kind: str, begun: str, socket: str | None = None) -> list[Candidate]:
     """Return the words of a kind of `CANDIDATES` that begin with `begun`, without those that the daemon cannot tell in time."""
-    previous = signal.signal(signal.SIGALRM, _late)
-    signal.setitimer(signal.ITIMER_REAL, PATIENCE)
     found: dict[str, str] = {}
     try:
-        for word, about in CANDIDATES[kind](socket):
-            found.setdefault(word, about)
-    except (Quit, OSError, _Late):
+        with within(PATIENCE):
+            for word, about in CANDIDATES[kind](socket):
+                found.setdefault(word, about)
+    except (Quit, OSError, Late):
         pass  # a shell would show the error in the middle of the command line
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
     return [(word, about) for word, about in found.items() if word.startswith(begun)]
-
-
-def _late(_number: int, _frame: FrameType | None) -> None:
-    raise _Late
 
 
 def _listed(socket: str | None, status: Sequence[Status] = ()) -> list[RunInfo]:
@@ -81,9 +68,13 @@ def _types(socket: str | None) -> Iterator[Candidate]:
 
 
 def _agents(socket: str | None) -> Iterator[Candidate]:
-    yield from ((word, "built in") for word in AGENTS)
-    with connect(socket) as client:
-        yield from ((agent.name, agent.description) for agent in client.call(Agents(id=client.next_id()), AgentList).agents)
+    try:
+        with connect(socket) as client:
+            found = client.call(Agents(id=client.next_id()), AgentList).agents
+    except Quit:
+        yield from ((word, "") for word in AGENTS)
+    else:
+        yield from ((agent.name, agent.description) for agent in found)
 
 
 def _fixed(*words: str) -> Callable[[str | None], Iterator[Candidate]]:

@@ -54,7 +54,7 @@ REPEATS: dict[type[m.Request], int] = {
     m.Spawn: 3,
     # The rest once: what takes the daemon down each time is not to keep it down.
     **dict.fromkeys((m.Pause, m.Select, m.Reload, m.Recommend, m.DaemonInfo, m.Agents, m.Config), 1),
-    **dict.fromkeys((m.Info, m.List, m.Logs, m.Text, m.Result, m.Watch), 1),
+    **dict.fromkeys((m.Info, m.List, m.Summarise, m.Logs, m.Text, m.Result, m.Watch), 1),
 }
 """How often a request is sent again whose answer was lost with the connection. Not here, and so never: what adds up, what
 writes, and what may meet another state the second time (`Resume`, which would thaw what was paused again meanwhile)."""
@@ -133,7 +133,7 @@ class Client:
         self._decoder = FrameDecoder(MAX_REPLY)
         self._last_words: m.Error | None = None
         self._opened_at = time.monotonic()
-        self._socket = _connected(self.path, handshake)
+        self._socket = self._reach(handshake)
         try:
             if (why := distrusted(self._socket)) is not None:
                 raise Unreachable(self.path, "untrusted", why)
@@ -141,6 +141,9 @@ class Client:
         except BaseException:
             self.close()
             raise
+
+    def _reach(self, seconds: float) -> socket.socket:
+        return _connected(self.path, seconds)
 
     def __enter__(self) -> Client:
         return self
@@ -365,7 +368,7 @@ _CHANGES = (m.Spawn, m.Stop, m.Pause)
 
 def _look(request: m.Request) -> str:
     run = getattr(request, "run", None) or "RUN"
-    return f"look with: sfactl {'list' if isinstance(request, m.Spawn | m.Stop) else f'info {run}'}"
+    return f"look with: sfactl {'list' if isinstance(request, m.Spawn | m.Stop | m.Prune) else f'info {run}'}"
 
 
 def check(reply: m.AnyReply) -> None:

@@ -16,6 +16,10 @@ from sfad.protocol.types import LimitKind
 
 from .connection import connect
 from .exits import Quit
+from .patience import Late, within
+
+PATIENCE = 1.0
+"""Seconds that the daemon has for its answer."""
 
 PROFILE = {LimitKind.TIME: 1800.0, LimitKind.TURNS: 100.0, LimitKind.COST: 5.0}
 """The profile `coding-agent` (SPEC section 3)."""
@@ -42,9 +46,9 @@ def told() -> str:
 
 def _settings() -> list[Setting]:
     try:
-        with connect(None) as client:
+        with within(PATIENCE), connect(None) as client:
             return client.call(Config(id=client.next_id()), ConfigReply).settings
-    except Quit:
+    except (Quit, Late):
         pass  # help is wanted also where there is no daemon yet
     done = subprocess.run([sys.executable, "-P", "-m", "sfad.config"], capture_output=True, text=True, check=False)
     if done.returncode:

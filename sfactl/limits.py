@@ -9,8 +9,9 @@ from math import ceil
 from typing import ParamSpec, TypeVar
 
 from sfad.protocol import limits as written
-from sfad.protocol.limits import INSTEAD, METERED, format_amount, format_usd
+from sfad.protocol.limits import INSTEAD, METERED, format_amount
 from sfad.protocol.types import Action, Event, Limit, LimitKind, LimitState, RunInfo, Usage
+from sfad.protocol.units import format_usd
 
 from .exits import UsageError
 from .options import Option
@@ -187,6 +188,17 @@ def by_source(run: RunInfo) -> Iterator[str]:
         if said := amounts(usage):
             shown = ", shown elsewhere" if several and source == run.usage.source else ""
             yield f"{said} [{source}{shown}]"
+
+
+def totals(run: RunInfo) -> str:
+    """What the run and its descendants have used; empty where nothing is known."""
+    least = "at least " if run.total_partial else ""
+    parts = []
+    if run.total_tokens is not None:
+        parts.append(f"{least}{run.total_tokens} tokens")
+    if run.total_cost_usd is not None:
+        parts.append(f"{least}{format_usd(run.total_cost_usd)} USD")
+    return f"{', '.join(parts)} with its descendants" if parts else ""
 
 
 class Notices:

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from sfad.protocol.types import RunInfo, Status, Usage
+from sfad.protocol.units import format_size, format_usd
 
 
 def print_json(value: Any) -> None:
@@ -114,12 +115,7 @@ def seconds(value: float | None) -> str:
 
 def size(value: int | None) -> str:
     """Bytes as people read them; `-` where unknown."""
-    if value is None:
-        return "-"
-    # Most of what prints anything prints no size.
-    from sfad.protocol.limits import format_bytes
-
-    return format_bytes(value)
+    return "-" if value is None else format_size(value)
 
 
 def short(value: int | None) -> str:
@@ -132,24 +128,19 @@ def short(value: int | None) -> str:
 
 
 def usd(value: float | None) -> str:
-    """US dollars, in more decimals where two would show next to nothing; `-` where unknown."""
-    if value is None:
-        return "-"
-    return f"{value:.4f}" if 0 < value < 0.1 else f"{value:.2f}"
+    """US dollars as people read them; `-` where unknown."""
+    return "-" if value is None else format_usd(value)
 
 
-def bounded(text: str, usage: Usage) -> str:
+def bounded(text: str, *, partial: bool) -> str:
     """A figure of tokens or money in a table: `≥0.31` where it may still grow."""
-    return f"≥{text}" if usage.partial and text != "-" else text
+    return f"≥{text}" if partial and text != "-" else text
 
 
 def at_least(usage: Usage) -> str | None:
     """`at least 0.31 USD`, or tokens where the cost is not known; `None` for final figures and for unknown ones."""
     if not usage.partial:
         return None
-    # Imported here: final figures are the rule.
-    from sfad.protocol.limits import format_usd
-
     if usage.cost_usd is not None:
         return f"at least {format_usd(usage.cost_usd)} USD"
     return None if usage.tokens is None else f"at least {counted(usage.tokens, 'token', 'tokens')}"
@@ -162,6 +153,21 @@ def age(moment: datetime | None, now: datetime | None = None) -> str:
     return seconds(((now or datetime.now(UTC)) - moment).total_seconds())
 
 
+def local(moment: datetime) -> str:
+    """A time in the user's zone: `2026-01-31 22:04:05`."""
+    return f"{moment.astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def clock(moment: datetime | None, now: datetime | None = None) -> str:
+    """A time in the user's zone, for a table: `22:04:05` today, `Jan 31 22:04` within a year, else `2025-01-31`; `-` if unknown."""
+    if moment is None:
+        return "-"
+    then, today = moment.astimezone(), (now or datetime.now(UTC)).astimezone()
+    if then.date() == today.date():
+        return f"{then:%H:%M:%S}"
+    return f"{then:%b %d %H:%M}" if abs((today - then).days) < 365 else f"{then:%Y-%m-%d}"
+
+
 def command(run: RunInfo) -> str:
     """The command line on one line, its words quoted where a shell would need it."""
     from shlex import join
@@ -171,6 +177,8 @@ def command(run: RunInfo) -> str:
 
 def outcome(run: RunInfo) -> str:
     """Status, and in brackets what an exit code or signal adds to it."""
+    if run.reason is not None and run.reason.kind == "no_daemon":
+        return f"{run.status.value} (last known)"
     if run.reason is not None and run.reason.limit_kind is not None:
         return f"{run.status.value} (limit {plain(run.reason.limit_kind)})"
     if run.status is Status.PAUSED and run.reason is not None:

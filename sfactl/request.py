@@ -83,7 +83,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(("--no-queue",), "no_queue", "Be refused rather than wait for a slot"),
     Option(("--priority",), "priority", "Higher starts first from the queue", "N"),
     Option(("--grace",), "grace", "Between the stop signal and SIGKILL, at most 60 s", "TIME"),
-    Option(("--label",), "label", "Groups runs for list and stop", "K=V", many=True, complete="label"),
+    Option(("--label",), "label", "Groups runs for list and stop; children inherit it", "K=V", many=True, complete="label"),
     Option(("--channel",), "channel", "Where the request comes from; shown in events", "NAME"),
     Option(("--allow",), "allow", "A verb the run may use; once given, no other", "VERB", many=True),
     Option(("--deny",), "deny", "A verb the run may not use", "VERB", many=True),

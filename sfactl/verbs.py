@@ -10,6 +10,7 @@ VERBS = {
     "spawn": "Start a run and print its id",
     "stop": "Stop runs and everything below them, to the last process",
     "list": "List runs (alias: ps)",
+    "summary": "Report how the runs of a night ended, what they cost and why some failed",
     "tree": "Show runs as a tree",
     "info": "Show everything about runs",
     "why": "Say in a sentence what ended, refused or bounds a run",

@@ -115,7 +115,7 @@ class Installer:
         if linger:
             self._linger("disable-linger")
         elif self._user and probe.lingering(os.getuid()):
-            print("lingering stays enabled; to disable it: loginctl disable-linger")
+            print(f"lingering stays enabled; to disable it: {probe.linger_command(os.getuid()).replace('enable', 'disable')}")
 
     def installed(self) -> bool:
         """Return whether the units are there."""
@@ -217,7 +217,7 @@ class Installer:
         if status.get("pid") != pid or status["live"] or status["queued"]:
             start = shlex.join([*self._systemctl, "start", *STARTED])
             raise InstallError(
-                f"the units are installed, but not started: a daemon that was started without them (pid {pid}) has runs. When "
+                f"the service is not started: a daemon that was started without it (pid {pid}) has runs, or does not answer. When "
                 f"they have ended: kill {pid}; {start}"
             )
         if not self._dry_run:
@@ -225,7 +225,7 @@ class Installer:
             signal.pidfd_send_signal(pidfd, signal.SIGTERM)
             select.select([pidfd], [], [], TIMEOUT)
             os.close(pidfd)
-        self._say("end", f"the daemon that was started without the units (pid {pid}); it had no runs")
+        self._say("end", f"the daemon that was started without the service (pid {pid}); it had no runs")
 
     def _tell_lasting(self, linger: bool) -> None:
         if not self._user:

@@ -35,8 +35,9 @@ def linger_command() -> str | None:
     where = _home()
     if where is None:
         return None
-    ends = _kills_sessions() if where.session is not None else not probe.lingering(where.uid)
-    return probe.linger_command(where.uid) if ends else None
+    if where.session is not None:  # it ends with the session even where the user lingers: only a service does not
+        return "sfad install --user --linger" if _kills_sessions() else None
+    return None if probe.lingering(where.uid) else probe.linger_command(where.uid)
 
 
 def cause() -> str | None:

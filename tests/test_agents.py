@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import uuid
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sfactl.request import METERS
 from sfad.agents import AgentError, Registered, argv_of, registered, resolve
 from sfad.config import BUILT_IN, Agent, load
 from sfad.meters import chosen
@@ -151,3 +153,7 @@ def test_an_entry_of_the_config_replaces_a_built_in_one(tmp_path: Path) -> None:
     assert (found["claude"].source, found["a.b"].source, found["codex"].source) == (str(file), str(file), BUILT_IN)
     spawn = resolve(asked("claude", "go"), found)
     assert (spawn.argv, spawn.agent) == ([b"my-claude", b"go"], "claude")
+
+
+def test_an_entry_takes_every_meter_that_a_command_line_does() -> None:
+    assert get_args(get_type_hints(Agent)["meter"]) == ("auto", *METERS)

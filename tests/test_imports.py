@@ -30,7 +30,7 @@ LAYERS = [
     {"sfad.launch", "sfad.meters", "sfad.ledger", "sfad.output", "sfad.observe", "sfad.spool"},
     {"sfad.runtime", "sfad.peers"},
     {"sfad.server"},
-    {"sfad.daemon", "sfad.reexec", "sfad.serving", "sfad.app", "sfad.__main__"},
+    {"sfad.daemon", "sfad.reexec", "sfad.serving", "sfad.history", "sfad.app", "sfad.__main__"},
 ]
 """`protocol.types ← core ← {launch, meters, ledger, output, observe, spool} ← runtime ← server ← __main__`. Other modules of the
 top level (config, paths, systemd ...) are leaves: any shell layer may use them, and they may use none."""
@@ -98,7 +98,7 @@ def test_the_core_is_pure(path: Path) -> None:
 
 @pytest.mark.parametrize("path", params("sfad/core"))
 def test_the_core_needs_no_transport(path: Path) -> None:
-    allowed = {"sfad.protocol.types", "sfad.protocol.errors"}
+    allowed = {"sfad.protocol.types", "sfad.protocol.errors", "sfad.protocol.units"}
     assert not {m for m in targets(path) if within(m, "sfad.protocol") and m != "sfad.protocol"} - allowed
 
 

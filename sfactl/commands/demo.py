@@ -56,6 +56,15 @@ SCRIPTS = {
 
 STUBBORN_PROCESSES = 4
 
+STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "sleeping uninterruptibly",
+    "T": "stopped",
+    "Z": "ended; its parent has not reaped it yet",
+}
+"""proc_pid_stat(5). A zombie is not alive: the daemon reaps it some milliseconds later."""
+
 
 def main(*, socket: str | None = None, json: bool = False) -> int:
     """Shows what a daemon is for."""
@@ -225,4 +234,4 @@ def _describe(pid: int) -> str:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     except FileNotFoundError:
         return f"pid {pid}: gone"
-    return f"pid {pid}: parent {fields[1]}, session {fields[3]}"
+    return f"pid {pid}: {STATES.get(fields[0], fields[0])}, parent {fields[1]}, session {fields[3]}"

@@ -11,7 +11,7 @@ from sfad.protocol.messages import Info, RunReply
 from sfad.protocol.types import RunInfo, Status
 
 from .. import limits, output
-from ..connection import connect
+from ..history import connect
 from ..options import COMMON, RUNS, Parameter
 from ..several import Choice
 
@@ -54,6 +54,8 @@ def facts(run: RunInfo) -> Iterator[tuple[str, str]]:
         yield "limit", limits.describe(state)
     for said in limits.by_source(run):
         yield "usage", said
+    if run.descendants and (said := limits.totals(run)):
+        yield "total", said
     if run.meter:
         yield "meter", output.plain(run.meter)
     if run.api_trouble:
@@ -73,10 +75,10 @@ def _processes(run: RunInfo) -> Iterator[tuple[str, str]]:
 
 
 def _times(run: RunInfo) -> Iterator[tuple[str, str]]:
-    yield "created", f"{run.created_at.isoformat()} ({output.age(run.created_at)} ago)"
+    yield "created", f"{output.local(run.created_at)} ({output.age(run.created_at)} ago)"
     for name, moment in (("started", run.started_at), ("ended", run.ended_at), ("deadline", run.deadline)):
         if moment:
-            yield name, moment.isoformat()
+            yield name, output.local(moment)
     if run.usage.elapsed_s is not None:
         yield "ran", output.seconds(run.usage.elapsed_s)
 

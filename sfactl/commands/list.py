@@ -1,24 +1,31 @@
 """`sfactl list`
 
-Without filters: the runs that are live and the last 50 that ended, newest last. Turns, tokens and USD are shown where they are
-known of any of them; they are the run's own, without its descendants'.
+Without filters: the live runs and the last 50 that ended, newest last. With a filter: every run that fits. Several values of a
+filter mean either; --label with one key and several values means either value, and with several keys all of them.
+
+TOKENS and USD are the run's own; TOTAL is what it and its descendants have cost. They are shown where they are known of any run;
+≥ marks a figure that may still grow. On a terminal, columns that do not fit are left out: see --wide. Times are local.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
 
 from sfad.protocol import messages as m
-from sfad.protocol.types import RunInfo, Status, Usage
+from sfad.protocol.types import RunId, RunInfo, Status, Usage
 from sfad.protocol.units import MOST_WHOLE, parse_duration
 
-from .. import environment, output
-from ..connection import connect
+from .. import environment, output, screen
+from ..connection import Client
 from ..exits import Exit, UsageError
+from ..history import connect
 from ..options import COMMON, Option, Parameter
-from ..several import labels
+from ..several import labels as wanted_labels
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
@@ -26,13 +33,24 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(("--name",), "name", "Only runs of this name", "NAME", complete="name"),
     Option(("--user",), "user", "Only this user's runs", "USER", complete="user"),
     Option(("--root",), "root", "Only this run's tree", "RUN", complete="run"),
-    Option(("--since",), "since", "Only runs created since: 1h ago, or an RFC 3339 time", "TIME"),
+    Option(("--since",), "since", "Only runs created since: 1h ago, or a time (2026-01-31T22:00)", "TIME"),
     Option(
         ("--label",), "label", "Only runs with this label; of one key, any of the values given", "K=V", many=True, complete="label"
     ),
-    Option(("--limit-rows",), "limit_rows", "Ended runs at most; else 50", "N"),
+    Option(("--limit-rows",), "limit_rows", "Ended runs at most (default: 50; with a filter, all)", "N"),
     Option(("--live",), "live", "Count processes and memory of each run"),
+    Option(("--sum",), "sum_", "Add a row with the sum of what these runs used, each run's own use once"),
+    Option(("--labels",), "labels", "Show labels"),
+    Option(("--wide",), "wide", "Show every column, in full"),
 )
+
+LAST = 50
+"""Ended runs that are listed without a filter."""
+
+PAGE = 250
+"""Ended runs in one request: some 10 ms of the daemon's time."""
+
+T = TypeVar("T")
 
 
 def main(
@@ -45,6 +63,9 @@ def main(
     label: Sequence[str] = (),
     limit_rows: str | None = None,
     live: bool = False,
+    sum_: bool = False,
+    labels: bool = False,
+    wide: bool = False,
     socket: str | None = None,
     json: bool = False,
 ) -> int:
@@ -56,17 +77,20 @@ def main(
         user=user,
         root=root,
         since=None if since is None else moment(since),
-        labels=labels(label),
-        rows=50 if limit_rows is None else environment.whole("--limit-rows", limit_rows, 0, MOST_WHOLE),
+        labels=wanted_labels(label),
         live=live,
     )
+    most = None if limit_rows is None else environment.whole("--limit-rows", limit_rows, 0, MOST_WHOLE)
+    columns = [column for column in COLUMNS if column.shown(live=live, labels=labels, wide=wide)]
+    shape: Callable[[RunInfo], Any] = _raw if json else lambda run: [column.cell(run) for column in columns]
     with connect(socket) as client:
-        wanted.id = client.next_id()
-        found = client.call(wanted, m.RunList).runs
+        found = collect(client, wanted, most, shape)
     if json:
-        output.print_json({"runs": found})
+        output.print_json(_object(found, sum_=sum_))
     else:
-        print(_table(found, live))
+        print(drawn(columns, found, sum_=sum_, room=None if wide else screen.width()))
+    if found.truncated:
+        output.note(f"sfactl: only the newest {most} of the ended runs are shown; there are more (--limit-rows)")
     return Exit.DONE
 
 
@@ -78,7 +102,7 @@ def _status(text: str) -> Status:
 
 
 def moment(text: str) -> float:
-    """Unix seconds of `--since`: a duration ago, or a time. Raises `UsageError`."""
+    """Unix seconds of `--since`: a duration ago, or a time, local unless it says its zone. Raises `UsageError`."""
     from datetime import datetime
 
     try:
@@ -91,30 +115,140 @@ def moment(text: str) -> float:
         raise UsageError(f"--since: {text!r} is neither a time (2026-01-31T12:00:00Z) nor a duration: {error}") from None
 
 
-def _table(runs: Sequence[RunInfo], live: bool) -> str:
-    used = [column for column in USAGE if any(column.cell(run.usage) != "-" for run in runs)]
-    load = ("PROCS", "MEMORY") if live else ()
-    header = ["ID", "NAME", "STATUS", "DEPTH", "PARENT", "AGE", "RAN", *load, *(column.name for column in used), "COMMAND"]
-    return output.table(header, (_row(run, live, used) for run in runs))
+# ---- every run that fits
 
 
-def _row(run: RunInfo, live: bool, used: Sequence[Column]) -> list[str]:
-    load = ["-" if run.processes is None else str(run.processes), output.size(run.memory_bytes)] if live else []
-    ages = [output.age(run.created_at), output.seconds(run.usage.elapsed_s)]
-    start = [run.id, run.name, output.outcome(run), str(run.depth), run.parent_id or "-"]
-    return [*start, *ages, *load, *(column.cell(run.usage) for column in used), output.command(run)]
+@dataclass
+class Found(Generic[T]):
+    """Every run that was asked for, as it is to be shown."""
+
+    runs: dict[RunId, T] = field(default_factory=dict)
+    ended: int = 0
+    truncated: bool = False
+    cost_usd: float | None = None
+    tokens: int | None = None
+    partial: bool = False
+
+    def add(self, run: RunInfo, shown: T) -> None:
+        """Count it once: a run that ended meanwhile comes a second time, in a later page."""
+        if run.id not in self.runs:
+            self.runs[run.id] = shown
+            self.ended += run.status.terminal
+            self._use(run.usage)
+
+    def _use(self, usage: Usage) -> None:
+        if usage.cost_usd is not None:
+            self.cost_usd = (self.cost_usd or 0.0) + usage.cost_usd
+        if usage.tokens is not None:
+            self.tokens = (self.tokens or 0) + usage.tokens
+        self.partial |= usage.partial or bool(usage.unpriced_tokens)
+
+    def in_order(self) -> list[T]:
+        """Oldest first."""
+        return [self.runs[run] for run in sorted(self.runs)]
+
+
+def collect(client: Client, wanted: m.List, most: int | None, shape: Callable[[RunInfo], T]) -> Found[T]:
+    """Ask for page after page. `most` ended runs, where it is given; else every match of a filter, or the last `LAST` runs.
+    `shape` is what is kept of a run: a hundred thousand as they come would be half a gigabyte."""
+    found = Found[T]()
+    stop = most if most is not None else None if _filtered(wanted) else LAST
+    while True:
+        # one more than is wanted tells whether there are more
+        wanted.rows = PAGE if stop is None else min(PAGE, stop - found.ended + 1)
+        wanted.id = client.next_id()
+        page = client.call(wanted, m.RunList)
+        for run in sorted(page.runs, key=lambda run: (not run.status.terminal, run.id), reverse=True):
+            if run.status.terminal and found.ended == stop:
+                found.truncated = most is not None
+                return found
+            found.add(run, shape(run))
+        if page.next is None:
+            return found
+        wanted.before = page.next
+
+
+def _filtered(wanted: m.List) -> bool:
+    return bool(wanted.status or wanted.labels) or any(
+        value is not None for value in (wanted.name, wanted.user, wanted.root, wanted.since)
+    )
+
+
+def _raw(run: RunInfo) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(run))
+
+
+def _object(found: Found[msgspec.Raw], *, sum_: bool) -> dict[str, Any]:
+    sums = {"runs": len(found.runs), "cost_usd": _rounded(found), "tokens": found.tokens, "partial": found.partial}
+    return {"runs": found.in_order()} | ({"sum": sums} if sum_ else {}) | ({"truncated": True} if found.truncated else {})
+
+
+def _rounded(found: Found[Any]) -> float | None:
+    return None if found.cost_usd is None else round(found.cost_usd, 9)
+
+
+# ---- the table
 
 
 class Column(NamedTuple):
-    """A column of the table that is there if one of the runs has something in it."""
+    """A column of the table, and when it is there."""
 
     name: str
-    cell: Callable[[Usage], str]
+    cell: Callable[[RunInfo], str]
+    needs: str = ""
+    """The option that shows it: `live`, `labels` or `wide`; without one it is always shown."""
+    known: bool = False
+    """Left out if no run has anything in it."""
+
+    def shown(self, *, live: bool, labels: bool, wide: bool) -> bool:
+        """Whether it is wanted."""
+        return not self.needs or wide or {"live": live, "labels": labels}.get(self.needs, False)
 
 
-USAGE = (
-    Column("TURNS", lambda usage: output.short(usage.turns)),
-    Column("TOKENS", lambda usage: output.bounded(output.short(usage.tokens), usage)),
-    Column("USD", lambda usage: output.bounded(output.usd(usage.cost_usd), usage)),
+def _total(run: RunInfo) -> str:
+    if not run.descendants or run.total_cost_usd is None:
+        return "-"
+    return output.bounded(output.usd(run.total_cost_usd), partial=run.total_partial)
+
+
+COLUMNS = (
+    Column("ID", lambda run: run.id),
+    Column("NAME", lambda run: run.name),
+    Column("STATUS", output.outcome),
+    Column("DEPTH", lambda run: str(run.depth)),
+    Column("PARENT", lambda run: run.parent_id or "-"),
+    Column("TYPE", lambda run: run.type or "-", "wide"),
+    Column("USER", lambda run: run.user, "wide"),
+    Column("AGE", lambda run: output.age(run.created_at)),
+    Column("RAN", lambda run: output.seconds(run.usage.elapsed_s)),
+    Column("ENDED", lambda run: output.clock(run.ended_at), known=True),
+    Column("PROCS", lambda run: "-" if run.processes is None else str(run.processes), "live", known=True),
+    Column("MEMORY", lambda run: output.size(run.memory_bytes), "live", known=True),
+    Column("TURNS", lambda run: output.short(run.usage.turns), known=True),
+    Column("TOKENS", lambda run: output.bounded(output.short(run.usage.tokens), partial=run.usage.partial), known=True),
+    Column("USD", lambda run: output.bounded(output.usd(run.usage.cost_usd), partial=run.usage.partial), known=True),
+    Column("TOTAL", _total, known=True),
+    Column("LABELS", lambda run: ",".join(f"{key}={value}" for key, value in run.labels.items()) or "-", "labels"),
+    Column("COMMAND", output.command),
 )
-"""What a run used itself, its descendants not counted."""
+
+LEAST_FIRST = ("DEPTH", "PARENT", "TURNS", "AGE", "ENDED", "TOTAL", "TOKENS", "RAN")
+"""What is left out on a narrow terminal, the least important first."""
+
+
+def drawn(columns: Sequence[Column], found: Found[list[str]], *, sum_: bool = False, room: int | None = None) -> str:
+    """The table, within `room` columns if that is given."""
+    rows = [[output.plain(cell) for cell in row] for row in found.in_order()]
+    if sum_:
+        rows.append([_sums(found).get(column.name, "") for column in columns])
+    empty = {column.name for i, column in enumerate(columns) if column.known and all(row[i] in ("-", "") for row in rows)}
+    kept = [i for i, column in enumerate(columns) if column.name not in empty]
+    names = [columns[i].name for i in kept]
+    rows = [[row[i] for i in kept] for row in rows]
+    return screen.table(names, rows, LEAST_FIRST, room=room)
+
+
+def _sums(found: Found[Any]) -> dict[str, str]:
+    tokens = output.bounded(output.short(found.tokens), partial=found.partial)
+    cost = output.bounded(output.usd(_rounded(found)), partial=found.partial)
+    return {"ID": "sum", "NAME": output.counted(len(found.runs), "run", "runs"), "TOKENS": tokens, "USD": cost}

@@ -24,8 +24,9 @@ from typing import NamedTuple
 from sfad.protocol import messages as m
 
 from .. import follow, loop, output
-from ..connection import AGAIN, Client, ConnectionLost, check, connect
+from ..connection import AGAIN, Client, ConnectionLost, check
 from ..exits import Exit, UsageError
+from ..history import connect
 from ..lines import OLD, Form, Lines, Source
 from ..options import COMMON, RUNS, Option, Parameter
 from ..several import Choice

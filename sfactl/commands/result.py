@@ -13,7 +13,8 @@ from sfad.protocol.messages import Result, ResultText
 from sfad.protocol.units import MOST_WHOLE
 
 from .. import environment, output
-from ..connection import Client, connect
+from ..connection import Client
+from ..history import connect
 from ..options import COMMON, RUNS, Option, Parameter
 from ..several import Choice
 

@@ -47,7 +47,9 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
         yield "LOGOUT", f"ends this daemon and its runs; to prevent that: {status.linger_command}"
     for budget in status.budgets:
         left = max(0.0, budget.usd - budget.used_usd)
-        spent = f"{budget.used_usd:.2f} of {budget.usd:.2f} USD a {budget.period} used, {left:.2f} left"
+        least, most = ("at least ", "at most ") if budget.partial else ("", "")
+        used, limit, rest = map(output.usd, (budget.used_usd, budget.usd, left))
+        spent = f"{least}{used} of {limit} USD a {budget.period} used, {most}{rest} left"
         yield "budget", f"{budget.scope} {budget.name}: {spent}; renews at {budget.renews}"
     if status.draining:
         yield "draining", "nothing is started any more"

@@ -68,8 +68,12 @@ def describe(run: RunInfo) -> str:
 def _used(usage: Usage) -> str:
     """What the run itself has used, as far as it is known."""
     turns = "" if usage.turns is None else f"  {output.counted(usage.turns, 'turn', 'turns')}"
-    tokens = "" if usage.tokens is None else f"  {output.bounded(output.short(usage.tokens), usage)} tokens"
-    return turns + tokens + ("" if usage.cost_usd is None else f"  {output.bounded(output.usd(usage.cost_usd), usage)} USD")
+    tokens = "" if usage.tokens is None else f"  {output.bounded(output.short(usage.tokens), partial=usage.partial)} tokens"
+    return (
+        turns
+        + tokens
+        + ("" if usage.cost_usd is None else f"  {output.bounded(output.usd(usage.cost_usd), partial=usage.partial)} USD")
+    )
 
 
 def _nested(run: RunInfo, below: Below) -> dict[str, object]:

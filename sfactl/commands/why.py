@@ -14,7 +14,7 @@ from sfad.protocol.messages import Info, RunReply
 from sfad.protocol.types import Action, LimitKind, LimitState, Reason, RunInfo, Status
 
 from .. import output
-from ..connection import connect
+from ..history import connect
 from ..limits import share
 from ..options import COMMON, RUNS, Parameter
 from ..several import Choice
@@ -54,6 +54,8 @@ def _sentence(run: RunInfo, now: datetime) -> str:
         return f"{who} was lost: {_message(run.reason)}. Its exit status is not known; sfactl logs {run.id} has what it wrote"
     if run.status.terminal:
         return f"{who} ended as {run.status.value}: {_message(run.reason)}{_numbers(run)}"
+    if run.reason is not None and run.reason.kind == "no_daemon":
+        return f"{who} was {run.status.value}: {_message(run.reason)}"
     if run.status is Status.PAUSED:
         return f"{who} is paused: {_waiting(run, now)}"
     return f"{who} is {run.status.value}{_stopping(run)}; {_bounds(run, now)}"
@@ -108,7 +110,7 @@ def _waiting(run: RunInfo, now: datetime) -> str:
     told, kind = _message(run.reason) + _numbers(run), run.reason.limit_kind
     room = f"[--limit {kind}=N]"
     if any(state.kind == kind and state.action is Action.REQUEST_INCREASE for state in run.limits):
-        until = f" until {run.deadline.isoformat()}, in {_left(run.deadline, now)}" if run.deadline else ""
+        until = f" until {output.local(run.deadline)}, in {_left(run.deadline, now)}" if run.deadline else ""
         return (
             f"{told}; it waits for approval{until}: sfactl approve {run.id} {room}, or sfactl deny {run.id}. "
             "Unanswered for limits.approval_timeout, it is terminated"

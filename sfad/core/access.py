@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..protocol.types import RunId
 
-READING = frozenset({"info", "list", "logs", "result", "wait", "watch"})
+READING = frozenset({"info", "list", "logs", "result", "summary", "wait", "watch"})
 STEERING = frozenset({"stop", "pause", "resume", "limit", "send", "signal"})
 SPENDING = frozenset({"report", "reserve", "settle"})
 GENERAL = frozenset({"spawn", "status", "config", "agents"})

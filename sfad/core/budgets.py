@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from ..protocol.units import format_usd
 from .limits import ROUNDING
 
 
@@ -25,6 +26,8 @@ class Budget:
     """When the period ends, for people."""
     charged: float = 0.0
     """USD in this period, reservations included."""
+    partial: bool = False
+    """A run was charged to it that ended before its agent had told its final figures."""
     near: bool = False
     over: bool = False
     refused: bool = False
@@ -47,7 +50,7 @@ class Budget:
     @property
     def told(self) -> str:
         """Its name, numbers and renewal in a few words."""
-        spent = f"{self.charged:.4g} of {self.usd:.4g} USD a {self.period}"
+        spent = f"{format_usd(self.charged)} of {format_usd(self.usd)} USD a {self.period}"
         return f"{self.scope} {self.name} has used {spent}; it renews at {self.renews}"
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..protocol.types import Bound, Status
 from .access import Permissions
-from .events import SpawnRequested
+from .events import Asked, SpawnRequested
 from .ids import run_id
 from .limits import limits_of
 from .naming import NAME, derive_name
-from .policy import MAX_ATTEMPTS, MAX_RETRY_DELAY, Invalid, Policy
+from .policy import MAX_ATTEMPTS, MAX_LABELS, MAX_RETRY_DELAY, Invalid, Policy
 from .run import Run
 from .stop import MAX_GRACE
 from .tree import narrower
@@ -17,9 +19,9 @@ from .tree import narrower
 def candidate(ev: SpawnRequested, *, number: int, policy: Policy, peer_run: Run | None, permissions: Permissions) -> Run:
     """The run to be, with the next `number`; part of no tree yet. `peer_run` is the live run that the peer is in,
     `permissions` what that run may do. Raises `Invalid`."""
-    asked = ev.asked
-    above = None if asked.detach else peer_run
+    above = None if ev.asked.detach else peer_run
     _check(ev)
+    asked = _with_labels_of(above, ev.asked)
     origin, claimed_depth = _origin(ev, peer_run)
     return Run(
         id=run_id(number),
@@ -42,6 +44,16 @@ def candidate(ev: SpawnRequested, *, number: int, policy: Policy, peer_run: Run 
         origin=origin,
         claimed_depth=claimed_depth,
     )
+
+
+def _with_labels_of(parent: Run | None, asked: Asked) -> Asked:
+    """Add the parent's labels; for each key the child's own label wins."""
+    if parent is None or not parent.asked.labels:
+        return asked
+    labels = parent.asked.labels | asked.labels
+    if len(labels) > MAX_LABELS:
+        raise Invalid(f"{len(labels)} labels, with those of its parent {parent.id}; at most {MAX_LABELS}: give it fewer of its own")
+    return replace(asked, labels=labels)
 
 
 def check_grace(grace: float | None) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import ErrorCode
 from ..protocol.types import Action, Limit, LimitKind, LimitRefusal, Reason, Status
+from ..protocol.units import format_usd
 from . import commands as c
 from . import events as e
 from .budgets import Budget, Budgets
@@ -188,7 +189,7 @@ class Limiter:
 
     def _say_budget(self, what: str, run: Run, budget: Budget, refused: float | None = None) -> None:
         used = budget.charged + (refused or 0.0)
-        words = f"was refused {refused:.6g} USD more: {budget.told}" if refused is not None else budget.told
+        words = f"was refused {format_usd(refused)} USD more: {budget.told}" if refused is not None else budget.told
         self._machine.publish(
             what, run, words, severity="medium", scope=budget.scope, limit_kind="cost", threshold=budget.usd, used=round(used, 6),
             exceeded_by=round(max(0.0, used - budget.usd), 6) if what == "limit_exceeded" else None,
@@ -279,6 +280,11 @@ class Limiter:
         if run.outcome is Status.LOST:  # it may have used more than was ever read
             sources = run.account.sources
             sources.update({source: replace(use, partial=True) for source, use in sources.items()})
+        if run.account.grows:
+            for budget in self.budgets.of(run.user):
+                if not budget.partial:
+                    budget.partial = True
+                    self._machine.do(c.Charge(budget.scope, budget.name, 0.0))  # has it remembered
         used, above = run.account.own_tree_use(), run.lineage[:-1]
         if any(used):
             add_ended((each.account for each in above), used)
@@ -639,7 +645,7 @@ def _over_budget(budget: Budget, asked: float) -> LimitRefusal:
         threshold=budget.usd,
         used=budget.charged,
         asked=asked,
-        message=f"not reserved: {asked:.6g} USD more is not left in the budget: {budget.told}. Finish with what you have.",
+        message=f"not reserved: {format_usd(asked)} USD more is not left in the budget: {budget.told}. Finish with what you have.",
     )
 
 

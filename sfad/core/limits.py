@@ -8,6 +8,7 @@ from math import inf
 from typing import TYPE_CHECKING, Literal
 
 from ..protocol.types import Action, Limit, LimitKind
+from ..protocol.units import format_size, format_usd
 from .policy import MIN_TIME, Invalid, Policy
 from .usage import Account
 
@@ -74,12 +75,11 @@ otherwise where they are asked for."""
 
 
 def amount(kind: LimitKind, value: float) -> str:
-    """So much of a kind, for people: `11 turns`, `0.45 USD`, `200.0 MiB`."""
+    """So much of a kind, for people: `11 turns`, `0.45 USD`, `200 MiB`."""
     if kind in (LimitKind.MEMORY, LimitKind.OUTPUT):
-        return f"{value / 1048576:.1f} MiB" if value >= 1048576 else f"{value / 1024:g} KiB"
+        return format_size(value)
     if kind in COSTS:
-        exact = f"{value:.6g}"
-        return f"{value:.2f} USD" if len(exact.partition(".")[2]) < 3 else f"{exact} USD"
+        return f"{format_usd(value)} USD"
     number = f"{value:.0f}" if KINDS[kind].whole else f"{value:.6g}"
     named = f" {kind}".removesuffix("s" if value == 1 else "")
     return f"{number}{KINDS[kind].unit or named}"

@@ -16,6 +16,9 @@ MAX_ATTEMPTS = 100
 MAX_RETRY_DELAY = 3600.0
 """Seconds before the second attempt at most: a run that waits holds its slot, and no clock of its own ends it."""
 
+MAX_LABELS = 64
+"""Labels of a run, inherited ones included, and conditions on labels in one request. Each is part of a query of the ledger."""
+
 
 DEFAULT_DEPTH = Bound(value=5, source="default")
 DEFAULT_DESCENDANTS = Bound(value=64, source="default")

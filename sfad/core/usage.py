@@ -177,6 +177,12 @@ class Account:
         )
 
     @property
+    def grows(self) -> bool:
+        """Whether its cost may still grow, as far as it is known at all."""
+        best = self.best
+        return best is not None and best[1].partial and best[1].cost is not None
+
+    @property
     def metered(self) -> bool:
         """Whether anything is known of what the run itself uses."""
         return bool(self.sources or self.holds)

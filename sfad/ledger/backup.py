@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ..private import is_regular
+from ..protocol.units import format_size
 from .errors import LedgerError
 from .opening import FILE, open_reader
 from .schema import APPLICATION_ID
@@ -90,7 +91,7 @@ def check_room(size: int, directory: Path) -> None:
     system, needed = os.statvfs(directory), size + ROOM
     free = system.f_bavail * system.f_frsize
     if free < needed:
-        raise LedgerError(f"a copy of the ledger needs {needed >> 20} MiB in {directory}, and less is free")
+        raise LedgerError(f"a copy of the ledger needs {format_size(needed)} in {directory}; only {format_size(free)} are free")
 
 
 def _claim(path: Path) -> None:

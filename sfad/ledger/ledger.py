@@ -7,7 +7,7 @@ disk is slow or full.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -26,8 +26,9 @@ from .backup import Backup, newest_backup, put_by
 from .errors import LedgerError
 from .opening import mark_damaged, open_reader, open_writer
 from .putback import PutBack
-from .reader import Page, Reader
+from .reader import Page, Reader, Selection
 from .rows import Op, RunExtra, charge_op, event_op, insert_op, save_op
+from .totals import Used, used_by
 from .writer import MEND_CHARGE, MEND_LABEL, MEND_RUN, Outcome, Report, Writer
 
 FOUND = 10
@@ -304,15 +305,28 @@ class Ledger:
         unwritten = (run_id for run_id in self._unwritten if run_id.startswith(prefix))
         return sorted({*self._reader.find(prefix, FOUND), *unwritten})[:FOUND]
 
-    def select(self, query: List, *, uid: int | None = None, within: RunId | None = None) -> list[RunInfo]:
-        """The runs that `query` asks for, oldest first: all live ones, and of the ended ones the newest `query.rows`.
-        `uid` and `within` narrow to one user's runs and to one run with its descendants."""
+    def select(self, query: List, *, uid: int | None = None, within: RunId | None = None) -> Selection:
+        """A page of the runs that `query` asks for. `uid` and `within` narrow to one user's runs and to one run with its
+        descendants."""
         page = Page(query, uid, within)
-        runs = {info.id: info for info in self._reader.select(page) if info.id not in self._unwritten}
+        found = self._reader.select(page)
+        runs = {info.id: info for info in found.runs if info.id not in self._unwritten}
+        runs |= {info.id: info for info, _ in self.unwritten(page)}
+        return Selection.of(runs.values(), query.rows, found.reached)
+
+    def unwritten(self, page: Page) -> Iterator[tuple[RunInfo, RunExtra]]:
+        """The runs of a page that the file does not know as they are now."""
         for held in self._unwritten.values():
-            if page.admits(held.info, held.extra) and (within is None or within in self.chain(held.info.id)):
-                runs[held.info.id] = held.info
-        return _newest(sorted(runs.values(), key=lambda info: info.id), query.rows)
+            if page.admits(held.info, held.extra.uid) and (page.within is None or page.within in self.chain(held.info.id)):
+                yield held.info, held.extra
+
+    def used_below(self, roots: Collection[RunId]) -> dict[RunId, Used]:
+        """What each descendant of these roots has used."""
+        used = {run: use for root in roots for run, use in self._reader.used_below(root).items()}
+        for held in self._unwritten.values():
+            if held.info.root_id in roots and held.info.parent_id is not None:
+                used[held.info.id] = used_by(held.info.parent_id, held.info.usage)
+        return used
 
     def chain(self, run_id: RunId) -> list[RunId]:
         """The run's ancestors and itself, root first; only itself where it is unknown."""
@@ -406,15 +420,3 @@ class Ledger:
 
 def _is_end(op: Op) -> bool:
     return op.urgent and op.kind in ("save", "mend")
-
-
-def _newest(runs: list[RunInfo], rows: int) -> list[RunInfo]:
-    """All live runs and the last `rows` terminal ones, in the given order."""
-    surplus = sum(info.status.terminal for info in runs) - max(0, rows)
-    kept = []
-    for info in runs:
-        if info.status.terminal and surplus > 0:
-            surplus -= 1
-        else:
-            kept.append(info)
-    return kept

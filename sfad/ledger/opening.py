@@ -20,13 +20,14 @@ from pathlib import Path
 import msgspec
 
 from ..private import create, free_name, is_regular, regain, set_aside
+from ..protocol.paths import LEDGER
 from ..protocol.types import RunInfo
 from .errors import LedgerError, corrupt
 from .reader import Reader
-from .schema import check_ours, migrate, version_of
+from .schema import VERSION, check_ours, migrate, version_of
 from .wal import keep_if_damaged
 
-FILE = "ledger.db"
+FILE = LEDGER
 
 CHECKPOINT_ROWS = 500
 """Rows written between two checkpoints; with one to two pages a row that is some 3 MiB of WAL."""
@@ -159,6 +160,26 @@ def open_reader(directory: Path, busy_timeout: float = 0.25) -> sqlite3.Connecti
     bounds what an outsider's exclusive lock can cost the thread that reads."""
     uri = f"{(directory / FILE).absolute().as_uri()}?mode=ro"
     return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=busy_timeout, check_same_thread=False)
+
+
+def open_past(directory: Path) -> sqlite3.Connection:
+    """A connection to a ledger as it was left, whatever release wrote it: an older one is read into memory and brought up to date
+    there. Nothing is made, changed or migrated on the disk. Raises `LedgerError`."""
+    connection = None
+    try:
+        connection = open_reader(directory)
+        check_ours(connection)
+        if version_of(connection) < VERSION:
+            copy = sqlite3.connect(":memory:", isolation_level=None)
+            with closing(connection):
+                connection.backup(copy)
+            connection = copy
+            migrate(copy)
+    except (sqlite3.Error, LedgerError) as error:
+        if connection is not None:
+            connection.close()
+        raise LedgerError(f"the ledger {directory / FILE} cannot be read: {error}") from error
+    return connection
 
 
 def _clear(path: Path, notes: list[str]) -> None:

@@ -2,11 +2,11 @@
 
 Every query is driven by an index that this module chooses, not the planner, which has no statistics here: the first
 filter with an index keeps it, and the others are written `+column = ?`, which takes theirs away. Without such a filter a
-page walks the table itself, newest first, and stops when it is full.
+page walks the table itself, newest first.
 
-What a query reads does not depend on the ledger's size, with these exceptions, each for pages that do not fill up: `since`
-walks the whole index of statuses (but no rows that do not match), `user` and `uid` walk all rows for one who has few
-runs, and of two filters the first one's rows are all read where the second fits few of them.
+What a page reads does not depend on the ledger's size: it walks at most `WALKED` rows or entries of the index that drives it,
+and ends there if the rows that fit are few. The next page goes on below. Only a tree is walked whole: the guard
+bounds it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any
 
 from ..core.ids import run_id
@@ -23,6 +24,7 @@ from ..protocol.messages import List
 from ..protocol.types import Event, RunId, RunInfo, Status
 from .numbers import number_of, numbers_of
 from .rows import EVENT_COLUMNS, RUN_COLUMNS, RunExtra, event_of, run_extra, run_info
+from .totals import Used
 
 _COLUMNS = ", ".join(f"runs.{name}" for name in RUN_COLUMNS)
 
@@ -31,11 +33,17 @@ _BELOW = (
     "SELECT child.id, child.number FROM below JOIN runs AS child ON child.parent_id = below.id) SELECT number FROM below)"
 )
 
+WALKED = 5000
+"""Rows, or entries of an index, that a page walks at most: 5 ms where none of them fits."""
+
+MOST_BELOW = 20_000
+"""Descendants of the ended runs in a page: the totals of each are summed up from their rows, in some 5 µs a row."""
+
+_NO_NUMBER = 2**63 - 1
+
 _OUT_OF_ORDER = 100
 """Rows in succession that are older than what is looked for, before the rest is taken for older, too: while the clock was set
 back, runs were given earlier times than those before them."""
-
-_ENDED = [status for status in Status if status.terminal]
 
 LIVE = f"runs.status IN ({', '.join(repr(status.value) for status in Status if not status.terminal)})"
 """The condition that a run has not ended; `runs_status` is its index."""
@@ -51,9 +59,16 @@ class Page:
     within: RunId | None = None
     """Only this run and its descendants."""
 
-    def admits(self, info: RunInfo, extra: RunExtra) -> bool:
+    @property
+    def below(self) -> int:
+        """The number that its ended runs are below."""
+        return _NO_NUMBER if self.query.before is None else number_of(self.query.before)
+
+    def admits(self, info: RunInfo, uid: int | None = None) -> bool:
         """The same filters in Python, for runs that are not in the file yet; `within` is the caller's to check."""
         query = self.query
+        if query.before is not None and not (info.status.terminal and info.id < query.before):
+            return False
         return (
             (not query.status or info.status in query.status)
             and query.name in (None, info.name)
@@ -61,8 +76,38 @@ class Page:
             and query.root in (None, info.root_id)
             and (query.since is None or info.created_at.timestamp() >= query.since)
             and fits(query.labels, info.labels)
-            and self.uid in (None, extra.uid)
+            and self.uid in (None, uid)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The runs of a page, oldest first."""
+
+    runs: list[RunInfo]
+    reached: RunId = ""
+    """Of the ended runs that fit, all with this id or a higher one are in it, and there may be more with lower ones; empty: there
+    are none."""
+
+    @classmethod
+    def of(cls, runs: Iterable[RunInfo], rows: int, reached: RunId) -> Selection:
+        """Keep all live runs, and of the ended ones the newest `rows` down to `reached`; fewer if they have many descendants."""
+        runs = list(runs)
+        ended: list[RunInfo] = []
+        below = 0
+        for info in sorted((info for info in runs if info.status.terminal), key=_id, reverse=True):
+            if info.id < reached:
+                break
+            if len(ended) >= rows or below > MOST_BELOW:
+                reached = ended[-1].id if ended else ""
+                break
+            ended.append(info)
+            below += info.descendants
+        live = (info for info in runs if not info.status.terminal)
+        return cls(sorted([*ended, *live], key=_id), reached)
+
+
+_id = attrgetter("id")
 
 
 class Reader:
@@ -116,9 +161,41 @@ class Reader:
                 found.append((user, datetime.fromtimestamp(created_at, UTC)))
         return found[::-1]
 
-    def select(self, page: Page) -> list[RunInfo]:
-        """The page's runs, in no order; terminal ones may be more than `rows`, and the newest `rows` are among them."""
-        return [run_info(row) for sql, values in queries(page) for row in self._connection.execute(sql, values)]
+    def select(self, page: Page) -> Selection:
+        """The page's runs."""
+        rows, reached = [], 0
+        for query in live_queries(page):
+            rows += self._connection.execute(*query).fetchall()
+        for ended in ended_queries(page):
+            floor = self._floor(ended, page)
+            found = self._connection.execute(*ended.sql(page, floor)).fetchall()
+            rows += found
+            # the first column is the number
+            reached = max(reached, found[-1][0] if len(found) >= page.query.rows and not ended.alone else floor)
+        if not self._is_more(page, reached):
+            reached = 0
+        return Selection.of(map(run_info, rows), page.query.rows, run_id(reached) if reached else "")
+
+    def _floor(self, query: Ended, page: Page) -> int:
+        """The lowest number that the query looks at: it walks `WALKED` rows or entries at most."""
+        sql, values = query.walk(page)
+        row = self._row(sql, *values) if sql else None
+        return 0 if row is None else int(row[0])
+
+    def _is_more(self, page: Page, reached: int) -> bool:
+        """Whether a run below `reached` may fit. Times are not in order, since clocks are set, but have an index."""
+        if not reached or page.query.since is None:
+            return bool(reached)
+        sql = "SELECT 1 FROM runs INDEXED BY runs_created WHERE created_at >= ? AND number < ? LIMIT 1"
+        return self._row(sql, page.query.since, reached) is not None
+
+    def used_below(self, root: RunId) -> dict[RunId, Used]:
+        """What each descendant of a root has used."""
+        sql = (
+            "SELECT id, parent_id, cost_usd, tokens, partial FROM runs INDEXED BY runs_root "
+            "WHERE root_id = ? AND parent_id IS NOT NULL"
+        )
+        return {row[0]: Used(row[1], row[2], row[3], bool(row[4])) for row in self._connection.execute(sql, (root,))}
 
     def events(self, since: int, limit: int) -> list[Event]:
         """Events numbered above `since`, in order."""
@@ -152,97 +229,129 @@ class Reader:
 
 
 @dataclass(frozen=True, slots=True)
-class _Term:
+class Term:
     """One condition. `driving` is how it is written where its index is to be used."""
 
     plain: str
     values: tuple[Any, ...]
     driving: str | None = None
     source: str = "runs"
-    also: _Term | None = None
+    also: Term | None = None
     """What finds the row that fits but is not in the index."""
+    bounded: bool = False
+    """The guard bounds how many rows it leads to, so it is walked to its end."""
 
 
-def queries(page: Page) -> Iterator[tuple[str, list[Any]]]:
-    """The SQL of a page: live and ended runs apart, or one query a status, so that each stops at its own limit."""
-    statuses: Iterable[Status] = dict.fromkeys(page.query.status)
-    if not statuses:
-        yield _live_query(page, _Term(LIVE, ()))
-        if page.query.since is None or _driving(_filters(page)) is not None:
-            yield from _ended_queries(page)
-        else:
-            # no index is sorted by time, but that of the statuses holds it: rows that are too old are not even read
-            statuses = _ENDED
-    for status in statuses:
-        term = _column("status", status.value)
-        if status.terminal:
-            yield from _ended_queries(page, term)
-        else:
-            yield _live_query(page, _Term("runs.status = ?", (status.value,)))
+Query = tuple[str, list[Any]]
+"""SQL and its values."""
 
 
-def _live_query(page: Page, status: _Term) -> tuple[str, list[Any]]:
-    # live runs are few: their statuses are the best index whatever else is asked
-    return _sql("runs INDEXED BY runs_status", [status, *_filters(page)])
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A query for ended runs, newest first."""
+
+    terms: list[Term]
+    first: Term | None = None
+    """The term whose index it walks; without one it walks the table."""
+    alone: bool = False
+    """It is for the one row that fits but is not in the index."""
+
+    @property
+    def _source(self) -> str:
+        return self.first.source if self.first is not None else "runs"
+
+    @property
+    def _number(self) -> str:
+        # the two numbers are equal, but SQLite sorts again unless the order is that of the table it walks
+        return f"{self._source.partition(' ')[0]}.number"
+
+    def walk(self, page: Page) -> Query:
+        """The query for the last row or entry that this one may walk; none where it may walk all."""
+        if self.alone or (self.first is not None and self.first.bounded):
+            return "", []
+        driving, values = ("1", []) if self.first is None else (self.first.driving, self.first.values)
+        sql = (
+            f"SELECT {self._number} FROM {self._source.partition(' ')[0]} WHERE {driving} AND {self._number} < ? "  # noqa: S608
+            f"ORDER BY {self._number} DESC LIMIT 1 OFFSET {WALKED}"
+        )
+        return sql, [*values, page.below]
+
+    def sql(self, page: Page, floor: int) -> Query:
+        """The query for the rows from `floor` on."""
+        span = Term(f"{self._number} < ? AND {self._number} >= ?", (page.below, floor))
+        driving = [] if self.first is None else [Term(self.first.driving or "", self.first.values)]
+        order = f" ORDER BY {self._number} DESC LIMIT {page.query.rows}"
+        return _sql(self._source, [*driving, span, *self.terms], order)
 
 
-def _ended_queries(page: Page, *status: _Term) -> Iterator[tuple[str, list[Any]]]:
-    terms = [*_filters(page), *status, _Term("runs.ended = 1", ())]
-    first = _driving(terms)
-    if first is None:
-        yield _sql("runs", terms, _newest("runs", page))
+def live_queries(page: Page) -> Iterator[Query]:
+    """The SQL for the live runs of a page: they are all in the first one. They are few, so their statuses are the best index
+    whatever else is asked."""
+    if page.query.before is not None:
         return
+    live = [status for status in dict.fromkeys(page.query.status) if not status.terminal]
+    terms = [Term("runs.status = ?", (status.value,)) for status in live] if page.query.status else [Term(LIVE, ())]
+    for term in terms:
+        yield _sql("runs INDEXED BY runs_status", [term, *filters(page)])
+
+
+def ended_queries(page: Page) -> Iterator[Ended]:
+    """The queries for the ended runs of a page: one a status, so that each stops at its own limit."""
+    if page.query.rows <= 0:
+        return
+    if not page.query.status:
+        yield from _ended(page)
+    for status in dict.fromkeys(page.query.status):
+        if status.terminal:
+            yield from _ended(page, _column("status", status.value))
+
+
+def _ended(page: Page, *status: Term) -> Iterator[Ended]:
+    terms = [*filters(page), *status, Term("runs.ended = 1", ())]
+    first = next((term for term in terms if term.driving is not None), None)
     others = [term for term in terms if term is not first]
-    if first.also is not None:
-        yield _sql("runs", [first.also, *others])
-    # the two numbers are equal, but SQLite sorts anew unless the order is that of the table it walks
-    walked = first.source.partition(" ")[0]
-    yield _sql(first.source, [_Term(first.driving or "", first.values), *others], _newest(walked, page))
+    yield Ended(others, first)
+    if first is not None and first.also is not None:
+        yield Ended([first.also, *others], alone=True)
 
 
-def _driving(terms: Iterable[_Term]) -> _Term | None:
-    return next((term for term in terms if term.driving is not None), None)
-
-
-def _newest(walked: str, page: Page) -> str:
-    return f" ORDER BY {walked}.number DESC LIMIT {max(0, page.query.rows)}"
-
-
-def _sql(source: str, terms: list[_Term], order: str = "") -> tuple[str, list[Any]]:
+def _sql(source: str, terms: list[Term], order: str = "") -> Query:
     where = " AND ".join(term.plain for term in terms)
     sql = f"SELECT {_COLUMNS} FROM {source} WHERE {where}{order}"  # noqa: S608
     return sql, [value for term in terms for value in term.values]
 
 
-def _column(name: str, value: Any) -> _Term:
-    return _Term(f"+runs.{name} = ?", (value,), f"runs.{name} = ?")
+def _column(name: str, value: Any) -> Term:
+    return Term(f"+runs.{name} = ?", (value,), f"runs.{name} = ?")
 
 
-def _root(root: RunId) -> _Term:
-    itself = _Term("runs.number = ? AND +runs.root_id = ?", (number_of(root), root))
-    return _Term("+runs.root_id = ?", (root,), "runs.root_id = ? AND runs.parent_id IS NOT NULL", also=itself)
+def _root(root: RunId) -> Term:
+    itself = Term("runs.number = ? AND +runs.root_id = ?", (number_of(root), root))
+    return Term("+runs.root_id = ?", (root,), "runs.root_id = ? AND runs.parent_id IS NOT NULL", also=itself, bounded=True)
 
 
-def _label(key: str, values: Sequence[str]) -> _Term:
+def _label(key: str, values: Sequence[str]) -> Term:
     marks = ", ".join("?" * len(values))
     exists = f"EXISTS (SELECT 1 FROM labels AS l WHERE l.key = ? AND l.value IN ({marks}) AND l.number = runs.number)"  # noqa: S608
+    if len(values) != 1:  # the entries of several values are not in the order of numbers
+        return Term(exists, (key, *values))
     source = "labels CROSS JOIN runs ON runs.number = labels.number"
-    return _Term(exists, (key, *values), f"labels.key = ? AND labels.value IN ({marks})", source)
+    return Term(exists, (key, *values), "labels.key = ? AND labels.value = ?", source)
 
 
-def _filters(page: Page) -> Iterator[_Term]:
+def filters(page: Page) -> Iterator[Term]:
     """What the page asks for, the most selective first."""
     query = page.query
     if page.within is not None:
-        yield _Term(f"+{_BELOW}", (number_of(page.within),), _BELOW)
+        yield Term(f"+{_BELOW}", (number_of(page.within),), _BELOW, bounded=True)
     if query.root is not None:
         yield _root(query.root)
     yield from (_label(key, values_of(value)) for key, value in query.labels.items())
     if query.name is not None:
         yield _column("name", query.name)
     if page.uid is not None:
-        yield _Term("runs.uid = ?", (page.uid,))
+        yield Term("runs.uid = ?", (page.uid,))
     if query.user is not None:
-        yield _Term("runs.user = ?", (query.user,))
+        yield Term("runs.user = ?", (query.user,))
     if query.since is not None:
-        yield _Term("runs.created_at >= ?", (query.since,))
+        yield Term("+runs.created_at >= ?", (query.since,))

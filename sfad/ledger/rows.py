@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from ..core.ids import run_number
 from ..protocol.types import Event, LimitState, Reason, RunId, RunInfo, Source, Status, Usage
+from .totals import at_least
 
 RESULT_HEAD = 1024
 """Bytes of a run's result that are kept in its row (SPEC section 10)."""
@@ -82,6 +83,8 @@ _STATE = [
     "limits",
     "usage",
     "cost_usd",
+    "tokens",
+    "partial",
     "descendants",
     "milestone",
     "pid",
@@ -167,6 +170,8 @@ def _state(info: RunInfo, extra: RunExtra, boot_id: str | None) -> tuple[Any, ..
         _json(info.limits),
         _json(_usages(info)),
         info.usage.cost_usd,
+        info.usage.tokens,
+        int(at_least(info.usage)),
         info.descendants,
         info.milestone,
         info.pid,

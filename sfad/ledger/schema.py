@@ -109,7 +109,19 @@ _V2 = """
 ALTER TABLE runs ADD COLUMN meter TEXT;
 """
 
-MIGRATIONS = (_V1, _V2)
+# `cost_usd`, `tokens` and `partial` are those of the usage that is shown, which is the first one in the JSON object: sums need
+# columns.
+# `runs_created` leads a search by time to its first row, and tells when there is no more; entries are added at its end, and
+# never move. `events_breaches` holds the few events that a summary asks for.
+_V3 = """
+ALTER TABLE runs ADD COLUMN tokens INTEGER;
+ALTER TABLE runs ADD COLUMN partial INTEGER NOT NULL DEFAULT 0;
+UPDATE runs SET tokens = (SELECT json_extract(shown.value, '$.tokens') FROM json_each(runs.usage) AS shown LIMIT 1);
+CREATE INDEX runs_created ON runs (created_at);
+CREATE INDEX events_breaches ON events (time) WHERE type = 'limit_exceeded';
+"""
+
+MIGRATIONS = (_V1, _V2, _V3)
 """Applied in order; the number of entries is the schema's version."""
 
 VERSION = len(MIGRATIONS)

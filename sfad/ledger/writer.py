@@ -390,7 +390,7 @@ _CHARGE = (
 )
 
 _SIZES = (64, 32, 16, 8, 4, 3, 2, 1)
-"""Rows in one statement: few different texts, so that SQLite's prepared statements are reused, and at most 2 624
+"""Rows in one statement: few different texts, so that SQLite's prepared statements are reused, and at most 2 752
 parameters, of 32 766 allowed. A short run has three events: they go in one statement."""
 
 
@@ -422,7 +422,14 @@ def _insert_events(rows: int) -> str:
     return f"INSERT INTO events ({', '.join(EVENT_COLUMNS)}) {_values(rows, len(EVENT_COLUMNS))}"
 
 
-_UPDATE_ONE = f"UPDATE runs SET {', '.join(f'{name} = ?' for name in SAVE_COLUMNS[1:])} WHERE number = ?"  # noqa: S608
+def _assignments(value: str) -> str:
+    # the daemon that takes a run over knows its model only once it is named again
+    once = ("model", "provider")
+    names = ((name, value.format(name)) for name in SAVE_COLUMNS[1:])
+    return ", ".join(f"{name} = ifnull({new}, runs.{name})" if name in once else f"{name} = {new}" for name, new in names)
+
+
+_UPDATE_ONE = f"UPDATE runs SET {_assignments('?')} WHERE number = ?"  # noqa: S608
 
 
 def _updates(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[str, Sequence[Any]]]:
@@ -436,19 +443,15 @@ def _updates(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[str, Sequence[An
 @cache
 def _update_runs(rows: int) -> str:
     names = ", ".join(SAVE_COLUMNS)
-    assignments = ", ".join(f"{name} = new.{name}" for name in SAVE_COLUMNS[1:])
     return (
         f"WITH new ({names}) AS ({_values(rows, len(SAVE_COLUMNS))}) "  # noqa: S608
-        f"UPDATE runs SET {assignments} FROM new WHERE runs.number = new.number"
+        f"UPDATE runs SET {_assignments('new.{}')} FROM new WHERE runs.number = new.number"
     )
 
 
 _NAMES = ", ".join(RUN_COLUMNS)
 
-MEND_RUN = (
-    f"INSERT INTO runs ({_NAMES}) {_values(1, len(RUN_COLUMNS))} "
-    f"ON CONFLICT DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in SAVE_COLUMNS[1:])}"
-)
+MEND_RUN = f"INSERT INTO runs ({_NAMES}) {_values(1, len(RUN_COLUMNS))} ON CONFLICT DO UPDATE SET {_assignments('excluded.{}')}"
 """A run's row brought up to date, or inserted."""
 
 MEND_LABEL = "INSERT OR IGNORE INTO labels (key, value, number) VALUES (?, ?, ?)"

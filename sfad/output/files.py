@@ -44,18 +44,19 @@ class Replaced(OSError):
 
 
 class OutputStore:
-    """The files of all runs in one directory, made 0700 if it is missing. Raises `OSError`.
+    """The files of all runs in one directory, made 0700 if it is missing, unless `make` is false. Raises `OSError`.
 
     An agent can remove and replace the directory, and what is in it. The daemon makes the directory again, and tells `say`.
     """
 
-    def __init__(self, directory: Path, say: Callable[[str], object] = lambda _line: None) -> None:
+    def __init__(self, directory: Path, say: Callable[[str], object] = lambda _line: None, *, make: bool = True) -> None:
         self.directory = directory
         self._say = say
         self._prefix = f"{directory}/"
         self._made: dict[RunId, dict[Suffix, int]] = {}
         """Inode numbers of the files that this daemon has made or opened for a run."""
-        self._tell_aside(make_directory(directory))
+        if make:
+            self._tell_aside(make_directory(directory))
 
     def make_again(self) -> None:
         """Makes the directory if it was removed or replaced. Raises `OSError`."""

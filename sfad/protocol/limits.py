@@ -12,7 +12,17 @@ import msgspec
 from msgspec import Meta, Struct
 
 from .types import Action, Limit, LimitKind, LimitState
-from .units import COUNT_FORMS, DURATION_FORMS, SIZE_FORMS, format_duration, parse_count, parse_duration, parse_size
+from .units import (
+    COUNT_FORMS,
+    DURATION_FORMS,
+    SIZE_FORMS,
+    format_duration,
+    format_size,
+    format_usd,
+    parse_count,
+    parse_duration,
+    parse_size,
+)
 
 METERED = frozenset(
     {
@@ -237,37 +247,21 @@ INSTEAD = {LimitKind.OUTPUT: "the oldest is freed", LimitKind.CPU: "throttled"}
 
 
 def format_limit(limit: Limit | LimitState) -> str:
-    """For people: `cost 2.50 USD → warn`, `time 2m`, `memory 2.0 GiB`."""
+    """For people: `cost 2.50 USD → warn`, `time 2m`, `memory 2 GiB`."""
     follows = INSTEAD.get(limit.kind, limit.action.value if limit.action else "")
     action = f" → {follows}" if follows else ""
     return f"{limit.kind.value} {format_amount(limit.kind, limit.threshold)}{action}"
 
 
 def format_amount(kind: LimitKind, amount: float, *, unit: bool = True) -> str:
-    """An amount of what a kind counts: `2.50 USD`, `2m`, `2.0 GiB`, `1.5 cores`, `200000`. Without `unit`, the unit of costs and
+    """An amount of what a kind counts: `2.50 USD`, `2m`, `2 GiB`, `1.5 cores`, `200000`. Without `unit`, the unit of costs and
     cores is left out: of `0.45 of 0.30 USD`, the first."""
     if kind is LimitKind.TIME:
         return format_duration(round(amount, 1) if amount >= 1 else round(amount, 3))
     if kind in COSTS:
         return f"{format_usd(amount)} USD" if unit else format_usd(amount)
     if kind in (LimitKind.OUTPUT, LimitKind.MEMORY):
-        return format_bytes(amount)
+        return format_size(amount)
     if kind is LimitKind.CPU and unit:
         return f"{amount:g} {'core' if amount == 1 else 'cores'}"
     return f"{amount:.15g}"
-
-
-def format_usd(amount: float) -> str:
-    """With two decimals, or as many more as it takes to see it: `2.50`, `0.4512`, `0.000031`."""
-    exact = f"{amount:.4f}" if amount >= 0.01 or amount == 0 else f"{amount:.6f}"
-    whole, _, part = exact.partition(".")
-    return f"{whole}.{part.rstrip('0').ljust(2, '0')}"
-
-
-def format_bytes(amount: float) -> str:
-    """`512 B`, `2.0 GiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} TiB"

@@ -19,6 +19,7 @@ from msgspec import Struct
 from .advice import Advice
 from .errors import BadMessage, ErrorCode
 from .framing import frame
+from .summary import By, Summary
 from .types import (
     Action,
     Bound,
@@ -256,7 +257,8 @@ class Wait(Request, tag="wait"):
 
 
 class List(Request, tag="list"):
-    """Runs, newest last. Without filters: the live ones and the last `rows` that ended. Answered by `RunList`."""
+    """A page of runs: the live ones, and of those that ended the newest `rows`. Answered by `RunList`, which says where the next
+    page begins."""
 
     status: list[Status] = []
     name: str | None = None
@@ -268,9 +270,23 @@ class List(Request, tag="list"):
     labels: dict[str, str | list[str]] = {}
     """As in `Stop`."""
     rows: int = 50
-    """Ended runs at most; live ones are always listed."""
+    """Ended runs in the page, at most 1 000; it may have fewer, and still not be the last. Live ones are all in the first page."""
     live: bool = False
     """Fill in `processes` and `memory_bytes`."""
+    before: RunId | None = None
+    """Only ended runs with lower ids: the `next` of the page before this one."""
+
+
+class Summarise(Request, tag="summary"):
+    """How the runs created since a time have ended, and what they used; live ones as they are now. Answered by `Summarised`."""
+
+    since: float
+    """Unix seconds."""
+    by: By = "name"
+    name: str | None = None
+    user: str | None = None
+    labels: dict[str, str | list[str]] = {}
+    """As in `List`."""
 
 
 class Logs(Request, tag="logs"):
@@ -363,6 +379,7 @@ AnyRequest = (
     | Info
     | Wait
     | List
+    | Summarise
     | Logs
     | Text
     | Result
@@ -455,6 +472,14 @@ class RunList(Reply, tag="runs"):
     """Runs, oldest first."""
 
     runs: list[RunInfo]
+    next: RunId | None = None
+    """`List.before` of the next page, which holds older runs; `None` where there are no more."""
+
+
+class Summarised(Reply, tag="summarised"):
+    """The answer to `Summarise`."""
+
+    summary: Summary
 
 
 class LogFiles(Reply, tag="log_files"):
@@ -628,6 +653,7 @@ AnyReply = (
     | Reserved
     | Recommended
     | RunList
+    | Summarised
     | LogFiles
     | TextPart
     | ResultText

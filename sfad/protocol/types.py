@@ -179,8 +179,8 @@ class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why a run ended or is being stopped. `kind` is for programs, `message` for people and models."""
 
     kind: str
-    """`exit`, `signal`, `limit`, `stop`, `ancestor`, `client`, `daemon`, `launch`, `output`, `ledger`, or the rule that
-    refused; of a paused run, `suspended`."""
+    """`exit`, `signal`, `limit`, `stop`, `ancestor`, `client`, `daemon`, `launch`, `output`, `ledger`, or the rule that refused;
+    `suspended` of a paused run; `no_daemon` where a run that had not ended is read from the ledger without a daemon."""
     message: str
     by: str | None = None
     """Who asked, for `stop`: `run ID` or `user NAME`; the ancestor's id, for `ancestor`."""
@@ -305,6 +305,12 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     """The meter that reads the run's stdout."""
     api_trouble: ApiTrouble | None = None
     """Of a live run whose agent cannot reach its model. The `reason` of one that ended so says it."""
+    total_cost_usd: float | None = None
+    """Of the run and its descendants, each counted once, as far as it is known. Only in the answers to `List`, `Info`, `Wait`."""
+    total_tokens: int | None = None
+    """The same of tokens."""
+    total_partial: bool = False
+    """The totals are that much at least: a part of them may still grow, or has no price."""
 
 
 class Refusal(Struct, frozen=True, kw_only=True):
@@ -348,6 +354,8 @@ class BudgetState(Struct, frozen=True, kw_only=True):
     """In this one, reservations included."""
     renews: str
     """When the next one begins, RFC 3339."""
+    partial: bool = False
+    """Costs are in it that may still grow: it is that much at least."""
 
 
 class Survivor(Struct, frozen=True, kw_only=True):

@@ -125,9 +125,21 @@ def _scaled(text: str | int, form: re.Pattern[str], scale: dict[str, int]) -> De
     return number if number is not None and number <= _MOST else None
 
 
-def format_size(size: int) -> str:
-    """The shortest exact form that `parse_size` reads back: 65536 → `64KiB`, 1000 → `1000B`."""
-    for unit in ("t", "g", "m", "k"):
-        if size and size % _BYTES[unit] == 0:
-            return f"{size // _BYTES[unit]}{unit.upper()}iB"
-    return f"{size}B"
+def format_size(size: float) -> str:
+    """Return bytes for people, with at most one decimal: `512 B`, `64 KiB`, `69.9 MiB`, `2 GiB`. `parse_size` reads the form."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if round(size, 1) < 1024:
+            return f"{_decimals(size, 0 if unit == 'B' else 1)} {unit}"
+        size /= 1024
+    return f"{_decimals(size, 1)} TiB"
+
+
+def format_usd(amount: float) -> str:
+    """Return US dollars with two decimals, or with as many more as it takes to see them: `2.50`, `0.4512`, `0.000031`."""
+    exact = f"{amount:.4f}" if amount >= 0.01 or amount == 0 else f"{amount:.6f}"
+    whole, _, part = exact.partition(".")
+    return f"{whole}.{part.rstrip('0').ljust(2, '0')}"
+
+
+def _decimals(number: float, most: int) -> str:
+    return f"{number:.{most}f}".removesuffix(".0")

@@ -56,8 +56,8 @@ class BudgetKeeper:
 
     def remember(self, scope: str, name: str) -> None:
         """Has it remembered what a budget was charged, with what is kept next."""
-        charged = next(budget.charged for budget in self._known if (budget.scope, budget.name) == (scope, name))
-        self._memory.charge(scope, name, self._periods[scope, name], charged)
+        budget = next(budget for budget in self._known if (budget.scope, budget.name) == (scope, name))
+        self._memory.charge(scope, name, self._periods[scope, name], budget.charged, partial=budget.partial)
 
     def _look(self) -> None:
         now = wall_clock().astimezone()
@@ -72,6 +72,10 @@ class BudgetKeeper:
         remembered = self._memory.charged(scope, name)
         known = remembered.usd if remembered is not None and remembered.begins == begin else 0.0
         return max(known, self._ledger.charged(scope, name, begin))
+
+    def _was_partial(self, scope: str, name: str, begin: datetime) -> bool:
+        remembered = self._memory.charged(scope, name)
+        return remembered is not None and remembered.begins == begin and remembered.partial
 
     def _renew(self, now: datetime) -> None:
         configured = wanted(self._config)
@@ -90,6 +94,7 @@ class BudgetKeeper:
                 replace(
                     budget,
                     charged=charged,
+                    partial=old.partial if old is not None else self._was_partial(*key, begin),
                     over=over,
                     near=over,
                     begins=begin.isoformat(),

@@ -56,6 +56,8 @@ class Live:
     """The limits but time, as they are shown while nothing of them is known to be used; `None` if they have changed."""
     main: Main | None = None
     """Of the attempt that was launched last."""
+    model: str | None = None
+    """The one that was named last, or by its stream the one with most tokens."""
     saved: RunInfo | None = None
     """As the ledger was last given it."""
 
@@ -90,6 +92,7 @@ class Live:
             allowed_tools=spawn.allowed_tools,
             blocked_tools=spawn.blocked_tools,
             pid_started=self.main.started if self.main is not None and self.run.pid is not None else None,
+            model=self.model,
         )
 
     @property
@@ -128,7 +131,7 @@ class Live:
             reason=run.shown_reason,
             attempts=run.attempt,
             limits=self._limits(now),
-            usage=_usage(*best, elapsed) if (best := run.account.best) is not None else Usage(elapsed_s=elapsed),
+            usage=self.usage(elapsed),
             processes=processes,
             memory_bytes=memory_bytes,
             descendants=run.admitted,
@@ -142,6 +145,11 @@ class Live:
             meter=self.program.name if self.program is not None else None,
             api_trouble=run.api_trouble if not run.status.terminal else None,  # then its reason has it
         )
+
+    def usage(self, elapsed: float | None = None) -> Usage:
+        """What the run itself has used, after so many seconds."""
+        best = self.run.account.best
+        return Usage(elapsed_s=elapsed) if best is None else _usage(*best, elapsed)
 
     def _limits(self, now: float) -> list[LimitState]:
         """A short run is shown three times before more than its time is known to be used, and in a burst of them making all

@@ -94,6 +94,7 @@ class Charged(Struct, frozen=True, array_like=True):
 
     begins: datetime
     usd: float
+    partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,9 +387,9 @@ class Memory:
         kept = self._journal.items.get(f"charge/{scope}/{name}")
         return msgspec.msgpack.decode(kept, type=Charged) if kept is not None else None
 
-    def charge(self, scope: str, name: str, begins: datetime, usd: float) -> None:
+    def charge(self, scope: str, name: str, begins: datetime, usd: float, *, partial: bool = False) -> None:
         """Remembers what it was charged since then, together with what is kept next: the run that has used it."""
-        self._first[f"charge/{scope}/{name}"] = self._encode(Charged(begins, usd))
+        self._first[f"charge/{scope}/{name}"] = self._encode(Charged(begins, usd, partial))
 
     # ---- trouble
 

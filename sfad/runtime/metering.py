@@ -7,7 +7,8 @@ launcher ─▶ Sampler ──────────────────�
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from signal import SIGKILL
 
@@ -233,6 +234,7 @@ class Metering:
             self._say_silent(metered)
             return
         self._heard(metered)
+        metered.live.model = _most_used(readings) or metered.live.model
         self._feed(e.UseSeen(trio.current_time(), run, "stream", self._use_of(metered)))
         latest = readings[-1]
         if latest.tools:
@@ -403,6 +405,8 @@ class Metering:
             cached=request.cached_tokens or 0,
             cache_write=request.cache_write_tokens or 0,
         )
+        if request.model is not None and (metered := self._runs.get(run)) is not None:
+            metered.live.model = request.model
         cost = request.cost_usd
         unpriced = False
         if cost is None and tokens.input + tokens.output:
@@ -451,6 +455,14 @@ class Metering:
         if cost is None and metered is not None:
             self._say_unpriced(metered, {model or "": 1})
         return cost
+
+
+def _most_used(readings: Iterable[Reading]) -> str | None:
+    tokens: Counter[str] = Counter()
+    for reading in readings:
+        for model, used in reading.models.items():
+            tokens[model] += used.input + used.output
+    return max(filter(None, tokens), key=tokens.__getitem__, default=None)
 
 
 def _blank(readings: Sequence[Reading]) -> bool:

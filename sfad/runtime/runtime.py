@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import trio
@@ -53,6 +53,7 @@ from .memory import Memory, SpawnKey, nowhere
 from .metering import Metering, bounds_of, program_of
 from .recovery import Recovery
 from .stdin import StdinPipe
+from .threads import in_thread
 from .timers import Timers
 
 RECENT = 1000
@@ -77,6 +78,8 @@ SAVE_USE = 1.0
 
 _WITHIN = c.Keep | c.Arm | c.Disarm | c.NoteUse
 """Nothing of these is seen outside of the process: to die before one or after it is the same."""
+
+T = TypeVar("T")
 
 Asker = Callable[[c.Answer], None]
 Waiter = Callable[[RunInfo], None]
@@ -193,6 +196,7 @@ class Runtime:
         self._watchers: dict[RunId, set[Watcher]] = {}
         self._used: set[RunId] = set()
         """Runs whose use the ledger does not know yet."""
+        self._one_walk = trio.CapacityLimiter(1)
         self._nursery: trio.Nursery
         self._appliers = self._table()
 
@@ -880,6 +884,21 @@ class Runtime:
         """Ids that begin with `prefix`; at most some ten of the ledger's."""
         known = [run for run in (*self.live, *self.recent) if run.startswith(prefix)]
         return sorted({*known, *self.ledger.find(prefix)})
+
+    def look_up(self, work: Callable[[], T], answer: Callable[[T | Exception], None]) -> None:
+        """Call `work`, which walks the ledger, in a thread, one walk at a time: each keeps a CPU busy. Then call `answer` with what
+        it returns, or with the `LedgerError` or `OSError` that it raises."""
+
+        async def walk() -> None:
+            try:
+                async with self._one_walk:
+                    found = await in_thread(work)
+            except (LedgerError, OSError) as error:
+                answer(error)
+            else:
+                answer(found)
+
+        self._nursery.start_soon(walk)
 
     def over(self, run: RunId) -> bool:
         """Whether a run has ended and the ledger knows it."""

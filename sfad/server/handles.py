@@ -50,7 +50,7 @@ class Handles:
             if entry.info.name == name and own in (None, *entry.chain):
                 yield entry.info
         # the ledger's writer may be behind: what is live or recent is known better above
-        rows = self._runtime.ledger.select(List(id=0, name=name, rows=1), within=own)
+        rows = self._runtime.ledger.select(List(id=0, name=name, rows=1), within=own).runs
         yield from (info for info in rows if info.id not in self._runtime.recent)
 
     def _by_prefix(self, prefix: str, own: RunId | None) -> RunInfo | None:

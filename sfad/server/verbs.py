@@ -22,12 +22,16 @@ from ..core import commands as c
 from ..core import events as e
 from ..core.access import OUTSIDE, VERBS, Peer
 from ..core.budgets import Budget
-from ..core.labels import fits, values_of
+from ..core.labels import values_of
 from ..core.limits import limits_of
+from ..core.policy import MAX_LABELS
 from ..core.run import Run
 from ..core.usage import NOTHING, Use
 from ..descriptors import Need
 from ..giveback import give_back
+from ..ledger.reader import Page, Selection
+from ..ledger.summary import Unwritten, summarise
+from ..ledger.totals import used_by, with_totals
 from ..meters import PROGRAMS, UNREAD, named
 from ..meters.speech import FORM, Cursor, Reader, answer
 from ..output import holes
@@ -36,6 +40,7 @@ from ..output.sanitise import cut_oldest, sanitise, wrap_result
 from ..protocol import messages as m
 from ..protocol.advice import Advice
 from ..protocol.errors import ErrorCode
+from ..protocol.summary import Summary
 from ..protocol.types import BudgetState, Event, Limit, LimitRefusal, RunId, RunInfo, Status
 from ..protocol.units import MOST_COUNTED, MOST_SPENT
 from ..protocol.version import SUPPORTED
@@ -52,11 +57,8 @@ MAX_RESULT = 1024 * 1024
 MAX_SEARCHED = 8 * MAX_RESULT
 """Newest bytes of stdout in which the final answer is looked for: it is near their end. Decoding them takes some 20 ms."""
 
-MAX_ROWS = 20_000
-"""Ended runs in one list."""
-
-MAX_LABELS = 64
-"""Labels of a run, and conditions of one kind in a request: each is a part of the ledger's query."""
+MAX_ROWS = 1000
+"""Ended runs in one page of a list: 50 ms. Clients ask for the next page."""
 
 MAX_EXEC = 6 << 20
 """Bytes of argv and environment that execve(2) takes at most (3/4 of `_STK_LIM`), with a pointer and a NUL for each word."""
@@ -122,6 +124,7 @@ class Verbs:
             m.Info: self._info,
             m.Wait: self._wait,
             m.List: self._list,
+            m.Summarise: self._summarise,
             m.Logs: self._logs,
             m.Text: self._text,
             m.Result: self._result,
@@ -426,14 +429,30 @@ class Verbs:
         load = self._runtime.launcher.load(info.id) if live is not None and live.run.attempt else None
         if live is not None and load is not None:
             info = live.info(trio.current_time(), processes=load.processes, memory_bytes=load.memory_bytes)
-        self._reply(connection, m.RunReply(id=request.id, run=info))
+        self._show(connection, request.id, info)
+
+    def _show(self, connection: Connection, request: int, info: RunInfo) -> None:
+        (shown,) = self._with_totals([info])
+        self._reply(connection, m.RunReply(id=request, run=shown))
+
+    def _with_totals(self, runs: Iterable[RunInfo]) -> list[RunInfo]:
+        runs = list(runs)
+        roots = {info.root_id for info in runs if info.descendants}
+        if not roots:
+            return with_totals(runs, {})
+        used = self._runtime.ledger.used_below(roots)
+        for live in self._runtime.live.values():
+            parent = live.run.parent
+            if parent is not None and live.run.root.id in roots:
+                used[live.run.id] = used_by(parent.id, live.usage())
+        return with_totals(runs, used)
 
     def _wait(self, connection: Connection, request: m.Wait) -> None:
         info, _ = self._resolve(connection, request.run, "wait")
         if request.tie:
             self._tie(connection, info.id)
         if self._runtime.over(info.id) or request.timeout == 0:
-            self._reply(connection, m.RunReply(id=request.id, run=info))
+            self._show(connection, request.id, info)
             return
         timer = ("wait", connection.number, request.id)
 
@@ -443,7 +462,7 @@ class Verbs:
             forget()
             self._runtime.timers.disarm(timer)
             if run is not None:
-                self._reply(connection, m.RunReply(id=request.id, run=run))
+                self._show(connection, request.id, run)
             else:
                 self._requests.add(connection.holder, -1)
 
@@ -463,14 +482,45 @@ class Verbs:
         _check_labels(request.labels)
         _check_most("statuses", len(request.status), MAX_LABELS)
         root = self._resolve(connection, request.root, "list")[0].id if request.root is not None else None
-        rows = max(0, min(request.rows, MAX_ROWS))
-        wanted = _filter(request, root, self._runtime.chain)
-        own = connection.peer.run
-        mine: Callable[[RunId], bool] = (lambda run: own in self._runtime.chain(run)) if own is not None else (lambda _: True)
-        live = [info for info in self._live_infos(detailed=request.live) if wanted(info) and mine(info.id)]
-        ended = self._ended_infos(request, root or own, rows, lambda info: wanted(info) and mine(info.id))
-        runs = sorted([*ended, *live], key=lambda info: info.id)
-        self._reply(connection, m.RunList(id=request.id, runs=runs))
+        query = msgspec.structs.replace(request, root=None, rows=max(0, min(request.rows, MAX_ROWS)))
+        found = self._page(Page(query, within=root or connection.peer.run))
+        self._reply(connection, m.RunList(id=request.id, runs=self._with_totals(found.runs), next=found.reached or None))
+
+    def _page(self, page: Page) -> Selection:
+        """What is live or recent is known better here: the ledger's writer may be behind."""
+        older = self._runtime.ledger.select(page.query, within=page.within)
+        runs = {info.id: info for info in older.runs}
+        runs |= {run: entry.info for run, entry in self._runtime.recent.items() if _fits(page, entry.info, entry.chain)}
+        live = self._runtime.live
+        shown = (info for info in self._live_infos(detailed=page.query.live) if _fits(page, info, live[info.id].chain))
+        known = {run: info for run, info in runs.items() if run not in live} | {info.id: info for info in shown}
+        return Selection.of(known.values(), page.query.rows, older.reached)
+
+    def _summarise(self, connection: Connection, request: m.Summarise) -> None:
+        self._permit(connection, "summary")
+        _check_labels(request.labels)
+        query = m.List(id=0, since=request.since, name=request.name, user=request.user, labels=request.labels)
+        page = Page(query, within=connection.peer.run)
+        connection.elsewhere.add(request.id)
+
+        def answer(found: Summary | Exception) -> None:
+            if request.id not in connection.elsewhere:
+                return  # it has been given up
+            connection.elsewhere.discard(request.id)
+            if isinstance(found, Exception):
+                self._fail(connection, request.id, ErrorCode.UNAVAILABLE, str(found))
+            else:
+                self._reply(connection, m.Summarised(id=request.id, summary=found))
+
+        directory, unwritten = self._runtime.ledger.directory, self._unwritten(page)
+        self._runtime.look_up(lambda: summarise(directory, page, request.by, unwritten), answer)
+
+    def _unwritten(self, page: Page) -> Unwritten:
+        """The runs of a page that the file does not know as they are now, with their models."""
+        live, now = self._runtime.live, trio.current_time()
+        ended = [(info, extra.model) for info, extra in self._runtime.ledger.unwritten(page) if info.id not in live]
+        fitting = ((one.info(now), one) for one in live.values())
+        return [*ended, *((info, one.model) for info, one in fitting if _fits(page, info, one.chain))]
 
     def _live_infos(self, *, detailed: bool) -> Iterable[RunInfo]:
         now = trio.current_time()
@@ -482,20 +532,6 @@ class Verbs:
                 yield live.info(now)
             else:
                 yield live.info(now, processes=load.processes, memory_bytes=load.memory_bytes)
-
-    def _ended_infos(self, request: m.List, within: RunId | None, rows: int, wanted: Callable[[RunInfo], bool]) -> list[RunInfo]:
-        recent = self._runtime.recent
-        found: list[RunInfo] = []
-        for entry in reversed(recent.values()):
-            if len(found) >= rows:
-                break
-            if wanted(entry.info):
-                found.append(entry.info)
-        if len(found) < rows:
-            # the ledger's writer may be behind: what is live or recent is known better here
-            older = self._runtime.ledger.select(msgspec.structs.replace(request, root=None, rows=rows), within=within)
-            found += [info for info in older if info.id not in recent and info.id not in self._runtime.live]
-        return sorted(found, key=lambda info: info.id)[-rows:] if rows else []
 
     def _logs(self, connection: Connection, request: m.Logs) -> None:
         info, _ = self._resolve(connection, request.run, "logs")
@@ -628,7 +664,9 @@ class Verbs:
             backup_at=backup.at if backup is not None else None,
             adopted=runtime.adopted,
             enforcement={kind: runtime.launcher.enforcement(kind) for kind in ("memory", "pids", "cpu")},
-            budgets=[_budget_state(budget) for budget in machine.limiter.budgets] if connection.peer.run is None else [],
+            budgets=[_budget_state(budget, machine.tree) for budget in machine.limiter.budgets]
+            if connection.peer.run is None
+            else [],
             linger_command=logout.linger_command(),
         )
         self._reply(connection, status)
@@ -819,7 +857,7 @@ def _check_cached(whole: int, cached: int, written: int) -> None:
         )
 
 
-def _budget_state(budget: Budget) -> BudgetState:
+def _budget_state(budget: Budget, tree: Iterable[Run]) -> BudgetState:
     return BudgetState(
         scope=budget.scope,
         name=budget.name,
@@ -827,6 +865,7 @@ def _budget_state(budget: Budget) -> BudgetState:
         usd=budget.usd,
         used_usd=round(budget.charged, 9),
         renews=budget.renews,
+        partial=budget.partial or any(run.user in budget.members and run.account.grows for run in tree),
     )
 
 
@@ -877,15 +916,5 @@ def _check_most(what: str, value: int, limit: int) -> None:
         raise RequestFailed(ErrorCode.BAD_REQUEST, f"{value} {what}; at most {limit}")
 
 
-def _filter(request: m.List, root: RunId | None, chain: Callable[[RunId], list[RunId]]) -> Callable[[RunInfo], bool]:
-    def wanted(info: RunInfo) -> bool:
-        return (
-            (not request.status or info.status in request.status)
-            and (request.name is None or info.name == request.name)
-            and (request.user is None or info.user == request.user)
-            and (root is None or root in chain(info.id))
-            and (request.since is None or info.created_at.timestamp() >= request.since)
-            and fits(request.labels, info.labels)
-        )
-
-    return wanted
+def _fits(page: Page, info: RunInfo, chain: Sequence[RunId]) -> bool:
+    return page.admits(info) and (page.within is None or page.within in chain)

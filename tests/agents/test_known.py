@@ -21,6 +21,8 @@ def test_a_known_program_is_started_by_its_name_and_metered(desk: MakeDesk, cli:
     at = desk(**{cli.name: [Shell("echo one"), Say("Done.")]})
     done = at.sfactl("run", cli.name, *OPTIONS[cli.name], "--", task)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("Done.\n")
+    assert "{" not in done.stdout
     assert f"[agent:{cli.name}] starting: 30m, 100 turns, 5 USD (profile coding-agent" in done.stderr
     (run,) = at.listed()
     assert (run["name"], run["meter"], run["status"]) == (cli.name, cli.name, "completed")

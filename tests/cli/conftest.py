@@ -18,6 +18,8 @@ import pytest
 from sfactl.connection import Client
 from tests.harness import stopped
 
+from .night import fill
+
 PATIENCE = 60.0
 """Seconds after which a test gives up; nothing here takes long on an idle machine."""
 
@@ -132,6 +134,15 @@ def world(tmp_path: Path, config: str) -> World:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """A place with a daemon for the tests of a module."""
     world = World(tmp_path_factory.mktemp("shared"))
+    with world.served():
+        yield world
+
+
+@pytest.fixture(scope="module")
+def night(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A daemon that finds a ledger of 700 runs."""
+    world = World(tmp_path_factory.mktemp("night"))
+    fill(world.state)
     with world.served():
         yield world
 

@@ -32,7 +32,7 @@ NOTHING: dict[str, Any] = {"enforced_by": "nothing"}
         (state(LimitKind.TIME, 120, used=30), "time 30s of 2m (25 %) → terminate; from default; the run's own; kept by the clock"),
         (
             state(LimitKind.MEMORY, 2**31, used=2**30, scope="tree", enforced_by="kernel"),
-            "memory 1.0 GiB of 2.0 GiB (50 %) → terminate; from default; with its descendants'; kept by the kernel",
+            "memory 1 GiB of 2 GiB (50 %) → terminate; from default; with its descendants'; kept by the kernel",
         ),
         (
             state(LimitKind.TURNS, 25, **NOTHING),
@@ -40,7 +40,7 @@ NOTHING: dict[str, Any] = {"enforced_by": "nothing"}
         ),
         (
             state(LimitKind.OUTPUT, 2**20, Action.WARN, enforced_by="watching"),
-            "output 1.0 MiB → the oldest is freed; from default; the run's own; kept by watching",
+            "output 1 MiB → the oldest is freed; from default; the run's own; kept by watching",
         ),
     ],
 )
@@ -66,7 +66,7 @@ def test_a_figure_that_may_still_grow_is_shown_as_a_lower_bound() -> None:
     assert facts(found) == [("usage", "2 turns, at least 10 tokens in, at least 5 tokens out, cost at least 0.31 USD [stream]")]
     assert why.sentence(found).endswith("; it used at least 0.31 USD")
     assert output.at_least(Usage(tokens=15, partial=True)) == "at least 15 tokens"
-    assert [column.cell(usage) for column in list_.USAGE] == ["2", "-", "≥0.31"]
+    assert [column.cell(found) for column in list_.COLUMNS if column.name in ("TURNS", "TOKENS", "USD")] == ["2", "-", "≥0.31"]
 
 
 def test_info_shows_every_source_where_there_are_several() -> None:
@@ -121,7 +121,7 @@ def over(kind: str, used: float, threshold: float) -> Any:
         (
             Status.PAUSED,
             {"limits": [state(COST, 0.3, Action.REQUEST_INCREASE, used=0.45)], "reason": over("cost", 0.45, 0.3)},
-            "it waits for approval until 2026-01-02T12:02:00+00:00, in 1m30s: sfactl approve a1",
+            f"it waits for approval until {output.local(NOON + timedelta(minutes=2))}, in 1m30s: sfactl approve a1",
         ),
         (
             Status.PAUSED,
@@ -138,18 +138,8 @@ def test_why_a_limit(status: Status, changes: dict[str, Any], says: str) -> None
 # ---- list, tree, recommend
 
 
-def test_usage_has_columns_where_it_is_known() -> None:
-    unknown, known = run(id="a1"), run(id="a2", usage=Usage(elapsed_s=3.0, turns=12, tokens=48_000, cost_usd=0.45, source="report"))
-    header, first, second = list_._table([unknown, known], live=False).splitlines()
-    assert header.split()[6:] == ["RAN", "TURNS", "TOKENS", "USD", "COMMAND"]
-    assert first.split()[7:10] == ["-", "-", "-"]
-    assert second.split()[7:10] == ["12", "48.0k", "0.45"]
-    assert "USD" not in list_._table([unknown], live=False)
-    assert max(len(line) for line in (header, first, second)) <= 100
-
-
 def test_a_tree_shows_what_is_known() -> None:
-    assert "3 turns  120 tokens  0.0020 USD" in tree.describe(run(usage=Usage(turns=3, tokens=120, cost_usd=0.002)))
+    assert "3 turns  120 tokens  0.002 USD" in tree.describe(run(usage=Usage(turns=3, tokens=120, cost_usd=0.002)))
     assert "USD" not in tree.describe(run())
 
 

@@ -55,7 +55,7 @@ NUMERIC = list(numeric())
 
 def line(verb: str, option: str, value: str) -> list[str]:
     """The command line with this value, complete otherwise."""
-    needed = NEEDED.get(verb, ["a1"] if verb not in ("list", "doctor", "recommend") else [])
+    needed = NEEDED.get(verb, ["a1"] if verb not in ("list", "doctor", "recommend", "summary", "prune") else [])
     words = [verb, *needed, option, f"turns={value}" if option == "--limit" else value]
     return [*words, "--", "true"] if verb in ("spawn", "run") else words
 
@@ -63,7 +63,11 @@ def line(verb: str, option: str, value: str) -> list[str]:
 def tried(words: list[str], capsys: pytest.CaptureFixture[str], **variables: str) -> tuple[int, str]:
     """Exit code and stderr of a call to a daemon that is not there, which is all that is wrong where the number is not."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("SFA_", "SFAD_"))}
-    with patch.dict(os.environ, kept | {"SFAD_SOCKET": "/nonexistent/s", "SFAD_AUTOSTART": "0"} | variables, clear=True):
+    with patch.dict(
+        os.environ,
+        kept | {"SFAD_SOCKET": "/nonexistent/s", "SFAD_STATE_DIR": "/nonexistent", "SFAD_AUTOSTART": "0"} | variables,
+        clear=True,
+    ):
         code = _guarded(words)
     return code, capsys.readouterr().err
 

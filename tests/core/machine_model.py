@@ -826,7 +826,7 @@ class World:
         told.append(word)
 
     def _charge(self, command: c.Charge) -> None:
-        assert self.charging, "charged for nothing that was used"
+        assert self.charging or command.usd == 0, "charged for nothing that was used"
         purse = self.purses[command.scope, command.name]
         purse.charged += command.usd
         assert purse.charged >= 0

@@ -69,6 +69,18 @@ def test_a_commit_that_fails_in_a_tree_that_is_being_emptied() -> None:
 # ---- attempts
 
 
+def test_a_child_inherits_labels_and_its_own_win() -> None:
+    t = Transcript(allow_detach=True)
+    a = t.start("a", labels={"night": "7", "team": "blue"})
+    b = t.start("b", inside(a), labels={"team": "red"})
+    assert t.run(t.start("c", inside(b))).asked.labels == {"night": "7", "team": "red"}
+    assert t.run(t.start("d", inside(a), detach=True)).asked.labels == {}
+    many = {f"k{number}": "v" for number in range(63)}
+    assert t.failed(t.spawn("e", inside(a), labels=many)) == (
+        f"65 labels, with those of its parent {a}; at most 64: give it fewer of its own"
+    )
+
+
 def test_attempts_with_back_off() -> None:
     t = Transcript(hear=frozenset({"save", "ended"}))
     a = t.start("a", attempts=3, retry_delay=4.0)

@@ -82,7 +82,7 @@ def test_the_ends_of_each_range_are_within_it_and_nothing_beyond(kind: str) -> N
         assert message.startswith(f"{kind} = {threshold:g}"), message
         assert "is outside its range: " in message
         assert "(--limit)" in message
-        assert {65536: "64 KiB", 1 << 20: "1.0 MiB"}.get(int(least), f"{least:g}") in message
+        assert {65536: "64 KiB", 1 << 20: "1 MiB"}.get(int(least), f"{least:g}") in message
         assert (f" to {most:g}" if most is not None else " or more") in message
         assert ("whole numbers" in message) is whole
         assert ("raise limits.max_" in message) is (most is not None and threshold > most)

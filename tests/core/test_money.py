@@ -336,11 +336,11 @@ def test_who_has_spent_everything_is_refused_with_the_time_it_renews() -> None:
     (t >> t.used(a, cost=1.0)).skip()
     for peer in (ANN, inside(a)):
         refusal = t.refused("d", peer)
-        assert (refusal.kind, refusal.detail) == (Rule.BUDGET, "user ann has used 1 of 1 USD a day; it renews at midnight")
+        assert (refusal.kind, refusal.detail) == (Rule.BUDGET, "user ann has used 1.00 of 1.00 USD a day; it renews at midnight")
         assert "there is no money left in the budget" in refusal.message
     t.start("d", BOB)
     t >> t.budgets(purse(1, "ann"), purse(1, "ann", "bob", team="crew", charged=1.0))
-    assert t.refused("e", BOB).detail == "team crew has used 1 of 1 USD a day; it renews at midnight"
+    assert t.refused("e", BOB).detail == "team crew has used 1.00 of 1.00 USD a day; it renews at midnight"
     t >> t.budgets()
     t.start("e", BOB)
 
@@ -386,6 +386,21 @@ def test_a_partial_figure_yields_to_a_final_one_and_to_a_larger_partial_one() ->
     assert shown() == (70, 0.5, True)
     (t >> t.used(a, output_tokens=40, cost=0.25)).skip()
     assert shown() == (40, 0.25, False)
+
+
+def test_a_budget_is_partial_once_a_run_has_ended_whose_cost_is() -> None:
+    t = Transcript()
+    t >> t.budgets(purse(9, "ann"))
+    a, b = t.start("a"), t.start("b")
+    (t >> t.used(a, cost=0.5, partial=True)).skip()
+    (t >> t.used(b, cost=0.5)).skip()
+    assert [t.run(run).account.grows for run in (a, b)] == [True, False]
+    (t >> t.exited(b, 0)).skip()
+    (budget,) = t.machine.limiter.budgets
+    assert not budget.partial
+    (t >> t.used(a, cost=0.75, partial=True)).skip()
+    t >> t.exited(a, 1) << "charge user ann 0" << "release a1"
+    assert (budget.partial, budget.charged) == (True, 1.25)
 
 
 def test_what_yesterday_was_charged_is_not_given_back_to_today() -> None:

@@ -21,6 +21,7 @@ from sfad.protocol import types as t
 from sfad.protocol.advice import Advice
 from sfad.protocol.errors import ErrorCode
 from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, FrameDecoder
+from sfad.protocol.summary import Breach, Costly, Failed, Group, Summary
 from sfad.protocol.version import VERSION
 from sfad.runtime import stdin
 from sfad.server import connection, server, shares, verbs
@@ -34,7 +35,7 @@ REQUESTS: tuple[type[m.Request], ...] = get_args(m.AnyRequest)
 REPLIES: tuple[type[m.Reply], ...] = get_args(m.AnyReply)
 NESTED = (
     t.Bound, t.Claim, t.Limit, t.LimitState, t.RunInfo, t.Reason, t.Usage, t.Refusal, t.LimitRefusal, t.BudgetState, t.Survivor,
-    t.ApiTrouble, Advice, t.Event, m.Setting, m.AgentInfo, m.Change, m.Failure,
+    t.ApiTrouble, Advice, Summary, Group, Breach, Failed, Costly, t.Event, m.Setting, m.AgentInfo, m.Change, m.Failure,
 )  # fmt: skip
 
 Struct = type[msgspec.Struct]
@@ -152,7 +153,7 @@ def test_bounds() -> None:
         "requests of one connection handled in one go": f"{server.TURN}",
         "requests of one tree, or of one user outside any run, handled in one go": f"{server.SLICE * 1000:g} ms",
         "bytes that wait for a run's stdin (`send`)": f"{stdin.MAX_PENDING // mib} MiB",
-        "rows of ended runs in a `list`": f"{verbs.MAX_ROWS:,}".replace(",", " "),
+        "rows of ended runs in a page of a `list`": f"{verbs.MAX_ROWS:,}".replace(",", " "),
         "bytes of output that a `result` is made from, and of its text": f"{verbs.MAX_RESULT // mib} MiB",
     }
     assert {row[0]: row[1] for row in rows(shared)} == {

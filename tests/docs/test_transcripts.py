@@ -1,5 +1,5 @@
-"""README, tutorial and the pages on limits and durability, typed in: every command that is shown is run, in order, and prints
-what is shown.
+"""README, tutorial and the pages on a night, limits and durability, typed in: every command that is shown is run, in order, and
+prints what is shown.
 
 Ids are real. What no two runs have in common (times, sizes, pids, paths, who ran it) is not compared, and neither is the
 order of lines, since stdout and stderr reach the reader by two roads.
@@ -26,7 +26,8 @@ _VARIES = [
     (r"\(its log is .*|in a systemd unit of its own .*", "HOW"),
     (r"(?<![\w.])/[^\s,:]+", "PATH"),
     (r"pid \d+", "PID"),
-    (r"\b\d+\.\d [KM]iB", "SIZE"),
+    (r"\b\d+(\.\d)? [KM]iB", "SIZE"),
+    (r"\b([A-Z][a-z]{2} \d\d )?\d\d:\d\d(:\d\d)?\b", "CLOCK"),
     (r"\b(\d+h)?(\d+m)?\d+(\.\d+)?s\b", "TIME"),
     (r"(ran|begins in) \d\.\d s", r"\1 TIME"),
     (r"(limit time: used [^,\n]*), \d+ %", r"\1, N %"),
@@ -71,9 +72,10 @@ class Reader:
         return done.stdout
 
     def configure(self, text: str) -> None:
-        """Writes the config file and has the daemon read it."""
+        """Writes the config file, and has the daemon read it where there is one."""
         self._config.write_text(text)
-        os.kill(self.daemon().pid, signal.SIGHUP)
+        if (self._home / "sock").exists():
+            os.kill(self.daemon().pid, signal.SIGHUP)
 
     def daemon(self) -> psutil.Process:
         """The daemon that was started by the first command."""
@@ -122,7 +124,9 @@ def follow(reader: Reader, command: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [README, DOCS / "tutorial.md", DOCS / "limits.md", DOCS / "durability.md"], ids=lambda page: page.name
+    "page",
+    [README, DOCS / "overnight.md", DOCS / "tutorial.md", DOCS / "limits.md", DOCS / "durability.md"],
+    ids=lambda page: page.name,
 )
 def test_it_is_as_shown(reader: Reader, page: Path) -> None:
     for block in blocks(page.read_text()):

@@ -176,7 +176,7 @@ def test_a_user_with_an_exhausted_budget_is_told_when_it_renews(tmp_path: Path) 
         assert done.returncode == 1
         refusal = json.loads(done.stdout)["refused"]
         assert refusal["kind"] == "budget"
-        assert f"user {user} has used 0.5 of 0.5 USD" in refusal["detail"]
+        assert f"user {user} has used 0.50 of 0.50 USD" in refusal["detail"]
 
 
 def test_the_ledger_advises_and_adaptive_limits_follow(start: Start) -> None:

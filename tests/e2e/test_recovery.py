@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import sqlite3
 import subprocess
@@ -173,7 +174,7 @@ os.write(1, b"".join(lines[told:last]))
 @pytest.mark.parametrize("saved", [True, False], ids=["saved", "not saved"])
 def test_what_ended_meanwhile_is_metered_to_its_end(start: Start, containment: str, tmp_path: Path, saved: bool) -> None:
     """Three agents print the rest of what was recorded, one of them without its result, and end while no daemon is there."""
-    daemon = start(mode=containment, config="[budgets.users.root]\ndaily_usd = 9\n")
+    daemon = start(mode=containment, config=f"[budgets.users.{getpass.getuser()}]\ndaily_usd = 9\n")
     recordings = {"claude": "claude-success", "codex": "codex-success", "killed": "claude-success"}
     go = {name: tmp_path / f"{name}.go" for name in recordings}
     with daemon.client() as client:
@@ -203,6 +204,8 @@ def test_what_ended_meanwhile_is_metered_to_its_end(start: Start, containment: s
     assert (killed.usage.turns, killed.usage.input_tokens, killed.usage.partial) == (2, 4650, True)
     assert killed.usage.cost_usd is not None
     assert killed.usage.cost_from == "prices", "the price list was waited for"
+    told = daemon.sfactl("status").stdout
+    assert f"user {getpass.getuser()}: at least " in told
 
 
 def _saved(daemon: Daemon, run: str) -> bool:

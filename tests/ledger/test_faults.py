@@ -422,7 +422,7 @@ async def _work_against_a_lock(ledger: Ledger, answers: Answers) -> float:
         ledger.event(Event(type="run_progress", time=WHEN))
         ledger.save(run(1, status=Status.COMPLETED), PLAIN)
         assert ledger.get("a1") == run(1, status=Status.COMPLETED)
-        assert [info.id for info in ledger.select(List(id=1))] == ["a1"]
+        assert [info.id for info in ledger.select(List(id=1)).runs] == ["a1"]
         ledger.events()
         longest = max(longest, time.monotonic() - begun)
         await trio.sleep(1)
@@ -440,8 +440,8 @@ async def test_a_clock_that_is_set_back_and_forth_changes_no_order(tmp_path: Pat
             ledger.save(run(number, status=Status.COMPLETED, created_at=at, ended_at=at - timedelta(days=1)), PLAIN)
         assert await ledger.flush()
         expected = [run(number).id for number in range(1, 7)]
-        assert [info.id for info in ledger.select(List(id=1))] == expected
-        assert [info.id for info in ledger.select(List(id=1, rows=2))] == expected[-2:]
+        assert [info.id for info in ledger.select(List(id=1)).runs] == expected
+        assert [info.id for info in ledger.select(List(id=1, rows=2)).runs] == expected[-2:]
         assert [event.run_id for event in ledger.events()] == expected
         assert [event.seq for event in ledger.events(3)] == [4, 5, 6]
     again = Ledger(tmp_path)

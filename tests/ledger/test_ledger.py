@@ -163,13 +163,13 @@ async def test_reads_see_what_is_not_in_the_file_yet(tmp_path: Path) -> None:
         ledger.save(run(1, status=Status.COMPLETED), PLAIN)
         ledger.refuse(run(2, status=Status.REJECTED_DEPTH, parent_id="a1", root_id="a1", labels={"k": "v"}), PLAIN)
         assert ledger.get("a1") == run(1, status=Status.COMPLETED)
-        assert [info.status for info in ledger.select(List(id=1))] == ["completed", "rejected_depth"]
-        assert [info.id for info in ledger.select(List(id=1, labels={"k": "v"}), within="a1")] == ["a2"]
-        assert ledger.select(List(id=1), within="a2", uid=5) == []
+        assert [info.status for info in ledger.select(List(id=1)).runs] == ["completed", "rejected_depth"]
+        assert [info.id for info in ledger.select(List(id=1, labels={"k": "v"}), within="a1").runs] == ["a2"]
+        assert ledger.select(List(id=1), within="a2", uid=5).runs == []
         assert (ledger.chain("a2"), ledger.find("a")) == (["a1", "a2"], ["a1", "a2"])
-        before = ledger.select(List(id=1))
+        before = ledger.select(List(id=1)).runs
         await ledger.flush()
-        assert ledger.select(List(id=1)) == before
+        assert ledger.select(List(id=1)).runs == before
 
 
 async def test_a_save_creates_nothing(tmp_path: Path) -> None:
@@ -250,9 +250,9 @@ async def test_a_burst_shares_transactions_and_answers_everyone_once(tmp_path: P
         assert await ledger.flush()
         await answers.until(lambda: len(answers.committed) == 3000)
         assert answers.committed == ids
-        assert [info.status for info in ledger.select(List(id=1, rows=5000))] == ["completed"] * 3000
+        assert [info.status for info in ledger.select(List(id=1, rows=5000)).runs] == ["completed"] * 3000
         assert len(ledger.events(limit=5000)) == 3000
-        assert [info.id for info in ledger.select(List(id=1, labels={"n": "7"}))] == ["a7"]
+        assert [info.id for info in ledger.select(List(id=1, labels={"n": "7"})).runs] == ["a7"]
 
 
 async def test_a_long_burst_does_not_let_the_wal_grow_without_end(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ async def test_a_bug_in_the_writer_fails_admissions_and_forgets_no_end(tmp_path:
             assert not await ledger.flush()
         assert [one for one, _ in answers.failed] == ["a2"]
         await answers.until(lambda: ledger.held == 0)
-        assert [info.status for info in ledger.select(List(id=1))] == [Status.COMPLETED]
+        assert [info.status for info in ledger.select(List(id=1)).runs] == [Status.COMPLETED]
 
 
 async def test_a_bad_operation_does_not_hold_up_the_others(tmp_path: Path) -> None:

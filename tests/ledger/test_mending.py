@@ -32,7 +32,7 @@ async def test_rows_are_brought_up_to_date_and_missing_ones_inserted(tmp_path: P
     assert (ledger.get("a1"), ledger.get("a9"), ledger.next_number) == (lost, new, 10)
     assert ledger.details("a9") == RunExtra(uid=5, pid_started=4, boot_id=current_boot(), allowed_tools=[], blocked_tools=[])
     assert [info.id for info in ledger.left] == ["a1", "a2"]
-    assert [info.id for info in ledger.select(List(id=1, labels={"team": "blue"}))] == ["a1", "a9"]
+    assert [info.id for info in ledger.select(List(id=1, labels={"team": "blue"})).runs] == ["a1", "a9"]
     ledger.close()
 
 
@@ -47,8 +47,8 @@ async def test_what_could_not_be_mended_is_inserted_later_and_an_end_is_told(tmp
     ledger.save(run(9, status=Status.PAUSED, pid=77), PLAIN)
     assert await ledger.flush()
     assert ended == ["a1"]
-    assert [(info.id, info.status) for info in ledger.select(List(id=1))] == [("a1", Status.LOST), ("a9", Status.PAUSED)]
-    assert [info.id for info in ledger.select(List(id=1, labels={"team": "blue"}))] == ["a1"]
+    assert [(info.id, info.status) for info in ledger.select(List(id=1)).runs] == [("a1", Status.LOST), ("a9", Status.PAUSED)]
+    assert [info.id for info in ledger.select(List(id=1, labels={"team": "blue"})).runs] == ["a1"]
     ledger.close()
 
 

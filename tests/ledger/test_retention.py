@@ -70,7 +70,7 @@ async def test_trees_go_together_and_only_when_all_of_them_is_old(tmp_path: Path
     with started(tmp_path) as ledger:
         assert await delete(ledger) == Deleted(5, 0)
         assert ids(tmp_path) == ["a4", "a5", "a6", "a7", "a8", "a9"]
-        assert [info.id for info in ledger.select(List(id=1, labels={"k": "v"}))] == ["a9"]
+        assert [info.id for info in ledger.select(List(id=1, labels={"k": "v"})).runs] == ["a9"]
         assert ledger.next_number == 12
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
         assert other.execute("SELECT count(*) FROM labels").fetchone() == (1,)

@@ -32,7 +32,7 @@ def test_there_is_a_dump_of_every_version() -> None:
 
 def test_an_old_ledger_loads(old: Ledger) -> None:
     assert old.notes == []
-    runs = old.select(List(id=1))
+    runs = old.select(List(id=1)).runs
     assert [(run.id, run.status) for run in runs] == [
         ("a1", Status.COMPLETED),
         ("a2", Status.REJECTED_DEPTH),
@@ -42,7 +42,7 @@ def test_an_old_ledger_loads(old: Ledger) -> None:
     assert runs[0].usage.cost_usd == 0.25
     assert runs[1].reason == Reason(kind="depth", message="too deep")
     assert (old.chain("a2"), old.next_number) == (["a1", "a2"], 8)
-    assert [run.id for run in old.select(List(id=1, labels={"team": "blue"}))] == ["a1"]
+    assert [run.id for run in old.select(List(id=1, labels={"team": "blue"})).runs] == ["a1"]
     details = old.details("a1")
     assert details is not None
     assert (details.uid, details.result_head, details.allowed_tools) == (1000, b"\x00done", ["Read"])

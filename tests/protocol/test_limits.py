@@ -170,7 +170,7 @@ def test_the_schema_has_every_field_with_a_description_and_no_other() -> None:
         (Limit(kind=LimitKind.COST, threshold=2.5, action=Action.WARN), "cost 2.50 USD → warn"),
         (Limit(kind=LimitKind.TIME, threshold=120), "time 2m"),
         (Limit(kind=LimitKind.TIME, threshold=0.25), "time 250ms"),
-        (Limit(kind=LimitKind.MEMORY, threshold=2 * 2**30), "memory 2.0 GiB"),
+        (Limit(kind=LimitKind.MEMORY, threshold=2 * 2**30), "memory 2 GiB"),
         (Limit(kind=LimitKind.CPU, threshold=1), "cpu 1 core → throttled"),
         (Limit(kind=LimitKind.CPU, threshold=1.5), "cpu 1.5 cores → throttled"),
         (LimitState(kind=LimitKind.TOKENS, threshold=200_000, action=Action.PAUSE, source="x"), "tokens 200000 → pause"),

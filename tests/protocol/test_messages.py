@@ -15,6 +15,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.advice import Advice
 from sfad.protocol.errors import BadMessage, ErrorCode
 from sfad.protocol.framing import HEADER, FrameDecoder
+from sfad.protocol.summary import Breach, Costly, Failed, Group, Summary
 from sfad.protocol.types import (
     Action,
     Bound,
@@ -66,6 +67,7 @@ REQUESTS: list[m.Request] = [
     m.Select(id=24, verb="pause", runs=["a1", "reviewer"], labels={"k": "v", "l": ["w", "x"]}),
     m.Prune(id=25, older_than=60.5, keep=3, dry_run=True),
     m.Settle(id=20, reservation="a1-1", input_tokens=2, output_tokens=3, cached_tokens=1), m.Recommend(id=21, run_type="qa"),
+    m.Summarise(id=26, since=1.5, by="label", labels={"a": ["b", "c"], "d": "e"}),
 ]  # fmt: skip
 
 REPLIES: list[m.Reply] = [
@@ -88,6 +90,12 @@ REPLIES: list[m.Reply] = [
     m.Recommended(id=14, runs=20, in_force=[Limit(kind=LimitKind.TURNS, threshold=25, action=Action.TERMINATE)],
                   advice=[Advice(kind=LimitKind.TURNS, p95=12, suggested=15, limit=25, runs=20, ended=21, failed_share=0.05,
                                  least=1, most=100)]),
+    m.Summarised(id=18, summary=Summary(
+        since=NOW, until=NOW, runs=2, by_status={Status.FAILED: 2}, cost_usd=0.5, tokens=7, partial=True,
+        groups=[Group(key=None, runs=2, cost_usd=0.5, tokens=7, failed=2)],
+        breaches=[Breach(run_id="a1", limit_kind="turns", used=3, threshold=2)],
+        failed=[Failed(run_id="a1", name="a", reason="r")],
+        costly=[Costly(run_id="a1", name="a", status=Status.FAILED, cost_usd=0.5, tokens=7, partial=True)])),
     m.Selected(id=15, runs=["a1"], failed=[m.Failure(run="zz", code=ErrorCode.NO_SUCH_RUN, message="m")]),
     m.Reloaded(id=16, files=["/f"], changed=[m.Change(key="a", old=1, new=None, source="removed", waits=False)]),
     m.Pruned(id=17, trees=1, runs=2, events=3, files=4, output_bytes=5, ledger_bytes=6),

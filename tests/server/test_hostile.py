@@ -329,6 +329,7 @@ def test_more_labels_than_a_run_can_have_are_refused(daemon: Daemon) -> None:
     with daemon.client() as client:
         for request in (
             m.List(id=1000, labels=labels),
+            m.List(id=1003, labels={"k": list(labels)}),
             m.Stop(id=1001, labels=labels),
             m.List(id=1002, status=[Status.FAILED] * 20_000),
         ):

@@ -1,0 +1,129 @@
+"""`sfactl summary`
+
+How the runs created since a time have ended, and what they used: to be read in the morning. Live runs are counted as they are now,
+children count as runs of their own, and each run's own use counts once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import get_args
+
+from sfad.protocol import messages as m
+from sfad.protocol.summary import By, Failed, Summary
+
+from .. import output, screen
+from ..exits import Exit, UsageError
+from ..history import connect
+from ..limits import share
+from ..options import COMMON, Option, Parameter
+from ..several import labels
+from .list import moment
+
+PARAMETERS: tuple[Parameter, ...] = (
+    *COMMON,
+    Option(("--since",), "since", "Runs created since: 12h ago (default), or a time (2026-01-31T22:00)", "TIME"),
+    Option(("--by",), "by", "Group by name (default), label, user, model or type", "KEY"),
+    Option(("--name",), "name", "Only runs of this name", "NAME", complete="name"),
+    Option(("--user",), "user", "Only this user's runs", "USER", complete="user"),
+    Option(
+        ("--label",), "label", "Only runs with this label; of one key, any of the values given", "K=V", many=True, complete="label"
+    ),
+)
+
+SHOWN = 10
+"""Runs that a line names, and groups and breaches that people are shown."""
+
+
+def main(
+    *,
+    since: str = "12h",
+    by: str = "name",
+    name: str | None = None,
+    user: str | None = None,
+    label: Sequence[str] = (),
+    socket: str | None = None,
+    json: bool = False,
+) -> int:
+    """Prints the report."""
+    wanted = m.Summarise(id=0, since=moment(since), by=_by(by), name=name, user=user, labels=labels(label))
+    with connect(socket) as client:
+        wanted.id = client.next_id()
+        found = client.call(wanted, m.Summarised).summary
+    if json:
+        output.print_json({field: getattr(found, field) for field in found.__struct_fields__ if field != "costly"})
+    else:
+        print("\n\n".join("\n".join(part) for part in parts(found, by) if part))
+    return Exit.DONE
+
+
+def _by(text: str) -> By:
+    for known in get_args(By):
+        if text == known:
+            return known  # type: ignore[no-any-return]
+    raise UsageError(f"--by: {text!r} is none of {', '.join(get_args(By))}")
+
+
+def parts(found: Summary, by: str) -> Iterator[list[str]]:
+    """The parts of the report, each as its lines."""
+    yield list(_head(found))
+    if not found.runs:
+        return
+    if len(found.groups) > 1:
+        rows = [
+            [output.plain(one.key or "-"), str(one.runs), str(one.failed), *_used(one.tokens, one.cost_usd, partial=one.partial)]
+            for one in found.groups[:SHOWN]
+        ]
+        yield _table([by.upper(), "RUNS", "FAILED", "TOKENS", "USD"], rows, len(found.groups))
+    if found.costly:
+        dear = [[one.run_id, one.name, one.status, *_used(one.tokens, one.cost_usd, partial=one.partial)] for one in found.costly]
+        yield ["most expensive runs", *_table(["ID", "NAME", "STATUS", "TOKENS", "USD"], dear)]
+    if found.breaches:
+        yield ["limits exceeded", *_breaches(found)]
+    if found.failed:
+        yield ["failed", *(f"  {line}" for line in failures(found.failed))]
+
+
+def _head(found: Summary) -> Iterator[str]:
+    yield f"{output.local(found.since)} to {output.local(found.until)}"
+    ended = [f"{count} {status}" for status, count in found.by_status.items() if not status.rejected]
+    refused = {status: count for status, count in found.by_status.items() if status.rejected}
+    if refused:
+        rules = ", ".join(f"{status.removeprefix('rejected_')} {count}" for status, count in refused.items())
+        ended.append(f"{sum(refused.values())} refused ({rules})")
+    yield f"{output.counted(found.runs, 'run', 'runs')}{': ' if ended else ''}{', '.join(ended)}"
+    if found.cost_usd is not None or found.tokens is not None:
+        tokens = "" if found.tokens is None else f"{output.short(found.tokens)} tokens"
+        cost = "" if found.cost_usd is None else f"{output.usd(found.cost_usd)} USD"
+        yield f"{'at least ' if found.partial else ''}{', '.join(filter(None, (cost, tokens)))}"
+    elif found.runs:
+        yield "cost and tokens are not known"
+
+
+def _used(tokens: int | None, cost: float | None, *, partial: bool) -> list[str]:
+    return [output.bounded(output.short(tokens), partial=partial), output.bounded(output.usd(cost), partial=partial)]
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]], total: int = 0) -> list[str]:
+    lines = screen.table(header, [[output.plain(cell) for cell in row] for row in rows]).splitlines()
+    return [*lines, f"and {total - len(rows)} more: see --json"] if total > len(rows) else lines
+
+
+def _breaches(found: Summary) -> Iterator[str]:
+    for one in found.breaches[-SHOWN:]:
+        numbers = share(one.limit_kind, one.used, one.threshold)
+        yield f"  {one.run_id}  {output.plain(one.limit_kind)}{f' {numbers}' if numbers else ''}"
+    if len(found.breaches) > SHOWN:
+        yield f"  and {len(found.breaches) - SHOWN} before these: see --json"
+
+
+def failures(failed: Sequence[Failed]) -> Iterator[str]:
+    """A line for each reason, the most frequent first, with the runs that failed for it."""
+    by_reason: defaultdict[str, list[Failed]] = defaultdict(list)
+    for one in failed:
+        by_reason[one.reason].append(one)
+    for reason, runs in sorted(by_reason.items(), key=lambda item: -len(item[1])):
+        named = ", ".join(f"{one.run_id} ({output.plain(one.name)})" for one in runs[:SHOWN])
+        more = f" and {len(runs) - SHOWN} more" if len(runs) > SHOWN else ""
+        yield f"{output.plain(reason)}: {named}{more}"

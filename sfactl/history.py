@@ -1,0 +1,84 @@
+"""A connection for the verbs that only read: to the daemon, or where there is none, to a process that reads what it left.
+
+That process is `sfad.history`, a program like the daemon: so this package imports nothing of it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+from sfad.protocol.paths import LEDGER, state_dir
+
+from . import connection, environment, output
+from .connection import ABSENT, HANDSHAKE_TIMEOUT, Client, DaemonError, Unreachable
+from .exits import Exit, Quit
+
+
+def connect(flag: str | None) -> Client:
+    """Connect to the daemon, or if it is not running, to the history in the state directory of the user's daemon, and say so
+    on stderr. Raises `Unreachable`, and `Quit` for a history that cannot be read.
+
+    Not for a socket that `--socket` or SFA_SOCKET names, whose daemon may have any state directory; and not inside a run, which may
+    read its own subtree only."""
+    try:
+        return connection.connect(flag)
+    except Unreachable as error:
+        if error.kind not in ABSENT or flag is not None or environment.inside_run() is not None:
+            raise
+        state = _readable(error)
+        found = _opened(state)
+        output.note(f"sfactl: no daemon is running ({error.path}); this is its history, from {state}")
+        return found
+
+
+def _readable(missing: Unreachable) -> Path:
+    """The state directory of the user's daemon, if there is a ledger that this user may read."""
+    try:
+        state = state_dir(os.environ, os.getuid())
+    except ValueError:
+        raise missing from None
+    ledger = state / LEDGER
+    try:
+        owner = ledger.stat().st_uid
+    except PermissionError:
+        raise Quit(Exit.NOT_PERMITTED, f"{missing.message}. Its history {ledger} is not yours to read") from None
+    except OSError:
+        missing.message += f". There is no history either: {ledger} does not exist"
+        raise missing from None
+    if not os.access(ledger, os.R_OK):
+        raise Quit(Exit.NOT_PERMITTED, f"{missing.message}. Its history {ledger} belongs to uid {owner}; you may not read it")
+    return state
+
+
+def _opened(state: Path) -> Client:
+    try:
+        return _History(state)
+    except DaemonError as error:
+        raise Quit(Exit.UNREACHABLE, f"no daemon is running, and {error.message}") from None
+
+
+class _History(Client):
+    """A connection to a process of our own that reads a state directory."""
+
+    _pid: int | None = None
+
+    def _reach(self, seconds: float) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            # -P: not a program of that name in the working directory
+            command = [sys.executable, "-P", "-m", "sfad.history", os.fspath(self.path)]
+            as_stdin = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), 0)]
+            # in a process group of its own: Ctrl-C is for this process, and the other ends with the connection
+            self._pid = os.posix_spawn(command[0], command, os.environ, file_actions=as_stdin, setpgroup=0)
+        ours.settimeout(max(seconds, HANDSHAKE_TIMEOUT))
+        return ours
+
+    def close(self) -> None:
+        """Close the connection, which ends the process."""
+        super().close()
+        if self._pid is not None:
+            os.waitid(os.P_PID, self._pid, os.WEXITED)
+            self._pid = None

@@ -1,0 +1,28 @@
+"""Bounding how long a person at a prompt waits for a daemon that does not answer."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Late(Exception):
+    """The time was up."""
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Raise `Late` in the body when it takes longer. Only for the main thread: it uses SIGALRM."""
+    previous = signal.signal(signal.SIGALRM, _late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def _late(_number: int, _frame: FrameType | None) -> None:
+    raise Late

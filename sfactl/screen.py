@@ -1,0 +1,95 @@
+"""Tables on a terminal: as wide as it is, coloured by status. What is piped is neither cut nor coloured."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from .output import width as columns_of
+
+COMMAND = 20
+"""Columns that the last cell of a row keeps before other columns are left out for it."""
+
+NAME = 16
+"""Columns that a name keeps on a terminal that is still too narrow."""
+
+_GREEN, _RED, _YELLOW, _CYAN = "32", "31", "33", "36"
+
+_COLOURS = {
+    "completed": _GREEN,
+    **dict.fromkeys(("failed", "timeout", "lost"), _RED),
+    **dict.fromkeys(("running", "starting"), _CYAN),
+    **dict.fromkeys(("accepted", "queued", "paused", "retrying", "stopping"), _YELLOW),
+}
+
+
+def width() -> int | None:
+    """Return the columns of the terminal on stdout; `None` if stdout is no terminal."""
+    try:
+        return os.get_terminal_size(1).columns or 80
+    except OSError:
+        return None
+
+
+def coloured(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether stdout is a terminal that shows colours, and the user has not turned them off (https://no-color.org)."""
+    return sys.stdout.isatty() and not environ.get("NO_COLOR") and environ.get("TERM", "dumb") != "dumb"
+
+
+def by_status(cell: str) -> str:
+    """Colour a cell that begins with a status."""
+    status = cell.partition(" ")[0].removesuffix("?")
+    colour = _RED if status.startswith("rejected_") else _COLOURS.get(status)
+    return f"\033[{colour}m{cell}\033[0m" if colour else cell
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], least_first: Sequence[str] = (), *, room: int | None = None) -> str:
+    """Return rows of printable cells below a header. Within `room` columns, leave out columns in the order of `least_first` until
+    the last one has `COMMAND`, and cut what is still too long."""
+    lines = [list(header), *map(list, rows)]
+    if room is not None:
+        lines = _fitted(lines, least_first, room)
+    widths = [max(columns_of(line[i]) for line in lines) for i in range(len(lines[0]))]
+    status = lines[0].index("STATUS") if "STATUS" in lines[0] and coloured() else -1
+    return "\n".join(_line(line, widths, status if n else -1) for n, line in enumerate(lines))
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], status: int) -> str:
+    paint: Callable[[str], str] = by_status
+    padded = [
+        (paint(cell) if i == status else cell) + " " * (room - columns_of(cell))
+        for i, (cell, room) in enumerate(zip(cells, widths, strict=True))
+    ]
+    return "  ".join(padded).rstrip()
+
+
+def _fitted(lines: list[list[str]], least_first: Sequence[str], room: int) -> list[list[str]]:
+    for name in least_first:
+        if _rest(lines, room) >= COMMAND:
+            break
+        if name in lines[0]:
+            at = lines[0].index(name)
+            lines = [line[:at] + line[at + 1 :] for line in lines]
+    if _rest(lines, room) < COMMAND and "NAME" in lines[0]:
+        at = lines[0].index("NAME")
+        lines = [[*line[:at], cut(line[at], NAME), *line[at + 1 :]] for line in lines]
+    rest = max(_rest(lines, room), 1)
+    return [[*line[:-1], cut(line[-1], rest)] for line in lines]
+
+
+def _rest(lines: Sequence[Sequence[str]], room: int) -> int:
+    """Columns that are left for the last cell."""
+    return room - sum(max(columns_of(line[i]) for line in lines) + 2 for i in range(len(lines[0]) - 1))
+
+
+def cut(text: str, room: int) -> str:
+    """Return at most `room` columns of `text`, `…` in the last one if it is longer."""
+    if columns_of(text) <= room:
+        return text
+    kept = ""
+    for character in text:
+        if columns_of(kept + character) > room - 1:
+            break
+        kept += character
+    return kept + "…"

@@ -1,0 +1,200 @@
+"""The report of a period, by SQL over the rows of ended runs; what is live, or not written yet, is added by hand.
+
+For a worker thread: it reads every row of the period, some 0.1 s for 100 000.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..core.ids import run_number
+from ..protocol.summary import Breach, By, Costly, Failed, Group, Summary
+from ..protocol.types import Event, Reason, RunId, RunInfo, Status
+from .errors import LedgerError
+from .opening import FILE, open_reader
+from .reader import Page, filters
+from .rows import EVENT_COLUMNS, event_of
+from .totals import Used, used_by
+
+GROUPS, LISTED, COSTLY = 100, 1000, 5
+"""Groups, breaches and failed runs, and expensive runs in one summary."""
+
+FAILED = (Status.FAILED, Status.TIMEOUT, Status.LOST)
+
+_KEYS: dict[By, Callable[[RunInfo, str | None], Sequence[str | None]]] = {
+    "name": lambda info, _model: [info.name],
+    "user": lambda info, _model: [info.user],
+    "type": lambda info, _model: [info.type],
+    "model": lambda _info, model: [model],
+    "label": lambda info, _model: [f"{key}={value}" for key, value in info.labels.items()],
+}
+
+_LABEL = "labels.key || '=' || labels.value"
+
+Unwritten = Sequence[tuple[RunInfo, str | None]]
+"""Runs that fit, with their models, that the file does not know, or not as they are now."""
+
+
+def summarise(directory: Path, page: Page, by: By, unwritten: Unwritten) -> Summary:
+    """The summary of the runs of a page, which has a `since`, from the ledger in `directory`. Raises `LedgerError`."""
+    try:
+        with closing(open_reader(directory)) as connection:
+            return summary_of(connection, page, by, unwritten)
+    except (sqlite3.Error, msgspec.MsgspecError) as error:
+        raise LedgerError(f"the ledger {directory / FILE} cannot be read: {error}") from error
+
+
+def summary_of(connection: sqlite3.Connection, page: Page, by: By, unwritten: Unwritten) -> Summary:
+    """The same, on a connection."""
+    return _Report(connection, page, by, unwritten).summary()
+
+
+class _Report:
+    """The parts of a summary."""
+
+    def __init__(self, connection: sqlite3.Connection, page: Page, by: By, unwritten: Unwritten) -> None:
+        assert page.query.since is not None
+        self._connection = connection
+        self._since: float = page.query.since
+        self._page = page
+        self._by = by
+        self._unwritten = unwritten
+        numbers = [run_number(info.id) for info, _ in unwritten]
+        terms = list(filters(page))
+        # what is live now, or has just ended, may be written before this is read
+        self._where = " AND ".join(
+            ["runs.ended = 1", "runs.number NOT IN (SELECT value FROM json_each(?))", *(t.plain for t in terms)]
+        )
+        self._values = [msgspec.json.encode(numbers).decode(), *(value for term in terms for value in term.values)]
+
+    def summary(self) -> Summary:
+        """All of them."""
+        by_status, use = self._totals()
+        return Summary(
+            since=datetime.fromtimestamp(self._since, UTC),
+            until=datetime.now(UTC),
+            runs=sum(by_status.values()),
+            by_status=dict(sorted(by_status.items())),
+            cost_usd=use.cost_usd,
+            tokens=use.tokens,
+            partial=use.partial,
+            groups=self._groups(),
+            breaches=list(self._breaches()),
+            failed=self._failed(),
+            costly=self._costly(),
+        )
+
+    def _rows(self, columns: str, rest: str = "", join: str = "") -> Iterator[Any]:
+        sql = f"SELECT {columns} FROM runs INDEXED BY runs_created {join} WHERE {self._where} {rest}"  # noqa: S608
+        return self._connection.execute(sql, self._values)
+
+    def _totals(self) -> tuple[Counter[Status], Used]:
+        by_status: Counter[Status] = Counter()
+        use = Used(None, None, None, False)
+        for status, count, *used in self._rows(f"runs.status, count(*), {_USED}", "GROUP BY runs.status"):
+            by_status[Status(status)] += count
+            use = use.plus(_used(used))
+        for info, _ in self._unwritten:
+            by_status[info.status] += 1
+            use = use.plus(used_by(None, info.usage))
+        return by_status, use
+
+    def _groups(self) -> list[Group]:
+        found: dict[str | None, tuple[int, int, Used]] = {}
+
+        def add(key: str | None, runs: int, failed: int, use: Used) -> None:
+            before = found.get(key, (0, 0, Used(None, None, None, False)))
+            found[key] = (before[0] + runs, before[1] + failed, before[2].plus(use))
+
+        key, join = (_LABEL, "JOIN labels ON labels.number = runs.number") if self._by == "label" else (f"runs.{self._by}", "")
+        failed = f"sum(runs.status IN ({', '.join(repr(status.value) for status in FAILED)}))"
+        order = f"GROUP BY {key} ORDER BY sum(runs.cost_usd) DESC, count(*) DESC LIMIT {GROUPS}"
+        for name, runs, bad, *used in self._rows(f"{key}, count(*), {failed}, {_USED}", order, join):
+            add(name, runs, bad, _used(used))
+        for info, model in self._unwritten:
+            for name in _KEYS[self._by](info, model):
+                add(name, 1, int(info.status in FAILED), used_by(None, info.usage))
+        groups = [
+            Group(key=key, runs=runs, cost_usd=use.cost_usd, tokens=use.tokens, failed=bad, partial=use.partial)
+            for key, (runs, bad, use) in found.items()
+        ]
+        return sorted(groups, key=lambda group: (-(group.cost_usd or 0.0), -group.runs, group.key or ""))[:GROUPS]
+
+    def _failed(self) -> list[Failed]:
+        marks = ", ".join(repr(status.value) for status in FAILED)
+        rest = f"AND runs.status IN ({marks}) ORDER BY runs.number DESC LIMIT {LISTED}"
+        rows = self._rows("runs.id, runs.name, runs.reason", rest)
+        found = [_failed(run, name, None if reason is None else _reason.decode(reason)) for run, name, reason in rows]
+        found += [_failed(info.id, info.name, info.reason) for info, _ in self._unwritten if info.status in FAILED]
+        return sorted(found, key=lambda one: one.run_id)[-LISTED:]
+
+    def _costly(self) -> list[Costly]:
+        columns = "runs.id, runs.name, runs.status, runs.cost_usd, runs.tokens, runs.partial"
+        rows = self._rows(columns, f"AND runs.cost_usd > 0 ORDER BY runs.cost_usd DESC LIMIT {COSTLY}")
+        found = [
+            Costly(run_id=run, name=name, status=Status(status), cost_usd=cost, tokens=tokens, partial=bool(partial))
+            for run, name, status, cost, tokens, partial in rows
+        ]
+        found += _costly(info for info, _ in self._unwritten)
+        return sorted(found, key=lambda one: -one.cost_usd)[:COSTLY]
+
+    def _breaches(self) -> Iterator[Breach]:
+        sql = (
+            f"SELECT {', '.join(EVENT_COLUMNS)} FROM events INDEXED BY events_breaches "  # noqa: S608
+            "WHERE type = 'limit_exceeded' AND time >= ? ORDER BY time DESC"
+        )
+        fits = self._admitted()
+        events = (event_of(row) for row in self._connection.execute(sql, (self._since,)))
+        newest = [
+            breach for _, breach in zip(range(LISTED), (_breach(event) for event in events if fits(event.run_id)), strict=False)
+        ]
+        yield from reversed(newest)
+
+    def _admitted(self) -> Callable[[RunId | None], bool]:
+        """Whether a run is one of the summary's. A breach is looked up by the run's number: breaches are few, runs are many."""
+        known = {info.id: True for info, _ in self._unwritten}
+        sql = f"SELECT 1 FROM runs WHERE runs.number = ? AND {self._where}"  # noqa: S608
+
+        def fits(run: RunId | None) -> bool:
+            if run is None:
+                return False
+            if run not in known:
+                known[run] = self._connection.execute(sql, (run_number(run), *self._values)).fetchone() is not None
+            return known[run]
+
+        return fits
+
+
+_USED = "sum(runs.cost_usd), sum(runs.tokens), max(runs.partial)"
+
+_reason = msgspec.json.Decoder(Reason)
+
+
+def _used(columns: Sequence[Any]) -> Used:
+    cost, tokens, partial = columns
+    return Used(None, cost, tokens, bool(partial))
+
+
+def _failed(run: RunId, name: str, reason: Reason | None) -> Failed:
+    return Failed(run_id=run, name=name, reason=reason.message if reason is not None else "no reason was recorded")
+
+
+def _costly(runs: Iterable[RunInfo]) -> Iterator[Costly]:
+    for info in runs:
+        use = used_by(None, info.usage)
+        if use.cost_usd:
+            yield Costly(
+                run_id=info.id, name=info.name, status=info.status, cost_usd=use.cost_usd, tokens=use.tokens, partial=use.partial
+            )
+
+
+def _breach(event: Event) -> Breach:
+    return Breach(run_id=event.run_id or "", limit_kind=event.limit_kind or "", used=event.used, threshold=event.threshold)

@@ -1,0 +1,157 @@
+"""`sfactl list`: every match, page by page, and a table that fits."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from sfactl import output, screen
+from sfactl.commands import list as list_
+from sfad.core.ids import run_id
+from sfad.protocol.types import RunInfo, Status, Usage
+
+from .conftest import SFACTL, World
+from .night import ROWS
+from .samples import NOON, run
+
+
+def listed(world: World, *words: str) -> list[str]:
+    return [found["id"] for found in world.json("list", *words)["runs"]]
+
+
+def test_a_filter_lists_every_match_and_no_filter_the_last_50(night: World) -> None:
+    assert listed(night) == [run_id(number) for number in range(ROWS - 49, ROWS + 1)]
+    assert listed(night, "--since", "2d") == [run_id(number) for number in range(1, ROWS + 1)]
+    assert listed(night, "--since", "90m", "--status", "failed") == [run_id(700)]
+    assert listed(night, "--status", "failed") == [run_id(100 * n) for n in range(1, 8)]
+    assert len(listed(night, "--name", "clerk")) == 600
+
+
+def test_labels_of_one_key_mean_either_and_of_several_all(night: World) -> None:
+    assert len(listed(night, "--label", "n=1", "--label", "n=2")) == 140
+    assert len(listed(night, "--label", "n=1", "--label", "n=2", "--label", "shift=late")) == 70
+    assert listed(night, "--label", "n=1", "--label", "shift=early") == []
+
+
+@pytest.mark.parametrize(("words", "cut"), [(["--limit-rows", "3"], True), (["--name", "boss", "--limit-rows", "100"], False)])
+def test_what_limit_rows_cuts_is_said(night: World, words: list[str], cut: bool) -> None:
+    found = night.json("list", *words)
+    assert found.get("truncated", False) is cut
+    assert len(found["runs"]) == int(words[-1])
+    assert ("--limit-rows" in night.sfactl("list", *words).stderr) is cut
+
+
+def test_totals_count_each_run_once_and_the_sum_each_run_s_own_use(night: World) -> None:
+    found = night.json("list", "--root", "a1", "--sum")
+    boss, clerk, other = found["runs"][:3]
+    assert (boss["usage"]["cost_usd"], boss["total_cost_usd"], boss["total_tokens"], boss["total_partial"]) == (
+        0.25,
+        1.75,
+        700,
+        True,
+    )
+    assert (clerk["total_cost_usd"], clerk["total_partial"], other["total_partial"]) == (0.25, True, False)
+    assert found["sum"] == {"runs": 7, "cost_usd": 1.75, "tokens": 700, "partial": True}
+    assert night.json("info", "a1")["total_cost_usd"] == 1.75
+    assert "at least 1.75 USD with its descendants" in night.sfactl("info", "a1").stdout
+    *_, last = night.sfactl("list", "--root", "a1", "--sum").stdout.splitlines()
+    assert last.split() == ["sum", "7", "runs", "≥700", "≥1.75"]
+
+
+def test_a_terminal_of_80_columns_is_not_exceeded(night: World) -> None:
+    master, slave = pty.openpty()
+    command = [*SFACTL, "list", "--name", "boss", "--limit-rows", "20"]
+    size = "import fcntl, struct, sys, termios; fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack('4H', 24, 80, 0, 0))"
+    subprocess.run([SFACTL[0], "-c", size], stdout=slave, check=True)
+    done = subprocess.run(command, env=night.env | {"TERM": "xterm"}, stdout=slave, check=True)
+    os.close(slave)
+    shown = _all_of(master).decode()
+    assert done.returncode == 0
+    assert "\033[32mcompleted\033[0m" in shown
+    lines = re.sub(r"\033\[\d+m", "", shown).splitlines()
+    assert len(lines) == 21
+    assert max(map(len, lines)) <= 80
+    assert "\033" not in night.sfactl("list", "--name", "boss", "--limit-rows", "20").stdout
+
+
+def _all_of(master: int) -> bytes:
+    data = b""
+    try:
+        while part := os.read(master, 65536):
+            data += part
+    except OSError:  # EIO: the other end has been closed
+        return data
+    finally:
+        os.close(master)
+    return data
+
+
+# ---- the table
+
+
+def rows_of(*runs: RunInfo, **options: Any) -> list[str]:
+    columns = [column for column in list_.COLUMNS if column.shown(live=False, labels=False, wide=False)]
+    found = list_.Found[list[str]]()
+    for info in runs:
+        found.add(info, [column.cell(info) for column in columns])
+    return list_.drawn(columns, found, **options).splitlines()
+
+
+def test_usage_has_columns_where_it_is_known() -> None:
+    unknown, known = run(id="a1"), run(id="a2", usage=Usage(elapsed_s=3.0, turns=12, tokens=48_000, cost_usd=0.45, source="report"))
+    header, first, second = rows_of(unknown, known)
+    assert header.split()[6:] == ["RAN", "TURNS", "TOKENS", "USD", "COMMAND"]
+    assert first.split()[7:10] == ["-", "-", "-"]
+    assert second.split()[7:10] == ["12", "48.0k", "0.45"]
+    assert "USD" not in rows_of(unknown)[0]
+
+
+def test_the_least_important_columns_go_first_and_then_what_is_too_long_is_cut() -> None:
+    wide = run(name="n" * 64, argv=["echo", "x" * 500], status=Status.REJECTED_CONCURRENCY, usage=Usage(tokens=1, cost_usd=2.5))
+    for room, gone, there in ((200, "", "DEPTH"), (135, "DEPTH", "RAN"), (80, "RAN", "USD")):
+        header, line = rows_of(wide, room=room)
+        assert max(len(header), len(line)) <= room
+        assert line.endswith("…")
+        assert there in header
+        assert not gone or gone not in header
+
+
+def test_wide_characters_are_cut_by_columns() -> None:
+    assert (screen.cut("日本語", 6), screen.cut("日本語", 5), screen.cut("abc", 2)) == ("日本語", "日本…", "a…")
+
+
+@pytest.mark.parametrize(
+    ("cell", "colour"),
+    [("completed", "32"), ("failed (exit 3)", "31"), ("rejected_loop", "31"), ("running", "36"), ("paused", "33")],
+)
+def test_a_status_has_a_colour(cell: str, colour: str) -> None:
+    assert screen.by_status(cell) == f"\033[{colour}m{cell}\033[0m"
+    assert screen.by_status("cancelled") == "cancelled"
+
+
+@pytest.mark.parametrize("environ", [{"NO_COLOR": "1", "TERM": "xterm"}, {"TERM": "dumb"}, {}])
+def test_no_colours_where_they_are_not_wanted(environ: dict[str, str]) -> None:
+    assert not screen.coloured(environ)
+
+
+def test_times_are_local_and_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    import time
+
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert output.local(NOON) == "2026-01-02 21:00:00"
+        later = NOON + timedelta(hours=1)
+        assert output.clock(NOON, later) == "21:00:00"
+        assert output.clock(NOON, later + timedelta(hours=4)) == "Jan 02 21:00"
+        assert output.clock(NOON, later + timedelta(days=400)) == "2026-01-02"
+        assert output.clock(None) == "-"
+    finally:
+        monkeypatch.undo()
+        time.tzset()

@@ -1,0 +1,88 @@
+"""`sfactl summary`: what a night came to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from sfactl.commands import summary
+from sfad.core.ids import run_id
+from sfad.protocol.summary import Failed, Summary
+
+from .conftest import World
+
+CONTRACT = {"since", "until", "runs", "by_status", "cost_usd", "tokens", "partial", "groups", "breaches", "failed"}
+
+
+def test_a_night_in_numbers_each_run_counted_once(night: World) -> None:
+    found = night.json("summary", "--since", "100d")
+    assert set(found) == CONTRACT
+    assert (found["runs"], found["by_status"]) == (700, {"completed": 693, "failed": 7})
+    assert (found["cost_usd"], found["tokens"], found["partial"]) == (175.0, 70_000, True)
+    assert found["groups"] == [
+        {"key": "clerk", "runs": 600, "cost_usd": 150.0, "tokens": 60_000, "failed": 6, "partial": True},
+        {"key": "boss", "runs": 100, "cost_usd": 25.0, "tokens": 10_000, "failed": 1, "partial": False},
+    ]
+    turns = {"limit_kind": "turns", "used": 26.0, "threshold": 25.0}
+    assert found["breaches"] == [{"run_id": run_id(number), **turns} for number in (200, 699)]
+    assert [one["reason"] for one in found["failed"]] == ["exited with 3"] * 7
+
+
+def test_it_covers_what_list_covers(night: World) -> None:
+    words = ("--since", "90m", "--label", "n=1", "--label", "n=2", "--name", "clerk")
+    listed, found = night.json("list", "--sum", *words), night.json("summary", *words)
+    assert found["runs"] == len(listed["runs"]) > 0
+    assert {field: found[field] for field in ("cost_usd", "tokens", "partial")} == {
+        field: listed["sum"][field] for field in ("cost_usd", "tokens", "partial")
+    }
+    assert [one["run_id"] for one in found["breaches"]] == []
+
+
+@pytest.mark.parametrize(
+    ("by", "keys"),
+    [
+        ("user", {"ann": 700}),
+        ("type", {None: 700}),
+        ("model", {"big": 600, "small": 100}),
+        ("label", {"shift=early": 350, "shift=late": 350} | {f"n={digit}": 70 for digit in range(10)}),
+    ],
+)
+def test_groups(night: World, by: str, keys: dict[str | None, int]) -> None:
+    groups = night.json("summary", "--since", "100d", "--by", by)["groups"]
+    assert {one["key"]: one["runs"] for one in groups} == keys
+
+
+def test_the_report_for_people(night: World) -> None:
+    shown = night.sfactl("summary", "--since", "100d").stdout
+    for words in ("700 runs: 693 completed, 7 failed", "at least 175.00 USD, 70.0k tokens", "most expensive runs", "26 of 25"):
+        assert words in shown
+    assert "exited with 3: " in shown
+    assert "none of name, label" in night.sfactl("summary", "--by", "colour", code=2).stderr
+
+
+@pytest.mark.alone
+def test_live_runs_count_and_a_model_that_was_reported_is_known(daemon: World) -> None:
+    report = "$SFACTL report --turns 1 --model claude-sonnet-4-5 --input-tokens 1000 --output-tokens 10 --cost 0.5"
+    daemon.sfactl("run", "-q", "--", "sh", "-c", report)
+    daemon.spawn("--type", "qa", "--", "sh", "-c", f"{report}; sleep 60")
+    daemon.sfactl("run", "-q", "--name", "bad", "--", "sh", "-c", "exit 3", code=3)
+    while (found := daemon.json("summary", "--by", "model"))["cost_usd"] != 1.0:
+        """Until the second has reported."""
+    assert found["by_status"] == {"completed": 1, "failed": 1, "running": 1}
+    assert {one["key"]: one["runs"] for one in found["groups"]} == {"claude-sonnet-4-5": 2, None: 1}
+    assert [one["name"] for one in found["failed"]] == ["bad"]
+
+
+def test_runs_that_failed_for_the_same_reason_share_a_line() -> None:
+    failed = [Failed(run_id=f"a{n}", name="x", reason="exited with 3" if n % 2 else "out of\nluck") for n in range(1, 6)]
+    assert list(summary.failures(failed)) == ["exited with 3: a1 (x), a3 (x), a5 (x)", "out of\\x0aluck: a2 (x), a4 (x)"]
+
+
+def test_a_night_without_runs() -> None:
+    nothing: dict[str, Any] = {key: [] for key in ("groups", "breaches", "failed")}
+    when = "2026-01-02T03:04:05Z"
+    empty = {"since": when, "until": when, "runs": 0, "by_status": {}, "cost_usd": None, "tokens": None, "partial": False}
+    found = msgspec.convert(empty | nothing, Summary)
+    assert [line for part in summary.parts(found, "name") for line in part][1:] == ["0 runs"]

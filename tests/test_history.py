@@ -1,0 +1,99 @@
+"""What a daemon left, read without it."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from sfad.history import History
+from sfad.ledger.errors import LedgerError, LedgerTooNew
+from sfad.ledger.opening import open_past
+from sfad.ledger.schema import VERSION, version_of
+from sfad.protocol import messages as m
+from sfad.protocol.errors import ErrorCode
+from sfad.protocol.types import Status
+from tests.cli.night import ROWS, fill
+
+R = TypeVar("R", bound=m.Reply)
+
+OLD = sorted((Path(__file__).parent / "ledger").glob("v*.sql"))
+
+
+def asked(state: Path, request: m.AnyRequest, expected: type[R]) -> R:
+    with closing(open_past(state)) as connection:
+        reply, descriptors = History(state, connection).answer(request)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    assert isinstance(reply, expected), reply
+    return reply
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A state directory after a night, with the output of one run."""
+    state = tmp_path_factory.mktemp("state")
+    fill(state)
+    (state / "output").mkdir()
+    (state / "output" / "a1.out").write_text("found <b>\n")
+    (state / "output" / "a1.err").touch()
+    return state
+
+
+def test_what_a_daemon_would_answer(state: Path) -> None:
+    assert len(asked(state, m.List(id=1), m.RunList).runs) == 50
+    page = asked(state, m.List(id=1, name="boss", rows=60), m.RunList)
+    rest = asked(state, m.List(id=1, name="boss", rows=60, before=page.next), m.RunList)
+    assert (len(page.runs), len(rest.runs), rest.next) == (60, 40, None)
+    assert asked(state, m.Info(id=1, run="a1"), m.RunReply).run.total_cost_usd == 1.75
+    assert asked(state, m.Summarise(id=1, since=0), m.Summarised).summary.runs == ROWS
+    assert asked(state, m.Logs(id=1, run="a1"), m.LogFiles).ended
+    assert "found &lt;b&gt;" in asked(state, m.Result(id=1, run="a1"), m.ResultText).text
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (m.Info(id=1, run="zz9"), ErrorCode.NO_SUCH_RUN),
+        (m.Info(id=1, run="b"), ErrorCode.AMBIGUOUS_RUN),
+        (m.Logs(id=1, run="a2"), ErrorCode.WRONG_STATE),
+        (m.Stop(id=1, everything=True), ErrorCode.UNAVAILABLE),
+    ],
+)
+def test_what_it_cannot_answer(state: Path, request_: m.AnyRequest, code: ErrorCode) -> None:
+    assert asked(state, request_, m.Error).code is code
+
+
+@pytest.mark.parametrize("dump", OLD, ids=lambda path: path.stem)
+def test_a_ledger_of_an_older_release_is_read_and_not_changed(tmp_path: Path, dump: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
+        connection.executescript(dump.read_text())
+        before = version_of(connection)
+    runs = asked(tmp_path, m.List(id=1), m.RunList).runs
+    assert [run.id for run in runs] == ["a1", "a2", "a3"]
+    left = asked(tmp_path, m.Info(id=1, run="a3"), m.RunReply).run
+    assert (left.status, left.reason and left.reason.kind) == (Status.RUNNING, "no_daemon")
+    assert asked(tmp_path, m.Summarise(id=1, since=0), m.Summarised).summary.by_status[Status.RUNNING] == 1
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
+        assert version_of(connection) == before
+
+
+def test_a_ledger_that_cannot_be_read(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
+        connection.executescript(f"PRAGMA application_id = 1936089444; PRAGMA user_version = {VERSION + 1}; CREATE TABLE x (y);")
+    with pytest.raises(LedgerError, match="run the newer sfad again"):
+        open_past(tmp_path)
+    (tmp_path / "ledger.db").write_bytes(b"no ledger at all" * 100)
+    with pytest.raises(LedgerError, match="is not a database"):
+        open_past(tmp_path)
+    assert issubclass(LedgerTooNew, LedgerError)
+
+
+def test_nothing_is_made_where_there_is_nothing(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="unable to open"):
+        open_past(tmp_path)
+    assert list(tmp_path.iterdir()) == []
