@@ -399,10 +399,12 @@ def explain(path: Path, error: OSError) -> Unreachable:
         return Unreachable(path, "missing", "the socket does not exist: no daemon is running; start one with 'sfad serve'")
     if error.errno == errno.ECONNREFUSED:
         return Unreachable(
-            path, "refused", "the socket is there but nobody listens on it; the daemon has died, or is starting or stopping"
+            path, "refused", "the socket exists, but no process listens on it: the daemon has died, or is starting or stopping"
         )
     if isinstance(error, TimeoutError) or error.errno == errno.EAGAIN:
-        return Unreachable(path, "silent", f"not accepted within {HANDSHAKE_TIMEOUT:g} s; the daemon hangs or is overrun")
+        return Unreachable(
+            path, "silent", f"it did not accept the connection within {HANDSHAKE_TIMEOUT:g} s; the daemon hangs or is overloaded"
+        )
     if error.errno in (errno.EACCES, errno.EPERM):
         return _denied(path, error)
     return Unreachable(path, "missing", error.strerror or str(error))

@@ -39,7 +39,7 @@ class Exit(IntEnum):
     NOT_FOUND = 127, "the command was not found"
     HANGUP = 129, "cancelled by SIGHUP"
     INTERRUPTED = 130, "cancelled by SIGINT"
-    TERMINATED = 143, "cancelled by SIGTERM, or somebody stopped the run"
+    TERMINATED = 143, "cancelled by SIGTERM or by a stop request"
 
 
 def table() -> str:
@@ -115,10 +115,9 @@ def _of_launch(run: RunInfo) -> int:
     reason = run.reason
     if reason is not None and reason.errno in _SHORT:
         return Exit.UNAVAILABLE
-    missing = reason is not None and reason.errno == errno.ENOENT
-    # ENOENT may also be the working directory; a shell's 127 speaks of the command alone.
-    about_cwd = reason is not None and "cannot enter directory" in reason.message
-    return Exit.NOT_FOUND if missing and not about_cwd else Exit.NOT_EXECUTABLE
+    # ENOENT may also be about the working directory; a shell's 127 is about the command alone
+    missing = reason is not None and reason.errno == errno.ENOENT and reason.about != "directory"
+    return Exit.NOT_FOUND if missing else Exit.NOT_EXECUTABLE
 
 
 _SHORT = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC})

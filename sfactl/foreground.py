@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .text import TextFollower
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-HANDLED = (*STOPPING, signal.SIGQUIT, signal.SIGWINCH)
+HANDLED = (*STOPPING, signal.SIGQUIT, signal.SIGWINCH, signal.SIGTSTP)
 
 Form = Literal["raw", "text", "auto"]
 
@@ -47,7 +47,7 @@ class Asked(NamedTuple):
     def repeatable(self) -> bool:
         """Whether it is to be sent on a new connection. `Watch` and `Info` are not: `_watch_again` asks anew."""
         signalled_in_vain = isinstance(self.request, m.Signal) and not self.sent
-        return signalled_in_vain or isinstance(self.request, m.Spawn | m.Logs | m.Text | m.Wait | m.Stop)
+        return signalled_in_vain or isinstance(self.request, m.Spawn | m.Logs | m.Text | m.Wait | m.Stop | m.Resume)
 
 
 class Foreground:
@@ -112,9 +112,9 @@ class Foreground:
             clear_status(self._status_file)
         descriptors = self._descriptors()
         self._message = structs.replace(self._message, tied=not self._keep, watch=True, descriptors=len(descriptors))
-        self._ask(self._message, self._started, descriptors)
         if self._terminal:
             self._terminal.enter_raw()
+        self._ask(self._message, self._started, descriptors)
 
     def _descriptors(self) -> Sequence[int]:
         if self._message.stdio == "inherit":
@@ -147,6 +147,8 @@ class Foreground:
             if self._client.fileno() in self._turn([self._client.fileno()]):
                 for reply, descriptors in self._client.arrived():
                     self._listen(reply, descriptors)
+            if self._terminal and self._run and not self._final and self._terminal.program_stopped():
+                self._suspend(group=True)
         except ConnectionLost:
             self._reconnect()
 
@@ -291,6 +293,8 @@ class Foreground:
                 self._terminal.resize()
         elif number == signal.SIGQUIT:
             self._forward(number)
+        elif number == signal.SIGTSTP:
+            self._suspend(group=False)
         elif number == signal.SIGHUP and self._keep and self._run is not None:
             raise exits.Quit(128 + number)  # the terminal has gone away, and the run is to go on
         elif number in STOPPING and self._final is not None:
@@ -303,6 +307,58 @@ class Foreground:
         if self._run is not None:
             self._ask(m.Signal(id=self._client.next_id(), run=self._run.id, signal=number), self._answered)
 
+    def _suspend(self, *, group: bool) -> None:
+        """Pause the run, then stop as Ctrl-Z asks. Where the run's program has stopped itself, which the shell does not see, the
+        whole process group stops, as the shell expects of a job; where the signal came to this process, only this one."""
+        if self._run is None or self._client.closed:
+            self._stand_still(group=group)
+        else:
+            request = m.Pause(id=self._client.next_id(), run=self._run.id, suspended=True)
+            self._ask(request, lambda reply, _descriptors: self._paused(reply, group=group))
+
+    def _paused(self, reply: m.AnyReply, *, group: bool) -> None:
+        suspended = isinstance(reply, m.RunReply) and reply.run.reason is not None and reply.run.reason.kind == "suspended"
+        # a program that stands still for another reason (a limit; a pause by signals) has not asked for this
+        if suspended or not group:
+            self._stand_still(group=group)
+
+    def _stand_still(self, *, group: bool) -> None:
+        if self._terminal:
+            self._terminal.leave_raw()
+        self._tell_pause()
+        loop.stop_self(group=group)
+        if self._regain_terminal() and self._run is not None:
+            self._ask(m.Resume(id=self._client.next_id(), run=self._run.id, suspended=True), self._continued)
+
+    def _tell_pause(self) -> None:
+        self._progress("paused until this job continues (fg)")
+        # few runs are suspended: the others need not load this
+        from .commands.pause import caution
+
+        if self._run is not None and (words := caution(self._run)):
+            self._progress(words)
+
+    def _regain_terminal(self) -> bool:
+        """Wait until the terminal is ours again, if the run uses it. Return False if a signal came first that ends the run."""
+        while True:
+            for number in (numbers := self._signals.taken()):
+                self._on_signal(number)
+            if any(number in STOPPING for number in numbers):
+                return False
+            try:
+                if self._terminal:
+                    self._terminal.enter_raw()
+                elif self._message.stdio == "inherit" and os.isatty(0):
+                    loop.await_foreground()
+                return True
+            except InterruptedError:
+                """By a signal that is handled first."""
+
+    def _continued(self, reply: m.AnyReply, descriptors: Sequence[int]) -> None:
+        if self._terminal:
+            self._terminal.proceed()
+        self._answered(reply, descriptors)
+
     def _stop(self, number: int) -> None:
         """The first signal stops the run, the second skips the grace, the third lets go."""
         first, count = self._signalled[0], len(self._signalled)
@@ -312,6 +368,9 @@ class Foreground:
             self._note("sfactl: the run is stopped as soon as the daemon is back")
         if self._known is None:
             return
+        if first == signal.SIGINT and count == 1 and (not self._message.quiet or os.isatty(2)):
+            # -q too: who pressed Ctrl-C at a terminal has to know why the prompt does not come, and what helps
+            self._note(f"sfactl: stopping {self._known}; Ctrl-C again to kill")
         grace = 0.0 if count == 2 else self._message.grace
         request = m.Stop(id=self._client.next_id(), runs=[self._known], signal=number, grace=grace)
         self._ask(request, self._stopped)
@@ -338,7 +397,7 @@ class Foreground:
             if asked.repeatable():
                 self._ask(self._repeated(asked.request), asked.answered, asked.descriptors)
             elif isinstance(asked.request, m.Signal):
-                self._note("sfactl: it is not known whether the run got that signal; it was not sent again")
+                self._note("sfactl: the signal may have been lost with the connection; it was not sent again")
 
     def _repeated(self, request: m.Request) -> m.Request:
         if isinstance(request, m.Spawn):
@@ -412,9 +471,9 @@ class Foreground:
             self._note(f"[agent:{self._run.name}] {what}")
 
     def _note(self, text: str) -> None:
-        raw = self._terminal is not None and self._final is None
         if self._terminal and self._final:
             self._terminal.leave_raw()
+        raw = self._terminal is not None and self._terminal.raw
         os.write(2, text.encode(errors="backslashreplace") + (b"\r\n" if raw else b"\n"))
 
 

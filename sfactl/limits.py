@@ -114,8 +114,8 @@ def unenforceable(run: RunInfo, asked: Sequence[Limit]) -> str | None:
         return None
     named = ", ".join(f"{state.kind} {format_amount(state.kind, state.threshold)}" for state in kept)
     return (
-        f"sfactl: {run.id}: NOT ENFORCEABLE: {named}. Nothing tells what this run uses. Let the agent print JSON events and say "
-        "which with --meter, or have it report what it uses: sfactl report, inside the run"
+        f"sfactl: {run.id}: NOT ENFORCEABLE: {named}. Nothing tells what this run uses. Let the agent print JSON events, and say "
+        "which with --meter; or let it report what it uses (sfactl report), and say so with --meter report"
     )
 
 
@@ -221,13 +221,9 @@ class Notices:
         return words
 
 
-REFUSED = "was refused"
-"""How the message of a breach begins that is a refused reservation: what it would have used is not used."""
-
-
 def _what(event: Event) -> str:
     numbers = share(event.limit_kind, event.used, event.threshold)
-    if numbers is None or event.scope in ("user", "team", "daemon") or event.message.startswith(REFUSED):
+    if numbers is None or event.scope in ("user", "team", "daemon") or event.refused:
         return plain(event.message)
     return f"used {numbers}"
 

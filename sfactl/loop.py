@@ -61,6 +61,27 @@ class Signals:
             return b""
 
 
+def stop_self(*, group: bool) -> None:
+    """Stop this process, or its whole process group, as Ctrl-Z does; return when it is continued. In an orphaned process group,
+    where nothing would continue it, the kernel does not stop it."""
+    if signal.getsignal(signal.SIGTSTP) is signal.SIG_IGN:
+        return
+    before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+    os.kill(0 if group else os.getpid(), signal.SIGTSTP)
+    signal.signal(signal.SIGTSTP, before)
+
+
+def await_foreground() -> None:
+    """Wait until this process is in the foreground of its terminal, descriptor 0: the kernel stops it while it is not. Raises
+    `InterruptedError` for a signal."""
+    import termios
+
+    try:
+        termios.tcsetattr(0, termios.TCSANOW, termios.tcgetattr(0))  # changes nothing; a change from the background is SIGTTOU
+    except termios.error as error:
+        raise OSError(*error.args) from None
+
+
 def _noticed(_number: int, _frame: FrameType | None) -> None:
     # The interpreter has written the number to the pipe; a handler must exist for it to do so.
     return

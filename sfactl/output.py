@@ -181,8 +181,8 @@ def outcome(run: RunInfo) -> str:
         return f"{run.status.value} (last known)"
     if run.reason is not None and run.reason.limit_kind is not None:
         return f"{run.status.value} (limit {plain(run.reason.limit_kind)})"
-    if run.reason is not None and run.reason.kind == "budget":
-        return f"{run.status.value} (budget)"
+    if run.status is Status.PAUSED and run.reason is not None:
+        return f"{run.status.value} ({plain(run.reason.kind)})"
     if run.api_trouble is not None:
         return f"{run.status.value} (API {run.api_trouble.status or 'failing'})"
     if run.signal is not None:
@@ -192,11 +192,11 @@ def outcome(run: RunInfo) -> str:
     return f"{run.status.value} (exit unknown)" if exit_unknown(run) else run.status.value
 
 
-def failure(run: RunInfo) -> str | None:
-    """The line that says why a run ended, for stderr. `None` for a run that goes on or completed, and for one that failed with an
-    exit code of its own, which is passed on."""
+def failure(run: RunInfo, *, own: bool = True) -> str | None:
+    """Return the line that says why a run ended, for stderr; `None` for a run that goes on or completed, and without `own` for one
+    that failed with an exit code of its own."""
     reason = run.reason
-    if not run.status.terminal or run.status is Status.COMPLETED or (reason is not None and reason.kind == "exit"):
+    if not run.status.terminal or run.status is Status.COMPLETED or (not own and reason is not None and reason.kind == "exit"):
         return None
     begun = "could not be started" if reason is not None and reason.kind in ("launch", "output") else f"ended as {run.status.value}"
     return f"sfactl: {run.id} {begun}: {plain(reason.message) if reason is not None else 'no reason was recorded'}"

@@ -14,8 +14,9 @@ from . import environment
 from .exits import Exit, Quit, UsageError
 from .options import COMMON, Argument, Option, Parameter
 
-METERS = ("claude", "codex", "gemini", "opencode", "jsonl", "none")
-"""What `--meter` takes: agent programs whose JSON events the daemon reads, or any that prints usage as lines of JSON."""
+METERS = ("claude", "codex", "gemini", "opencode", "jsonl", "report", "none")
+"""What `--meter` takes: agent programs whose JSON events the daemon reads, or any that prints usage as lines of JSON.
+`report`: nothing is read, and the agent reports what it uses."""
 
 LATER = (
     Option(("--on-end",), "on_end", "", "CMD", hidden=True),
@@ -50,7 +51,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(
         ("--on-limit",),
         "on_limit",
-        "Of limits without an action: terminate, pause, warn, request_increase",
+        "Default action: terminate, pause, warn, request_increase",
         "ACTION",
         complete="action",
     ),
@@ -64,9 +65,9 @@ PARAMETERS: tuple[Parameter, ...] = (
     ),
     Option(("--max-depth",), "max_depth", "Runs in a chain, counted from the root; 0 inherits (SFA_MAX_DEPTH)", "N"),
     Option(("--max-descendants",), "max_descendants", "Runs below this one; 0 inherits (SFA_MAX_DESCENDANTS)", "N"),
-    Option(("--attempts",), "attempts", "Start it at most this often if it fails", "N"),
+    Option(("--attempts",), "attempts", "Maximum attempts, including the first", "N"),
     Option(("--retry-delay",), "retry_delay", "Before the second attempt; doubles each time", "TIME"),
-    Option(("--cwd",), "cwd", "Where the command runs; else here", "DIR"),
+    Option(("--cwd",), "cwd", "Working directory (default: current)", "DIR"),
     Option(("--env",), "env", "Set a variable in the run's environment", "K=V", many=True),
     Option(("--wait", "-w"), "wait", "Stay in the foreground, as `run` does"),
     Option(("--keep",), "keep", "Let the run go on if this client dies"),
@@ -175,7 +176,7 @@ def check(wanted: Wanted) -> None:
         raise UsageError("--stdin and --stdio inherit exclude each other: the run has one stdin")
     _check_text(wanted)
     if wanted.meter not in (None, *METERS):
-        raise UsageError(f"--meter: {wanted.meter!r} is none of {', '.join(METERS)}")
+        raise UsageError(f"--meter: unknown meter {wanted.meter!r}; choose from: {', '.join(METERS)}")
 
 
 def _check_text(wanted: Wanted) -> None:
@@ -284,7 +285,7 @@ def _on_limit(text: str | None) -> Action | None:
 
 
 def _meter(wanted: Wanted, log: bool) -> str | None:
-    if wanted.meter in (None, "none"):
+    if wanted.meter in (None, "none", "report"):
         return wanted.meter
     if wanted.stdio == "inherit":
         raise UsageError("--meter and --stdio inherit exclude each other: the daemon never sees the output")
@@ -304,7 +305,7 @@ def _cwd(given: str | None) -> bytes:
     try:
         here = os.getcwdb()
     except FileNotFoundError:
-        raise Quit(Exit.NOT_EXECUTABLE, "the current directory does not exist any more; say --cwd DIR") from None
+        raise Quit(Exit.NOT_EXECUTABLE, "the current directory does not exist any more; use --cwd DIR") from None
     return here if given is None else os.path.normpath(os.path.join(here, os.fsencode(given)))
 
 

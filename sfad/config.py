@@ -182,7 +182,7 @@ class Retention(Struct, frozen=True, kw_only=True):
     backup_every: Annotated[float, Meta(ge=60, le=366 * 86400, extra=_DURATION)] | None = 86400.0
     """Between two copies of the ledger; each replaces the one before."""
     sweep_every: Annotated[float, Meta(ge=60, le=31 * 86400, extra=_DURATION)] = 3600.0
-    """How often it is looked at what is due."""
+    """How often cleanup runs."""
 
 
 class Price(Struct, frozen=True, kw_only=True):

@@ -26,7 +26,7 @@ def main(*, shell: str, socket: str | None = None, json: bool = False) -> int:
     """Prints a completion script. Exits by itself."""
     del socket, json
     if shell not in SHELLS:
-        raise UsageError(f"{shell!r} is none of {', '.join(SHELLS)}")
+        raise UsageError(f"unknown shell {shell!r}; choose from: {', '.join(SHELLS)}")
     from ..app import build
 
     # What a completion script itself would ask: typer answers by printing the script.

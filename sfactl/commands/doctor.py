@@ -1,6 +1,6 @@
 """`sfactl doctor`
 
-Each line is ok, warn (works, with less) or BAD (does not work), and how to mend it. Exits with 0 unless something is BAD,
+Each line is ok, warn (works, with less) or BAD (does not work), and how to fix it. Exits with 0 unless something is BAD,
 then with 1. Asks the daemon where it can, and looks at this session where it cannot.
 """
 

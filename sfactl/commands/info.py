@@ -87,5 +87,5 @@ def _warn(run: RunInfo) -> None:
     if not run.status.terminal and any(state.enforced_by == "nothing" for state in run.limits):
         output.note(
             "note: turns, tokens and cost are not known for this run, so they are NOT ENFORCEABLE; time is. They are known if the "
-            "agent reports them (sfactl report), or prints JSON events and is started with --meter"
+            "agent prints JSON events (--meter NAME), or reports them itself (sfactl report; --meter report says that it will)"
         )

@@ -98,7 +98,7 @@ def _status(text: str) -> Status:
     try:
         return Status(text)
     except ValueError:
-        raise UsageError(f"--status: {text!r} is none of {', '.join(Status)}") from None
+        raise UsageError(f"--status: unknown status {text!r}; choose from: {', '.join(Status)}") from None
 
 
 def moment(text: str) -> float:

@@ -1,13 +1,18 @@
 """`sfactl pause RUN…`
 
 Freezes each run's whole tree and stops its clocks. Returns when everything stands still.
+
+A pause of more than some 4 minutes in the middle of a model's reply breaks the reply: Claude Code fails, Codex repeats the call.
+Between calls a pause may take as long as it likes.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from sfad.protocol.messages import Pause, RunReply
+from sfad.protocol.types import RunInfo
 
 from .. import output
 from ..connection import connect
@@ -15,6 +20,10 @@ from ..options import COMMON, RUNS, Parameter
 from ..several import CHOICE, Choice
 
 PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS._replace(required=False, complete="live"), *CHOICE)
+
+
+AGENTS = frozenset({"claude", "codex", "gemini", "opencode"})
+"""Programs whose calls of a model a pause may interrupt."""
 
 
 def main(
@@ -30,4 +39,21 @@ def main(
     choice = Choice("pause", runs, everything, name, label)
     choice.check()
     with connect(socket) as client:
-        return choice.each(client, lambda run: output.changed(client.call(Pause(id=client.next_id(), run=run), RunReply).run, json))
+        return choice.each(client, lambda run: _paused(client.call(Pause(id=client.next_id(), run=run), RunReply).run, json))
+
+
+def _paused(run: RunInfo, json: bool) -> None:
+    output.changed(run, json)
+    if words := caution(run):
+        output.note(f"sfactl: {words}")
+
+
+def caution(run: RunInfo) -> str | None:
+    """Return what to say of pausing a run that is known to call a model; `None` for another run.
+
+    Measured with Claude Code 2.1 and Codex 0.169: frozen in the middle of a reply for 240 s both go on, after 330 s Claude fails
+    and Codex repeats the call."""
+    program = os.path.basename(run.argv[0]) if run.argv else ""
+    if program not in AGENTS and run.meter not in AGENTS:
+        return None
+    return f"{run.id}: a pause of more than 4 minutes in the middle of a reply makes the agent fail or repeat the call"

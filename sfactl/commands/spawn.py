@@ -81,7 +81,7 @@ def _only_for_foreground(wanted: request.Wanted) -> None:
         ("--raw", wanted.raw),
     ):
         if given:
-            raise exits.UsageError(f"{option} needs --wait (or `sfactl run`): somebody must stay for it")
+            raise exits.UsageError(f"{option} needs --wait, or `sfactl run`")
 
 
 def _background(client: Client, message: m.Spawn, as_json: bool) -> int:
@@ -101,7 +101,7 @@ def _started(run: RunInfo, message: m.Spawn) -> int:
         output.note(f"sfactl: {run.id} is queued: every slot for trees is taken")
     if words := request.unenforceable(run, message):
         output.note(words)
-    if words := output.failure(run):
+    if words := output.failure(run, own=False):
         output.note(words)
         return exits.of_run(run)
     return exits.Exit.DONE

@@ -15,7 +15,7 @@ from sfad.protocol.types import Action, LimitKind, LimitState, Reason, RunInfo, 
 
 from .. import output
 from ..history import connect
-from ..limits import REFUSED, share
+from ..limits import share
 from ..options import COMMON, RUNS, Parameter
 from ..several import Choice
 
@@ -80,7 +80,7 @@ def _warned(run: RunInfo) -> str:
         for state in run.limits
         if state.used is not None and state.used > state.threshold and state.kind not in INSTEAD
     ]
-    return f"; above what only warns: {', '.join(passed)}" if passed else ""
+    return f"; exceeded (warn only): {', '.join(passed)}" if passed else ""
 
 
 def _numbers(run: RunInfo) -> str:
@@ -93,7 +93,7 @@ def _numbers(run: RunInfo) -> str:
     counted = "; what its descendants used counts too" if scope == "tree" else ""
     if kind is LimitKind.TIME and reason.exceeded_by < 0.1:
         return ""  # a clock is read a moment after it has struck
-    over = "that would have been " if reason.message.startswith(REFUSED) else ""
+    over = "that would have been " if reason.refused else ""
     return f" ({over}{format_amount(kind, reason.exceeded_by)} over{counted})"
 
 
@@ -108,6 +108,8 @@ def _waiting(run: RunInfo, now: datetime) -> str:
             f"{_message(run.reason)}. It goes on when the budget is renewed, or raised in [budgets] of the config "
             "(then: sfactl reload), unless it was paused by hand, too"
         )
+    if run.reason is not None and run.reason.kind == "suspended":
+        return _message(run.reason)
     if run.reason is None or run.reason.limit_kind is None:
         return f"by hand, or with a run above it; none of its limits has paused it. sfactl resume {run.id} lets it go on"
     told, kind = _message(run.reason) + _numbers(run), run.reason.limit_kind

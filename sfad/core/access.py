@@ -64,7 +64,7 @@ def refuse_verb(peer: Peer, verb: str, held: Permissions) -> str | None:
     if peer.run is None:
         return None
     if verb in OUTSIDE:
-        return f"run {peer.run} may not {verb}: that takes somebody outside any run"
+        return f"run {peer.run} may not '{verb}': only a caller outside any run may"
     if verb not in held.verbs:
         return f"run {peer.run} was started without permission for '{verb}' (--allow / --deny)"
     if verb == "spawn" and held.leaf:

@@ -34,6 +34,11 @@ class Budget:
     """It has been said that something was refused for it."""
 
     @property
+    def key(self) -> str:
+        """The key of the config that sets it."""
+        return f"budgets.users.{self.name}.daily_usd" if self.scope == "user" else f"budgets.teams.{self.name}.usd"
+
+    @property
     def exhausted(self) -> bool:
         """Whether nothing may start any more."""
         return self.charged >= self.usd - ROUNDING

@@ -93,6 +93,8 @@ class PauseRequested(At):
     token: Token
     peer: Peer
     run: RunId
+    suspended: bool = False
+    """The peer is its foreground client, which is about to stop itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,8 @@ class ResumeRequested(At):
     peer: Peer
     run: RunId
     limits: tuple[Limit, ...] = ()
+    suspended: bool = False
+    """Only if it was paused as `suspended`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +283,8 @@ class LaunchFailed(At):
     error: str
     kind: Literal["launch", "output"] = "launch"
     """`output`: not the command is to blame, but the place where its output, or what is remembered of it, was to go."""
+    about: Literal["command", "directory"] = "command"
+    """What the error is about, for `launch`."""
 
 
 @dataclass(frozen=True, slots=True)

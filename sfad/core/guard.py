@@ -49,6 +49,21 @@ class Question:
     slots: Slots
     exhausted: Budget | None
     """A money budget of the peer's user with nothing left in it."""
+    place: Callable[[str], str]
+    """A config key with the file that sets it or would set it."""
+
+    @property
+    def for_model(self) -> bool:
+        """Whether a model reads the answer: the peer is in a run, or says that it comes from one."""
+        return self.peer.run is not None or bool(self.asked.claim.names) or self.asked.claim.depth > 0
+
+    def message(self, why: str, way: str) -> str:
+        """Return what is said of a refusal: to a model that it should finish, to a person which `way` would allow the start."""
+        return f"'{self.name}' was not started: {why}. {FINISH if self.for_model else way}"
+
+    def raised(self, key: str) -> str:
+        """Return how a key of the config is raised."""
+        return f"raise {self.place(key)}, then run: sfactl reload"
 
     @property
     def detached(self) -> bool:
@@ -71,10 +86,14 @@ def decide(question: Question) -> Refusal | None:
 
 
 def _enabled(q: Question) -> Refusal | None:
+    way = ""
     if q.draining:
-        detail = "the daemon is stopping"
+        detail, way = "the daemon is stopping", "Start it again when the daemon is back: sfactl status"
     elif not q.enabled:
-        detail = "enabled = false in the daemon's config"
+        detail, way = (
+            "enabled = false in the daemon's config",
+            f"To allow it, set {q.place('enabled')} to true, then run: sfactl reload",
+        )
     elif q.parent is not None and q.parent.status in {Status.STOPPING, Status.RETRYING}:
         # nothing may be born into a tree that is being emptied
         detail = f"run {q.parent.id} ('{q.parent.name}') is being stopped"
@@ -83,7 +102,7 @@ def _enabled(q: Question) -> Refusal | None:
     return Refusal(
         kind=Rule.ENABLED,
         detail=detail,
-        message=f"'{q.name}' was not started: {detail}. Nothing can be started now. {FINISH}",
+        message=q.message(f"{detail}. Nothing can be started now", way),
     )
 
 
@@ -94,7 +113,8 @@ def _permission(q: Question) -> Refusal | None:
         detail = f"run {q.peer.run} may not start a detached run (guard.allow_detach = false)"
     if detail is None:
         return None
-    return Refusal(kind=Rule.PERMISSION, detail=detail, message=f"'{q.name}' was not started: {detail}. {FINISH}")
+    way = "Start a daemon of your own (sfad serve), or ask root" if not q.peer.owner else "Try again from a shell outside any run"
+    return Refusal(kind=Rule.PERMISSION, detail=detail, message=q.message(detail, way))
 
 
 def _loop(q: Question) -> Refusal | None:
@@ -110,7 +130,7 @@ def _loop(q: Question) -> Refusal | None:
     return Refusal(
         kind=Rule.LOOP,
         detail=f"{own_kind} '{own}' already runs higher in the chain: {shown}",
-        message=f"'{q.name}' was not started: it would call itself in a circle ({shown}). {FINISH} {_another(q)}",
+        message=q.message(f"it would call itself in a circle ({shown})", "").rstrip() + f" {_another(q)}",
         value=len(path) - 1,
         path=path,
     )
@@ -119,7 +139,7 @@ def _loop(q: Question) -> Refusal | None:
 def _another(q: Question) -> str:
     if q.asked.identity is not None:
         return f"It is the registered agent '{q.asked.identity}', whatever its --name; another agent needs an entry of its own."
-    return "If it is in truth another agent, start it with a --name of its own."
+    return "If it really is a different agent, give it its own --name."
 
 
 def _depth(q: Question) -> Refusal | None:
@@ -129,8 +149,11 @@ def _depth(q: Question) -> Refusal | None:
     return Refusal(
         kind=Rule.DEPTH,
         detail=f"the chain already holds {counted(value, 'run')}; max_depth is {limit.value}, set by {limit.source}",
-        message=f"'{q.name}' was not started: the chain of agents calling agents is already {value} deep and "
-        f"{limit.value} is the limit (max_depth, set by {limit.source}). {FINISH}",
+        message=q.message(
+            f"the chain of agents calling agents is already {value} deep and {limit.value} is the limit (max_depth, set by "
+            f"{limit.source})",
+            f"Start it with a higher --max-depth, or {q.raised('guard.max_depth')}",
+        ),
         limit=limit.value,
         value=value,
     )
@@ -145,8 +168,11 @@ def _budget(q: Question) -> Refusal | None:
         kind=Rule.BUDGET,
         detail=f"run {run.id} ('{run.name}') has already admitted {counted(run.admitted, 'descendant')}; max_descendants is "
         f"{limit.value}, set by {limit.source}",
-        message=f"'{q.name}' was not started: '{run.name}' (run {run.id}) and the agents below it have started "
-        f"{counted(run.admitted, 'agent')} and {limit.value} is the limit (max_descendants, set by {limit.source}). {FINISH}",
+        message=q.message(
+            f"'{run.name}' (run {run.id}) and the agents below it have started {counted(run.admitted, 'agent')} and {limit.value} "
+            f"is the limit (max_descendants, set by {limit.source})",
+            f"Start its root with a higher --max-descendants, or {q.raised('guard.max_descendants')}",
+        ),
         limit=limit.value,
         value=run.admitted,
     )
@@ -158,7 +184,10 @@ def _money(q: Question) -> Refusal | None:
     return Refusal(
         kind=Rule.BUDGET,
         detail=q.exhausted.told,
-        message=f"'{q.name}' was not started: there is no money left in the budget: {q.exhausted.told}. {FINISH}",
+        message=q.message(
+            f"there is no money left in the budget: {q.exhausted.told}",
+            f"Start it again then, or {q.raised(q.exhausted.key)}",
+        ),
     )
 
 
@@ -170,8 +199,11 @@ def _rate(q: Question) -> Refusal | None:
         kind=Rule.RATE,
         detail=f"user {q.peer.user} started {counted(used, 'tree')} within the last {q.rate.span:.0f} s; quotas.spawns_per_hour is "
         f"{limit}; one more fits in {wait:.0f} s",
-        message=f"'{q.name}' was not started: {counted(used, 'start')} within the last hour, and {limit} is the limit "
-        f"(quotas.spawns_per_hour); the next can start in {wait:.0f} s. {FINISH}",
+        message=q.message(
+            f"{counted(used, 'start')} within the last hour, and {limit} is the limit (quotas.spawns_per_hour); the next can start "
+            f"in {wait:.0f} s",
+            f"Wait, or {q.raised('quotas.spawns_per_hour')}",
+        ),
         limit=limit,
         value=used,
     )
@@ -191,7 +223,9 @@ def _concurrency(q: Question) -> Refusal | None:
     return Refusal(
         kind=Rule.CONCURRENCY,
         detail=f"{running}{whose}; {key} is {limit}, and the request said not to queue",
-        message=f"'{q.name}' was not started: {running} and {limit} is the limit ({key}). {FINISH}",
+        message=q.message(
+            f"{running} and {limit} is the limit ({key})", f"Leave out --no-queue to wait for a slot, or {q.raised(key)}"
+        ),
         limit=limit,
         value=value,
     )
@@ -200,4 +234,4 @@ def _concurrency(q: Question) -> Refusal | None:
 RULES: tuple[Callable[[Question], Refusal | None], ...] = (
     _enabled, _permission, _loop, _depth, _budget, _money, _rate, _concurrency,
 )  # fmt: skip
-"""The order is the specification's: what cannot be helped is told before what waiting would mend."""
+"""The order is the specification's: what cannot be fixed is told before what waiting would fix."""

@@ -378,13 +378,13 @@ class Limiter:
         worst = min(breaches, key=lambda crossing: _STRENGTH.index(crossing.held.action))
         words = _words(run, worst, refused)
         if worst.held.action is Action.TERMINATE:
-            self._end(run, _reason(run, worst, at, words), at)
+            self._end(run, _reason(run, worst, at, words, refused=refused is not None), at)
             return
         for crossing in breaches:
             if crossing.held.action is Action.REQUEST_INCREASE:
                 self._publish_increase("increase_requested", run, crossing.held, _words(run, crossing, refused))
         if worst.held.action in _WAITING:
-            self._hold(run, worst, at, words)
+            self._hold(run, worst.held, _reason(run, worst, at, words, refused=refused is not None), at)
 
     def _say(self, run: Run, crossing: Crossing, refused: float | None) -> None:
         limit = crossing.held.limit
@@ -400,6 +400,7 @@ class Limiter:
             threshold=limit.threshold,
             used=round(crossing.used, 6),
             exceeded_by=round(over, 6) if crossing.exceeded else None,
+            refused=refused is not None and crossing.exceeded,
         )
 
     def _end(self, run: Run, reason: Reason, at: float) -> None:
@@ -408,12 +409,12 @@ class Limiter:
 
     # ---- standing still until somebody decides
 
-    def _hold(self, run: Run, crossing: Crossing, at: float, words: str) -> None:
-        held, policy = crossing.held, self._machine.policy
+    def _hold(self, run: Run, held: Held, reason: Reason, at: float) -> None:
+        policy = self._machine.policy
         asks = held.action is Action.REQUEST_INCREASE
         if run.held_by is None or asks:
             run.held_by = held
-            run.held_reason = _reason(run, crossing, at, words)
+            run.held_reason = reason
             run.held_until = at + (policy.approval_timeout if asks else policy.pause_max)
         if asks:
             self._machine.do(c.Arm(run.id, "approval", at + policy.approval_timeout))
@@ -475,9 +476,7 @@ class Limiter:
         stands = run.held_by is not None and run.held_by.limit.kind == limit.kind
         # memory and processes may have become fewer, but not of what stands still for them
         if used is not None and (stands or limit.kind not in run.account.levels) and Held(limit).above(used):
-            raise Invalid(
-                f"run {run.id} has used {amount(limit.kind, used)} already; {amount(limit.kind, limit.threshold)} is no more room"
-            )
+            raise Invalid(f"run {run.id} has used {amount(limit.kind, used)} already: the new limit must be above that")
         _check_above(run, limit)
 
     def _replace(self, run: Run, limit: Limit, peer: Peer) -> None:
@@ -544,7 +543,7 @@ class Limiter:
         if others:
             kind = others[0].limit.kind
             crossing = Crossing(others[0], self._used(run, kind, at), exceeded=True)
-            self._hold(run, crossing, at, _words(run, crossing, None))
+            self._hold(run, others[0], _reason(run, crossing, at, _words(run, crossing, None)), at)
         elif run.frozen and run.out_of_money is None:
             self._machine.resume(run, at)
 
@@ -593,7 +592,7 @@ class Limiter:
     def _approval_due(self, run: Run, at: float) -> None:
         if run.held_by is not None and run.held_by.action is Action.REQUEST_INCREASE:
             seconds = self._machine.policy.approval_timeout
-            self._end_held(run, run.held_by, f"nobody approved an increase within {seconds:g} s (limits.approval_timeout)", at)
+            self._end_held(run, run.held_by, f"no increase was approved within {seconds:g} s (limits.approval_timeout)", at)
 
     def _pause_max_due(self, run: Run, at: float) -> None:
         if not run.frozen:
@@ -668,7 +667,7 @@ def _words(run: Run, crossing: Crossing, refused: float | None) -> str:
     return f"used {amount(kind, used)}{whose}; {bound}"
 
 
-def _reason(run: Run, crossing: Crossing, at: float, message: str) -> Reason:
+def _reason(run: Run, crossing: Crossing, at: float, message: str, *, refused: bool = False) -> Reason:
     limit, account = crossing.held.limit, run.account
     turns, tokens, cost = (account.used(kind) for kind in (LimitKind.TURNS, LimitKind.TOKENS, LimitKind.COST))
     return Reason(
@@ -678,6 +677,7 @@ def _reason(run: Run, crossing: Crossing, at: float, message: str) -> Reason:
         threshold=limit.threshold,
         used=round(crossing.used, 6),
         exceeded_by=round(max(0.0, crossing.used - limit.threshold), 6),
+        refused=refused,
         turns=None if turns is None else int(turns),
         tokens=None if tokens is None else int(tokens),
         cost_usd=None if cost is None else round(cost, 9),

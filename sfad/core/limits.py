@@ -119,7 +119,7 @@ class Held:
     """A limit in force on a run, and what has been said about it."""
 
     limit: Limit
-    """Its action is settled."""
+    """`action` is never None here."""
     near: bool = False
     over: bool = False
 

@@ -103,11 +103,11 @@ class Machine:
         }
 
         self.limiter = Limiter(self, reservations)
-        recovery = Recovery(self)
-        self._handlers |= self.limiter.handlers | recovery.handlers
+        self._recovery = Recovery(self)
+        self._handlers |= self.limiter.handlers | self._recovery.handlers
         self._timers: dict[str, Callable[[Run, float], None]] = {
             **self.limiter.timers,
-            **recovery.timers,
+            **self._recovery.timers,
             "result": self._result_due,
             "polite": self._polite_due,
             "grace": self._grace_due,
@@ -191,6 +191,7 @@ class Machine:
             rate=self._rate(peer.user),
             slots=self.slots,
             exhausted=self.limiter.budgets.exhausted(peer.user),
+            place=policy.place,
         )
 
     def _rate(self, user: str) -> SlidingWindow:
@@ -340,9 +341,9 @@ class Machine:
             return
         if run.status is Status.STARTING:
             # before any retry: a command that is not there will not be there a second later (SPEC section 6)
-            reason = Reason(kind=ev.kind, message=ev.error, errno=ev.errno)
+            reason = Reason(kind=ev.kind, message=ev.error, errno=ev.errno, about=ev.about if ev.kind == "launch" else None)
             if run.children:
-                # a stranger that moved itself into the containment asked for them; no run ends before its descendants
+                # a foreign process joined this cgroup and asked for them; no run ends before its descendants
                 self.begin_stop(run, ev.at, status=Status.FAILED, reason=reason, signal=SIGTERM, grace=self.grace(run))
                 return
             self._decide_end(run, ev.at, Status.FAILED, reason)
@@ -735,7 +736,7 @@ class Machine:
                 c.Failed(ErrorCode.WRONG_STATE, f"run {run.id} is {run.status}; only a running one can be paused"),
             )
             return
-        run.by_hand = run.out_of_money is not None
+        run.by_hand = run.out_of_money is not None and (run.by_hand or not ev.suspended)
         if run.frozen and not run.pause_tokens:
             self.do(c.Keep(run))
             self.reply(ev.token, c.Changed(run))
@@ -743,6 +744,7 @@ class Machine:
         run.pause_tokens.append(ev.token)
         self.do(c.Keep(run))
         if not run.frozen:
+            run.suspended = ev.suspended
             self.pause(run, ev.at)
 
     def pause(self, run: Run, at: float, why: str = "") -> None:
@@ -762,7 +764,7 @@ class Machine:
     def _unfreeze(self, run: Run) -> None:
         if run.frozen:
             run.frozen, run.frozen_until = False, None
-            run.out_of_money, run.by_hand = None, False
+            run.out_of_money, run.by_hand, run.suspended = None, False, False
             self.do(c.Disarm(run.id, "pause_max"))
             self.do(c.Keep(run))
 
@@ -779,7 +781,10 @@ class Machine:
         run = self.steered(ev.token, ev.peer, "resume", ev.run)
         if run is None:
             return
-        if run.out_of_money is not None:
+        if ev.suspended:
+            self._continue(run, ev.at)
+            self.reply(ev.token, c.Changed(run))
+        elif run.out_of_money is not None:
             self.reply(ev.token, c.Failed(ErrorCode.WRONG_STATE, f"run {run.id} stays paused: {run.out_of_money.message}; {MORE}"))
         elif not run.frozen and run.held_by is None:
             self.reply(ev.token, c.Failed(ErrorCode.WRONG_STATE, _not_resumable(run)))
@@ -789,9 +794,20 @@ class Machine:
             self.limiter.recheck(run, ev.at)
             self.reply(ev.token, c.Changed(run))
 
+    def _continue(self, run: Run, at: float) -> None:
+        """Undo a suspension, and no pause that a limit or a budget has asked for meanwhile."""
+        if run.suspended and run.held_by is None and run.out_of_money is None:
+            self.resume(run, at)
+        elif run.suspended:
+            run.suspended = run.by_hand = False
+            self.do(c.Keep(run))
+
     def resume(self, run: Run, at: float) -> None:
         """Thaws a run that is frozen itself, and everything below it that no other pause holds."""
+        suspended = run.suspended
         self._unfreeze(run)
+        if suspended:
+            self._recovery.expect_client(run, at)
         self._fail_pauses(run, "was resumed before it stood still")
         self.do(c.Thaw(run.id))
         for each in run.subtree():

@@ -72,6 +72,7 @@ class State:
     pause_tokens: list[Token]
     out_of_money: Reason | None = None
     by_hand: bool = False
+    suspended: bool = False
     api_trouble: ApiTrouble | None = None
     max_time: float | None = None
     """`None` in what an older daemon has remembered: as in `Birth`."""
@@ -131,6 +132,7 @@ def state_of(run: Run) -> State:
         pause_tokens=run.pause_tokens,
         out_of_money=run.out_of_money,
         by_hand=run.by_hand,
+        suspended=run.suspended,
         api_trouble=run.api_trouble,
         max_time=run.max_time,
     )
@@ -168,7 +170,7 @@ def restored(birth: Birth, state: State, parent: Run | None) -> Run:
 _AS_THEY_ARE = (
     "committed", "admitted", "attempt", "retry_at", "pid", "exit", "clock", "started_at", "ended_at", "frozen", "frozen_until",
     "stop", "clearing", "account", "held_reason", "held_until", "said_finished", "said_failed", "outcome", "reason", "tied_to",
-    "admit_token", "pause_tokens", "out_of_money", "by_hand", "api_trouble",
+    "admit_token", "pause_tokens", "out_of_money", "by_hand", "suspended", "api_trouble",
 )  # fmt: skip
 
 

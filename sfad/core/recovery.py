@@ -67,11 +67,17 @@ class Recovery:
             run.admit_token = None
             run.pause_tokens.clear()
             run.tied_to = NOBODY if run.tied_to is not None else None
-        if run.tied_to == NOBODY:
-            machine.do(c.Arm(run.id, "reconnect", self._at + RECONNECT))
-        elif run.tied_to is not None:
+        if run.tied_to not in (None, NOBODY):
             machine.tie(run, run.tied_to)
+        elif not run.suspended:
+            # a client that is stopped cannot come back before it is continued
+            self.expect_client(run, self._at)
         machine.do(c.Keep(run))
+
+    def expect_client(self, run: Run, at: float) -> None:
+        """Gives the client of a run that was tied to an earlier daemon's connection a while to come back."""
+        if run.tied_to == NOBODY:
+            self._machine.do(c.Arm(run.id, "reconnect", at + RECONNECT))
 
     # ---- one run
 

@@ -127,6 +127,8 @@ class Run:
     """Frozen itself, not only by an ancestor."""
     frozen_until: float | None = None
     """When the daemon gives up waiting for a resume."""
+    suspended: bool = False
+    """Frozen itself because its foreground client was suspended (Ctrl-Z)."""
     stop: Stop | None = None
     """The ladder that is emptying this run's containment, if it has one of its own."""
     clearing: bool = False
@@ -194,6 +196,15 @@ class Run:
                 return True
             run = run.parent
         return False
+
+    @property
+    def shown_reason(self) -> Reason | None:
+        """Why it ended, is being stopped, or is paused."""
+        reason = self.reason or self.held_reason or self.root.out_of_money
+        if reason is None and self.suspended:
+            words = f"suspended at its terminal; it continues with 'fg' there, or with: sfactl resume {self.id}"
+            return Reason(kind="suspended", message=words)
+        return reason
 
     @property
     def allowed_time(self) -> float:

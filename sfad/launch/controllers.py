@@ -4,7 +4,7 @@ A cgroup has the files of a controller where its parent has it in `cgroup.subtre
 every cgroup above. `pids` is enabled for every run, for every tree has such a limit; the others down the path to a run
 that asks, for they cost every page and every switch of what is below.
 
-Who distributes holds no processes: a cgroup with both is refused (EBUSY). With `pids` and `cpu` alone it is *not*
+A cgroup that enables controllers cannot hold processes (EBUSY). With `pids` and `cpu` alone it is *not*
 refused: it becomes a thread root, and nothing can be attached below it any more (EOPNOTSUPP). So what sits in PARENT,
 the daemon first of all, moves into the leaf PARENT/supervisor before anything is enabled. systemd calls that leaf the
 `DelegateSubgroup=` of a unit (254), and has then done it.

@@ -84,7 +84,7 @@ class Main:
     ours: bool = True
     """Whether it is a child of this process, which then reaps it."""
     ended: float | None = None
-    """When one that is not ours was seen to have ended, while the kernel has not told how."""
+    """When an adopted process was seen to exit, while the kernel has not told how."""
 
 
 @dataclass(slots=True, eq=False)
@@ -734,7 +734,7 @@ class LocalLauncher(ABC):
 
     def _fail(self, held: Held, error: LaunchError) -> None:
         held.failing = None
-        self._emit(LaunchFailed(self._clock(), held.id, error.errno, error.text, error.kind))
+        self._emit(LaunchFailed(self._clock(), held.id, error.errno, error.text, error.kind, error.about))
         self._consider(held)
 
     def _read_report(self, held: Held, main: Main) -> None:
@@ -970,7 +970,7 @@ def _failure(report: bytes, command: Command) -> LaunchError:
     if stage == ATTACH:
         return LaunchError(-number, "cannot contain", command.name)
     if stage == ENTER:
-        return LaunchError(-number, "cannot enter directory", command.cwd)
+        return LaunchError(-number, "cannot enter directory", command.cwd, about="directory")
     missing = stage == INTERPRET and number == -errno.ENOENT
     return LaunchError(-number, "cannot execute", command.name, " (its interpreter is missing)" if missing else "")
 

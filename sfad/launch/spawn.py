@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from .trampoline import FD_DOOR, FD_FREE, Trampoline
+from .trampoline import FD_DOOR, FD_FREE, Trampoline, python
 
 _SETSIGDEF, _SETSIGMASK, _SETSID = 0x04, 0x08, 0x80
 _libc = ctypes.PyDLL(None)
@@ -31,10 +31,18 @@ class LaunchError(Exception):
     """A command cannot be started: the system's error and a text that names the thing."""
 
     def __init__(
-        self, number: int, doing: str, what: bytes, note: str = "", *, kind: Literal["launch", "output"] = "launch"
+        self,
+        number: int,
+        doing: str,
+        what: bytes,
+        note: str = "",
+        *,
+        kind: Literal["launch", "output"] = "launch",
+        about: Literal["command", "directory"] = "command",
     ) -> None:
         self.errno = number
         self.kind = kind
+        self.about = about
         named = what.decode("utf-8", "backslashreplace") or "''"
         self.text = f"{doing} {named}: {os.strerror(number)}{note}"
         super().__init__(self.text)
@@ -68,6 +76,8 @@ class Spawner:
 
     def __init__(self, trampoline: Trampoline) -> None:
         self._trampoline = trampoline
+        self._interactive = python()
+        """For commands with a terminal: the one that lets Ctrl-Z stop them."""
         self._attributes = _buffer()
         everything = (ctypes.c_ubyte * 128)(*[255] * 128)
         _libc.posix_spawnattr_init(self._attributes)
@@ -80,7 +90,8 @@ class Spawner:
 
         What holds a null byte would be cut at it: that is for the caller to refuse.
         """
-        argv = _strings(self._trampoline.argv(job.umask, job.cwd, job.files, job.argv))
+        trampoline = self._interactive if job.terminal else self._trampoline
+        argv = _strings(trampoline.argv(job.umask, job.cwd, job.files, job.argv))
         env = _strings(job.env)
         pid = ctypes.c_int()
         actions = _buffer()
@@ -89,11 +100,11 @@ class Spawner:
         mine: set[int] | None = None
         _libc.posix_spawn_file_actions_init(actions)
         try:
-            self._describe(actions, job, moved)
+            self._describe(actions, job, trampoline.image, moved)
             _limit(resource.RLIMIT_NOFILE, job.nofile, limits)
             _limit(resource.RLIMIT_MSGQUEUE, job.msgqueue, limits)
             mine = _bind(job.cpus)
-            _check(_libc.posix_spawn(ctypes.byref(pid), self._trampoline.path, actions, self._attributes, argv, env))
+            _check(_libc.posix_spawn(ctypes.byref(pid), trampoline.path, actions, self._attributes, argv, env))
         finally:
             if mine is not None:
                 os.sched_setaffinity(0, mine)
@@ -104,9 +115,9 @@ class Spawner:
                 os.close(fd)
         return pid.value
 
-    def _describe(self, actions: object, job: Job, moved: list[int]) -> None:
-        image = () if self._trampoline.image is None else (self._trampoline.image,)
-        for target, source in enumerate((*job.stdio, job.door, job.report, job.gate, *image)):  # to 0-2, FD_DOOR, …
+    def _describe(self, actions: object, job: Job, image: int | None, moved: list[int]) -> None:
+        images = () if image is None else (image,)
+        for target, source in enumerate((*job.stdio, job.door, job.report, job.gate, *images)):  # to 0-2, FD_DOOR, …
             if target == FD_DOOR and job.terminal:
                 _check(_libc.posix_spawn_file_actions_addopen(actions, FD_DOOR, _STDIN, os.O_RDWR, 0))
             if source < FD_FREE:

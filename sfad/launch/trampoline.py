@@ -24,7 +24,8 @@ Tried and rejected: clone3(2) straight into the cgroup, from a few instructions 
 latency under load were the same, isolated starts some milliseconds sooner; but a vforked child that is born in a frozen
 cgroup stands still before its execve, and the daemon with it. (The same holds for posix_spawn's POSIX_SPAWN_SETCGROUP.)
 
-There are two of them: a static ELF image (x86_64, aarch64; about 0.1 ms) and, for other machines, `trampoline_py`.
+There are two of them: a static ELF image (x86_64, aarch64; about 0.1 ms) and `trampoline_py`, for other machines and for
+commands with a terminal: there it also starts what lets Ctrl-Z stop the command.
 """
 
 from __future__ import annotations

@@ -3,10 +3,12 @@
 import ctypes
 import errno
 import os
+import select
 import signal
 import struct
 import sys
 
+_PR_SET_PDEATHSIG = 1
 ATTACH, ENTER, CLOSE, EXEC, INTERPRET = 1, 2, 3, 4, 5
 _THE_COMMANDS = (errno.E2BIG, errno.EAGAIN, errno.ENOMEM, errno.ETXTBSY)
 
@@ -40,6 +42,47 @@ def _exec_first(shell: bytes, files: list[bytes], argv: list[bytes]) -> tuple[in
     return (INTERPRET if verdict == errno.ENOENT and any(map(os.path.exists, files)) else EXEC), verdict
 
 
+def _has_terminal() -> bool:
+    try:
+        return os.tcgetpgrp(0) == os.getpid()
+    except OSError:  # not a terminal, or another session's
+        return False
+
+
+def _keep_company() -> None:
+    """Let the command be stopped by SIGTSTP (Ctrl-Z), as it could be in a shell.
+
+    The kernel discards SIGTSTP in a process group of which no member has a parent in the same session and another group, and
+    the command's parent is the daemon. So two idle processes stay as long as the command: one in its group, whose parent is the
+    other, in a group of its own. Neither is the command's child: it must not find children that it does not know."""
+    command = os.getpid()
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)  # noqa: TID251 - this process reaps its own child, by pid
+        return
+    if not os.fork():
+        _accompany(command)
+    os._exit(0)
+
+
+def _accompany(command: int) -> None:
+    os.setpgid(0, 0)
+    watch = os.pidfd_open(command)
+    member = os.fork()
+    os.closerange(0, watch)
+    os.closerange(watch + 1, 1 << 16)
+    if member:
+        select.select([watch], [], [])
+        os.kill(member, signal.SIGKILL)
+        os._exit(0)
+    os.setpgid(0, command)
+    for number in (signal.SIGINT, signal.SIGQUIT):  # from the keyboard
+        signal.signal(number, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    while True:
+        signal.pause()
+
+
 def main() -> int:
     """Attaches itself and becomes the command; returns only on failure, with the errno, or with 0 at a shut gate."""
     shell, umask, cwd, *words = (os.fsencode(word) for word in sys.argv[1:])
@@ -59,6 +102,8 @@ def main() -> int:
                 os.set_inheritable(int(name), False)
         if not os.read(5, 1):
             return 0
+        if _has_terminal():
+            _keep_company()
         stage, failure = _exec_first(shell, files, argv)
     except OSError as error:
         failure = error.errno or errno.EIO

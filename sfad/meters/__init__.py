@@ -28,7 +28,15 @@ from .opencode import Opencode
 PROGRAMS: tuple[Program, ...] = (Claude(), Codex(), Gemini(), Opencode(), Jsonl())
 """Every kind of stream there is, in the order in which they are asked whether a command is theirs."""
 
-__all__ = ["PROGRAMS", "Meter", "Program", "Reading", "chosen", "named"]
+NO_METER = "none"
+"""What `--meter` calls no meter."""
+
+BY_REPORT = "report"
+"""What `--meter` calls an agent that reports what it uses (`sfactl report`, `sfactl.client`). Its output is not read."""
+
+UNREAD = (NO_METER, BY_REPORT)
+
+__all__ = ["BY_REPORT", "NO_METER", "PROGRAMS", "UNREAD", "Meter", "Program", "Reading", "chosen", "named"]
 
 
 def named(name: str | None) -> Program | None:

@@ -97,7 +97,7 @@ def parse_kind(word: str) -> LimitKind:
     try:
         return LimitKind(plain)
     except ValueError:
-        raise ValueError(f"{word.strip()!r} is no kind of limit; there are {', '.join(LimitKind)}") from None
+        raise ValueError(f"unknown limit {word.strip()!r}; choose from: {', '.join(LimitKind)}") from None
 
 
 def parse_action(word: str) -> Action:
@@ -105,7 +105,7 @@ def parse_action(word: str) -> Action:
     try:
         return Action(word.strip().lower().replace("-", "_"))
     except ValueError:
-        raise ValueError(f"{word.strip()!r} is no action; there are {', '.join(Action)}") from None
+        raise ValueError(f"unknown action {word.strip()!r}; choose from: {', '.join(Action)}") from None
 
 
 def parse_amount(kind: LimitKind, text: str) -> float:

@@ -147,6 +147,8 @@ class Pause(Request, tag="pause"):
     """Freeze a run's whole tree and stop its clocks. Answered by `RunReply` when it is frozen."""
 
     run: str
+    suspended: bool = False
+    """The run's foreground client is about to stop itself (Ctrl-Z). A run that is paused already keeps its reason."""
 
 
 class Resume(Request, tag="resume"):
@@ -155,6 +157,8 @@ class Resume(Request, tag="resume"):
 
     run: str
     limits: list[Limit] = []
+    suspended: bool = False
+    """The foreground client was continued: undo its own `Pause` and no other. Answered by `RunReply` in any case."""
 
 
 class Approve(Request, tag="approve"):

@@ -180,7 +180,7 @@ class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     kind: str
     """`exit`, `signal`, `limit`, `stop`, `ancestor`, `client`, `daemon`, `launch`, `output`, `ledger`, `budget`, or the rule that
-    refused; `no_daemon` where a run that had not ended is read from the ledger without a daemon."""
+    refused; `suspended` of a paused run; `no_daemon` where a run that had not ended is read from the ledger without a daemon."""
     message: str
     by: str | None = None
     """Who asked, for `stop`: `run ID` or `user NAME`; the ancestor's id, for `ancestor`."""
@@ -188,10 +188,14 @@ class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The signal that asked (for `stop`) or that killed (for `signal`)."""
     errno: int | None = None
     """The system's error, for `launch`."""
+    about: Literal["command", "directory"] | None = None
+    """What `errno` is about, for `launch`: the command, or the working directory. `None` for what older daemons recorded."""
     limit_kind: str | None = None
     threshold: float | None = None
     used: float | None = None
     exceeded_by: float | None = None
+    refused: bool = False
+    """Whether `used` includes a reservation that was refused: so much would have been used."""
     turns: int | None = None
     tokens: int | None = None
     cost_usd: float | None = None
@@ -380,5 +384,7 @@ class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):
     threshold: float | None = None
     used: float | None = None
     exceeded_by: float | None = None
+    refused: bool = False
+    """Whether `used` of a breach includes a reservation that was refused."""
     by: str | None = None
     """Who asked for it, for `limit_changed`: `run ID` or `user NAME`."""

@@ -15,7 +15,7 @@ from ..core.usage import Use
 from ..giveback import give_back
 from ..launch.base import Launcher
 from ..ledger import RunExtra
-from ..meters import Program
+from ..meters import BY_REPORT, Program
 from ..meters.sessions import VARIABLES, SessionFiles, files_of
 from ..protocol.messages import Spawn
 from ..protocol.types import Action, LimitKind, LimitState, RunId, RunInfo, Source, Usage
@@ -143,7 +143,7 @@ class Live:
             channel=run.channel,
             exit_code=exit_.code if exit_ is not None else None,
             signal=exit_.signal if exit_ is not None else None,
-            reason=run.reason or run.held_reason or lineage[0].out_of_money,
+            reason=run.shown_reason,
             attempts=run.attempt,
             limits=self._limits(now),
             usage=self.usage(elapsed),
@@ -219,7 +219,8 @@ class Live:
         account = self.run.account
         unpriced = kind in COSTS and bool(account.used(LimitKind.TOKENS))
         told = self.program is not None or self.session_files is not None
-        return not unpriced and ((told and not self.meter_silent) or account.metered)
+        told = (told and not self.meter_silent) or account.metered or self.spawn.meter == BY_REPORT
+        return told and not unpriced
 
     def _deadline(self, now: float) -> datetime | None:
         at = self.run.held_until if self.run.held_until is not None else self.run.deadline

@@ -23,14 +23,14 @@ from ..core.guard import counted
 from ..core.run import Run
 from ..core.usage import NOTHING, Hold, Use
 from ..launch.base import Bounds, Launcher
-from ..meters import Program, Reading, chosen, named
+from ..meters import UNREAD, Program, Reading, chosen, named
 from ..meters.base import MAX_LINE
 from ..output.files import OutputStore
 from ..pricing import Catalogue, Prices, PricesUnavailable
 from ..protocol import messages as m
 from ..protocol.types import Action, ApiTrouble, LimitKind, RunId, Tokens
 from .following import Following
-from .live import NO_METER, Live, wall_clock
+from .live import Live, wall_clock
 from .sampling import Sampler
 from .sessions import Session, Sessions, environment_of
 
@@ -530,7 +530,7 @@ def _said(reading: Reading) -> Said:
 
 def program_of(meter: str | None, argv: Sequence[str], *, kept: bool) -> Program | None:
     """The program whose stream the run's stdout is, if any. Raises `ValueError` for a meter that there is not."""
-    if meter == NO_METER or (meter is None and not kept):
+    if meter in UNREAD or (meter is None and not kept):
         return None
     if meter is None:
         return chosen(argv)

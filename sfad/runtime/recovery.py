@@ -87,7 +87,7 @@ class _Recoverer:
         self._open = {info.id: info for info in runtime.ledger.left}
         self._runs: dict[RunId, Run] = {}
         if handed is not None:
-            self._why = "the daemon executed itself anew"
+            self._why = "the daemon restarted itself"
         else:
             rebooted = self._memory.found and not self._memory.same_boot
             self._why = "the machine was restarted" if rebooted else "the daemon died"
@@ -139,7 +139,7 @@ class _Recoverer:
         )
 
     def _never_was(self, run: Run) -> bool:
-        """Nothing of it has run, nobody was told of it, and it is not on record: there is nothing to be honest about."""
+        """Nothing of it has run, no client heard of it, and it is not on record: drop it silently."""
         return run.attempt == 0 and run.status is not Status.QUEUED and run.id not in self._open
 
     def _over(self, run: Run) -> bool:

@@ -543,7 +543,7 @@ class Runtime:
         return dict(self._answers)
 
     def expect_answers(self, answerers: Mapping[int, Sequence[Asker]], *, last_token: int) -> None:
-        """They do so still."""
+        """Restore the pending callbacks after re-exec."""
         self._answers |= {token: list(waiting) for token, waiting in answerers.items()}
         self._token = last_token
 

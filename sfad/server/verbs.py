@@ -32,7 +32,7 @@ from ..giveback import give_back
 from ..ledger.reader import Page, Selection
 from ..ledger.summary import Unwritten, summarise
 from ..ledger.totals import used_by, with_totals
-from ..meters import PROGRAMS, named
+from ..meters import PROGRAMS, UNREAD, named
 from ..meters.speech import FORM, Cursor, Reader, answer
 from ..output import holes
 from ..output.files import Replaced
@@ -44,7 +44,6 @@ from ..protocol.summary import Summary
 from ..protocol.types import BudgetState, Event, Limit, LimitRefusal, RunId, RunInfo, Status
 from ..protocol.units import MOST_COUNTED, MOST_SPENT
 from ..protocol.version import SUPPORTED
-from ..runtime.live import NO_METER
 from ..runtime.maintenance import Pruned, Wanted
 from ..runtime.runtime import Runtime
 from .connection import Connection, Pending
@@ -94,7 +93,7 @@ class Answerer:
     request: int
 
     def __call__(self, answer: c.Answer) -> None:
-        """Here it is."""
+        """Deliver the core's answer to the client."""
         self.answer(self.connection, self.request, answer)
 
 
@@ -245,9 +244,7 @@ class Verbs:
     def give_up(self, connection: Connection) -> None:
         """What another thread was asked for is not to be had any more: this process executes itself anew."""
         for request in sorted(connection.elsewhere):
-            self._fail(
-                connection, request, ErrorCode.UNAVAILABLE, "the daemon executed itself anew before this was done; ask again"
-            )
+            self._fail(connection, request, ErrorCode.UNAVAILABLE, "the daemon restarted itself before this was done; try again")
         connection.elsewhere.clear()
 
     def take_over(self, connection: Connection, pending: Sequence[m.Wait | m.Watch]) -> None:
@@ -291,11 +288,12 @@ class Verbs:
         self._reply(connection, m.Selected(id=request.id, runs=list(runs), failed=failed))
 
     def _pause(self, connection: Connection, request: m.Pause) -> None:
-        self._steer(connection, request, "pause", lambda token, now, peer, run: e.PauseRequested(now, token, peer, run))
+        asked = request.suspended
+        self._steer(connection, request, "pause", lambda token, now, peer, run: e.PauseRequested(now, token, peer, run, asked))
 
     def _resume(self, connection: Connection, request: m.Resume) -> None:
-        limits = _checked(request.limits)
-        self._steer(connection, request, "resume", lambda token, now, peer, run: e.ResumeRequested(now, token, peer, run, limits))
+        asked = (_checked(request.limits), request.suspended)
+        self._steer(connection, request, "resume", lambda token, now, peer, run: e.ResumeRequested(now, token, peer, run, *asked))
 
     def _approve(self, connection: Connection, request: m.Approve) -> None:
         limits = _checked(request.limits)
@@ -822,10 +820,10 @@ def _checked(limits: list[Limit]) -> tuple[Limit, ...]:
 
 def _check_meter(request: m.Spawn) -> None:
     known = [program.name for program in PROGRAMS]
-    if request.meter is None or request.meter == NO_METER:
+    if request.meter is None or request.meter in UNREAD:
         return
     if request.meter not in known:
-        names = ", ".join([*known, NO_METER])
+        names = ", ".join([*known, *UNREAD])
         raise RequestFailed(ErrorCode.BAD_REQUEST, f"there is no meter '{request.meter[:80]}'; there are {names}")
     if request.stdio != "files" or not request.log:
         raise RequestFailed(

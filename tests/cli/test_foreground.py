@@ -59,7 +59,7 @@ INSIDE = ("sh", "-c")
         (("--", *INSIDE, "$SFACTL stop $SFA_RUN_ID 2>/dev/null"), 143, "ended as cancelled: stopped by"),
         (("--meter", "jsonl", "--", "echo", '{"type": "result", "failed": true}'), 1, "ended as failed: exited with code 0"),
         (("--leaf", "--", *INSIDE, "exec $SFACTL run -q -- true"), 77, "refused: "),
-        (("--", *INSIDE, "echo its own words >&2; exit 7"), 7, None),
+        (("--", *INSIDE, "echo its own words >&2; exit 7"), 7, "ended as failed: exited with code 7"),
         (("--", *INSIDE, "exit 0"), 0, None),
     ],
 )
@@ -68,9 +68,9 @@ def test_quiet_silences_progress_and_never_the_reason_of_a_failure(
 ) -> None:
     said = daemon.sfactl("run", "-q", *words, code=code).stderr.splitlines()
     ours = [line for line in said if line.startswith(("sfactl", "[agent"))]
-    assert len(ours) == (why is not None)
+    assert bool(ours) == (why is not None)
     if why is not None:
-        assert ours[0].startswith("sfactl: ")
+        assert all(said.startswith("sfactl: ") for said in ours)
         assert why in ours[0]
 
 
@@ -89,6 +89,28 @@ def test_quiet_does_not_tell_the_caller_what_it_did_itself(start: Start) -> None
     assert process.wait(PATIENCE) == 130
     assert process.stderr is not None
     assert process.stderr.read() == b""
+
+
+def test_the_first_ctrl_c_says_what_it_did_and_what_the_next_would(start: Start, daemon: World) -> None:
+    process = start("run", "--", "sh", "-c", STUBBORN)
+    assert line(process) == b"ready\n"
+    run = run_of(daemon)
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    while (said := process.stderr.readline()) != f"sfactl: stopping {run}; Ctrl-C again to kill\n".encode():
+        assert said, "it said nothing"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(PATIENCE) == 130
+    assert b"Ctrl-C" not in process.stderr.read()
+
+
+def test_a_pause_of_an_agent_program_says_what_a_long_one_does(daemon: World, tmp_path: Path) -> None:
+    agent = tmp_path / "codex"
+    agent.write_text("#!/bin/sh\nexec sleep 60\n")
+    agent.chmod(0o755)
+    for command, told in ((str(agent), True), ("sleep", False)):
+        run = daemon.spawn("--", command, "60")
+        assert ("more than 4 minutes in the middle of a reply" in daemon.sfactl("pause", run).stderr) is told
 
 
 def test_verbose_shows_events(daemon: World) -> None:
@@ -305,7 +327,8 @@ def test_what_is_queued_says_so_and_starts_or_is_cancelled(start: Start, daemon:
 
 def test_spawn_wait_is_run(daemon: World) -> None:
     done = daemon.sfactl("spawn", "-wq", "--", "sh", "-c", "echo out; exit 6", code=6)
-    assert (done.stdout, done.stderr) == ("out\n", "")
+    assert done.stdout == "out\n"
+    assert done.stderr.endswith("ended as failed: exited with code 6\n")
 
 
 @pytest.mark.alone

@@ -240,7 +240,7 @@ def test_what_has_no_numbers_has_the_daemons_words() -> None:
     assert of(tool) == "limit tool: its agent called the tool 'Bash', which --block-tool forbids"
     budget = event(scope="user", message="user ann has used 5.1 of 5 USD a day")
     assert of(budget, state(COST, 1)) == "budget: user ann has used 5.1 of 5 USD a day"
-    refused = event(message="was refused 0.2 USD on top of 0.25; its cost limit is 0.3 USD, set by default")
+    refused = event(refused=True, message="was refused 0.2 USD on top of 0.25; its cost limit is 0.3 USD, set by default")
     assert of(refused, state(COST, 0.3)) == f"limit cost: {refused.message}, terminating"
 
 

@@ -61,6 +61,7 @@ def test_a_limit_that_nobody_can_keep_is_said_so_at_the_start(daemon: World) -> 
     assert "NOT ENFORCEABLE: turns 9, cost 2.00 USD" in done.stderr
     assert "NOT ENFORCEABLE" in daemon.sfactl("info", "a1").stderr
     assert daemon.sfactl("spawn", "--limit", "turns=9", "--meter", "jsonl", "--", "sleep", "60").stderr == ""
+    assert daemon.sfactl("spawn", "--limit", "turns=9", "--meter", "report", "--", "sleep", "60").stderr == ""
     assert daemon.sfactl("spawn", "--timeout", "9", "--", "sleep", "60").stderr == "", "its other limits were not asked for"
     assert daemon.sfactl("spawn", "-q", "--limit", "cost=2", "--", "sleep", "60").stderr == ""
 
@@ -150,7 +151,10 @@ def test_a_paused_run_goes_on_with_more_room_or_is_told_what_is_wrong(daemon: Wo
     assert "used 2 of 1, 1 over" in why or "(1 over)" in why
     assert f"sfactl resume {run} [--limit turns=N]" in why
     assert "turns = 101" in daemon.sfactl("resume", run, "--limit", "turns=101", code=2).stderr
-    assert "no more room" in daemon.sfactl("resume", run, "--limit", "turns=1", code=2).stderr
+    assert (
+        "has used 2 turns already: the new limit must be above that"
+        in daemon.sfactl("resume", run, "--limit", "turns=1", code=2).stderr
+    )
     assert "does not wait for an approval" in daemon.sfactl("approve", run, code=1).stderr
     resumed = daemon.json("resume", run, "--limit", "turns=9")
     assert resumed["status"] == "running"

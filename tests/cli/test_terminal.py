@@ -19,12 +19,12 @@ from .conftest import PATIENCE, SFACTL, World
 
 
 class Screen:
-    """A user at a terminal in which `sfactl` runs, as the leader of its session."""
+    """A user at a terminal in which `sfactl` runs, or another program, as the leader of its session."""
 
-    def __init__(self, world: World, *words: str) -> None:
+    def __init__(self, world: World, *words: str, program: tuple[str, ...] = SFACTL) -> None:
         self.pid, self._master = os.forkpty()
         if self.pid == 0:
-            os.execve(SFACTL[0], [*SFACTL, *words], world.env | {"TERM": "dumb", "PS1": "> ", "ENV": ""})
+            os.execve(program[0], [*program, *words], world.env | {"TERM": "dumb", "PS1": "> ", "ENV": ""})
         self.text = ""
         self._at = 0
 

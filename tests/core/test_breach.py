@@ -70,7 +70,7 @@ def test_turns_that_pause_and_go_on_with_more_room() -> None:
     t >> t.used(a, turns=12) << "noteuse a1"  # what was under way when it froze
     t >> e.Frozen(t.at, a)
     t.later(1000)
-    assert t.failed(t.resume(a, room="turns=11")) == "run a1 has used 12 turns already; 11 turns is no more room"
+    assert t.failed(t.resume(a, room="turns=11")) == "run a1 has used 12 turns already: the new limit must be above that"
     t >> t.resume(a, room="turns=20") << "rebound a1" << "disarm a1 pause_max" << "thaw a1" << "arm a1 deadline +86"
     t << "publish run_resumed a1" << "reply 3 Changed a1 running"
     t >> t.used(a, turns=15) << "noteuse a1"
@@ -146,7 +146,7 @@ def test_an_increase_that_nobody_decides_about() -> None:
     assert t.failed(t.approve(a)) == "run a1 is stopping and does not wait for an approval"
     assert t.failed(t.deny(a)) == "run a1 is stopping and does not wait for an approval"
     (t >> t.exited(a, 0)).skip()
-    assert ended(t, a).message.endswith("nobody approved an increase within 600 s (limits.approval_timeout)")
+    assert ended(t, a).message.endswith("no increase was approved within 600 s (limits.approval_timeout)")
     assert t.failed(t.approve(a)) == "run a1 has ended"
 
 
@@ -299,7 +299,7 @@ def test_time_that_pauses_and_goes_on_with_more() -> None:
     t.later(2)
     t >> t.fired(a, "deadline") << "publish limit_exceeded a1" << "freeze a1" << f"arm a1 pause_max +{DAY}"
     t << "publish run_paused a1"
-    assert t.failed(t.resume(a, room="time=10")) == "run a1 has used 10 s already; 10 s is no more room"
+    assert t.failed(t.resume(a, room="time=10")) == "run a1 has used 10 s already: the new limit must be above that"
     t >> t.resume(a, room="time=40") << "rebound a1" << "thaw a1" << "arm a1 deadline +22" << "publish run_resumed a1"
     t << "reply 3 Changed a1 running"
     t.later(22)
@@ -675,7 +675,7 @@ def test_what_stands_still_for_its_memory_has_it_still_and_what_runs_may_have_le
     a = t.start("a", limits="memory=10000000:pause")
     (t >> t.level(a, "memory", 11_000_000)).skip()
     assert t.run(a).status is Status.PAUSED
-    assert "is no more room" in t.failed(t.resume(a, room="memory=10500000"))
+    assert "the new limit must be above that" in t.failed(t.resume(a, room="memory=10500000"))
     t >> t.resume(a, room="memory=12000000") << "rebound a1" << "thaw a1" << "arm a1 deadline +96" << "reply 3 Changed a1 running"
     t >> t.level(a, "memory", 5_000_000)
     t >> t.level(a, "memory", 12_600_000) << "freeze a1" << f"arm a1 pause_max +{DAY}"
@@ -752,7 +752,7 @@ def test_what_a_limit_holds_takes_somebody_outside_to_let_go() -> None:
         for event in (t.approve(b, peer), t.deny(b, peer)):
             assert t.machine.refuse(peer, "approve") is not None
             verb = "approve" if isinstance(event, e.ApproveRequested) else "deny"
-            words = f"run {peer.run} may not {verb}: that takes somebody outside any run"
+            words = f"run {peer.run} may not '{verb}': only a caller outside any run may"
             (t >> event).skip()
             assert t.answers[event.token] == c.Failed(ErrorCode.NOT_PERMITTED, words)
     words = f"run {a} may not give run {{}} more room: only from outside any run"

@@ -12,7 +12,7 @@ from sfad.core.access import Peer
 from sfad.core.ids import run_id
 from sfad.protocol.types import Claim, Rule, Status
 
-from .transcript import ANN, BOB, Transcript, bound, inside
+from .transcript import ANN, BOB, Transcript, bound, inside, purse
 from .transcript import seconds as limit
 
 
@@ -40,6 +40,31 @@ def test_every_refusal_tells_a_model_to_finish() -> None:
     a = t.start("a")
     for refusal in (t.refused("a", inside(a)), t.refused("b", inside(a))):
         assert "finish your task with what you already have" in refusal.message
+
+
+@pytest.mark.parametrize(
+    ("numbers", "asked", "way"),
+    [
+        ({"enabled": False}, {}, "To allow it, set enabled in the config to true, then run: sfactl reload"),
+        ({"trees": 1}, {"queue": False}, "Leave out --no-queue to wait for a slot, or raise quotas.trees in /etc/c, then run: "),
+        ({"spawns_per_hour": 1}, {}, "Wait, or raise quotas.spawns_per_hour in the config, then run: sfactl reload"),
+    ],
+)
+def test_a_person_is_told_the_way_out_and_a_model_to_finish(numbers: dict[str, Any], asked: dict[str, Any], way: str) -> None:
+    t = Transcript(files={"quotas.trees": "/etc/c"}, **numbers)
+    if numbers.get("enabled", True):
+        t.start("first")
+    assert way in (told := t.refused("a", **asked).message)
+    assert "Do not try again" not in told
+    assert t.refused("a", claim=Claim(depth=1), **asked).message.endswith("finish your task with what you already have.")
+
+
+def test_a_budget_without_money_names_its_key() -> None:
+    t = Transcript()
+    t.machine.handle(e.BudgetsKnown(0.0, (purse(1.0, "ann", charged=1.0),)))
+    assert t.refused("a").message.endswith(
+        "it renews at midnight. Start it again then, or raise budgets.users.ann.daily_usd in the config, then run: sfactl reload"
+    )
 
 
 def test_disabled() -> None:
@@ -143,7 +168,7 @@ def test_loop_tells_the_whole_path() -> None:
     assert refusal.detail == "agent 'a' already runs higher in the chain: a → b → a"
     assert refusal.path == ["a", "b", "a"]
     assert refusal.value == 2
-    assert "--name of its own" in refusal.message
+    assert "give it its own --name" in refusal.message
     assert "a → b → a" in refusal.message
 
 

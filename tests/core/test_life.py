@@ -320,6 +320,34 @@ def test_pausing_what_has_ended() -> None:
     assert t.failed(t.resume(a)) == f"run {a} has ended"
 
 
+def test_a_suspended_run_says_so_and_is_continued_with_its_client() -> None:
+    t = Transcript()
+    a = t.start("a")
+    t.later(5)
+    t >> t.pause(a, suspended=True) << "freeze a1" << "arm a1 pause_max +86400"
+    reason = t.run(a).shown_reason
+    assert reason is not None
+    assert (reason.kind, reason.message.partition(";")[0]) == ("suspended", "suspended at its terminal")
+    t.later(100)
+    (t >> e.Frozen(t.at, a)).skip()
+    t >> t.fg(a) << "thaw a1" << "arm a1 deadline +91" << f"reply {t.token() - 1} Changed a1 running"
+    assert t.run(a).shown_reason is None
+
+
+@pytest.mark.parametrize("suspended_first", [True, False])
+def test_a_client_that_is_continued_undoes_no_pause_but_its_own(suspended_first: bool) -> None:
+    t = Transcript()
+    a = t.start("a", limits="turns=3:pause")
+    for step in (0, 1) if suspended_first else (1, 0):
+        (t >> (t.used(a, turns=4) if step else t.pause(a, suspended=True))).skip()
+    (t >> t.fg(a)).skip()
+    assert t.run(a).status is Status.PAUSED
+    assert t.run(a).held_by is not None
+    (t >> t.resume(a)).skip()
+    assert t.run(a).status is Status.RUNNING
+    t >> t.fg(a) << f"reply {t.token() - 1} Changed a1 running"
+
+
 def test_a_childs_deadline_is_capped_by_its_parents() -> None:
     t = Transcript()
     a = t.start("a", timeout=seconds(30))

@@ -779,6 +779,20 @@ def test_a_number_that_was_used_up_elsewhere_is_not_used_again() -> None:
 # ---- clients
 
 
+def test_a_suspended_client_is_not_expected_back_before_its_run_is_resumed() -> None:
+    t = Life()
+    a = t.start("a", tied_to=3)
+    (t >> t.pause(a, suspended=True)).skip()
+    t >> t.anew(a) << "freeze a1" << "arm a1 pause_max +86400"
+    t.quiet()
+    assert t.run(a).suspended
+    t >> t.resume(a) << "arm a1 reconnect +10" << "thaw a1" << "arm a1 deadline +96" << f"reply {t.token() - 1} Changed a1 running"
+    (t >> t.pause(a, suspended=True)).skip()
+    t >> t.back(a, 7)
+    (t >> t.gone(7)).skip()
+    assert t.run(a).status is Status.STOPPING
+
+
 def test_who_is_tied_to_a_client_that_does_not_come_back_is_stopped() -> None:
     t = Life()
     a = t.start("a", tied_to=3)

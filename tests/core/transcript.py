@@ -179,13 +179,17 @@ class Transcript:
         """A peer stops runs."""
         return e.StopRequested(self.at, self.token(), peer, runs, signal, grace)
 
-    def pause(self, run: RunId, peer: Peer = ANN) -> e.PauseRequested:
+    def pause(self, run: RunId, peer: Peer = ANN, *, suspended: bool = False) -> e.PauseRequested:
         """A peer pauses a run."""
-        return e.PauseRequested(self.at, self.token(), peer, run)
+        return e.PauseRequested(self.at, self.token(), peer, run, suspended)
 
     def resume(self, run: RunId, peer: Peer = ANN, room: str = "") -> e.ResumeRequested:
         """A peer resumes a run, with more room."""
         return e.ResumeRequested(self.at, self.token(), peer, run, limits(room))
+
+    def fg(self, run: RunId, peer: Peer = ANN) -> e.ResumeRequested:
+        """A foreground client that was suspended is continued."""
+        return e.ResumeRequested(self.at, self.token(), peer, run, suspended=True)
 
     def approve(self, run: RunId, peer: Peer = ANN, room: str = "") -> e.ApproveRequested:
         """A peer grants an increase."""

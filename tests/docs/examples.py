@@ -69,7 +69,7 @@ REFUSAL = Refusal(
     kind=Rule.LOOP,
     detail="agent 'planner' already runs higher in the chain: planner → reviewer → planner",
     message="'planner' was not started: it would call itself in a circle (planner → reviewer → planner). Do not try again; "
-    "finish your task with what you already have. If it is in truth another agent, start it with a --name of its own.",
+    "finish your task with what you already have. If it really is a different agent, give it its own --name.",
     value=2,
     path=["planner", "reviewer", "planner"],
 )

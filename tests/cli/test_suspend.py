@@ -1,0 +1,154 @@
+"""Ctrl-Z and `fg`: the client is a job of a shell, and its run stops and continues with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .conftest import PATIENCE, World
+from .test_terminal import Screen
+
+STOPPED = r"Stopped[^\n]*\n(.|\n)*> $"
+"""What bash says of the job, and its prompt."""
+
+HANDLES_THE_KEY = """
+import os, signal, sys, termios, time, tty
+before = termios.tcgetattr(0)
+while True:
+    tty.setraw(0)
+    os.write(1, b"ready\\r\\n")
+    if os.read(0, 1) != b"\\x1a":
+        break
+    termios.tcsetattr(0, termios.TCSADRAIN, before)
+    {stop}
+sys.exit(5)
+"""
+"""An editor, or an agent's terminal interface: it sees the key itself and stops itself as `stop` says."""
+
+
+@pytest.fixture
+def shell(daemon: World) -> Iterator[Screen]:
+    screen = Screen(daemon, "--norc", "--noprofile", "-i", program=("/bin/bash",))
+    screen.expect("> $")
+    yield screen
+    os.kill(screen.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, screen.pid, os.WEXITED)
+    screen.close()
+
+
+def last(daemon: World) -> str:
+    found: str = daemon.json("list")["runs"][-1]["id"]
+    return found
+
+
+def why(daemon: World, run: str) -> str | None:
+    reason = daemon.json("info", run)["reason"]
+    return None if reason is None else str(reason["kind"])
+
+
+def job(pattern: str) -> int:
+    """The pid of the one client whose command line ends so."""
+    ends = (pattern + "\0").encode()
+    found = [int(p) for p in os.listdir("/proc") if p.isdecimal() and _cmdline(p).endswith(ends) and b"sfactl" in _cmdline(p)]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def _cmdline(pid: str) -> bytes:
+    try:
+        return Path("/proc", pid, "cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def wait_for(daemon: World, run: str, *status: str) -> None:
+    give_up = time.monotonic() + PATIENCE
+    while daemon.status(run) not in status:
+        assert time.monotonic() < give_up, daemon.status(run)
+
+
+def test_a_program_that_knows_nothing_of_job_control(daemon: World, shell: Screen) -> None:
+    shell.type("$SFACTL run -q --stdio inherit -- sh -c 'echo here; read word; echo got $word; exit 7'\r")
+    shell.expect(r"\nhere")
+    shell.type("\x1a")
+    shell.expect(STOPPED)
+    run = last(daemon)
+    assert (daemon.status(run), why(daemon, run)) == ("paused", "suspended")
+    assert "suspended at its terminal" in daemon.sfactl("why", run).stdout
+    assert "paused (suspended)" in daemon.sfactl("list").stdout
+    shell.type("fg\r")
+    shell.type("that\r")
+    shell.expect("got that")
+    shell.expect("> $")
+    shell.type("echo code-$?\r")
+    shell.expect("code-7")
+
+
+@pytest.mark.parametrize("stop", ["os.kill(0, signal.SIGTSTP)", "os.kill(os.getpid(), signal.SIGSTOP)"])
+def test_a_program_that_handles_the_key_itself(shell: Screen, tmp_path: Path, stop: str) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(HANDLES_THE_KEY.format(stop=stop))
+    shell.type(f"$SFACTL run -q --stdio inherit -- {sys.executable} {program}\r")
+    shell.expect("ready")
+    for _ in range(2):
+        shell.type("\x1a")
+        shell.expect(STOPPED)
+        shell.type("stty -a | grep -o '.icanon'; stty sane\r")
+        shell.expect(" icanon")
+        shell.type("fg\r")
+        shell.expect("ready")
+    shell.type("q")
+    shell.expect("> $")
+    shell.type("echo code-$?\r")
+    shell.expect("code-5")
+
+
+def test_a_suspended_client_does_not_fight_for_the_terminal_and_takes_its_run_along(daemon: World, shell: Screen) -> None:
+    shell.type("$SFACTL run -q --stdio inherit -- sleep 61\r")
+    give_up = time.monotonic() + PATIENCE
+    while not (runs := daemon.json("list", "--status", "running")["runs"]):
+        assert time.monotonic() < give_up
+    run, client = runs[-1]["id"], job("sleep\x0061")
+    os.kill(client, signal.SIGTSTP)
+    wait_for(daemon, run, "paused")
+    shell.type("\r")
+    shell.expect(STOPPED)
+    shell.type("bg\r")
+    shell.expect(r"\]\+ (.|\n)*> $")
+    shell.type("\r")
+    shell.expect(STOPPED)
+    assert daemon.status(run) == "paused"
+    os.kill(client, signal.SIGKILL)
+    wait_for(daemon, run, "cancelled", "failed")  # its terminal hangs up, too (SIGHUP): one of the two comes first
+
+
+def test_a_stopped_job_can_be_ended_by_kill(daemon: World, shell: Screen) -> None:
+    shell.type("$SFACTL run -q --stdio inherit -- sleep 62\r")
+    give_up = time.monotonic() + PATIENCE
+    while not (runs := daemon.json("list", "--status", "running")["runs"]):
+        assert time.monotonic() < give_up
+    shell.type("\x1a")
+    shell.expect(STOPPED)
+    shell.type("kill %1\r")
+    wait_for(daemon, runs[-1]["id"], "cancelled")
+    while "Exit 143" not in shell.expect(r"[^\n]*\n> $"):
+        shell.type("\r")
+
+
+def test_a_run_without_a_terminal_goes_on_in_the_background(daemon: World, shell: Screen) -> None:
+    shell.type("$SFACTL run -- sh -c 'echo one; while sleep 0.2; do echo tick; done'\r")
+    shell.expect(r"\none")
+    shell.type("\x1a")
+    shell.expect(r"paused until this job continues \(fg\)")
+    shell.expect(STOPPED)
+    run = last(daemon)
+    assert (daemon.status(run), why(daemon, run)) == ("paused", "suspended")
+    shell.type("bg\r")
+    shell.expect(r"tick\r\n")
+    assert daemon.status(run) == "running"
