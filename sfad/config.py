@@ -228,7 +228,7 @@ class Agent(Struct, frozen=True, kw_only=True):
     description: Annotated[str, Meta(max_length=1000, extra=_TEXT)] = ""
     kind: Literal["agent", "skill"] = "agent"
     type: Annotated[str, Meta(max_length=64, extra=_TEXT)] | None = None
-    meter: Literal["auto", "claude", "codex", "gemini", "opencode", "jsonl", "none"] = "auto"
+    meter: Literal["auto", "claude", "codex", "gemini", "opencode", "jsonl", "report", "none"] = "auto"
     """`auto`: chosen from the command."""
     limits: Annotated[tuple[str, ...], Meta(extra=_LIMITS)] = ()
     """As `--limit` takes them."""

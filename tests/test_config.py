@@ -129,7 +129,7 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         ("[agents.a]\ncommand = ['x']\nlimits = 'turns=5'", "agents.a.limits = 'turns=5': allowed is a list of limits as --limit"),
         (
             "[agents.a]\ncommand = ['x']\nlimits = ['trns=5']",
-            "agents.a.limits: --limit trns=5: 'trns' is no kind of limit; there are",
+            "agents.a.limits: --limit trns=5: unknown limit 'trns'; choose from",
         ),
         (
             "[agents.a]\ncommand = ['x']\nlimits = ['turns=500']",

@@ -7,7 +7,7 @@ from sfad.core.policy import Policy
 from sfad.protocol.types import Action, Status
 
 from .test_recovery import Life
-from .transcript import BOB, Transcript, inside, purse
+from .transcript import ANN, BOB, Transcript, inside, purse
 
 
 def spent(t: Transcript, run: str, usd: float = 1.0) -> None:
@@ -174,3 +174,27 @@ def test_another_daemon_goes_on_with_it() -> None:
     t.quiet()
     (t >> t.budgets(purse(1, "ann"))).skip()
     assert t.run(a).status is Status.RUNNING
+
+
+def test_fg_continues_a_suspended_run_only_when_its_budget_does() -> None:
+    t = Transcript()
+    t >> t.budgets(purse(1, "ann"))
+    a, idle = t.start("a", limits="cost=9"), t.start("idle")
+    (t >> e.PauseRequested(t.at, t.token(), ANN, idle, suspended=True)).skip()
+    spent(t, a)
+    (t >> e.ResumeRequested(t.at, t.token(), ANN, idle, (), suspended=True)).skip()
+    assert t.run(idle).status is Status.PAUSED
+    (t >> t.budgets(purse(5, "ann", charged=1.0))).skip()
+    assert t.run(idle).status is Status.RUNNING
+
+
+def test_a_suspended_run_stays_paused_when_its_budget_is_renewed() -> None:
+    t = Transcript()
+    t >> t.budgets(purse(1, "ann"))
+    a, idle = t.start("a", limits="cost=9"), t.start("idle")
+    (t >> e.PauseRequested(t.at, t.token(), ANN, idle, suspended=True)).skip()
+    spent(t, a)
+    (t >> t.budgets(purse(5, "ann", charged=1.0))).skip()
+    assert t.run(idle).status is Status.PAUSED
+    (t >> e.ResumeRequested(t.at, t.token(), ANN, idle, (), suspended=True)).skip()
+    assert t.run(idle).status is Status.RUNNING
