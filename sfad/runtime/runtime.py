@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-import sqlite3
 import stat
 import traceback
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -34,7 +32,7 @@ from ..faults import effect
 from ..giveback import give_back
 from ..lasting import lasting
 from ..launch.base import Launcher, LaunchSpec, Remains
-from ..ledger import Ledger, LedgerError
+from ..ledger import Ledger
 from ..meters import Program
 from ..observe.log import Log
 from ..output.files import OutputStore
@@ -82,8 +80,6 @@ _WITHIN = c.Keep | c.Arm | c.Disarm | c.NoteUse
 
 T = TypeVar("T")
 
-EXPECTED = (OSError, sqlite3.Error, LedgerError, CancelledError)
-"""What work in a thread raises where the machine, the disk or the ledger does not allow it."""
 
 Asker = Callable[[c.Answer], None]
 Waiter = Callable[[RunInfo], None]
@@ -897,15 +893,19 @@ class Runtime:
             return await in_thread(work)
 
     def in_background(
-        self, work: Callable[[], Awaitable[T]], done: Callable[[T], None], failed: Callable[[Exception], None]
+        self,
+        work: Callable[[], Awaitable[T]],
+        done: Callable[[T], None],
+        failed: Callable[[Exception], None],
+        expected: tuple[type[Exception], ...],
     ) -> None:
-        """Call `done` with the result of `work`, or `failed` with what it raised; what was not `EXPECTED` is logged. A bug in one
+        """Call `done` with the result of `work`, or `failed` with what it raised; what was not `expected` is logged. A bug in one
         request must not leave every tree without a supervisor."""
 
         async def run() -> None:
             try:
                 done(await work())
-            except EXPECTED as error:
+            except expected as error:
                 failed(error)
             except Exception as error:  # noqa: BLE001 - see above
                 self.internal_error(work)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -28,14 +30,14 @@ from ..core.run import Run
 from ..core.usage import NOTHING, Use
 from ..descriptors import Need
 from ..giveback import give_back
+from ..ledger.errors import LedgerError
 from ..ledger.reader import Page, Selection
 from ..ledger.summary import Unwritten, summarise
 from ..ledger.totals import used_by, with_totals
 from ..meters import PROGRAMS, UNREAD, named
-from ..meters.speech import FORM, Cursor, Reader, answer
+from ..meters.speech import FORM, Cursor, Reader
 from ..output import holes
 from ..output.files import Replaced
-from ..output.sanitise import cut_oldest, sanitise, wrap_result
 from ..protocol import messages as m
 from ..protocol.advice import Advice
 from ..protocol.errors import ErrorCode
@@ -44,17 +46,12 @@ from ..protocol.types import BudgetState, Event, Limit, LimitRefusal, RunId, Run
 from ..protocol.units import MOST_COUNTED, MOST_SPENT
 from ..protocol.version import SUPPORTED
 from ..runtime.maintenance import Pruned, Wanted
-from ..runtime.runtime import EXPECTED, Runtime
+from ..runtime.runtime import Runtime
 from .connection import Connection, Pending
 from .errors import RequestFailed
 from .handles import Handles
+from .result import no_output, result
 from .shares import Shares
-
-MAX_RESULT = 1024 * 1024
-"""Bytes of a result at most: it is meant for a model's context."""
-
-MAX_SEARCHED = 8 * MAX_RESULT
-"""Newest bytes of stdout in which the final answer is looked for: it is near their end. Decoding them takes some 20 ms."""
 
 MAX_ROWS = 1000
 """Ended runs in one page of a list: 50 ms. Clients ask for the next page."""
@@ -64,6 +61,9 @@ MAX_EXEC = 6 << 20
 
 MAX_SECONDS = 36_525 * 86_400.0
 """A hundred years: further back than that nothing was recorded, and beyond some 8 000 years there is no `datetime`."""
+
+EXPECTED = (RequestFailed, OSError, sqlite3.Error, LedgerError, CancelledError)
+"""What work in a thread raises where the request, the machine, the disk or the ledger does not allow it."""
 
 INTERNAL = "internal error; the daemon's log has the traceback"
 
@@ -544,7 +544,7 @@ class Verbs:
         try:
             descriptors = self._runtime.output.open_for_reader(info.id, create=live)
         except (FileNotFoundError, Replaced) as error:
-            raise _no_output(info.id, error) from None
+            raise no_output(info.id, error) from None
         text = named(info.meter) is not None and self._wants_text(connection, request)
         reply = m.LogFiles(id=request.id, run=info.id, ended=not live, kept=self._kept(info.id), text=text, name=info.name)
         self._reply(connection, reply, descriptors)
@@ -565,7 +565,7 @@ class Verbs:
                 size = os.fstat(descriptor).st_size
                 shown = Reader(program, cursor, partial(holes.read, descriptor), size).step(ended=ended)
         except (FileNotFoundError, Replaced) as error:
-            raise _no_output(info.id, error) from None
+            raise no_output(info.id, error) from None
         self._reply(
             connection,
             m.TextPart(
@@ -591,18 +591,8 @@ class Verbs:
         info, _ = self._resolve(connection, request.run, "result")
         if not info.status.terminal:
             raise RequestFailed(ErrorCode.WRONG_STATE, f"run {info.id} is {info.status}; wait for its end, or read its logs")
-        most = max(1, min(request.max_bytes, MAX_RESULT))
-        program = None if request.raw else named(info.meter)
-        try:
-            data, truncated = self._runtime.output.tail(info.id, most if program is None else MAX_SEARCHED)
-        except (FileNotFoundError, Replaced) as error:
-            raise _no_output(info.id, error) from None
-        if program is not None:
-            data, truncated = answer(program, data, begins_inside=truncated), False
-        safe, cut = cut_oldest(sanitise(data), most)
-        truncated = truncated or cut
-        text = wrap_result(safe, run_id=info.id, name=info.name, status=info.status.value, truncated=truncated)
-        self._reply(connection, m.ResultText(id=request.id, run=info.id, text=text, truncated=truncated))
+        work = partial(result, self._runtime.output, info, request)
+        self._later(connection, request, lambda: self._runtime.walk(work), lambda found: found)
 
     def _watch(self, connection: Connection, request: m.Watch) -> None:
         info, _ = self._resolve(connection, request.run, "watch")
@@ -737,12 +727,11 @@ class Verbs:
                 self._reply(connection, message)
 
         def failed(error: Exception) -> None:
-            code = ErrorCode.UNAVAILABLE if isinstance(error, EXPECTED) else ErrorCode.INTERNAL
-            said = str(error) or type(error).__name__ if code is ErrorCode.UNAVAILABLE else INTERNAL
+            code, said = _told(error)
             if not is_given_up():
                 self._fail(connection, request.id, code, f"{failing}{said}")
 
-        self._runtime.in_background(work, done, failed)
+        self._runtime.in_background(work, done, failed, EXPECTED)
 
     def _permit(self, connection: Connection, verb: str, chain: list[RunId] | None = None) -> None:
         refused = self._runtime.machine.refuse(connection.peer, verb, chain)
@@ -781,6 +770,16 @@ class Verbs:
                 self._fail(connection, request, code, message)
 
 
+def _told(error: Exception) -> tuple[ErrorCode, str]:
+    if isinstance(error, RequestFailed):
+        return error.code, str(error)
+    return (
+        (ErrorCode.UNAVAILABLE, str(error) or type(error).__name__)
+        if isinstance(error, EXPECTED)
+        else (ErrorCode.INTERNAL, INTERNAL)
+    )
+
+
 def _cursor(data: bytes) -> Cursor:
     try:
         cursor = msgspec.msgpack.decode(data, type=Cursor) if data else Cursor()
@@ -789,11 +788,6 @@ def _cursor(data: bytes) -> Cursor:
     if cursor.form != FORM:
         raise RequestFailed(ErrorCode.BAD_REQUEST, f"the cursor has form {cursor.form}, this daemon's have form {FORM}")
     return cursor
-
-
-def _no_output(run: RunId, error: FileNotFoundError | Replaced) -> RequestFailed:
-    missing = f"the output of run {run} is not there: it was not kept, or has been removed since"
-    return RequestFailed(ErrorCode.WRONG_STATE, error.message if isinstance(error, Replaced) else missing)
 
 
 def _demand(shares: Shares, connection: Connection, more: int) -> None:
