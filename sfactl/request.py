@@ -51,7 +51,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(
         ("--on-limit",),
         "on_limit",
-        "Default action: terminate, pause, warn, request_increase",
+        "Default action: terminate, pause, warn, refuse, request_increase",
         "ACTION",
         complete="action",
     ),

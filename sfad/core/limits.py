@@ -122,6 +122,8 @@ class Held:
     """`action` is never None here."""
     near: bool = False
     over: bool = False
+    refused: bool = False
+    """Its action is `refuse`, and a reservation was refused for it."""
 
     @property
     def action(self) -> Action:
@@ -163,7 +165,8 @@ def limits_of(asked: Asked, above: Run | None, policy: Policy) -> Limits:
     if policy.advice:
         chosen |= _by_advice(asked, chosen, policy)
     if asked.on_limit is not None:
-        chosen |= {kind: replaced(chosen[kind], action=asked.on_limit) for kind in _ANSWERED if kind in chosen}
+        answered = METERED if asked.on_limit is Action.REFUSE else _ANSWERED
+        chosen |= {kind: replaced(chosen[kind], action=asked.on_limit) for kind in answered if kind in chosen}
     for limit in asked.limits:
         check(limit, policy)
         chosen[limit.kind] = _settled(limit, asked, policy)
@@ -223,8 +226,10 @@ def _settled(limit: Limit, asked: Asked, policy: Policy) -> Limit:
         return replaced(limit, action=Action.WARN)
     if limit.action is not None:
         return limit
+    if asked.on_limit is not None and (asked.on_limit is not Action.REFUSE or limit.kind in METERED):
+        return replaced(limit, action=asked.on_limit)
     found = profile_of(asked, policy) if limit.kind in _PROFILED else None
-    return replaced(limit, action=asked.on_limit or (found[1].action if found is not None else Action.TERMINATE))
+    return replaced(limit, action=found[1].action if found is not None else Action.TERMINATE)
 
 
 def _narrow(limits: dict[LimitKind, Limit], above: Run) -> None:
@@ -262,6 +267,11 @@ def check(limit: Limit, policy: Policy) -> None:
     most = most_of(limit.kind, policy)
     if limit.action is not None and not kind.acts:
         raise Invalid(f"the limit '{limit.kind}' takes no action, so '{limit.action}' cannot be its action ({limit.source})")
+    if limit.action is Action.REFUSE and limit.kind not in METERED:
+        raise Invalid(
+            f"the limit '{limit.kind}' cannot refuse ({limit.source}): only what is reserved before it is used can be refused, "
+            f"which is {', '.join(sorted(METERED))}"
+        )
     within = kind.least <= threshold < inf and (most is None or threshold <= most)  # false for a NaN, too
     if not within or (kind.whole and threshold != int(threshold)):
         raise Invalid(_out_of_range(limit, most, policy))
