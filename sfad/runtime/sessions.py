@@ -260,7 +260,10 @@ class Sessions:
         return sum(now - since >= PATIENCE for since in self._looking.values())
 
     def begin(self, run: RunId, session: Session) -> None:
-        """Begin an attempt."""
+        """Begin an attempt. An id that no agent would give is not looked for: a client chose it, and it goes into file names and
+        patterns."""
+        if session.names is not None and not SESSION_ID.fullmatch(session.names):
+            session.names = None
         before = self._runs.get(run)
         if before is not None:
             self._before[run] = self._before.get(run, ()) + before.readings

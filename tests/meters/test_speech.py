@@ -163,8 +163,8 @@ def test_half_an_emoji_loses_no_text() -> None:
 
 
 def test_long_lines() -> None:
-    """Those of 10 MB are read; a longer event is left out and said so; longer text passes."""
-    tool = {"type": "user", "message": {"content": [{"type": "tool_result", "content": "x" * 10_000_000}]}}
+    """Those of 3 MB are read; a longer event is left out and said so; longer text passes."""
+    tool = {"type": "user", "message": {"content": [{"type": "tool_result", "content": "x" * 3_000_000}]}}
     stream = Stream()
     data = lines(tool, result("y" * 1_000_000))
     for at in range(0, len(data), 1 << 20):

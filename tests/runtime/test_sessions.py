@@ -288,3 +288,12 @@ def _no_descriptor_is_left() -> Iterator[None]:
     before = len(os.listdir("/proc/self/fd"))
     yield
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_an_id_that_no_agent_would_give_goes_into_no_pattern(home: Home) -> None:
+    read = Sessions(seen=lambda *_: None, lost=lambda *_: None, trouble=lambda _: None)
+    for identity, kept in ((ONE, ONE), ("(a+)+b", None), ("../x", None), ("", None)):
+        session = home.session()
+        session.names = identity
+        read.begin("a1", session)
+        assert session.names == kept
