@@ -891,14 +891,17 @@ class Runtime:
         return sorted({*known, *self.ledger.find(prefix)})
 
     def look_up(self, work: Callable[[], T], answer: Callable[[T | Exception], None]) -> None:
-        """Call `work`, which walks the ledger, in a thread, one walk at a time: each keeps a CPU busy. Then call `answer` with what
-        it returns, or with the `LedgerError` or `OSError` that it raises."""
+        """Call `work`, which reads what runs have left, in a thread, one such walk at a time: each keeps a CPU busy. Then call
+        `answer` with what it returns, or with the exception that it raises."""
 
         async def walk() -> None:
             try:
                 async with self._one_walk:
                     found = await in_thread(work)
             except (LedgerError, OSError) as error:
+                answer(error)
+            except Exception as error:  # noqa: BLE001 - a bug in one request must not leave every tree without a supervisor
+                self.internal_error(work)
                 answer(error)
             else:
                 answer(found)

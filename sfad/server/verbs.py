@@ -55,7 +55,8 @@ MAX_RESULT = 1024 * 1024
 """Bytes of a result at most: it is meant for a model's context."""
 
 MAX_SEARCHED = 8 * MAX_RESULT
-"""Newest bytes of stdout in which the final answer is looked for: it is near their end. Decoding them takes some 20 ms."""
+"""Newest bytes of stdout in which the final answer is looked for: it is near their end. Decoding them takes 20 ms, in a thread: of
+the shortest lines there are it takes a second."""
 
 MAX_ROWS = 1000
 """Ended runs in one page of a list: 50 ms. Clients ask for the next page."""
@@ -590,18 +591,33 @@ class Verbs:
         info, _ = self._resolve(connection, request.run, "result")
         if not info.status.terminal:
             raise RequestFailed(ErrorCode.WRONG_STATE, f"run {info.id} is {info.status}; wait for its end, or read its logs")
+        connection.elsewhere.add(request.id)
+
+        def answer(found: tuple[str, bool] | Exception) -> None:
+            if request.id not in connection.elsewhere:
+                return  # it has been given up
+            connection.elsewhere.discard(request.id)
+            if isinstance(found, FileNotFoundError | Replaced):
+                failed = _no_output(info.id, found)
+                self._fail(connection, request.id, failed.code, str(failed))
+            elif isinstance(found, Exception):
+                self._fail(connection, request.id, ErrorCode.UNAVAILABLE, f"the result of run {info.id} was not read: {found}")
+            else:
+                self._reply(connection, m.ResultText(id=request.id, run=info.id, text=found[0], truncated=found[1]))
+
+        self._runtime.look_up(lambda: self._result_of(info, request), answer)
+
+    def _result_of(self, info: RunInfo, request: m.Result) -> tuple[str, bool]:
+        """The text for a model, and whether it was cut. For a thread. Raises `OSError`."""
         most = max(1, min(request.max_bytes, MAX_RESULT))
         program = None if request.raw else named(info.meter)
-        try:
-            data, truncated = self._runtime.output.tail(info.id, most if program is None else MAX_SEARCHED)
-        except (FileNotFoundError, Replaced) as error:
-            raise _no_output(info.id, error) from None
+        data, truncated = self._runtime.output.tail(info.id, most if program is None else MAX_SEARCHED)
         if program is not None:
-            data, truncated = answer(program, data, begins_inside=truncated), False
+            data = answer(program, data, begins_inside=truncated)
+            data, truncated = data[-most:], len(data) > most
         safe, cut = cut_oldest(sanitise(data), most)
         truncated = truncated or cut
-        text = wrap_result(safe, run_id=info.id, name=info.name, status=info.status.value, truncated=truncated)
-        self._reply(connection, m.ResultText(id=request.id, run=info.id, text=text, truncated=truncated))
+        return wrap_result(safe, run_id=info.id, name=info.name, status=info.status.value, truncated=truncated), truncated
 
     def _watch(self, connection: Connection, request: m.Watch) -> None:
         info, _ = self._resolve(connection, request.run, "watch")
