@@ -426,7 +426,7 @@ class Runtime:
         while held:
             run = self.machine.tree.get(held[0].run)
             if run is not None:
-                await self.metering.settle(run)
+                await self.metering.settle(run, succeeded=isinstance(held[0], e.MainExited) and held[0].code == 0)
             if held:  # else a re-execution could not wait
                 self._report(held.popleft())
         self._held.pop(root, None)
