@@ -427,9 +427,10 @@ class Runtime:
         held = self._held[root]
         with held.learning:
             while held.events:
-                run = self.machine.tree.get(held.events[0].run)
+                first = held.events[0]
+                run = self.machine.tree.get(first.run)
                 if run is not None:
-                    await self.metering.settle(run)
+                    await self.metering.settle(run, succeeded=isinstance(first, e.MainExited) and first.code == 0)
                 if held.events:  # else a re-execution could not wait
                     self._report(held.events.popleft())
         self._report_all(held)

@@ -74,6 +74,8 @@ class Session:
     """The id of its session, where its command, its stream or its file tells."""
     over: bool = False
     """Nothing of the attempt is alive any more."""
+    succeeded: bool = False
+    """Its main process exited with 0."""
     readings: tuple[Reading, ...] = ()
     """One for each file."""
     spent: float = 0.0
@@ -103,7 +105,8 @@ class Session:
                 whole = self._advance(path, descriptor, head, until) and whole
         read = [each.meter.reading for each in self._read.values() if each.head.session == session]
         # between two looks the agent may have begun another call
-        self.readings = tuple(_merged(read, final=whole and self.over))
+        final = whole and self.over and (self.succeeded or not self.files.tells_calls_late)
+        self.readings = tuple(_merged(read, final=final))
         return whole
 
     def _alone(self, taken: Container[str]) -> str | None:
@@ -313,13 +316,13 @@ class Sessions:
                     if run not in self._wanted.get(session.uid, ()):
                         self._want(run)
 
-    async def catch_up(self, run: RunId) -> None:
+    async def catch_up(self, run: RunId, *, succeeded: bool = False) -> None:
         """Read what the session of a run, whose main process has ended, says by now. Give up after `PATIENCE`, and at once for a
-        user whose file system does not answer."""
+        user whose file system does not answer. `succeeded`: the process is known to have exited with 0."""
         session = self._runs.get(run)
         if session is None or trio.current_time() - self._looking.get(session.uid, math.inf) > PATIENCE:
             return
-        session.over = True
+        session.over, session.succeeded = True, session.succeeded or succeeded
         with trio.move_on_after(PATIENCE):
             await self._want(run).wait()
 
