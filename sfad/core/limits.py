@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Literal
 
+from ..protocol.known import CODING_AGENT, PROFILES, Profile
 from ..protocol.types import Action, Limit, LimitKind
 from ..protocol.units import format_size, format_usd
 from .policy import MIN_TIME, Invalid, Policy
@@ -90,30 +91,6 @@ def bare(kind: LimitKind, value: float) -> str:
     return amount(kind, value).removesuffix(f" {kind}").removesuffix(f" {kind}".removesuffix("s"))
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """Defaults of a `--type`."""
-
-    turns: int
-    time: float
-    cost: float
-    action: Action
-
-
-PROFILES: dict[str, Profile] = {
-    "developer": Profile(25, 600, 1.00, Action.TERMINATE),
-    "qa": Profile(10, 120, 0.50, Action.TERMINATE),
-    "planner": Profile(15, 300, 2.00, Action.TERMINATE),
-    "architect": Profile(50, 1800, 5.00, Action.WARN),
-    "researcher": Profile(50, 1200, 5.00, Action.WARN),
-    "security-architect": Profile(30, 900, 3.00, Action.TERMINATE),
-    "code-reviewer": Profile(20, 600, 1.50, Action.WARN),
-    "devops": Profile(30, 900, 2.00, Action.TERMINATE),
-    "coding-agent": Profile(100, 1800, 5.00, Action.TERMINATE),
-}
-"""SPEC section 3."""
-
-
 @dataclass(slots=True)
 class Held:
     """A limit in force on a run, and what has been said about it."""
@@ -181,7 +158,7 @@ def profile_of(asked: Asked, policy: Policy) -> tuple[str, Profile] | None:
     if asked.type in PROFILES:
         return f"type {asked.type}", PROFILES[asked.type]
     if asked.agent_program and policy.program_profile:
-        return "profile coding-agent", PROFILES["coding-agent"]
+        return f"profile {CODING_AGENT}", PROFILES[CODING_AGENT]
     return None
 
 

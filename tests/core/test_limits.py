@@ -9,9 +9,10 @@ import pytest
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.limits import KINDS, METERED, PROFILES, Held, cross
+from sfad.core.limits import KINDS, METERED, Held, cross
 from sfad.core.policy import DEFAULT_LIMITS, Policy
 from sfad.protocol.errors import ErrorCode
+from sfad.protocol.known import PROFILES
 from sfad.protocol.types import Action, Limit, LimitKind, Status
 
 from .transcript import Transcript, inside, limits
