@@ -364,7 +364,7 @@ def test_somebody_who_connects_in_a_loop_does_not_keep_others_waiting(daemon: Da
         thread.start()
     try:
         with daemon.client() as client:
-            for _ in range(200):
+            for _ in range(40):
                 client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus)
     finally:
         stop.set()
