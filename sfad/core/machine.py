@@ -289,7 +289,7 @@ class Machine:
         run.exit = None
         if run.said_finished:
             self.do(c.Disarm(run.id, "result"))
-        run.said_finished, run.said_failed = False, None
+        run.said_finished, run.said_failed, run.api_trouble = False, None, None
         self.do(c.Keep(run))
         self.do(c.Launch(run))
 
