@@ -9,7 +9,7 @@ import traceback
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -49,8 +49,9 @@ from .handover import Held
 from .live import Live, Main, name_of_main, wall_clock
 from .maintenance import Maintenance, Pruned, Wanted
 from .memory import Memory, SpawnKey, nowhere
-from .metering import Metering, bounds_of, program_of
+from .metering import PRICES_WAIT, Metering, bounds_of, program_of
 from .recovery import Recovery
+from .sessions import PATIENCE
 from .stdin import StdinPipe
 from .threads import in_thread
 from .timers import Timers
@@ -95,6 +96,15 @@ class Recent:
     chain: tuple[RunId, ...]
     kept: bool
     key: SpawnKey | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Ends in a tree about which something is still being learnt, and timers that came due meanwhile."""
+
+    learning: trio.CancelScope
+    """For all of them together: a tree of 1 000 runs must not outlive its time by as many waits, nor a stop its grace."""
+    events: deque[e.MainExited | e.Emptied | e.TimerFired] = field(default_factory=deque)
 
 
 @dataclass(slots=True)
@@ -176,8 +186,8 @@ class Runtime:
         """What has changed with the admission that is being handled: they are remembered together."""
         self._early: list[e.Event] | None = None
         """What the launcher has reported of runs that were taken over, before the core knows of them."""
-        self._held: dict[RunId, deque[e.MainExited | e.Emptied | e.TimerFired]] = {}
-        """By root: ends about which something is still being learnt, and timers that came due meanwhile."""
+        self._held: dict[RunId, _Held] = {}
+        """By root."""
         self._to_meter: list[tuple[Live, bytes | None]] = []
         """Runs that were taken over, and where their meters were."""
         self.adopted = 0
@@ -409,18 +419,21 @@ class Runtime:
     def _hold(self, run: Run, event: e.MainExited | e.Emptied) -> None:
         root = run.root.id
         if root not in self._held:
-            self._held[root] = deque()
+            self._held[root] = _Held(trio.CancelScope(deadline=trio.current_time() + PRICES_WAIT))
             self._nursery.start_soon(self._report_later, root)
-        self._held[root].append(event)
+        self._held[root].events.append(event)
 
     async def _report_later(self, root: RunId) -> None:
         held = self._held[root]
-        while held:
-            run = self.machine.tree.get(held[0].run)
-            if run is not None:
-                await self.metering.settle(run)
-            if held:  # else a re-execution could not wait
-                self._report(held.popleft())
+        with held.learning:
+            while held.events:
+                first = held.events[0]
+                run = self.machine.tree.get(first.run)
+                if run is not None:
+                    await self.metering.settle(run, succeeded=isinstance(first, e.MainExited) and first.code == 0)
+                if held.events:  # else a re-execution could not wait
+                    self._report(held.events.popleft())
+        self._report_all(held)
         self._held.pop(root, None)
 
     @property
@@ -431,8 +444,11 @@ class Runtime:
     def report_held(self) -> None:
         """Report the ends that wait, at once."""
         for held in list(self._held.values()):
-            while held:
-                self._report(held.popleft())
+            self._report_all(held)
+
+    def _report_all(self, held: _Held) -> None:
+        while held.events:
+            self._report(held.events.popleft())
 
     def _store(self, run: Run, pid: int) -> None:
         """Should this daemon die, the next one learns from the pidfd how the process has ended, where the kernel tells."""
@@ -727,7 +743,8 @@ class Runtime:
         event, known = e.TimerFired(trio.current_time(), run, timer), self.machine.tree.get(run)
         held = self._held.get(known.root.id) if known is not None else None
         if held is not None:
-            held.append(event)
+            held.events.append(event)
+            held.learning.deadline = min(held.learning.deadline, trio.current_time() + PATIENCE)
         else:
             self.feed(event)
 
