@@ -479,7 +479,7 @@ class Foreground:
 
 def _ending(final: RunInfo) -> str:
     reason = f": {output.plain(final.reason.message)}" if final.reason else ""
-    used = output.at_least(final.usage)
+    used = output.at_least(final.usage) or (not final.reason and output.used(final.usage))
     return final.status.value + reason + (f"; it used {used}" if used else "")
 
 
