@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, suppress
@@ -65,6 +66,9 @@ _WORKER = "PYTEST_XDIST_WORKER" in os.environ
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart() -> None:
     """Marks what this session starts."""
+    # otherwise each of a thousand processes of the tests compiles the checkout again
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     if not _WORKER:
         os.environ[_SESSION] = f"{os.getpid()}-{time.time_ns()}"
     # under nohup, or in the background of a script, every client here would ignore these, as it should
