@@ -80,6 +80,7 @@ def _config_option(argv: list[str]) -> list[str]:
 async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int) -> None:
     """Does not return. `nofile`: the soft limit of descriptors that this process was started with. Raises `OSError`, `Unfit` if it
     could not be done; then everything is as it was."""
+    await runtime.ends_reported()
     server.rest(resting=True)
     try:
         await _threads_done(runtime)

@@ -51,8 +51,9 @@ from .handover import Held
 from .live import Live, Main, name_of_main, wall_clock
 from .maintenance import Maintenance, Pruned, Wanted
 from .memory import Memory, SpawnKey, nowhere
-from .metering import Metering, bounds_of, program_of
+from .metering import PRICES_WAIT, Metering, bounds_of, program_of
 from .recovery import Recovery
+from .sessions import PATIENCE
 from .stdin import StdinPipe
 from .threads import in_thread
 from .timers import Timers
@@ -79,6 +80,9 @@ SAVE_USE = 1.0
 
 _WITHIN = c.Keep | c.Arm | c.Disarm | c.NoteUse
 """Nothing of these is seen outside of the process: to die before one or after it is the same."""
+
+ENDS_WAIT = PRICES_WAIT + PATIENCE
+"""Seconds that a re-execution waits at most for ends that wait themselves: reported sooner, they would stay without price."""
 
 T = TypeVar("T")
 
@@ -179,6 +183,7 @@ class Runtime:
         """What the launcher has reported of runs that were taken over, before the core knows of them."""
         self._held: dict[RunId, deque[e.MainExited | e.Emptied | e.TimerFired]] = {}
         """By root: ends about which something is still being learnt, and timers that came due meanwhile."""
+        self._none_held = trio.lowlevel.ParkingLot()
         self._to_meter: list[tuple[Live, bytes | None]] = []
         """Runs that were taken over, and where their meters were."""
         self.adopted = 0
@@ -274,6 +279,10 @@ class Runtime:
         learnt = await self.metering.read_ended(gone)
         self.adopted = sum(1 for one in recovery.event.runs if one.run.pid is not None)
         self.feed(replace(recovery.event, learnt=learnt))
+        for one in recovery.event.runs:
+            if one.starting:  # not sooner: its time may come while ended runs are read, when the core does not know it yet
+                self.await_launch(one.run)
+        self._budgets.look()  # a tree that was paused for a budget goes on if that was renewed or raised meanwhile
         early, self._early = self._early or [], None
         for event in early:
             self.reported(event)
@@ -430,6 +439,14 @@ class Runtime:
             if held:  # else a re-execution could not wait
                 self._report(held.popleft())
         self._held.pop(root, None)
+        if not self._held:
+            self._none_held.unpark_all()
+
+    async def ends_reported(self) -> None:
+        """Wait until no end waits for the price list or for a session file, at most `ENDS_WAIT`."""
+        with trio.move_on_after(ENDS_WAIT):
+            while self._held:
+                await self._none_held.park()
 
     def report_held(self) -> None:
         """Report the ends that wait, at once."""

@@ -259,12 +259,15 @@ class Sessions:
         now = trio.current_time()
         return sum(now - since >= PATIENCE for since in self._looking.values())
 
-    def begin(self, run: RunId, session: Session) -> None:
-        """Begin an attempt."""
-        before = self._runs.get(run)
-        if before is not None:
-            self._before[run] = self._before.get(run, ()) + before.readings
+    def begin(self, run: RunId, session: Session, before: tuple[Reading, ...] = ()) -> None:
+        """Begin an attempt, or go on with one. `before`: what the sessions of earlier attempts told."""
+        self._before[run] = before
         self._runs[run] = session
+
+    def told(self, run: RunId) -> tuple[Reading, ...]:
+        """Return what the sessions of all attempts have told so far."""
+        session = self._runs.get(run)
+        return self._before.get(run, ()) + (session.readings if session is not None else ())
 
     def name(self, run: RunId, session: str) -> None:
         """Take note of what the stream calls the session."""
@@ -339,7 +342,7 @@ class Sessions:
             self._runs.pop(run, None)
             self._trouble(f"run {run}: its session is not read any more: internal error:\n{traceback.format_exc()}")
         if session.readings != before and self._runs.get(run) is session:
-            self._seen(run, self._before.get(run, ()) + session.readings)
+            self._seen(run, self.told(run))
         return whole
 
     def _lose(self, run: RunId, session: Session) -> None:
