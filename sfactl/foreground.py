@@ -352,7 +352,7 @@ class Foreground:
                     loop.await_foreground()
                 return True
             except InterruptedError:
-                """By a signal that is handled first."""
+                continue  # by a signal, which is handled first
 
     def _continued(self, reply: m.AnyReply, descriptors: Sequence[int]) -> None:
         if self._terminal:

@@ -9,7 +9,7 @@ from sfad.protocol.messages import Select, Selected
 
 from . import exits, output
 from .connection import Client, DaemonError
-from .options import Option, Parameter
+from .options import Option, Parameter, pair
 
 CHOICE: tuple[Parameter, ...] = (
     Option(("--all",), "everything", "Every live run that you may see"),
@@ -81,8 +81,6 @@ def labels(texts: Sequence[str]) -> dict[str, str | list[str]]:
     """`K=V` texts as a request has them: several values of one key are a list, of which either will do. Raises `UsageError`."""
     found: dict[str, list[str]] = {}
     for text in texts:
-        key, equals, value = text.partition("=")
-        if not key or not equals:
-            raise exits.UsageError(f"--label: {text[:80]!r} is not of the form K=V")
+        key, value = pair("--label", text)
         found.setdefault(key, []).append(value)
     return {key: values[0] if len(values) == 1 else values for key, values in found.items()}

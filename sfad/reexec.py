@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from importlib import metadata
 
 import trio
 
@@ -48,6 +47,8 @@ class Unfit(Exception):
 
 def installed_version() -> str | None:
     """Of what would be executed; `None` where nothing tells."""
+    from importlib import metadata  # takes a twentieth of a start, and no start needs it
+
     try:
         return metadata.version("sfad")
     except metadata.PackageNotFoundError:

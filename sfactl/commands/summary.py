@@ -62,7 +62,7 @@ def _by(text: str) -> By:
     for known in get_args(By):
         if text == known:
             return known  # type: ignore[no-any-return]
-    raise UsageError(f"--by: {text!r} is none of {', '.join(get_args(By))}")
+    raise UsageError(f"--by: unknown key {text!r}; choose from: {', '.join(get_args(By))}")
 
 
 def parts(found: Summary, by: str) -> Iterator[list[str]]:

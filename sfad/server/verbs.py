@@ -369,7 +369,7 @@ class Verbs:
         run, hold = held[0].id, held[1]
         self._resolve(connection, run, "settle")
         metering, model = self._runtime.metering, hold.model if request.cost_usd is None else None
-        # a daemon that has just executed itself anew has not loaded the prices yet that the reservation was made with
+        # after a re-execution the daemon has not yet loaded the prices that the reservation was made with
         self._once_priced(connection, request.id, run, model, lambda: settle(metering.use_of_settlement(run, hold, request)))
 
     def _once_priced(

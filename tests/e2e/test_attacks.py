@@ -20,9 +20,10 @@ import pytest
 from sfactl.connection import Client
 from sfad.launch import cgroupfs
 from sfad.protocol import messages as m
+from sfad.protocol.errors import ErrorCode
 from sfad.protocol.types import RunInfo, Status
 from tests import unprivileged
-from tests.harness import PATIENCE, Daemon, alive, ended, running, started, stopped, unkillable, wait_until, with_fuse
+from tests.harness import PATIENCE, Daemon, alive, ended, running, spawn, started, stopped, unkillable, wait_until, with_fuse
 from tests.leaks import cgroups
 
 from .agents import limit
@@ -352,15 +353,16 @@ def test_stopping_many_runs_with_few_descriptors(tmp_path: Path, user: str) -> N
     with target(tmp_path, user, mode="cgroup", wrap=["prlimit", "--nofile=96:96"]) as attacked, attacked.daemon.client() as client:
         runs: list[str] = []
         while len(runs) < 30:
-            spawned = attacked.daemon.sfactl("spawn", "--", "sh", "-c", "trap '' TERM; sleep 100 & wait; sleep 100")
-            if spawned.returncode:
-                assert spawned.returncode == 75, spawned
+            reply = spawn(client, ["sh", "-c", "trap '' TERM; sleep 100 & wait; sleep 100"], cwd=b"/", name=f"stubborn{len(runs)}")
+            if isinstance(reply, m.Error):
+                assert reply.code is ErrorCode.UNAVAILABLE, reply
                 break
-            runs.append(spawned.stdout.strip())
+            assert isinstance(reply, m.RunReply), reply
+            runs.append(reply.run.id)
         assert len(runs) > 5
-        reply = stopped(client, everything=True, grace=0.5)
-        assert reply.survivors == []
-        assert sorted(reply.stopped) == sorted(runs)
+        done = stopped(client, everything=True, grace=0.5)
+        assert done.survivors == []
+        assert sorted(done.stopped) == sorted(runs)
 
 
 @with_fuse

@@ -18,7 +18,7 @@ from sfactl.exits import Exit
 from sfad.launch.reserve import soft_of
 from sfad.protocol import messages as m
 from sfad.protocol.errors import ErrorCode
-from tests.conftest import Start
+from tests.conftest import GENEROUS, Start
 from tests.harness import Daemon, agent, ended, started, stopped, wait_until
 
 from .agents import info
@@ -28,12 +28,11 @@ HOGS = [sys.executable, str(Path(__file__).with_name("hogs.py"))]
 
 def limited(start: Start, containment: str, limit: int | None) -> Daemon:
     """A daemon that may open so many descriptors, beside those that it keeps back for stopping runs."""
-    daemon = start(mode=containment, config="[quotas]\nspawns_per_hour = 100000")
+    wrap: list[str] = []
     if limit is not None:
-        daemon.stop()
         hard = next(hard for hard in count(limit) if soft_of(hard) == limit)
-        daemon.process = daemon._start(command=["prlimit", f"--nofile={hard}:{hard}", sys.executable, "-m", "sfad"])
-    return daemon
+        wrap = ["prlimit", f"--nofile={hard}:{hard}"]
+    return start(mode=containment, config=GENEROUS, wrap=wrap)
 
 
 def attacked(daemon: Daemon, attack: str, *options: str) -> tuple[str, dict[str, Any]]:
