@@ -71,6 +71,8 @@ class SessionFiles(Protocol):
     """How one program keeps its sessions."""
 
     program: str
+    tells_calls_late: bool
+    """Whether a call of a tool is in the file only when it has ended: before, a reply with one looks like the last."""
 
     def named(self, argv: Sequence[str]) -> str | None:
         """Return the session id that the command gives."""
@@ -222,6 +224,7 @@ class ClaudeSession(LineMeter[_ClaudeLine, _ClaudeState]):
 
 class _Claude:
     program = "claude"
+    tells_calls_late = False
 
     def named(self, argv: Sequence[str]) -> str | None:
         forks = "--fork-session" in argv
@@ -362,6 +365,7 @@ class CodexSession(LineMeter[_CodexLine, _CodexState]):
 
 class _Codex:
     program = "codex"
+    tells_calls_late = False
 
     def named(self, argv: Sequence[str]) -> str | None:
         words = arguments(argv, "codex") or []
@@ -476,6 +480,7 @@ class GeminiSession(LineMeter[_GeminiLine, _GeminiState]):
 
 class _Gemini:
     program = "gemini"
+    tells_calls_late = True
 
     def named(self, argv: Sequence[str]) -> str | None:
         return next(iter(_options(argv, "gemini", "--session-id")), None)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-import sqlite3
 import stat
 import traceback
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import CancelledError
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -34,7 +32,7 @@ from ..faults import effect
 from ..giveback import give_back
 from ..lasting import lasting
 from ..launch.base import Launcher, LaunchSpec, Remains
-from ..ledger import Ledger, LedgerError
+from ..ledger import Ledger
 from ..meters import Program
 from ..observe.log import Log
 from ..output.files import OutputStore
@@ -82,6 +80,7 @@ _WITHIN = c.Keep | c.Arm | c.Disarm | c.NoteUse
 """Nothing of these is seen outside of the process: to die before one or after it is the same."""
 
 T = TypeVar("T")
+
 
 Asker = Callable[[c.Answer], None]
 Waiter = Callable[[RunInfo], None]
@@ -347,16 +346,9 @@ class Runtime:
             raise configuration.ConfigError("this daemon was started without config files")
         return self._reload()
 
-    def prune_soon(self, wanted: Wanted, answer: Callable[[Pruned | Exception], None]) -> None:
-        """Remove what `wanted` says, in a thread; `answer` is called with what was removed, or with why not everything was."""
-        self._nursery.start_soon(self._prune, wanted, answer)
-
-    async def _prune(self, wanted: Wanted, answer: Callable[[Pruned | Exception], None]) -> None:
-        try:
-            answer(await self.maintenance.prune(wanted, self._forget))
-        except (OSError, sqlite3.Error, LedgerError, CancelledError) as error:
-            self.log.warning(f"prune: {error or type(error).__name__}")
-            answer(error)
+    async def prune(self, wanted: Wanted) -> Pruned:
+        """Remove what `wanted` says, in a thread. Raises what `Maintenance.prune` raises."""
+        return await self.maintenance.prune(wanted, self._forget)
 
     def _forget(self, runs: Iterable[RunId]) -> None:
         """The ledger does not know these runs any more."""
@@ -435,13 +427,19 @@ class Runtime:
         held = self._held[root]
         with held.learning:
             while held.events:
-                run = self.machine.tree.get(held.events[0].run)
+                first = held.events[0]
+                run = self.machine.tree.get(first.run)
                 if run is not None:
-                    await self.metering.settle(run)
+                    await self.metering.settle(run, succeeded=isinstance(first, e.MainExited) and first.code == 0)
                 if held.events:  # else a re-execution could not wait
                     self._report(held.events.popleft())
         self._report_all(held)
         self._held.pop(root, None)
+
+    @property
+    def ends_wait(self) -> bool:
+        """Whether ends of runs wait for what their sessions and the price list tell."""
+        return bool(self._held)
 
     def report_held(self) -> None:
         """Report the ends that wait, at once."""
@@ -906,23 +904,31 @@ class Runtime:
         known = [run for run in (*self.live, *self.recent) if run.startswith(prefix)]
         return sorted({*known, *self.ledger.find(prefix)})
 
-    def look_up(self, work: Callable[[], T], answer: Callable[[T | Exception], None]) -> None:
-        """Call `work`, which reads what runs have left, in a thread, one such walk at a time: each keeps a CPU busy. Then call
-        `answer` with what it returns, or with the exception that it raises."""
+    async def walk(self, work: Callable[[], T]) -> T:
+        """Return what `work`, which keeps a CPU busy, returns in a thread; one such work at a time. Raises what it raises."""
+        async with self._one_walk:
+            return await in_thread(work)
 
-        async def walk() -> None:
+    def in_background(
+        self,
+        work: Callable[[], Awaitable[T]],
+        done: Callable[[T], None],
+        failed: Callable[[Exception], None],
+        expected: tuple[type[Exception], ...],
+    ) -> None:
+        """Call `done` with the result of `work`, or `failed` with what it raised; what was not `expected` is logged. A bug in one
+        request must not leave every tree without a supervisor."""
+
+        async def run() -> None:
             try:
-                async with self._one_walk:
-                    found = await in_thread(work)
-            except (LedgerError, OSError) as error:
-                answer(error)
-            except Exception as error:  # noqa: BLE001 - a bug in one request must not leave every tree without a supervisor
+                done(await work())
+            except expected as error:
+                failed(error)
+            except Exception as error:  # noqa: BLE001 - see above
                 self.internal_error(work)
-                answer(error)
-            else:
-                answer(found)
+                failed(error)
 
-        self._nursery.start_soon(walk)
+        self._nursery.start_soon(run)
 
     def over(self, run: RunId) -> bool:
         """Whether a run has ended and the ledger knows it."""

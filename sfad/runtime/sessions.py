@@ -1,7 +1,7 @@
 """Finds and reads the session files that agents keep of themselves.
 
 The files belong to the agents: anything may be there, a FIFO, a link, a directory of 100 000 names, a file system whose server
-does not answer. So they are looked at in a thread, one for each user at a time, within bounds, and nobody waits for a thread for
+does not answer. So they are looked at in a thread, one for each user at a time, within bounds, and no task waits for a thread for
 more than `PATIENCE`. Below the program's own directory no link is followed, and only regular files of the run's user are read.
 
 They are looked at every `INTERVAL` and once more at the end, rather than when inotify tells: adding a watch would wait for the same
@@ -74,6 +74,8 @@ class Session:
     """The id of its session, where its command, its stream or its file tells."""
     over: bool = False
     """Nothing of the attempt is alive any more."""
+    succeeded: bool = False
+    """Its main process exited with 0."""
     readings: tuple[Reading, ...] = ()
     """One for each file."""
     spent: float = 0.0
@@ -103,7 +105,8 @@ class Session:
                 whole = self._advance(path, descriptor, head, until) and whole
         read = [each.meter.reading for each in self._read.values() if each.head.session == session]
         # between two looks the agent may have begun another call
-        self.readings = tuple(_merged(read, final=whole and self.over))
+        final = whole and self.over and (self.succeeded or not self.files.tells_calls_late)
+        self.readings = tuple(_merged(read, final=final))
         return whole
 
     def _alone(self, taken: Container[str]) -> str | None:
@@ -284,7 +287,10 @@ class Sessions:
         return sum(now - since >= PATIENCE for since in self._looking.values())
 
     def begin(self, run: RunId, session: Session) -> None:
-        """Begin an attempt."""
+        """Begin an attempt. An id that no agent would give is not looked for: a client chose it, and it goes into file names and
+        patterns."""
+        if session.names is not None and not SESSION_ID.fullmatch(session.names):
+            session.names = None
         before = self._runs.get(run)
         if before is not None:
             self._before[run] = self._before.get(run, ()) + before.readings
@@ -310,13 +316,13 @@ class Sessions:
                     if run not in self._wanted.get(session.uid, ()):
                         self._want(run)
 
-    async def catch_up(self, run: RunId) -> None:
+    async def catch_up(self, run: RunId, *, succeeded: bool = False) -> None:
         """Read what the session of a run, whose main process has ended, says by now. Give up after `PATIENCE`, and at once for a
-        user whose file system does not answer."""
+        user whose file system does not answer. `succeeded`: the process is known to have exited with 0."""
         session = self._runs.get(run)
         if session is None or trio.current_time() - self._looking.get(session.uid, math.inf) > PATIENCE:
             return
-        session.over = True
+        session.over, session.succeeded = True, session.succeeded or succeeded
         with trio.move_on_after(PATIENCE):
             await self._want(run).wait()
 

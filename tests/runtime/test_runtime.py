@@ -126,7 +126,7 @@ async def test_an_end_that_waits_does_not_hold_a_timer_up(tmp_path: Path, monkey
         with monkeypatch.context() as patched:
             patched.setattr("sfad.runtime.runtime.PATIENCE", 0.01)
             patched.setattr(runtime.metering, "may_wait", lambda _run: True)
-            patched.setattr(runtime.metering, "settle", lambda _run: trio.sleep_forever())
+            patched.setattr(runtime.metering, "settle", lambda _run, **_: trio.sleep_forever())  # noqa: ASYNC105 - its caller awaits it
             runtime.reported(e.MainExited(trio.current_time(), run, code=0, empty=True))
             assert run in runtime.live
             runtime.timers.arm((run, "deadline"), trio.current_time(), lambda: runtime._due(run, "deadline"))

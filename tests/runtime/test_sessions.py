@@ -217,6 +217,23 @@ def test_a_line_that_is_being_written_is_not_kept(home: Home) -> None:
     assert used(session) == 3
 
 
+def test_a_reply_after_which_a_tool_may_have_been_called_is_the_last_only_if_the_program_succeeded(home: Home) -> None:
+    """Gemini CLI saves a call of a tool when that has ended."""
+    recorded = (Path(__file__).parents[1] / "meters" / "sessions" / "gemini.jsonl").read_text().splitlines(keepends=True)
+    chats = home.path / ".gemini" / "tmp" / "work" / "chats"
+    chats.mkdir(parents=True)
+    name = json.loads(recorded[0])["sessionId"]
+    (chats / f"session-2026-{name[:8]}.jsonl").write_text("".join(recorded[:5]))
+    files = files_of(None, ["gemini"])
+    assert files is not None
+    began = datetime(2026, 1, 1, tzinfo=UTC)
+    session = Session(files, ["gemini"], {"HOME": str(home.path)}, str(home.work), os.getuid(), began, name, over=True)
+    for session.succeeded in (False, True):
+        assert session.look(())
+        (reading,) = session.readings
+        assert (reading.turns, reading.partial) == (0, not session.succeeded)
+
+
 class Heard:
     """A `Sessions`, and what it says."""
 
@@ -319,3 +336,12 @@ def _no_descriptor_is_left() -> Iterator[None]:
     before = len(os.listdir("/proc/self/fd"))
     yield
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_an_id_that_no_agent_would_give_goes_into_no_pattern(home: Home) -> None:
+    read = Sessions(seen=lambda *_: None, lost=lambda *_: None, trouble=lambda _: None)
+    for identity, kept in ((ONE, ONE), ("(a+)+b", None), ("../x", None), ("", None)):
+        session = home.session()
+        session.names = identity
+        read.begin("a1", session)
+        assert session.names == kept
