@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from importlib import metadata
 
 import trio
 
@@ -32,6 +31,9 @@ PROGRAM = (sys.executable, "-P", "-m", "sfad")
 CHECK_TIMEOUT = 30.0
 """Seconds that the installed program may take to say that it works."""
 
+ENDS_WAIT = 10.0
+"""Seconds that ends have to get the prices of their tokens: reported sooner, they would stay without."""
+
 CLOSE_TIMEOUT = 1.0
 """Seconds that the descriptors of clients may take to be closed."""
 
@@ -48,6 +50,8 @@ class Unfit(Exception):
 
 def installed_version() -> str | None:
     """Of what would be executed; `None` where nothing tells."""
+    from importlib import metadata  # takes a twentieth of a start, and no start needs it
+
     try:
         return metadata.version("sfad")
     except metadata.PackageNotFoundError:
@@ -80,7 +84,9 @@ def _config_option(argv: list[str]) -> list[str]:
 async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int) -> None:
     """Does not return. `nofile`: the soft limit of descriptors that this process was started with. Raises `OSError`, `Unfit` if it
     could not be done; then everything is as it was."""
-    await runtime.ends_reported()
+    with trio.move_on_after(ENDS_WAIT):
+        while runtime.ends_wait:  # noqa: ASYNC110 - they end one by one, and others begin
+            await trio.sleep(0.01)
     server.rest(resting=True)
     try:
         await _threads_done(runtime)
@@ -88,6 +94,7 @@ async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int
             # something has to be written, or nobody knows whether it can be: the next program does not start without
             runtime.tell("daemon_reexecuting", f"sfad {__version__} executes itself anew")
             for _ in range(ROUNDS):
+                runtime.report_held()
                 if not await runtime.ledger.flush():
                     raise Unfit(f"the ledger cannot be written: {runtime.ledger.trouble}")
                 if all(live.run.committed for live in runtime.live.values()):
@@ -103,9 +110,10 @@ async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int
 
 
 async def _threads_done(runtime: Runtime) -> None:
-    # execve(2) waits for every other thread to end, and one that waits for a FUSE server cannot be killed
+    # execve(2) waits for every other thread to end, and one that waits for a FUSE server cannot be killed; ends that wait for the
+    # figures of their runs have them after a moment
     with trio.move_on_after(CLOSE_TIMEOUT):
-        while giveback.threads() or runtime.metering.waiting:  # noqa: ASYNC110 - a thread that waits for the kernel can set no event
+        while giveback.threads() or runtime.metering.waiting or runtime.ends_wait:  # noqa: ASYNC110 - a thread that waits for the kernel can set no event
             await trio.sleep(0.01)
     if waiting := giveback.threads():
         raise Unfit(

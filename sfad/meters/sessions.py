@@ -30,6 +30,9 @@ VARIABLES = ("HOME", "CLAUDE_CONFIG_DIR", "CODEX_HOME", "GEMINI_CLI_HOME")
 SESSION_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,127}")
 """What may be put into a file name. Agents use UUIDs."""
 
+HEAD_LINES = 100
+"""Lines in which a file says whose it is: Claude Code does within the first ten."""
+
 Name = str | re.Pattern[str]
 """A file name, or a pattern that the whole name matches."""
 
@@ -68,6 +71,8 @@ class SessionFiles(Protocol):
     """How one program keeps its sessions."""
 
     program: str
+    tells_calls_late: bool
+    """Whether a call of a tool is in the file only when it has ended: before, a reply with one looks like the last."""
 
     def named(self, argv: Sequence[str]) -> str | None:
         """Return the session id that the command gives."""
@@ -110,7 +115,7 @@ def _texts(*found: Any) -> list[str]:
 
 
 def _lines(data: bytes) -> Iterator[bytes]:
-    return iter(data[: data.rfind(b"\n") + 1].splitlines())
+    return iter(data.split(b"\n", HEAD_LINES)[:-1][:HEAD_LINES])
 
 
 def _options(argv: Sequence[str], program: str, *names: str) -> list[str]:
@@ -219,6 +224,7 @@ class ClaudeSession(LineMeter[_ClaudeLine, _ClaudeState]):
 
 class _Claude:
     program = "claude"
+    tells_calls_late = False
 
     def named(self, argv: Sequence[str]) -> str | None:
         forks = "--fork-session" in argv
@@ -359,6 +365,7 @@ class CodexSession(LineMeter[_CodexLine, _CodexState]):
 
 class _Codex:
     program = "codex"
+    tells_calls_late = False
 
     def named(self, argv: Sequence[str]) -> str | None:
         words = arguments(argv, "codex") or []
@@ -473,6 +480,7 @@ class GeminiSession(LineMeter[_GeminiLine, _GeminiState]):
 
 class _Gemini:
     program = "gemini"
+    tells_calls_late = True
 
     def named(self, argv: Sequence[str]) -> str | None:
         return next(iter(_options(argv, "gemini", "--session-id")), None)

@@ -197,10 +197,10 @@ class Metering:
         loads = not self._catalogue.settled and any(self._has_meter(each.id) for each in run.subtree())
         return loads or run.id in self._sessions
 
-    async def settle(self, run: Run) -> None:
+    async def settle(self, run: Run, *, succeeded: bool) -> None:
         """Wait for what the core must know before it decides about the end of a run: what its session says, and the prices of its
-        tokens."""
-        await self._sessions.catch_up(run.id)
+        tokens. `succeeded`: its main process exited with 0."""
+        await self._sessions.catch_up(run.id, succeeded=succeeded)
         if not self._catalogue.settled and self.may_wait(run):
             await self._load_for_an_end()
 

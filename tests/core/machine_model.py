@@ -30,7 +30,7 @@ from sfad.core.policy import Policy
 from sfad.core.run import TRANSITIONS, Run
 from sfad.core.usage import Account, Hold, Use
 from sfad.protocol import types
-from sfad.protocol.types import Limit, LimitKind, RunId, Source, Status, Survivor
+from sfad.protocol.types import Action, Limit, LimitKind, RunId, Source, Status, Survivor
 
 Timer = tuple[RunId, str]
 
@@ -830,7 +830,7 @@ class World:
             told = self.books[event.run_id].told.setdefault((kind, threshold), [])
             assert over or used >= threshold * self.policy.nearing - 1e-6
             assert not over or used > threshold or (kind == "time" and used == threshold)
-        word = "over" if over else "near"
+        word = "refused" if event.refused and event.action is Action.REFUSE else "over" if over else "near"
         assert word not in told, f"{word} was said twice of {kind} {threshold}"
         assert over or "over" not in told, "near after over"
         told.append(word)

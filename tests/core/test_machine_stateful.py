@@ -14,7 +14,7 @@ from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import Peer
 from sfad.core.budgets import Budget
-from sfad.core.limits import KINDS
+from sfad.core.limits import KINDS, METERED
 from sfad.core.policy import Policy
 from sfad.core.recovery import NOBODY
 from sfad.core.run import Run
@@ -51,10 +51,14 @@ def limits_of(kinds: list[LimitKind], *, acting: bool = True) -> st.SearchStrate
     actions = [None, None, *Action] if acting else [None]
     pairs = [(kind, threshold) for kind in kinds for threshold in THRESHOLDS[kind]]
     return st.builds(
-        lambda pair, action: Limit(kind=pair[0], threshold=pair[1], action=action if KINDS[pair[0]].acts else None),
+        lambda pair, action: Limit(kind=pair[0], threshold=pair[1], action=action if _takes(pair[0], action) else None),
         st.sampled_from(pairs),
         st.sampled_from(actions),
     )
+
+
+def _takes(kind: LimitKind, action: Action | None) -> bool:
+    return KINDS[kind].acts and (action is not Action.REFUSE or kind in METERED)
 
 
 OFTEN = [LimitKind.TURNS, LimitKind.TOKENS, LimitKind.COST]
