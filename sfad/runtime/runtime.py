@@ -84,7 +84,6 @@ ENDS_WAIT = PRICES_WAIT + PATIENCE
 
 T = TypeVar("T")
 
-
 Asker = Callable[[c.Answer], None]
 Waiter = Callable[[RunInfo], None]
 Watcher = Callable[[types.Event], None]

@@ -169,7 +169,7 @@ def test_another_daemon_goes_on_with_it() -> None:
     a = t.start("a", limits="cost=9")
     spent(t, a)
     anew = t.anew(a)
-    t >> t.budgets(purse(1, "ann", charged=1.0))  # the next daemon knows its budgets before it knows the runs
+    t >> t.budgets(purse(1, "ann", charged=1.0))
     (t >> anew).skip()
     assert t.run(a).status is Status.PAUSED
     (t >> t.budgets(purse(1, "ann"))).skip()
