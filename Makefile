@@ -5,8 +5,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
-# it would compile the checkout anew for each of a thousand processes of the tests
-unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test agents matrix crash soak lint bench docs wheel clean
 

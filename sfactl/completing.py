@@ -7,24 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from sfad.protocol.known import AGENTS, METERS, PROFILES
 from sfad.protocol.messages import AgentList, Agents, List, RunList
 from sfad.protocol.types import Action, LimitKind, RunInfo, Status
 
-from . import request, verbs
+from . import verbs
 from .connection import connect
 from .exits import Quit
 from .patience import Late, within
 
 PATIENCE = 0.5
 """Seconds that the daemon has for its answer."""
-
-TYPES = (
-    "developer", "qa", "planner", "architect", "researcher", "security-architect", "code-reviewer", "devops", "coding-agent",
-)  # fmt: skip
-"""Profiles (SPEC section 3). Other words are allowed."""
-
-AGENTS = ("claude", "codex", "gemini", "opencode", "aider")
-"""Agents that are built in (SPEC section 13)."""
 
 Candidate = tuple[str, str]
 """A word, and what the shell shows beside it."""
@@ -63,8 +56,8 @@ def _labels(socket: str | None) -> Iterator[Candidate]:
 
 
 def _types(socket: str | None) -> Iterator[Candidate]:
-    yield from ((word, "profile") for word in TYPES)
-    yield from ((run.type, "") for run in _listed(socket) if run.type is not None and run.type not in TYPES)
+    yield from ((word, "profile") for word in PROFILES)
+    yield from ((run.type, "") for run in _listed(socket) if run.type is not None and run.type not in PROFILES)
 
 
 def _agents(socket: str | None) -> Iterator[Candidate]:
@@ -91,7 +84,7 @@ CANDIDATES: dict[str, Callable[[str | None], Iterable[Candidate]]] = {
     "type": _types,
     "agent": _agents,
     "status": _fixed(*Status),
-    "meter": _fixed(*request.METERS),
+    "meter": _fixed(*METERS),
     "action": _fixed(*Action),
     "kind of limit": _fixed(*(f"{kind}=" for kind in LimitKind)),
     "shell": _fixed("bash", "zsh", "fish"),

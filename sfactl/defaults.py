@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import json
 
+from sfad.protocol.known import CODING_AGENT, PROFILES
 from sfad.protocol.limits import format_amount
 from sfad.protocol.messages import Config, ConfigReply, Setting
 from sfad.protocol.types import LimitKind
@@ -20,9 +21,6 @@ from .patience import Late, within
 
 PATIENCE = 1.0
 """Seconds that the daemon has for its answer."""
-
-PROFILE = {LimitKind.TIME: 1800.0, LimitKind.TURNS: 100.0, LimitKind.COST: 5.0}
-"""The profile `coding-agent` (SPEC section 3)."""
 
 KEYS = {LimitKind.TIME: ("timeout", "max_time"), LimitKind.TURNS: ("turns", "max_turns"), LimitKind.COST: ("cost", "max_cost")}
 """Below `defaults` and below `limits` in the config."""
@@ -66,7 +64,7 @@ def _largest(values: Mapping[str, Any]) -> dict[LimitKind, float]:
 
 
 def _profile(values: Mapping[str, Any]) -> dict[LimitKind, float]:
-    return {kind: min(PROFILE[kind], most) for kind, most in _largest(values).items()}
+    return {kind: min(getattr(PROFILES[CODING_AGENT], kind.value), most) for kind, most in _largest(values).items()}
 
 
 def _amounts(limits: Mapping[LimitKind, float]) -> str:

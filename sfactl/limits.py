@@ -250,6 +250,7 @@ def _follows(event: Event, run: RunInfo) -> str:
         None: "",
         Action.TERMINATE: ", terminating",
         Action.WARN: ", going on",
+        Action.REFUSE: ", going on without it" if event.refused else ", terminating",
         Action.PAUSE: f", paused; more room: sfactl resume {run.id} {more}",
         Action.REQUEST_INCREASE: f", waiting for approval: sfactl approve {run.id} [{more}], or sfactl deny {run.id}",
     }[event.action]

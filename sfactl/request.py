@@ -6,17 +6,14 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, cast
 
+from sfad.protocol.known import BY_REPORT, METERS, NO_METER
 from sfad.protocol.messages import Spawn
 from sfad.protocol.types import Action, Kind, Limit, LimitKind, RunInfo
 from sfad.protocol.units import MOST_WHOLE
 
 from . import environment
 from .exits import Exit, Quit, UsageError
-from .options import COMMON, Argument, Option, Parameter
-
-METERS = ("claude", "codex", "gemini", "opencode", "jsonl", "report", "none")
-"""What `--meter` takes: agent programs whose JSON events the daemon reads, or any that prints usage as lines of JSON.
-`report`: nothing is read, and the agent reports what it uses."""
+from .options import COMMON, Argument, Option, Parameter, pair
 
 LATER = (
     Option(("--on-end",), "on_end", "", "CMD", hidden=True),
@@ -51,7 +48,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(
         ("--on-limit",),
         "on_limit",
-        "Default action: terminate, pause, warn, request_increase",
+        "Default action: terminate, pause, warn, refuse, request_increase",
         "ACTION",
         complete="action",
     ),
@@ -244,13 +241,7 @@ def unenforceable(run: RunInfo, message: Spawn) -> str | None:
 
 def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
     """`K=V` texts as a dict. Raises `UsageError`."""
-    found = {}
-    for text in given:
-        key, equals, value = text.partition("=")
-        if not (key and equals):
-            raise UsageError(f"{option}: {text!r} is not of the form K=V")
-        found[key] = value
-    return found
+    return dict(pair(option, text) for text in given)
 
 
 def _words(given: Sequence[str]) -> list[str]:
@@ -285,7 +276,7 @@ def _on_limit(text: str | None) -> Action | None:
 
 
 def _meter(wanted: Wanted, log: bool) -> str | None:
-    if wanted.meter in (None, "none", "report"):
+    if wanted.meter in (None, NO_METER, BY_REPORT):
         return wanted.meter
     if wanted.stdio == "inherit":
         raise UsageError("--meter and --stdio inherit exclude each other: the daemon never sees the output")

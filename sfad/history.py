@@ -23,31 +23,19 @@ from .ledger.opening import open_past
 from .ledger.reader import Page, Reader
 from .ledger.summary import summary_of
 from .ledger.totals import with_totals
-from .meters import named
-from .meters.speech import answer
 from .output.files import OutputStore, Replaced
-from .output.sanitise import cut_oldest, sanitise, wrap_result
 from .protocol import messages as m
 from .protocol.errors import ErrorCode
 from .protocol.framing import MAX_REQUEST, FrameDecoder
-from .protocol.types import Reason, RunId, RunInfo
+from .protocol.types import Reason, RunInfo
 from .protocol.version import SUPPORTED
+from .server.errors import RequestFailed
+from .server.result import no_output, result
 
 FOUND = 2
 """Ids looked up for a prefix: one more than may fit."""
 
-MAX_RESULT, MAX_SEARCHED = 1024 * 1024, 8 * 1024 * 1024
-"""As in the daemon: bytes of a result, and the newest bytes of stdout in which the final answer is looked for."""
-
 UNKNOWN = "no daemon is running, so this is its last known state"
-
-
-class NotHere(Exception):
-    """The request cannot be answered."""
-
-    def __init__(self, code: ErrorCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class History:
@@ -73,9 +61,9 @@ class History:
                 return self._logs(request)
             handler = self._handlers.get(type(request))
             if handler is None:
-                raise NotHere(ErrorCode.UNAVAILABLE, "no daemon is running; start one with 'sfad serve'")
+                raise RequestFailed(ErrorCode.UNAVAILABLE, "no daemon is running; start one with 'sfad serve'")
             return handler(request), ()
-        except NotHere as error:
+        except RequestFailed as error:
             return m.Error(id=request.id, code=error.code, message=str(error)), ()
         except (sqlite3.Error, msgspec.MsgspecError, OSError) as error:
             message = f"what a daemon left in {self._state} cannot be read: {error}"
@@ -105,41 +93,32 @@ class History:
         try:
             descriptors = self._output.open_for_reader(run)
         except (FileNotFoundError, NotADirectoryError, Replaced) as error:
-            raise _no_output(run, error) from None
+            raise no_output(run, error) from None
         # nothing would tell when a run ends that is still alive: a reader gets what there is
         return m.LogFiles(id=request.id, run=run, ended=True), descriptors
 
     def _result(self, request: m.Result) -> m.Reply:
         info = self._resolve(request.run)
         if not info.status.terminal:
-            raise NotHere(ErrorCode.WRONG_STATE, f"run {info.id} was {info.status} when its daemon was last there; read its logs")
-        most = max(1, min(request.max_bytes, MAX_RESULT))
-        program = None if request.raw else named(info.meter)
-        try:
-            data, truncated = self._output.tail(info.id, most if program is None else MAX_SEARCHED)
-        except (FileNotFoundError, NotADirectoryError, Replaced) as error:
-            raise _no_output(info.id, error) from None
-        if program is not None:
-            data, truncated = answer(program, data, begins_inside=truncated), False
-        safe, cut = cut_oldest(sanitise(data), most)
-        truncated = truncated or cut
-        text = wrap_result(safe, run_id=info.id, name=info.name, status=info.status.value, truncated=truncated)
-        return m.ResultText(id=request.id, run=info.id, text=text, truncated=truncated)
+            raise RequestFailed(
+                ErrorCode.WRONG_STATE, f"run {info.id} was {info.status} when its daemon was last there; read its logs"
+            )
+        return result(self._output, info, request)
 
     def _resolve(self, handle: str) -> RunInfo:
-        """The run of an id, else the newest of a name, else that of a unique prefix."""
+        """Return the run of an id; else of a name, one that had not ended before the newest; else of a unique prefix."""
         found = self._reader.get(handle)
         if found is not None:
             return found[0]
         named = self._reader.select(Page(m.List(id=0, name=handle, rows=1))).runs
         if named:
-            return named[-1]
+            return max(named, key=lambda info: (not info.status.terminal, info.id))
         ids = self._reader.find(handle, FOUND) if handle else []
         if len(ids) > 1:
-            raise NotHere(ErrorCode.AMBIGUOUS_RUN, f"'{handle}' fits several runs ({', '.join(ids)}, …); give more of the id")
+            raise RequestFailed(ErrorCode.AMBIGUOUS_RUN, f"'{handle}' fits several runs ({', '.join(ids)}, …); give more of the id")
         found = self._reader.get(ids[0]) if ids else None
         if found is None:
-            raise NotHere(ErrorCode.NO_SUCH_RUN, f"no run has the id or name '{handle}'; 'sfactl list' shows the ids")
+            raise RequestFailed(ErrorCode.NO_SUCH_RUN, f"no run has the id or the name '{handle}'; 'sfactl list' shows them")
         return found[0]
 
     def _shown(self, runs: Sequence[RunInfo]) -> list[RunInfo]:
@@ -154,11 +133,6 @@ def _as_left(info: RunInfo) -> RunInfo:
         return info
     message = UNKNOWN if info.reason is None else f"{UNKNOWN}: {info.reason.message}"
     return msgspec.structs.replace(info, deadline=None, reason=Reason(kind="no_daemon", message=message))
-
-
-def _no_output(run: RunId, error: OSError) -> NotHere:
-    missing = f"the output of run {run} is not there: it was not kept, or has been removed since"
-    return NotHere(ErrorCode.WRONG_STATE, error.message if isinstance(error, Replaced) else missing)
 
 
 def serve(state: Path, sock: socket.socket) -> None:

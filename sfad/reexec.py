@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from importlib import metadata
 
 import trio
 
@@ -48,6 +47,8 @@ class Unfit(Exception):
 
 def installed_version() -> str | None:
     """Of what would be executed; `None` where nothing tells."""
+    from importlib import metadata  # takes a twentieth of a start, and no start needs it
+
     try:
         return metadata.version("sfad")
     except metadata.PackageNotFoundError:
@@ -87,6 +88,7 @@ async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int
             # something has to be written, or nobody knows whether it can be: the next program does not start without
             runtime.tell("daemon_reexecuting", f"sfad {__version__} executes itself anew")
             for _ in range(ROUNDS):
+                runtime.report_held()
                 if not await runtime.ledger.flush():
                     raise Unfit(f"the ledger cannot be written: {runtime.ledger.trouble}")
                 if all(live.run.committed for live in runtime.live.values()):
@@ -102,9 +104,10 @@ async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int
 
 
 async def _threads_done(runtime: Runtime) -> None:
-    # execve(2) waits for every other thread to end, and one that waits for a FUSE server cannot be killed
+    # execve(2) waits for every other thread to end, and one that waits for a FUSE server cannot be killed; ends that wait for the
+    # figures of their runs have them after a moment
     with trio.move_on_after(CLOSE_TIMEOUT):
-        while giveback.threads() or runtime.metering.waiting:  # noqa: ASYNC110 - a thread that waits for the kernel can set no event
+        while giveback.threads() or runtime.metering.waiting or runtime.ends_wait:  # noqa: ASYNC110 - a thread that waits for the kernel can set no event
             await trio.sleep(0.01)
     if waiting := giveback.threads():
         raise Unfit(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, suppress
@@ -14,7 +15,7 @@ import hypothesis
 import psutil
 import pytest
 
-from tests.harness import Daemon, argv, instance_of, running
+from tests.harness import Daemon, argv, instance_of, running, stopped
 from tests.leaks import cgroups, no_leaks
 
 # how fast this machine generates examples says nothing about the product
@@ -65,6 +66,9 @@ _WORKER = "PYTEST_XDIST_WORKER" in os.environ
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart() -> None:
     """Marks what this session starts."""
+    # otherwise each of a thousand processes of the tests compiles the checkout again
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     if not _WORKER:
         os.environ[_SESSION] = f"{os.getpid()}-{time.time_ns()}"
     # under nohup, or in the background of a script, every client here would ignore these, as it should
@@ -119,7 +123,25 @@ def start(tmp_path: Path) -> Iterator[Start]:
         yield start_one
 
 
+GENEROUS = "[quotas]\nspawns_per_hour = 100000"
+
+
 @pytest.fixture
 def daemon(start: Start) -> Daemon:
     """One daemon with the built-in configuration and generous rates."""
-    return start(config="[quotas]\nspawns_per_hour = 100000")
+    return start(config=GENEROUS)
+
+
+@pytest.fixture(scope="module")
+def of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """The same for all tests of a module, which must end well after the last one."""
+    with running(tmp_path_factory.mktemp("daemon"), config=GENEROUS) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def common(of_module: Daemon) -> Iterator[Daemon]:
+    """The daemon of the module: runs of other tests are in its list, and none of them is alive."""
+    yield of_module
+    with of_module.client() as client:
+        stopped(client, everything=True, grace=0)

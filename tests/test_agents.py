@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfactl.request import METERS
 from sfad.agents import AgentError, Registered, argv_of, registered, resolve
 from sfad.config import BUILT_IN, Agent, load
 from sfad.meters import chosen
+from sfad.protocol import known
 from sfad.protocol.messages import Spawn
 from sfad.protocol.types import Limit, LimitKind
 
@@ -156,4 +156,5 @@ def test_an_entry_of_the_config_replaces_a_built_in_one(tmp_path: Path) -> None:
 
 
 def test_an_entry_takes_every_meter_that_a_command_line_does() -> None:
-    assert get_args(get_type_hints(Agent)["meter"]) == ("auto", *METERS)
+    assert get_args(get_type_hints(Agent)["meter"]) == ("auto", *known.METERS)
+    assert set(KNOWN) == set(known.AGENTS)

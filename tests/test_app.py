@@ -43,17 +43,24 @@ def test_only_what_is_plain_is_read_here(arguments: list[str], options: dict[str
     [
         (["serve", "--socket"], "requires an argument"),
         (["serve", "--ready-fd", "x"], "valid integer"),
-        (["serve", "--ready-fd", "99"], "--ready-fd 99: not an open descriptor"),
-        (["serve", "--ready-fd", "9" * 30], "--ready-fd 999999999999999999999999999999: not an open descriptor"),
         (["serve", "more"], "unexpected extra argument"),
         (["--sockt", "s"], "No such option"),
         (["bogus"], "No such command"),
     ],
 )
 def test_the_rest_is_refused_in_words(arguments: list[str], says: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "sfad", *arguments], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
+    assert _plain(arguments) is None
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
     assert says in done.stderr
+
+
+@pytest.mark.parametrize("number", ["99", "9" * 30])
+def test_a_ready_fd_that_is_not_open(number: str) -> None:
+    command = [sys.executable, "-m", "sfad", "serve", "--ready-fd", number]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"sfad: --ready-fd {number}: not an open descriptor: ")
 
 
 @pytest.mark.parametrize("arguments", [["--config", "/nowhere", "check-config"], ["check-config", "--config", "/nowhere"]])
@@ -92,8 +99,9 @@ def test_to_serve_loads_no_parser_of_command_lines() -> None:
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
-        *((name, value) for name in ("SFAD_CRASH_AT", "SFAD_HANDOVER") for value in ("abc", "-1", "²", "1_000", "9" * 20)),
+        ("SFAD_CRASH_AT", "²"),
         ("SFAD_CRASH_AT", "recover+"),
+        ("SFAD_HANDOVER", "-1"),
         ("SFAD_HANDOVER", "99"),
     ],
 )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from sfad.protocol.known import PROGRAMS
 from sfad.protocol.messages import Pause, RunReply
 from sfad.protocol.types import RunInfo
 
@@ -22,15 +23,11 @@ from ..several import CHOICE, Choice
 PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS._replace(required=False, complete="live"), *CHOICE)
 
 
-AGENTS = frozenset({"claude", "codex", "gemini", "opencode"})
-"""Programs whose calls of a model a pause may interrupt."""
-
-
 def main(
     *,
     runs: Sequence[str] = (),
     everything: bool = False,
-    name: str | None = None,
+    name: Sequence[str] = (),
     label: Sequence[str] = (),
     socket: str | None = None,
     json: bool = False,
@@ -54,6 +51,6 @@ def caution(run: RunInfo) -> str | None:
     Measured with Claude Code 2.1 and Codex 0.169: frozen in the middle of a reply for 240 s both go on, after 330 s Claude fails
     and Codex repeats the call."""
     program = os.path.basename(run.argv[0]) if run.argv else ""
-    if program not in AGENTS and run.meter not in AGENTS:
+    if program not in PROGRAMS and run.meter not in PROGRAMS:
         return None
     return f"{run.id}: a pause of more than 4 minutes in the middle of a reply makes the agent fail or repeat the call"

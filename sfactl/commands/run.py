@@ -14,7 +14,7 @@ and in a run that has a meter itself.
 With --json the output is not copied: stdout receives the final run as one object. Look for the output with `sfactl logs`.
 
 Limits (--limit, repeatable): KIND is time, turns, messages, tokens, cost, planning_cost, execution_cost, output, memory, pids or
-cpu. ACTION is terminate, pause, warn or request_increase. Turns, messages, tokens and cost can only be kept where the agent
+cpu. ACTION is terminate, pause, warn, refuse or request_increase. Turns, messages, tokens and cost can only be kept where the agent
 reports them, or prints JSON events that a meter reads.
 """
 

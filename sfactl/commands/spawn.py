@@ -9,7 +9,7 @@ its stdin.
 With --wait it is `run`.
 
 Limits (--limit, repeatable): KIND is time, turns, messages, tokens, cost, planning_cost, execution_cost, output, memory, pids or
-cpu. ACTION is terminate, pause, warn or request_increase. Turns, messages, tokens and cost can only be kept where the agent
+cpu. ACTION is terminate, pause, warn, refuse or request_increase. Turns, messages, tokens and cost can only be kept where the agent
 reports them, or prints JSON events that a meter reads.
 """
 

@@ -2,7 +2,7 @@
 
 `Machine.handle(event)` returns commands. Events are named in the past tense and carry the time they happened at, so
 nothing here reads a clock; commands are imperatives that the shell applies in order. No I/O, no trio, no process: the
-same machine runs a hundred thousand simulated runs in a test.
+same machine runs thirty thousand simulated runs in a test.
 
 `events`, `commands`  the two vocabularies
 `candidate` the run that a request describes, its values checked

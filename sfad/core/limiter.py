@@ -28,13 +28,16 @@ if TYPE_CHECKING:
 
 _COST = TREE_USE.index(LimitKind.COST)
 
-_STRENGTH = (Action.TERMINATE, Action.REQUEST_INCREASE, Action.PAUSE, Action.WARN)
+_STRENGTH = (Action.TERMINATE, Action.REFUSE, Action.REQUEST_INCREASE, Action.PAUSE, Action.WARN)
 """Of several breaches at the same moment the strongest action is taken."""
 
 MORE = "it goes on when the budget is renewed, or raised in [budgets] of the config (then: sfactl reload)"
 """What a person can do about a tree that a budget has paused."""
 
 _WAITING = (Action.PAUSE, Action.REQUEST_INCREASE)
+
+_ENDING = (Action.TERMINATE, Action.REFUSE)
+"""What has been used cannot be refused any more."""
 
 MAX_RESERVATIONS = 1000
 """Reservations one run may hold unsettled. An agent has as many calls under way at a time; a thousand are a leak."""
@@ -299,9 +302,7 @@ class Limiter:
                 used = owner.account.used(kind) or 0.0
                 if held is not None and held.binds and held.above(used + more):
                     self._machine.reply(ev.token, c.Reserved(run, None, _refusal(owner, held, used, more)))
-                    # that it comes near is said of what is used, not of what is not
-                    found = [crossing for crossing in cross(held, used + more, 1.0) if crossing.exceeded]
-                    self._answer(owner, found, ev.at, refused=more)
+                    self._answer_refused(owner, held, used, more, ev.at)
                     return True
         cost = ev.hold.cost or 0.0
         budget = next((b for b in self.budgets.of(run.user) if not b.admits(cost)), None)
@@ -312,6 +313,16 @@ class Limiter:
             budget.refused = True
             self._say_budget("limit_exceeded", run, budget, cost)
         return True
+
+    def _answer_refused(self, owner: Run, held: Held, used: float, more: float, at: float) -> None:
+        if held.action is not Action.REFUSE:
+            # that it comes near is said of what is used, not of what is not
+            found = [crossing for crossing in cross(held, used + more, 1.0) if crossing.exceeded]
+            self._answer(owner, found, at, refused=more)
+        elif not held.refused:
+            held.refused = True
+            self._say(owner, Crossing(held, used + more, exceeded=True), more)
+            self._machine.do(c.Keep(owner))
 
     def reservation(self, name: str) -> tuple[Run, Hold] | None:
         """The live run that holds it, and what is held."""
@@ -377,7 +388,7 @@ class Limiter:
             return
         worst = min(breaches, key=lambda crossing: _STRENGTH.index(crossing.held.action))
         words = _words(run, worst, refused)
-        if worst.held.action is Action.TERMINATE:
+        if worst.held.action in _ENDING:
             self._end(run, _reason(run, worst, at, words, refused=refused is not None), at)
             return
         for crossing in breaches:

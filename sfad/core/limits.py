@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Literal
 
+from ..protocol.known import CODING_AGENT, PROFILES, Profile
 from ..protocol.types import Action, Limit, LimitKind
 from ..protocol.units import format_size, format_usd
 from .policy import MIN_TIME, Invalid, Policy
@@ -90,30 +91,6 @@ def bare(kind: LimitKind, value: float) -> str:
     return amount(kind, value).removesuffix(f" {kind}").removesuffix(f" {kind}".removesuffix("s"))
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """Defaults of a `--type`."""
-
-    turns: int
-    time: float
-    cost: float
-    action: Action
-
-
-PROFILES: dict[str, Profile] = {
-    "developer": Profile(25, 600, 1.00, Action.TERMINATE),
-    "qa": Profile(10, 120, 0.50, Action.TERMINATE),
-    "planner": Profile(15, 300, 2.00, Action.TERMINATE),
-    "architect": Profile(50, 1800, 5.00, Action.WARN),
-    "researcher": Profile(50, 1200, 5.00, Action.WARN),
-    "security-architect": Profile(30, 900, 3.00, Action.TERMINATE),
-    "code-reviewer": Profile(20, 600, 1.50, Action.WARN),
-    "devops": Profile(30, 900, 2.00, Action.TERMINATE),
-    "coding-agent": Profile(100, 1800, 5.00, Action.TERMINATE),
-}
-"""SPEC section 3."""
-
-
 @dataclass(slots=True)
 class Held:
     """A limit in force on a run, and what has been said about it."""
@@ -122,6 +99,8 @@ class Held:
     """`action` is never None here."""
     near: bool = False
     over: bool = False
+    refused: bool = False
+    """Its action is `refuse`, and a reservation was refused for it."""
 
     @property
     def action(self) -> Action:
@@ -163,7 +142,8 @@ def limits_of(asked: Asked, above: Run | None, policy: Policy) -> Limits:
     if policy.advice:
         chosen |= _by_advice(asked, chosen, policy)
     if asked.on_limit is not None:
-        chosen |= {kind: replaced(chosen[kind], action=asked.on_limit) for kind in _ANSWERED if kind in chosen}
+        answered = METERED if asked.on_limit is Action.REFUSE else _ANSWERED
+        chosen |= {kind: replaced(chosen[kind], action=asked.on_limit) for kind in answered if kind in chosen}
     for limit in asked.limits:
         check(limit, policy)
         chosen[limit.kind] = _settled(limit, asked, policy)
@@ -178,7 +158,7 @@ def profile_of(asked: Asked, policy: Policy) -> tuple[str, Profile] | None:
     if asked.type in PROFILES:
         return f"type {asked.type}", PROFILES[asked.type]
     if asked.agent_program and policy.program_profile:
-        return "profile coding-agent", PROFILES["coding-agent"]
+        return f"profile {CODING_AGENT}", PROFILES[CODING_AGENT]
     return None
 
 
@@ -223,8 +203,10 @@ def _settled(limit: Limit, asked: Asked, policy: Policy) -> Limit:
         return replaced(limit, action=Action.WARN)
     if limit.action is not None:
         return limit
+    if asked.on_limit is not None and (asked.on_limit is not Action.REFUSE or limit.kind in METERED):
+        return replaced(limit, action=asked.on_limit)
     found = profile_of(asked, policy) if limit.kind in _PROFILED else None
-    return replaced(limit, action=asked.on_limit or (found[1].action if found is not None else Action.TERMINATE))
+    return replaced(limit, action=found[1].action if found is not None else Action.TERMINATE)
 
 
 def _narrow(limits: dict[LimitKind, Limit], above: Run) -> None:
@@ -262,6 +244,11 @@ def check(limit: Limit, policy: Policy) -> None:
     most = most_of(limit.kind, policy)
     if limit.action is not None and not kind.acts:
         raise Invalid(f"the limit '{limit.kind}' takes no action, so '{limit.action}' cannot be its action ({limit.source})")
+    if limit.action is Action.REFUSE and limit.kind not in METERED:
+        raise Invalid(
+            f"the limit '{limit.kind}' cannot refuse ({limit.source}): only what is reserved before it is used can be refused, "
+            f"which is {', '.join(sorted(METERED))}"
+        )
     within = kind.least <= threshold < inf and (most is None or threshold <= most)  # false for a NaN, too
     if not within or (kind.whole and threshold != int(threshold)):
         raise Invalid(_out_of_range(limit, most, policy))

@@ -270,5 +270,7 @@ def _optional_reason(text: str | None) -> Reason | None:
 
 
 def _usages(info: RunInfo) -> dict[Source, Usage]:
-    """By source, the one that is shown first."""
-    return {info.usage.source: info.usage} | info.usage_by_source
+    """What is shown, then what each source says. Under its source if that says the same, else, mixed of several, under `none`."""
+    shown = info.usage
+    alone = info.usage_by_source.get(shown.source, shown) == shown
+    return {shown.source if alone else "none": shown} | info.usage_by_source

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..protocol.known import BY_REPORT, NO_METER
 from .base import Meter, Program, Reading
 from .claude import Claude
 from .codex import Codex
@@ -28,15 +29,10 @@ from .opencode import Opencode
 PROGRAMS: tuple[Program, ...] = (Claude(), Codex(), Gemini(), Opencode(), Jsonl())
 """Every kind of stream there is, in the order in which they are asked whether a command is theirs."""
 
-NO_METER = "none"
-"""What `--meter` calls no meter."""
-
-BY_REPORT = "report"
-"""What `--meter` calls an agent that reports what it uses (`sfactl report`, `sfactl.client`). Its output is not read."""
-
 UNREAD = (NO_METER, BY_REPORT)
+"""Values of `--meter` for which nothing is read."""
 
-__all__ = ["BY_REPORT", "NO_METER", "PROGRAMS", "UNREAD", "Meter", "Program", "Reading", "chosen", "named"]
+__all__ = ["PROGRAMS", "UNREAD", "Meter", "Program", "Reading", "chosen", "named"]
 
 
 def named(name: str | None) -> Program | None:

@@ -30,6 +30,9 @@ VARIABLES = ("HOME", "CLAUDE_CONFIG_DIR", "CODEX_HOME", "GEMINI_CLI_HOME")
 SESSION_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,127}")
 """What may be put into a file name. Agents use UUIDs."""
 
+HEAD_LINES = 100
+"""Lines in which a file says whose it is: Claude Code does within the first ten."""
+
 Name = str | re.Pattern[str]
 """A file name, or a pattern that the whole name matches."""
 
@@ -112,7 +115,7 @@ def _texts(*found: Any) -> list[str]:
 
 
 def _lines(data: bytes) -> Iterator[bytes]:
-    return iter(data[: data.rfind(b"\n") + 1].splitlines())
+    return iter(data.split(b"\n", HEAD_LINES)[:-1][:HEAD_LINES])
 
 
 def _options(argv: Sequence[str], program: str, *names: str) -> list[str]:

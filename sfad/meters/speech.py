@@ -24,14 +24,16 @@ from .tally import printable
 
 SLICE = 256 << 10
 """Bytes of the stream that are read for one step."""
-MAX_EVENT = 16 << 20
-"""Bytes of a line that is decoded. A longer one that begins like an event is left out; any other passes."""
+MAX_EVENT = 1 << 20
+"""Bytes of a line that is decoded while every client of the daemon waits: 80 ms for the densest JSON there is. A longer line that
+begins like an event is left out; any other passes. Larger events are outputs of tools, which say nothing to the user."""
 MAX_ABOUT = 120
 """Characters that say what a tool was called with."""
 FORM = 1
 """The version of `Cursor`: another one is refused."""
 
 _OPENERS = (b"{", BOM[:1])
+_TYPE = b'"type"'
 _LIKE_EVENT = re.compile(rb'\{[^\n]{0,4096}"type"[ \t]*:[ \t]*"')
 
 
@@ -137,10 +139,11 @@ class Reader:
                 break
             end = at + data.find(b"\n") + 1 if b"\n" in data else 0
             at += len(data)
-        if end or (ended and at >= self._size):
+        whole = end > 0 or (ended and at >= self._size)
+        if whole and (end or at) - begin <= MAX_EVENT:
             self._line(self._read(begin, (end or at) - begin)[1])
             cursor.offset = end or at
-        elif at - begin < MAX_EVENT:
+        elif not whole and at - begin < MAX_EVENT:
             cursor.scanned = at
         elif _LIKE_EVENT.match(begun):
             self._shown.notes.append(f"an event of more than {MAX_EVENT} bytes is left out; the run's log has it")
@@ -214,34 +217,40 @@ def answer(program: Program, stream: bytes, *, begins_inside: bool = False) -> b
     event. `begins_inside`: the stream lacks its beginning, so its first line may be the end of an event."""
     if begins_inside:
         stream = stream[stream.find(b"\n") + 1 :]
-    found, passed, failed, streaming = "", bytearray(), "", False
+    found: list[str] = []
+    passed, failed, streaming = bytearray(), "", False
     for line in BytesIO(stream):
         event = decoded(program, line)
         if event is None:
-            passed += line
+            passed += b"" if _left_out(line) else line
             continue
         for said in program.speech(event):
             match said:
                 case Delta(text):
-                    found, streaming = (found if streaming else "") + text, True
+                    found, streaming = found if streaming else [], True
+                    found.append(text)
                 case Text(text) | Final(text):
-                    found, streaming, failed = text, False, ""
+                    found, streaming, failed = [text], False, ""
                 case Break():
                     streaming = False
                 case Failed(words):
                     failed = words
-    parts = [found.encode() or bytes(passed), f"The agent failed: {failed}".encode() if failed else b""]
+    parts = ["".join(found).encode() or bytes(passed), f"The agent failed: {failed}".encode() if failed else b""]
     return b"\n".join(part.rstrip(b"\n") for part in parts if part)
+
+
+def _left_out(line: bytes) -> bool:
+    return len(line) > MAX_EVENT and _LIKE_EVENT.match(line) is not None
 
 
 def decoded(program: Program, line: bytes) -> dict[str, Any] | None:
     """The event that a line is; `None` if it is none."""
-    if not line.startswith(_OPENERS):
+    if not line.startswith(_OPENERS) or _TYPE not in line or len(line) > MAX_EVENT:
         return None
     line = line.removeprefix(BOM)
-    for form in (line, without_surrogates(line)):
+    for repair in (bytes, without_surrogates):
         try:
-            event = msgspec.json.decode(form)
+            event = msgspec.json.decode(repair(line))
         except RecursionError:
             return None
         except (msgspec.DecodeError, UnicodeDecodeError):

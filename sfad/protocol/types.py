@@ -108,6 +108,7 @@ class Action(Word):
     PAUSE = "pause"
     WARN = "warn"
     REQUEST_INCREASE = "request_increase"
+    REFUSE = "refuse"
 
 
 class LimitKind(Word):

@@ -62,17 +62,6 @@ class Adviser:
         async with self._one_at_a_time:
             return await in_thread(look)
 
-    def advise_soon(self, run_type: str | None, name: str | None, answer: Callable[[list[Advice] | Exception], None]) -> None:
-        """Calls `answer` with the advice, or with why there is none."""
-
-        async def ask() -> None:
-            try:
-                answer(await self.advise(run_type, name))
-            except (LedgerError, OSError) as error:
-                answer(error)
-
-        self._nursery.start_soon(ask)
-
     def noticed(self, run_type: str | None, name: str) -> None:
         """A run of this type, or without one of this name, was admitted or has ended."""
         if not self.adaptive:

@@ -7,6 +7,7 @@ from ..core import events as e
 from ..core.limits import KINDS
 from ..core.naming import AGENT_PROGRAMS, derive_name
 from ..core.policy import Policy
+from ..protocol.known import CODING_AGENT
 from ..protocol.messages import Spawn
 from ..protocol.types import Action, Bound, Limit, LimitKind
 
@@ -96,7 +97,7 @@ def policy_of(loaded: configuration.Loaded) -> Policy:
         descendants_ceiling=config.guard.descendants_ceiling,
         allow_detach=config.guard.allow_detach,
         defaults={kind: limit for kind in LimitKind if (limit := default(kind)) is not None},
-        program_profile=config.defaults.program_profile == "coding-agent",
+        program_profile=config.defaults.program_profile == CODING_AGENT,
         max_time=config.limits.max_time,
         max_turns=config.limits.max_turns,
         max_cost=config.limits.max_cost,

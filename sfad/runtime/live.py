@@ -15,14 +15,12 @@ from ..core.usage import Use
 from ..giveback import give_back
 from ..launch.base import Launcher
 from ..ledger import RunExtra
-from ..meters import BY_REPORT, Program
+from ..meters import Program
 from ..meters.sessions import VARIABLES, SessionFiles, files_of
+from ..protocol.known import BY_REPORT, NO_METER
 from ..protocol.messages import Spawn
 from ..protocol.types import Action, LimitKind, LimitState, RunId, RunInfo, Source, Usage
 from .stdin import StdinPipe
-
-NO_METER = "none"
-"""What `--meter` says for none."""
 
 Enforcer = Literal["clock", "meter", "kernel", "watching", "nothing"]
 

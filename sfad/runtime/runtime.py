@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-import sqlite3
 import stat
 import traceback
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import CancelledError
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -34,7 +32,7 @@ from ..faults import effect
 from ..giveback import give_back
 from ..lasting import lasting
 from ..launch.base import Launcher, LaunchSpec, Remains
-from ..ledger import Ledger, LedgerError
+from ..ledger import Ledger
 from ..meters import Program
 from ..observe.log import Log
 from ..output.files import OutputStore
@@ -51,8 +49,9 @@ from .handover import Held
 from .live import Live, Main, name_of_main, wall_clock
 from .maintenance import Maintenance, Pruned, Wanted
 from .memory import Memory, SpawnKey, nowhere
-from .metering import Metering, bounds_of, program_of
+from .metering import PRICES_WAIT, Metering, bounds_of, program_of
 from .recovery import Recovery
+from .sessions import PATIENCE
 from .stdin import StdinPipe
 from .threads import in_thread
 from .timers import Timers
@@ -82,6 +81,7 @@ _WITHIN = c.Keep | c.Arm | c.Disarm | c.NoteUse
 
 T = TypeVar("T")
 
+
 Asker = Callable[[c.Answer], None]
 Waiter = Callable[[RunInfo], None]
 Watcher = Callable[[types.Event], None]
@@ -96,6 +96,15 @@ class Recent:
     chain: tuple[RunId, ...]
     kept: bool
     key: SpawnKey | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Ends in a tree about which something is still being learnt, and timers that came due meanwhile."""
+
+    learning: trio.CancelScope
+    """For all of them together: a tree of 1 000 runs must not outlive its time by as many waits, nor a stop its grace."""
+    events: deque[e.MainExited | e.Emptied | e.TimerFired] = field(default_factory=deque)
 
 
 @dataclass(slots=True)
@@ -177,8 +186,8 @@ class Runtime:
         """What has changed with the admission that is being handled: they are remembered together."""
         self._early: list[e.Event] | None = None
         """What the launcher has reported of runs that were taken over, before the core knows of them."""
-        self._held: dict[RunId, deque[e.MainExited | e.Emptied | e.TimerFired]] = {}
-        """By root: ends about which something is still being learnt, and timers that came due meanwhile."""
+        self._held: dict[RunId, _Held] = {}
+        """By root."""
         self._to_meter: list[tuple[Live, bytes | None]] = []
         """Runs that were taken over, and where their meters were."""
         self.adopted = 0
@@ -337,16 +346,9 @@ class Runtime:
             raise configuration.ConfigError("this daemon was started without config files")
         return self._reload()
 
-    def prune_soon(self, wanted: Wanted, answer: Callable[[Pruned | Exception], None]) -> None:
-        """Remove what `wanted` says, in a thread; `answer` is called with what was removed, or with why not everything was."""
-        self._nursery.start_soon(self._prune, wanted, answer)
-
-    async def _prune(self, wanted: Wanted, answer: Callable[[Pruned | Exception], None]) -> None:
-        try:
-            answer(await self.maintenance.prune(wanted, self._forget))
-        except (OSError, sqlite3.Error, LedgerError, CancelledError) as error:
-            self.log.warning(f"prune: {error or type(error).__name__}")
-            answer(error)
+    async def prune(self, wanted: Wanted) -> Pruned:
+        """Remove what `wanted` says, in a thread. Raises what `Maintenance.prune` raises."""
+        return await self.maintenance.prune(wanted, self._forget)
 
     def _forget(self, runs: Iterable[RunId]) -> None:
         """The ledger does not know these runs any more."""
@@ -417,25 +419,36 @@ class Runtime:
     def _hold(self, run: Run, event: e.MainExited | e.Emptied) -> None:
         root = run.root.id
         if root not in self._held:
-            self._held[root] = deque()
+            self._held[root] = _Held(trio.CancelScope(deadline=trio.current_time() + PRICES_WAIT))
             self._nursery.start_soon(self._report_later, root)
-        self._held[root].append(event)
+        self._held[root].events.append(event)
 
     async def _report_later(self, root: RunId) -> None:
         held = self._held[root]
-        while held:
-            run = self.machine.tree.get(held[0].run)
-            if run is not None:
-                await self.metering.settle(run, succeeded=isinstance(held[0], e.MainExited) and held[0].code == 0)
-            if held:  # else a re-execution could not wait
-                self._report(held.popleft())
+        with held.learning:
+            while held.events:
+                first = held.events[0]
+                run = self.machine.tree.get(first.run)
+                if run is not None:
+                    await self.metering.settle(run, succeeded=isinstance(first, e.MainExited) and first.code == 0)
+                if held.events:  # else a re-execution could not wait
+                    self._report(held.events.popleft())
+        self._report_all(held)
         self._held.pop(root, None)
+
+    @property
+    def ends_wait(self) -> bool:
+        """Whether ends of runs wait for what their sessions and the price list tell."""
+        return bool(self._held)
 
     def report_held(self) -> None:
         """Report the ends that wait, at once."""
         for held in list(self._held.values()):
-            while held:
-                self._report(held.popleft())
+            self._report_all(held)
+
+    def _report_all(self, held: _Held) -> None:
+        while held.events:
+            self._report(held.events.popleft())
 
     def _store(self, run: Run, pid: int) -> None:
         """Should this daemon die, the next one learns from the pidfd how the process has ended, where the kernel tells."""
@@ -730,7 +743,8 @@ class Runtime:
         event, known = e.TimerFired(trio.current_time(), run, timer), self.machine.tree.get(run)
         held = self._held.get(known.root.id) if known is not None else None
         if held is not None:
-            held.append(event)
+            held.events.append(event)
+            held.learning.deadline = min(held.learning.deadline, trio.current_time() + PATIENCE)
         else:
             self.feed(event)
 
@@ -890,20 +904,31 @@ class Runtime:
         known = [run for run in (*self.live, *self.recent) if run.startswith(prefix)]
         return sorted({*known, *self.ledger.find(prefix)})
 
-    def look_up(self, work: Callable[[], T], answer: Callable[[T | Exception], None]) -> None:
-        """Call `work`, which walks the ledger, in a thread, one walk at a time: each keeps a CPU busy. Then call `answer` with what
-        it returns, or with the `LedgerError` or `OSError` that it raises."""
+    async def walk(self, work: Callable[[], T]) -> T:
+        """Return what `work`, which keeps a CPU busy, returns in a thread; one such work at a time. Raises what it raises."""
+        async with self._one_walk:
+            return await in_thread(work)
 
-        async def walk() -> None:
+    def in_background(
+        self,
+        work: Callable[[], Awaitable[T]],
+        done: Callable[[T], None],
+        failed: Callable[[Exception], None],
+        expected: tuple[type[Exception], ...],
+    ) -> None:
+        """Call `done` with the result of `work`, or `failed` with what it raised; what was not `expected` is logged. A bug in one
+        request must not leave every tree without a supervisor."""
+
+        async def run() -> None:
             try:
-                async with self._one_walk:
-                    found = await in_thread(work)
-            except (LedgerError, OSError) as error:
-                answer(error)
-            else:
-                answer(found)
+                done(await work())
+            except expected as error:
+                failed(error)
+            except Exception as error:  # noqa: BLE001 - see above
+                self.internal_error(work)
+                failed(error)
 
-        self._nursery.start_soon(walk)
+        self._nursery.start_soon(run)
 
     def over(self, run: RunId) -> bool:
         """Whether a run has ended and the ledger knows it."""

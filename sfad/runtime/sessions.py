@@ -1,7 +1,7 @@
 """Finds and reads the session files that agents keep of themselves.
 
 The files belong to the agents: anything may be there, a FIFO, a link, a directory of 100 000 names, a file system whose server
-does not answer. So they are looked at in a thread, one for each user at a time, within bounds, and nobody waits for a thread for
+does not answer. So they are looked at in a thread, one for each user at a time, within bounds, and no task waits for a thread for
 more than `PATIENCE`. Below the program's own directory no link is followed, and only regular files of the run's user are read.
 
 They are looked at every `INTERVAL` and once more at the end, rather than when inotify tells: adding a watch would wait for the same
@@ -19,10 +19,11 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import islice
 
 import trio
 
-from ..meters.base import Meter, Reading
+from ..meters.base import MAX_LINE, Meter, Reading
 from ..meters.sessions import SESSION_ID, VARIABLES, Head, Name, Place, Search, SessionFiles, timestamp
 from ..protocol.types import RunId
 from .threads import in_thread
@@ -37,14 +38,14 @@ within 10 on a machine with four times as much to do as it can."""
 ENTRIES = 10_000
 """Names in directories that one look goes through."""
 FILES = 256
-"""Files of one session that are read: one, and one for each subagent."""
+"""Files of one session that are read: one, and one for each subagent. Also the files whose beginning one look reads."""
 HEAD = 256 << 10
 """Bytes in which a file says whose it is. Codex puts its instructions, 22 KB, before the first newline."""
 PIECE = 64 << 10
 SLICE = 0.1
 """Seconds of reading in one look: 50 MB of what agents write."""
-REST = 4 * SLICE
-"""Seconds until the next look at a file that had more to read: one that grows without end takes a fifth of a core."""
+REST = 4
+"""Times as long as a look has kept a CPU busy its user's next look waits: whatever agents write, that takes a fifth of a core."""
 
 
 class TooMany(Exception):
@@ -77,19 +78,28 @@ class Session:
     """Its main process exited with 0."""
     readings: tuple[Reading, ...] = ()
     """One for each file."""
+    spent: float = 0.0
+    """Seconds for which the last look has kept a CPU busy."""
     _read: dict[str, _File] = field(default_factory=dict)
     _entries: int = 0
 
     def look(self, taken: Container[str]) -> bool:
         """Read what has been written. Return whether that was all. `taken`: ids of other runs' sessions. Raises `OSError`, and
         `TooMany`."""
+        begun = time.thread_time()
+        try:
+            return self._look(taken)
+        finally:
+            self.spent = time.thread_time() - begun
+
+    def _look(self, taken: Container[str]) -> bool:
         until = time.monotonic() + SLICE
         self._entries = 0
         session = self.names or self._alone(taken)
         if session is None:
             return True
         whole = True
-        for path, descriptor in self._candidates(session):
+        for path, descriptor in islice(self._candidates(session), FILES):
             head = self._head(path, descriptor)
             if head is not None and head.session == session:
                 whole = self._advance(path, descriptor, head, until) and whole
@@ -104,14 +114,16 @@ class Session:
         since, project = timestamp(self.began), self.files.project(os.path.realpath(self.cwd))
         resumes = self.files.resumes(self.argv)
         found: dict[str, str] = {}
-        for path, descriptor in self._candidates(None):
+        for number, (path, descriptor) in enumerate(self._candidates(None)):
+            if number >= FILES:
+                raise TooMany
             head = self._head(path, descriptor)
             if head is None or head.project != project or head.session in taken:
                 continue
             if resumes or head.began >= since:
                 found.setdefault(head.session, head.began)
-        if len(found) > 1:
-            raise TooMany
+            if len(found) > 1:
+                raise TooMany
         settled = timestamp(datetime.fromtimestamp(time.time() - SETTLED, UTC))
         session = next(iter(found), None)
         if session is not None and (self.over or found[session] <= settled):
@@ -131,7 +143,7 @@ class Session:
             if len(self._read) >= FILES:
                 return True
             file = self._read[path] = _File(self.files.meter(timestamp(self.began)), head, status.st_ino)
-        while data := os.pread(descriptor, PIECE, file.offset):
+        while data := _lines_at(descriptor, file.offset):
             file.meter.feed(data)
             file.offset += len(data)
             if time.monotonic() >= until:
@@ -199,6 +211,18 @@ class Session:
         return None
 
 
+def _lines_at(descriptor: int, offset: int) -> bytes:
+    """The lines that begin at `offset`: those of a piece, else one, else the beginning of one that is too long for a meter. A line
+    that is being written is left in the file: meters of 256 files would keep 256 MB of such."""
+    for size in (PIECE, MAX_LINE + 1):
+        data = os.pread(descriptor, size, offset)
+        if whole := data.rfind(b"\n") + 1:
+            return data[:whole]
+        if len(data) < size:
+            return b""
+    return data
+
+
 def _directory(name: str, above: int) -> int | None:
     with suppress(OSError):
         return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=above)
@@ -263,7 +287,10 @@ class Sessions:
         return sum(now - since >= PATIENCE for since in self._looking.values())
 
     def begin(self, run: RunId, session: Session) -> None:
-        """Begin an attempt."""
+        """Begin an attempt. An id that no agent would give is not looked for: a client chose it, and it goes into file names and
+        patterns."""
+        if session.names is not None and not SESSION_ID.fullmatch(session.names):
+            session.names = None
         before = self._runs.get(run)
         if before is not None:
             self._before[run] = self._before.get(run, ()) + before.readings
@@ -329,11 +356,12 @@ class Sessions:
         if session is None:
             return True
         whole, before = True, session.readings
-        taken = {other.names for other in self._runs.values() if other is not session and other.names is not None}
+        others = (other for other in self._runs.values() if other is not session and other.uid == session.uid)
+        taken = {other.names for other in others if other.names is not None}
         try:
             whole = await in_thread(session.look, taken, abandon=True, limiter=self._threads)
-            if not whole and not session.over:
-                await trio.sleep(REST)
+            if not session.over:
+                await trio.sleep(REST * session.spent)
         except TooMany:
             self._lose(run, session)
         except OSError:

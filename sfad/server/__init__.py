@@ -4,4 +4,6 @@
 `shares`      how much each run, tree and user may hold
 `connection`  one client: frames in, frames out, descriptors both ways
 `verbs`       one handler a verb
+`handles`     which run an id, a name, a prefix or a label means
+`result`      the final answer of a run
 """

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import asdict, dataclass
 from functools import partial
-from math import inf
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import psutil
@@ -29,14 +30,14 @@ from ..core.run import Run
 from ..core.usage import NOTHING, Use
 from ..descriptors import Need
 from ..giveback import give_back
+from ..ledger.errors import LedgerError
 from ..ledger.reader import Page, Selection
 from ..ledger.summary import Unwritten, summarise
 from ..ledger.totals import used_by, with_totals
 from ..meters import PROGRAMS, UNREAD, named
-from ..meters.speech import FORM, Cursor, Reader, answer
+from ..meters.speech import FORM, Cursor, Reader
 from ..output import holes
 from ..output.files import Replaced
-from ..output.sanitise import cut_oldest, sanitise, wrap_result
 from ..protocol import messages as m
 from ..protocol.advice import Advice
 from ..protocol.errors import ErrorCode
@@ -49,19 +50,22 @@ from ..runtime.runtime import Runtime
 from .connection import Connection, Pending
 from .errors import RequestFailed
 from .handles import Handles
+from .result import no_output, result
 from .shares import Shares
-
-MAX_RESULT = 1024 * 1024
-"""Bytes of a result at most: it is meant for a model's context."""
-
-MAX_SEARCHED = 8 * MAX_RESULT
-"""Newest bytes of stdout in which the final answer is looked for: it is near their end. Decoding them takes some 20 ms."""
 
 MAX_ROWS = 1000
 """Ended runs in one page of a list: 50 ms. Clients ask for the next page."""
 
 MAX_EXEC = 6 << 20
 """Bytes of argv and environment that execve(2) takes at most (3/4 of `_STK_LIM`), with a pointer and a NUL for each word."""
+
+MAX_SECONDS = 36_525 * 86_400.0
+"""A hundred years: further back than that nothing was recorded, and beyond some 8 000 years there is no `datetime`."""
+
+EXPECTED = (RequestFailed, OSError, sqlite3.Error, LedgerError, CancelledError)
+"""What work in a thread raises where the request, the machine, the disk or the ledger does not allow it."""
+
+INTERNAL = "internal error; the daemon's log has the traceback"
 
 MAX_CHOSEN = 1024
 """Runs named in one request; each is looked up."""
@@ -82,6 +86,9 @@ WATCHES = 64
 MAIN_SIGNALS = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT, signal.SIGUSR1,
                           signal.SIGUSR2, signal.SIGHUP})  # fmt: skip
 """What `Signal` may send. SIGTERM and SIGKILL have `Stop`, which is honest about the outcome; SIGSTOP has `Pause`."""
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +183,7 @@ class Verbs:
             self._fail(connection, request.id, ErrorCode.UNAVAILABLE, f"the daemon could not do it: {error}")
         except Exception:  # noqa: BLE001 - a bug in one request must not leave every tree without a supervisor
             self._runtime.log.error(f"internal error while handling {type(request).__name__}", traceback=traceback.format_exc())
-            self._fail(connection, request.id, ErrorCode.INTERNAL, "internal error; the daemon's log has the traceback")
+            self._fail(connection, request.id, ErrorCode.INTERNAL, INTERNAL)
 
     def _handler(self, connection: Connection, request: m.AnyRequest) -> Callable[[Connection, Any], None]:
         handler = self._handlers.get(type(request))
@@ -362,7 +369,7 @@ class Verbs:
         run, hold = held[0].id, held[1]
         self._resolve(connection, run, "settle")
         metering, model = self._runtime.metering, hold.model if request.cost_usd is None else None
-        # a daemon that has just executed itself anew has not loaded the prices yet that the reservation was made with
+        # after a re-execution the daemon has not yet loaded the prices that the reservation was made with
         self._once_priced(connection, request.id, run, model, lambda: settle(metering.use_of_settlement(run, hold, request)))
 
     def _once_priced(
@@ -479,7 +486,7 @@ class Verbs:
 
     def _list(self, connection: Connection, request: m.List) -> None:
         self._permit(connection, "list")
-        _check_labels(request.labels)
+        _check_filters(request)
         _check_most("statuses", len(request.status), MAX_LABELS)
         root = self._resolve(connection, request.root, "list")[0].id if request.root is not None else None
         query = msgspec.structs.replace(request, root=None, rows=max(0, min(request.rows, MAX_ROWS)))
@@ -498,22 +505,16 @@ class Verbs:
 
     def _summarise(self, connection: Connection, request: m.Summarise) -> None:
         self._permit(connection, "summary")
-        _check_labels(request.labels)
+        _check_filters(request)
+        _check_since(request.since)
         query = m.List(id=0, since=request.since, name=request.name, user=request.user, labels=request.labels)
         page = Page(query, within=connection.peer.run)
-        connection.elsewhere.add(request.id)
+        work = partial(summarise, self._runtime.ledger.directory, page, request.by, self._unwritten(page))
 
-        def answer(found: Summary | Exception) -> None:
-            if request.id not in connection.elsewhere:
-                return  # it has been given up
-            connection.elsewhere.discard(request.id)
-            if isinstance(found, Exception):
-                self._fail(connection, request.id, ErrorCode.UNAVAILABLE, str(found))
-            else:
-                self._reply(connection, m.Summarised(id=request.id, summary=found))
+        def reply(found: Summary) -> m.Reply:
+            return m.Summarised(id=request.id, summary=found)
 
-        directory, unwritten = self._runtime.ledger.directory, self._unwritten(page)
-        self._runtime.look_up(lambda: summarise(directory, page, request.by, unwritten), answer)
+        self._later(connection, request, lambda: self._runtime.walk(work), reply)
 
     def _unwritten(self, page: Page) -> Unwritten:
         """The runs of a page that the file does not know as they are now, with their models."""
@@ -543,7 +544,7 @@ class Verbs:
         try:
             descriptors = self._runtime.output.open_for_reader(info.id, create=live)
         except (FileNotFoundError, Replaced) as error:
-            raise _no_output(info.id, error) from None
+            raise no_output(info.id, error) from None
         text = named(info.meter) is not None and self._wants_text(connection, request)
         reply = m.LogFiles(id=request.id, run=info.id, ended=not live, kept=self._kept(info.id), text=text, name=info.name)
         self._reply(connection, reply, descriptors)
@@ -564,7 +565,7 @@ class Verbs:
                 size = os.fstat(descriptor).st_size
                 shown = Reader(program, cursor, partial(holes.read, descriptor), size).step(ended=ended)
         except (FileNotFoundError, Replaced) as error:
-            raise _no_output(info.id, error) from None
+            raise no_output(info.id, error) from None
         self._reply(
             connection,
             m.TextPart(
@@ -590,18 +591,8 @@ class Verbs:
         info, _ = self._resolve(connection, request.run, "result")
         if not info.status.terminal:
             raise RequestFailed(ErrorCode.WRONG_STATE, f"run {info.id} is {info.status}; wait for its end, or read its logs")
-        most = max(1, min(request.max_bytes, MAX_RESULT))
-        program = None if request.raw else named(info.meter)
-        try:
-            data, truncated = self._runtime.output.tail(info.id, most if program is None else MAX_SEARCHED)
-        except (FileNotFoundError, Replaced) as error:
-            raise _no_output(info.id, error) from None
-        if program is not None:
-            data, truncated = answer(program, data, begins_inside=truncated), False
-        safe, cut = cut_oldest(sanitise(data), most)
-        truncated = truncated or cut
-        text = wrap_result(safe, run_id=info.id, name=info.name, status=info.status.value, truncated=truncated)
-        self._reply(connection, m.ResultText(id=request.id, run=info.id, text=text, truncated=truncated))
+        work = partial(result, self._runtime.output, info, request)
+        self._later(connection, request, lambda: self._runtime.walk(work), lambda found: found)
 
     def _watch(self, connection: Connection, request: m.Watch) -> None:
         info, _ = self._resolve(connection, request.run, "watch")
@@ -674,18 +665,13 @@ class Verbs:
     def _recommend(self, connection: Connection, request: m.Recommend) -> None:
         self._permit(connection, "recommend")
         asked = e.Asked(argv=(), name=request.name, type=request.run_type)
-        connection.elsewhere.add(request.id)
 
-        def answer(found: list[Advice] | Exception) -> None:
-            connection.elsewhere.discard(request.id)
-            if isinstance(found, Exception):
-                self._fail(connection, request.id, ErrorCode.UNAVAILABLE, str(found))
-                return
+        def reply(found: list[Advice]) -> m.Reply:
             in_force = [held.limit for held in limits_of(asked, None, self._runtime.machine.policy).values()]
             runs = max((advice.runs for advice in found), default=0)
-            self._reply(connection, m.Recommended(id=request.id, runs=runs, advice=found, in_force=in_force))
+            return m.Recommended(id=request.id, runs=runs, advice=found, in_force=in_force)
 
-        self._runtime.adviser.advise_soon(request.run_type, request.name, answer)
+        self._later(connection, request, lambda: self._runtime.adviser.advise(request.run_type, request.name), reply)
 
     def _agents(self, connection: Connection, request: m.Agents) -> None:
         self._permit(connection, "agents")
@@ -707,22 +693,45 @@ class Verbs:
     def _prune(self, connection: Connection, request: m.Prune) -> None:
         self._permit(connection, "prune")
         _check_prune(request)
-        connection.elsewhere.add(request.id)
-
-        def answer(found: Pruned | Exception) -> None:
-            if request.id not in connection.elsewhere:
-                return  # it has been given up
-            connection.elsewhere.discard(request.id)
-            if isinstance(found, Exception):
-                self._fail(connection, request.id, ErrorCode.UNAVAILABLE, f"not everything was removed: {found}")
-                return
-            self._reply(connection, m.Pruned(id=request.id, **asdict(found)))
-
         uid = connection.peer.uid or None
         wanted = Wanted(older_than=request.older_than, keep=request.keep, uid=uid, dry_run=request.dry_run)
-        self._runtime.prune_soon(wanted, answer)
+
+        def reply(found: Pruned) -> m.Reply:
+            return m.Pruned(id=request.id, **asdict(found))
+
+        self._later(connection, request, lambda: self._runtime.prune(wanted), reply, failing="not everything was removed: ")
 
     # ---- small things
+
+    def _later(
+        self,
+        connection: Connection,
+        request: m.Request,
+        work: Callable[[], Awaitable[T]],
+        reply: Callable[[T], m.Reply],
+        *,
+        failing: str = "",
+    ) -> None:
+        """Send the reply to what `work` returns, unless the request is given up before. `failing`: how the error begins if `work`
+        raises one."""
+        connection.elsewhere.add(request.id)
+
+        def is_given_up() -> bool:
+            before = request.id in connection.elsewhere
+            connection.elsewhere.discard(request.id)
+            return not before
+
+        def done(found: T) -> None:
+            message = reply(found)
+            if not is_given_up():
+                self._reply(connection, message)
+
+        def failed(error: Exception) -> None:
+            code, said = _told(error)
+            if not is_given_up():
+                self._fail(connection, request.id, code, f"{failing}{said}")
+
+        self._runtime.in_background(work, done, failed, EXPECTED)
 
     def _permit(self, connection: Connection, verb: str, chain: list[RunId] | None = None) -> None:
         refused = self._runtime.machine.refuse(connection.peer, verb, chain)
@@ -761,6 +770,16 @@ class Verbs:
                 self._fail(connection, request, code, message)
 
 
+def _told(error: Exception) -> tuple[ErrorCode, str]:
+    if isinstance(error, RequestFailed):
+        return error.code, str(error)
+    return (
+        (ErrorCode.UNAVAILABLE, str(error) or type(error).__name__)
+        if isinstance(error, EXPECTED)
+        else (ErrorCode.INTERNAL, INTERNAL)
+    )
+
+
 def _cursor(data: bytes) -> Cursor:
     try:
         cursor = msgspec.msgpack.decode(data, type=Cursor) if data else Cursor()
@@ -769,11 +788,6 @@ def _cursor(data: bytes) -> Cursor:
     if cursor.form != FORM:
         raise RequestFailed(ErrorCode.BAD_REQUEST, f"the cursor has form {cursor.form}, this daemon's have form {FORM}")
     return cursor
-
-
-def _no_output(run: RunId, error: FileNotFoundError | Replaced) -> RequestFailed:
-    missing = f"the output of run {run} is not there: it was not kept, or has been removed since"
-    return RequestFailed(ErrorCode.WRONG_STATE, error.message if isinstance(error, Replaced) else missing)
 
 
 def _demand(shares: Shares, connection: Connection, more: int) -> None:
@@ -804,7 +818,7 @@ def _check_spawn(request: m.Spawn) -> None:
     if unknown:
         known = ", ".join(sorted(VERBS))
         raise RequestFailed(
-            ErrorCode.BAD_REQUEST, f"no such verb to allow or deny: {', '.join(sorted(unknown))}; there are {known}"
+            ErrorCode.BAD_REQUEST, f"unknown verb to allow or deny: {', '.join(sorted(unknown))}; choose from: {known}"
         )
 
 
@@ -824,7 +838,7 @@ def _check_meter(request: m.Spawn) -> None:
         return
     if request.meter not in known:
         names = ", ".join([*known, *UNREAD])
-        raise RequestFailed(ErrorCode.BAD_REQUEST, f"there is no meter '{request.meter[:80]}'; there are {names}")
+        raise RequestFailed(ErrorCode.BAD_REQUEST, f"unknown meter '{request.meter[:80]}'; choose from: {names}")
     if request.stdio != "files" or not request.log:
         raise RequestFailed(
             ErrorCode.BAD_REQUEST, f"the meter '{request.meter}' has nothing to read: this run's output is not kept in files"
@@ -876,11 +890,18 @@ def _reserved(request: int, run: Run, reservation: str | None, refusal: LimitRef
 
 def _check_choice(request: m.Stop | m.Select) -> None:
     _check_most("runs in one request", len(request.runs), MAX_CHOSEN)
-    _check_labels(request.labels)
+    _check_filters(request)
 
 
-def _check_labels(labels: dict[str, str | list[str]]) -> None:
-    _check_most("labels", sum(len(values_of(value)) for value in labels.values()), MAX_LABELS)
+def _check_filters(request: m.Stop | m.Select | m.List | m.Summarise) -> None:
+    _check_most("names", len(values_of(request.name or ())), MAX_CHOSEN)
+    # a key without a value fits no run, and is a condition in the query all the same
+    _check_most("labels", sum(max(1, len(values_of(value))) for value in request.labels.values()), MAX_LABELS)
+
+
+def _check_since(since: float) -> None:
+    if not abs(since) <= MAX_SECONDS:  # false for a NaN, too
+        raise RequestFailed(ErrorCode.BAD_REQUEST, f"since must be Unix seconds, at most {MAX_SECONDS:.0f} from 1970")
 
 
 def _sweeps(request: m.Stop | m.Select) -> bool:
@@ -888,8 +909,8 @@ def _sweeps(request: m.Stop | m.Select) -> bool:
 
 
 def _check_prune(request: m.Prune) -> None:
-    if request.keep < 0 or not 0 <= (request.older_than or 0) < inf:
-        raise RequestFailed(ErrorCode.BAD_REQUEST, "keep and older_than must be 0 or more")
+    if request.keep < 0 or not 0 <= (request.older_than or 0) <= MAX_SECONDS:
+        raise RequestFailed(ErrorCode.BAD_REQUEST, f"keep must be 0 or more, and older_than 0 to {MAX_SECONDS:.0f} seconds")
 
 
 def _check_sizes(request: m.Spawn) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sfactl import environment, request
 from sfactl.exits import UsageError
 from sfad import meters
+from sfad.protocol.known import METERS
 from sfad.protocol.messages import Spawn, pack_message, unpack_request
 from sfad.protocol.types import Action, Bound, Claim, Limit, LimitKind
 from sfad.protocol.units import MOST_WHOLE
@@ -86,7 +87,7 @@ def test_a_meter_and_the_variable_that_keeps_no_output() -> None:
 
 
 def test_every_meter_is_one_of_the_daemons() -> None:
-    assert set(request.METERS) == {program.name for program in meters.PROGRAMS} | {"none", "report"}
+    assert set(METERS) == {program.name for program in meters.PROGRAMS} | {"none", "report"}
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from sfad.core.policy import Policy
 from sfad.core.run import TRANSITIONS, Run
 from sfad.core.usage import Account, Hold, Use
 from sfad.protocol import types
-from sfad.protocol.types import Limit, LimitKind, RunId, Source, Status, Survivor
+from sfad.protocol.types import Action, Limit, LimitKind, RunId, Source, Status, Survivor
 
 Timer = tuple[RunId, str]
 
@@ -320,10 +320,10 @@ class World:
         runs = [self._remembered(run, startable=startable(run.id)) for run in held]
         before = {one.run.id: msgspec.msgpack.decode(self.copies[one.run.id][1], type=State) for one in runs}
         self._anew()
+        self._know_again()
         self.feed(e.Recovered(self.now, tuple(runs), "the daemon died"))
         for one in runs:
             self._check_recovered(one, before[one.run.id], never)
-        self._know_again()
         self.advance(0)
 
     def re_execute(self, startable: Callable[[RunId], bool]) -> None:
@@ -336,13 +336,13 @@ class World:
         self._adopt(held)
         runs = [self._remembered(run, startable=startable(run.id), starting=run.id in starting) for run in held]
         self._anew()
+        self._know_again()
         self.feed(e.Recovered(self.now, tuple(runs), "the daemon executed itself anew", continued=True, tickets=tickets))
         for one in runs:
             if one.starting:
                 assert one.run.status in {Status.STARTING, Status.STOPPING}
             if one.run.pid is not None:
                 assert one.run.status not in {Status.LOST, Status.FAILED}
-        self._know_again()
         self.advance(0)
 
     def _forget_what_was_promised(self) -> None:
@@ -512,7 +512,7 @@ class World:
                 book.learn("report", added(book.sources.get("report", {}), amounts_of(used)))
         return self.answers[token]
 
-    def more_room(self, event: e.ResumeRequested | e.ApproveRequested) -> c.Answer:
+    def more_room(self, event: e.ResumeRequested | e.ApproveRequested | e.LimitRequested) -> c.Answer:
         """Somebody gives a run new limits, or lets it go on as it is."""
         book = self.books[event.run]
         told = dict(book.told)
@@ -830,7 +830,7 @@ class World:
             told = self.books[event.run_id].told.setdefault((kind, threshold), [])
             assert over or used >= threshold * self.policy.nearing - 1e-6
             assert not over or used > threshold or (kind == "time" and used == threshold)
-        word = "over" if over else "near"
+        word = "refused" if event.refused and event.action is Action.REFUSE else "over" if over else "near"
         assert word not in told, f"{word} was said twice of {kind} {threshold}"
         assert over or "over" not in told, "near after over"
         told.append(word)

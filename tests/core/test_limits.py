@@ -9,9 +9,10 @@ import pytest
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.limits import KINDS, METERED, PROFILES, Held, cross
+from sfad.core.limits import KINDS, METERED, Held, cross
 from sfad.core.policy import DEFAULT_LIMITS, Policy
 from sfad.protocol.errors import ErrorCode
+from sfad.protocol.known import PROFILES
 from sfad.protocol.types import Action, Limit, LimitKind, Status
 
 from .transcript import Transcript, inside, limits
@@ -127,7 +128,9 @@ def test_which_kinds_take_an_action(kind: str, action: Action) -> None:
     least, _, _, acts = RANGES[kind]
     t = Transcript()
     event = t.spawn("a", limits=asking(kind, least, action))
-    if acts:
+    if acts and action is Action.REFUSE and LimitKind(kind) not in METERED:
+        assert t.failed(event).startswith(f"the limit '{kind}' cannot refuse (--limit)")
+    elif acts:
         (t >> event).skip()
         assert t.held("a1", kind).action is action
     else:
@@ -230,12 +233,18 @@ WORDS = [None, *Action]
 def test_the_action_of_a_written_limit(written: Action | None, on_limit: Action | None, of_type: str | None) -> None:
     """Its own, else `--on-limit`, else for turns, time and cost the profile's, else terminate."""
     t = Transcript()
-    asked = (*asking("turns", 9, written), *asking("tokens", 9, written), *asking("pids", 9, written))
+    kernels = written if written is not Action.REFUSE else None
+    asked = (*asking("turns", 9, written), *asking("tokens", 9, written), *asking("pids", 9, kernels))
     a = t.start("a", limits=asked, on_limit=on_limit, type=of_type)
     profile = PROFILES[of_type].action if of_type is not None else None
     assert t.held(a, "turns").action is (written or on_limit or profile or Action.TERMINATE)
-    for kind in ("tokens", "pids"):
-        assert t.held(a, kind).action is (written or on_limit or Action.TERMINATE)
+    assert t.held(a, "tokens").action is (written or on_limit or Action.TERMINATE)
+    assert t.held(a, "pids").action is (kernels or _possible(on_limit) or Action.TERMINATE)
+
+
+def _possible(on_limit: Action | None) -> Action | None:
+    """Return what `--on-limit` says of a kind that is not reserved before it is used."""
+    return on_limit if on_limit is not Action.REFUSE else None
 
 
 @pytest.mark.parametrize(("on_limit", "configured", "of_type"), list(product(WORDS, WORDS, (None, "developer", "architect"))))
@@ -245,8 +254,8 @@ def test_the_action_of_a_limit_that_nobody_wrote(on_limit: Action | None, config
     t = Transcript(defaults=default)
     a = t.start("a", on_limit=on_limit, type=of_type)
     profile = PROFILES[of_type].action if of_type is not None else None
-    for kind in ("turns", "time"):
-        assert t.held(a, kind).action is (on_limit or profile or configured or Action.TERMINATE)
+    assert t.held(a, "turns").action is (on_limit or profile or configured or Action.TERMINATE)
+    assert t.held(a, "time").action is (_possible(on_limit) or profile or configured or Action.TERMINATE)
     assert t.held(a, "pids").action is (configured or Action.TERMINATE)
 
 

@@ -14,7 +14,7 @@ from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import Peer
 from sfad.core.budgets import Budget
-from sfad.core.limits import KINDS
+from sfad.core.limits import KINDS, METERED
 from sfad.core.policy import Policy
 from sfad.core.recovery import NOBODY
 from sfad.core.run import Run
@@ -51,10 +51,14 @@ def limits_of(kinds: list[LimitKind], *, acting: bool = True) -> st.SearchStrate
     actions = [None, None, *Action] if acting else [None]
     pairs = [(kind, threshold) for kind in kinds for threshold in THRESHOLDS[kind]]
     return st.builds(
-        lambda pair, action: Limit(kind=pair[0], threshold=pair[1], action=action if KINDS[pair[0]].acts else None),
+        lambda pair, action: Limit(kind=pair[0], threshold=pair[1], action=action if _takes(pair[0], action) else None),
         st.sampled_from(pairs),
         st.sampled_from(actions),
     )
+
+
+def _takes(kind: LimitKind, action: Action | None) -> bool:
+    return KINDS[kind].acts and (action is not Action.REFUSE or kind in METERED)
 
 
 OFTEN = [LimitKind.TURNS, LimitKind.TOKENS, LimitKind.COST]
@@ -82,7 +86,7 @@ HOLDS = st.builds(
     role=st.sampled_from([None, "planning", "execution"]),
 )
 KERNELS = [LimitKind.MEMORY, LimitKind.PIDS]
-METERS: st.SearchStrategy[Source] = st.sampled_from(["stream", "stream", "gateway"])
+METERS: st.SearchStrategy[Source] = st.sampled_from(["stream", "stream", "gateway", "session"])
 
 POLICIES = st.builds(
     Policy,
@@ -223,11 +227,41 @@ class MachineAgainstShell(RuleBasedStateMachine):
         self.world.feed(e.StopRequested(self.world.now, self.world.token(), peer, tuple(runs), grace=grace))
 
     @precondition(lambda self: self.world.live)
-    @rule(data=st.data())
-    def pause(self, data: st.DataObject) -> None:
-        """Somebody pauses a run."""
+    @rule(data=st.data(), suspended=SELDOM)
+    def pause(self, data: st.DataObject, suspended: bool) -> None:
+        """A person pauses a run, or suspends its client with Ctrl-Z."""
         run = data.draw(st.sampled_from(sorted(self.world.live)))
-        self.world.feed(e.PauseRequested(self.world.now, self.world.token(), self.person("ann"), run))
+        self.world.feed(e.PauseRequested(self.world.now, self.world.token(), self.person("ann"), run, suspended=suspended))
+
+    @precondition(lambda self: any(run.frozen for run in self.world.machine.tree))
+    @rule(data=st.data())
+    def fg(self, data: st.DataObject) -> None:
+        """A client that was suspended goes on. Its run goes on with it unless a limit, a budget or a person holds it as well."""
+        run = self.world.live[self.one_that_waits(data)].run
+        goes_on = run.suspended and run.held_by is None and run.out_of_money is None
+        frozen = run.frozen and not goes_on
+        self.world.feed(e.ResumeRequested(self.world.now, self.world.token(), self.person("ann"), run.id, (), suspended=True))
+        assert run.frozen == frozen
+        assert not run.suspended
+
+    @rule(data=st.data(), limits=LIMITS, agent=SELDOM)
+    @precondition(lambda self: self.world.live)
+    def limit(self, data: st.DataObject, limits: tuple[Limit, ...], agent: bool) -> None:
+        """Somebody changes the limits of a live run, up or down. An agent only lowers them."""
+        name, peer = self.one_that_waits(data), self.somebody(data, agent)
+        run = self.world.live[name].run
+        before = dict(run.limits)
+        event = e.LimitRequested(self.world.now, self.world.token(), peer, name, limits)
+        with self.nothing_if_failed(event.token):
+            answer = self.world.more_room(event)
+        if isinstance(answer, c.Changed):
+            asked = {limit.kind: limit.threshold for limit in limits}
+            assert {kind: held.limit.threshold for kind, held in run.limits.items()} == {
+                kind: held.limit.threshold for kind, held in before.items()
+            } | asked
+            assert peer.run is None or all(
+                kind not in before or threshold <= before[kind].limit.threshold for kind, threshold in asked.items()
+            )
 
     @precondition(lambda self: any(run.frozen or run.held_by for run in self.world.machine.tree))
     @rule(data=st.data(), limits=LIMITS, more=st.booleans(), agent=SELDOM)
@@ -488,15 +522,20 @@ class MachineAgainstShell(RuleBasedStateMachine):
         gap=st.sampled_from([0.0, 0.0, 2.5, 9.0, 50.0]),
         reboot=SELDOM,
         gently=st.booleans(),
+        raised=SELDOM,
     )
-    def crash(self, data: st.DataObject, prefix: int | None, gap: float, reboot: bool, gently: bool) -> None:
-        """The daemon is killed, between two events or at any effect of one, and is there again after a while."""
+    def crash(self, data: st.DataObject, prefix: int | None, gap: float, reboot: bool, gently: bool, raised: bool) -> None:
+        """The daemon is killed, between two events or at any effect of one, and is there again after a while, perhaps with more
+        money in its config."""
         if prefix is not None:
             actions = self.what_may_happen(data)
             action = actions[data.draw(st.sampled_from(sorted(actions)))]
             self.world.crash_after = prefix
             with suppress(Crashed):
                 action()
+        if raised:
+            for purse in self.world.purses.values():
+                purse.usd *= 16
         fates = ["lives"] if gently else ["lives", "lives", "lives", "forks", "main exits", "gone"]
         self.world.die(
             lambda _: data.draw(st.sampled_from(fates)),
@@ -532,7 +571,9 @@ class MachineAgainstShell(RuleBasedStateMachine):
         if world.live:
             actions |= {
                 "stop": lambda: self.stop(data, draw(st.sampled_from([None, 0.0, 2.0])), False, False),
-                "pause": lambda: self.pause(data),
+                "pause": lambda: self.pause(data, draw(st.booleans())),
+                "fg": lambda: self.fg(data),
+                "limit": lambda: self.limit(data, draw(LIMITS), False),
                 "resume": lambda: self.resume(data, draw(LIMITS), draw(st.booleans()), False),
                 "approve": lambda: self.approve(data, draw(LIMITS), draw(st.booleans()), False),
                 "deny": lambda: self.deny(data, False),
@@ -587,6 +628,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
             assert not box.alive or box.id in self.world.live
         for run in self.world.machine.tree:
             assert not run.frozen or run.status is Status.PAUSED
+            assert run.frozen or not run.suspended
             if run.status in {Status.RUNNING, Status.PAUSED}:
                 assert self.world.boxes[run.id].stands == (run.status is Status.PAUSED)
 
@@ -598,8 +640,8 @@ class MachineAgainstShell(RuleBasedStateMachine):
             if run.status is Status.STOPPING:
                 continue
             waits = (run.id, "reconnect") in self.world.timers
-            assert waits == (run.tied_to == NOBODY)
-            assert waits or run.tied_to is None or run.id in tied[run.tied_to]
+            assert waits == (run.tied_to == NOBODY and not run.suspended), "a client that is stopped cannot come back"
+            assert waits or run.tied_to in (None, NOBODY) or run.id in tied[run.tied_to]
             assert not waits or self.world.timers[run.id, "reconnect"] <= self.world.now + 10
         assert all(self.world.machine.tree.get(run) is not None for runs in tied.values() for run in runs)
 

@@ -223,6 +223,20 @@ def test_a_refused_reservation_is_a_breach() -> None:
     assert reason.message == "was refused 60 tokens on top of 50; its tokens limit is 100, set by --limit"
 
 
+def test_a_reservation_that_is_only_refused() -> None:
+    """`refuse` answers no, says so once, and ends nobody; what was used without asking is a breach as ever."""
+    t = Transcript()
+    a = t.start("a", limits="tokens=100:refuse cost=1:refuse")
+    t.reserved(t.reserve(a, tokens=50))
+    for _ in range(2):
+        (t >> t.reserve(a, tokens=60)).skip()
+    assert [line for line in t.events if line.startswith("limit_exceeded")] == [f"limit_exceeded {a}"]
+    assert t.run(a).status is Status.RUNNING
+    t.reserved(t.reserve(a, tokens=50))
+    (t >> t.report(a, input_tokens=1)).skip()
+    assert t.run(a).status is Status.STOPPING
+
+
 def test_a_reservation_is_asked_of_all_from_the_root_down_and_of_budgets_last() -> None:
     """Whoever has too little says no, the outermost first, and then nobody has been charged anything."""
     for spare in product((0.05, 0.5), repeat=5):

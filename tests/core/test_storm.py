@@ -19,6 +19,7 @@ import pytest
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import Peer
+from sfad.core.limits import METERED
 from sfad.core.policy import Policy
 from sfad.core.usage import Hold, Use
 from sfad.protocol.types import Action, Limit, LimitKind
@@ -63,7 +64,7 @@ class Walk:
         )  # fmt: skip
         self.steps: list[tuple[float, Any]] = [
             (5, self.spawn), (4, self.commit), (0.3, self.fail_commit), (8, self.launched), (0.3, self.launch_failed),
-            (3, self.exited), (0.4, self.stop), (2, self.pause), (3, self.resume), (3, self.approve), (1, self.deny), (6, self.use),
+            (3, self.exited), (0.4, self.stop), (2, self.pause), (3, self.resume), (3, self.approve), (3, self.deny), (6, self.use),
             (6, self.report), (5, self.reserve), (4, self.settle), (1, self.level), (1.5, self.said), (0.4, self.tools),
             (4, self.timer), (3, self.time), (3, self.emptied), (2, self.frozen), (1, self.surveyed), (0.5, self.budgets),
             (0.01, self.drain), (0.6, self.crash), (0.3, self.re_execute), (2, self.shell.save_use), (0.2, self.client_gone),
@@ -87,6 +88,7 @@ class Walk:
     def limit(self, kinds: list[LimitKind]) -> Limit:
         kind = self.dice.choice(kinds)
         action = self.dice.choice(EVERY_ACTION) if kind not in {LimitKind.OUTPUT, LimitKind.CPU} else None
+        action = action if action is not Action.REFUSE or kind in METERED else None
         return Limit(kind=kind, threshold=self.dice.choice(THRESHOLDS[kind]), action=action, source="--limit")
 
     def limits(self) -> tuple[Limit, ...]:

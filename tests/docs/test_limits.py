@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from sfad.core.limits import KINDS, PROFILES, RAISED_BY
+from sfad.core.limits import KINDS, RAISED_BY
 from sfad.core.policy import DEFAULT_LIMITS, Policy
+from sfad.protocol.known import PROFILES
 from sfad.protocol.limits import parse_amount, parse_kind
 from sfad.protocol.types import Action, LimitKind
 from tests.docs.pages import rows, sections, text_of

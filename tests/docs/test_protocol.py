@@ -25,6 +25,7 @@ from sfad.protocol.summary import Breach, Costly, Failed, Group, Summary
 from sfad.protocol.version import VERSION
 from sfad.runtime import stdin
 from sfad.server import connection, server, shares, verbs
+from sfad.server.result import MAX_RESULT
 from sfad.server.verbs import MAIN_SIGNALS
 from tests.docs import notation
 from tests.docs.examples import EXAMPLES
@@ -132,7 +133,7 @@ def test_enumerations() -> None:
     assert [s for s in spans(part("Nested types")["Status"]) if s in set(t.Status)] == list(t.Status)
     assert spans(part("Nested types")["Rule"]) == list(t.Rule)
     assert spans(part("Nested types")["LimitKind"]) == list(t.LimitKind)
-    assert spans(part("Nested types")["Action"])[:4] == list(t.Action)
+    assert spans(part("Nested types")["Action"])[:5] == list(t.Action)
     assert [row[0].strip("`") for row in rows(chapter("Errors"))][1:] == list(ErrorCode)
     assert set(spans(part("Requests")["spawn"])) >= VERBS
     assert all(signal.name in part("Requests")["signal"] for signal in MAIN_SIGNALS)
@@ -154,7 +155,7 @@ def test_bounds() -> None:
         "requests of one tree, or of one user outside any run, handled in one go": f"{server.SLICE * 1000:g} ms",
         "bytes that wait for a run's stdin (`send`)": f"{stdin.MAX_PENDING // mib} MiB",
         "rows of ended runs in a page of a `list`": f"{verbs.MAX_ROWS:,}".replace(",", " "),
-        "bytes of output that a `result` is made from, and of its text": f"{verbs.MAX_RESULT // mib} MiB",
+        "bytes of output that a `result` is made from, and of its text": f"{MAX_RESULT // mib} MiB",
     }
     assert {row[0]: row[1] for row in rows(shared)} == {
         "bound": "value",
@@ -182,7 +183,7 @@ def test_ranges() -> None:
     assert f", 0 to {MAX_RETRY_DELAY:g};" in spawn["retry_delay"]
     assert f", 0 to {MAX_GRACE:g};" in spawn["grace"]
     assert f", 0 to {MAX_GRACE:g};" in stop["grace"]
-    assert f"cut to 1 to {verbs.MAX_RESULT:,}".replace(",", " ") in result["max_bytes"]
+    assert f"cut to 1 to {MAX_RESULT:,}".replace(",", " ") in result["max_bytes"]
 
 
 def example(name: str) -> tuple[Any, bytes]:

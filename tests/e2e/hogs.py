@@ -99,7 +99,7 @@ def open_client() -> socket.socket:
 
 
 def silent() -> dict[str, Any]:
-    kept, why = settled([opened(hello=False) for _ in range(2500)])
+    kept, why = settled([opened(hello=False) for _ in range(1300)])
     return {"kept": kept, "why": why}
 
 

@@ -20,9 +20,10 @@ import pytest
 from sfactl.connection import Client
 from sfad.launch import cgroupfs
 from sfad.protocol import messages as m
+from sfad.protocol.errors import ErrorCode
 from sfad.protocol.types import RunInfo, Status
 from tests import unprivileged
-from tests.harness import PATIENCE, Daemon, alive, ended, running, started, stopped, unkillable, wait_until, with_fuse
+from tests.harness import PATIENCE, Daemon, alive, ended, running, spawn, started, stopped, unkillable, wait_until, with_fuse
 from tests.leaks import cgroups
 
 from .agents import limit
@@ -70,16 +71,31 @@ def target(directory: Path, user: str, **options: Any) -> Iterator[Target]:
         yield Target(stack.enter_context(running(directory, nobody=nobody, **options)), nobody)
 
 
-@pytest.fixture(params=["root", "nobody"])
+@pytest.fixture(scope="module", params=["root", "nobody"])
 def user(request: pytest.FixtureRequest) -> str:
     """Whose the daemon and its agents are; `root` is whoever runs the tests."""
     return str(request.param)
 
 
-@pytest.fixture
-def attacked(tmp_path: Path, user: str, containment: str) -> Iterator[Target]:
-    with target(tmp_path, user, mode=containment) as made:
+@pytest.fixture(scope="module", params=["cgroup", "tags"])
+def mode(request: pytest.FixtureRequest) -> str:
+    """The containment of the daemon that several tests attack in turn."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, user: str, mode: str) -> Iterator[Target]:
+    """One target for all tests of this user and mode: each of them stops its runs."""
+    with target(tmp_path_factory.mktemp("attacked"), user, mode=mode) as made:
         yield made
+
+
+@pytest.fixture
+def attacked(shared: Target) -> Iterator[Target]:
+    """The shared target, without a run before the test and after it."""
+    yield shared
+    with shared.daemon.client() as client:
+        stopped(client, everything=True, grace=0)
 
 
 def sleeper(client: Client, **options: Any) -> RunInfo:
@@ -129,15 +145,16 @@ def test_an_orphan_that_left_its_cgroup_is_stopped_with_its_run(attacked: Target
         stopped(client, other.id)
 
 
-def test_an_orphan_that_left_its_cgroup_is_found_by_the_next_daemon(attacked: Target) -> None:
-    with attacked.daemon.client() as client:
-        run = attacked.agent(client, "cookie_orphan")
-        escaped = attacked.pid_said(run)
-    attacked.daemon.kill()
-    attacked.daemon.restart()
-    with attacked.daemon.client() as client:
-        assert stopped(client, run.id, grace=0.2).survivors == []
-        assert not alive(escaped)
+def test_an_orphan_that_left_its_cgroup_is_found_by_the_next_daemon(tmp_path: Path, user: str, mode: str) -> None:
+    with target(tmp_path, user, mode=mode) as attacked:
+        with attacked.daemon.client() as client:
+            run = attacked.agent(client, "cookie_orphan")
+            escaped = attacked.pid_said(run)
+        attacked.daemon.kill()
+        attacked.daemon.restart()
+        with attacked.daemon.client() as client:
+            assert stopped(client, run.id, grace=0.2).survivors == []
+            assert not alive(escaped)
 
 
 def test_an_orphan_without_marks_is_stopped_with_the_only_tree(attacked: Target) -> None:
@@ -148,8 +165,8 @@ def test_an_orphan_without_marks_is_stopped_with_the_only_tree(attacked: Target)
         assert not alive(escaped)
 
 
-def test_what_is_left_of_no_run_ends_with_the_daemon(tmp_path: Path, user: str, containment: str) -> None:
-    with target(tmp_path, user, mode=containment) as attacked:
+def test_what_is_left_of_no_run_ends_with_the_daemon(tmp_path: Path, user: str, mode: str) -> None:
+    with target(tmp_path, user, mode=mode) as attacked:
         with attacked.daemon.client() as client:
             sleeper(client)
             run = attacked.agent(client, "unmarked_orphan")
@@ -270,19 +287,19 @@ def test_a_spoiled_base_takes_the_next_run(tmp_path: Path, user: str) -> None:
         stopped(client, run.id)
 
 
-def test_a_paused_run_that_another_thaws_stands_still(attacked: Target, containment: str) -> None:
+def test_a_paused_run_that_another_thaws_stands_still(attacked: Target, mode: str) -> None:
     with attacked.daemon.client() as client:
         run = started(client, ["sh", "-c", "while :; do echo .; sleep 0.05; done"], cwd=b"/")
         output = attacked.daemon.state_dir / "output" / f"{run.id}.out"
         wait_until(lambda: output.stat().st_size > 0, "it prints")
         client.call(m.Pause(id=client.next_id(), run=run.id), m.RunReply)
         before = output.stat().st_size
-        where = os.path.dirname(cgroup_of(attacked.daemon, run.id)) if containment == "cgroup" else ""
+        where = os.path.dirname(cgroup_of(attacked.daemon, run.id)) if mode == "cgroup" else ""
         attacked.said(attacked.agent(client, "thaw", where, run.pid))
         began = time.monotonic()
         wait_until(lambda: time.monotonic() - began > 3, "three seconds in which it is thawed ten times")
         # a line every 50 ms would be sixty; by tags it runs until the next look
-        assert (output.stat().st_size - before) / 2 < (10 if containment == "cgroup" else 50)
+        assert (output.stat().st_size - before) / 2 < (10 if mode == "cgroup" else 50)
         stopped(client, everything=True)
 
 
@@ -336,15 +353,16 @@ def test_stopping_many_runs_with_few_descriptors(tmp_path: Path, user: str) -> N
     with target(tmp_path, user, mode="cgroup", wrap=["prlimit", "--nofile=96:96"]) as attacked, attacked.daemon.client() as client:
         runs: list[str] = []
         while len(runs) < 30:
-            spawned = attacked.daemon.sfactl("spawn", "--", "sh", "-c", "trap '' TERM; sleep 100 & wait; sleep 100")
-            if spawned.returncode:
-                assert spawned.returncode == 75, spawned
+            reply = spawn(client, ["sh", "-c", "trap '' TERM; sleep 100 & wait; sleep 100"], cwd=b"/", name=f"stubborn{len(runs)}")
+            if isinstance(reply, m.Error):
+                assert reply.code is ErrorCode.UNAVAILABLE, reply
                 break
-            runs.append(spawned.stdout.strip())
+            assert isinstance(reply, m.RunReply), reply
+            runs.append(reply.run.id)
         assert len(runs) > 5
-        reply = stopped(client, everything=True, grace=0.5)
-        assert reply.survivors == []
-        assert sorted(reply.stopped) == sorted(runs)
+        done = stopped(client, everything=True, grace=0.5)
+        assert done.survivors == []
+        assert sorted(done.stopped) == sorted(runs)
 
 
 @with_fuse

@@ -17,6 +17,11 @@ from tests.harness import Daemon, agent, ended, spawn, started, stopped, wait_un
 from .agents import info, limit, state, turns, until_event, until_over, watched
 
 
+@pytest.fixture
+def daemon(common: Daemon) -> Daemon:
+    return common
+
+
 def test_an_agent_is_stopped_within_a_few_turns_of_its_limit(start: Start, containment: str) -> None:
     daemon = start(mode=containment)
     with daemon.client() as client:
@@ -41,7 +46,7 @@ def test_the_foreground_client_exits_with_4_and_says_why(daemon: Daemon) -> None
     done = daemon.sfactl("run", "--meter", "jsonl", "--limit", "turns=3", "--name", "busy", "--", *turns(400))
     assert done.returncode == 4, done.stderr
     assert "turns" in done.stderr
-    why = daemon.sfactl("why", "a1").stdout
+    why = daemon.sfactl("why", "busy").stdout
     assert "turns" in why
     assert "3" in why
 

@@ -14,6 +14,7 @@ import pytest
 from sfactl.connection import Client
 from sfad.protocol import messages as m
 from sfad.protocol.types import Status
+from tests.conftest import Start
 from tests.harness import Daemon, agent, ended, started, stopped, wait_until
 
 from .agents import info, limit, recorded, state, until_event, until_over, watched
@@ -23,6 +24,11 @@ ASKED = {
     "codex": ["exec", "--json", "x"],
     "gemini": ["-p", "x", "--output-format", "stream-json"],
 }
+
+
+@pytest.fixture
+def daemon(common: Daemon) -> Daemon:
+    return common
 
 
 @pytest.mark.parametrize(
@@ -105,7 +111,8 @@ def test_an_agent_that_says_it_failed_has_failed_though_it_exits_0(tmp_path: Pat
     assert run.reason.kind == "agent"
 
 
-def test_a_run_that_prints_anything_at_all_is_metered_and_the_daemon_stays_small(daemon: Daemon) -> None:
+def test_a_run_that_prints_anything_at_all_is_metered_and_the_daemon_stays_small(start: Start) -> None:
+    daemon = start()  # whose memory has not grown yet
     ugly = """
 import os, sys
 out = sys.stdout.buffer

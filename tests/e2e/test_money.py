@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from sfad.protocol import messages as m
 from sfad.protocol.errors import ErrorCode
 from sfad.protocol.types import Status
@@ -15,6 +17,11 @@ from tests.conftest import Start
 from tests.harness import Daemon, agent, ended, running, started, stopped, wait_until
 
 from .agents import MODEL, info, limit, reserve, sleeper, state, until_over
+
+
+@pytest.fixture
+def daemon(common: Daemon) -> Daemon:
+    return common
 
 
 def test_a_report_is_priced_and_ends_the_run_that_it_takes_too_far(daemon: Daemon) -> None:

@@ -171,7 +171,7 @@ os.write(1, b"".join(lines[told:last]))
 """Prints so many lines of a recording, waits for a fifo, and prints the rest but so many."""
 
 
-@pytest.mark.parametrize("saved", [True, False], ids=["saved", "not saved"])
+@pytest.mark.parametrize(("containment", "saved"), [("cgroup", True), ("tags", False)], ids=["saved", "not saved"])
 def test_what_ended_meanwhile_is_metered_to_its_end(start: Start, containment: str, tmp_path: Path, saved: bool) -> None:
     """Three agents print the rest of what was recorded, one of them without its result, and end while no daemon is there."""
     daemon = start(mode=containment, config=f"[budgets.users.{getpass.getuser()}]\ndaily_usd = 9\n")

@@ -20,10 +20,16 @@ from tests.harness import Daemon, agent, ended, spawn, started, stopped, strays,
 PROGRAMS = Path(__file__).with_name("programs.py")
 
 
+def ready(daemon: Daemon, run: RunInfo) -> None:
+    """Wait until the run has printed that it is ready."""
+    output = daemon.state_dir / "output" / f"{run.id}.out"
+    wait_until(lambda: "ready" in output.read_text(), f"{run.argv} ready")
+
+
 def begun(daemon: Daemon, client: Client, *words: str, **options: object) -> RunInfo:
     """A run of `programs.py` that says it is ready."""
     run = started(client, [sys.executable, PROGRAMS, *words], **options)
-    wait_until(lambda: "ready" in daemon.sfactl("logs", run.id).stdout, f"{words} ready")
+    ready(daemon, run)
     return run
 
 
@@ -63,7 +69,7 @@ def test_ten_stubborn_runs_cost_one_grace(tmp_path: Path, start: Start, containm
     )
     with daemon.client() as client:
         run = started(client, children)
-        wait_until(lambda: "ready" in daemon.sfactl("logs", run.id).stdout, "ten children")
+        ready(daemon, run)
         reply = stopped(client, run.id)
         assert strays(daemon.instance) == []
         assert 2.0 <= reply.elapsed_s < 18.0  # ten times the grace would be 20

@@ -163,13 +163,15 @@ def test_half_an_emoji_loses_no_text() -> None:
 
 
 def test_long_lines() -> None:
-    """Those of 10 MB are read; a longer event is left out and said so; longer text passes."""
+    """An event of a megabyte is read; a longer one is left out and said so; longer text passes."""
     tool = {"type": "user", "message": {"content": [{"type": "tool_result", "content": "x" * 10_000_000}]}}
     stream = Stream()
     data = lines(tool, result("y" * 1_000_000))
+    assert answer(CLAUDE, data) == b"y" * 1_000_000
+    assert answer(CLAUDE, lines(tool)) == b"", "10 MB of an event are no answer"
     for at in range(0, len(data), 1 << 20):
         stream.write(data[at : at + (1 << 20)])
-    assert stream.text == b"y" * 1_000_000 + b"\n"
+    assert (stream.text, len(stream.notes)) == (b"y" * 1_000_000 + b"\n", 1)
     huge = Stream().write(b'{"type": "user", "text": "' + b"x" * MAX_EVENT + b'"}\n' + lines(result("Done.")), ended=True)
     assert (huge.text, len(huge.notes)) == (b"Done.\n", 1)
     assert "left out" in huge.notes[0]

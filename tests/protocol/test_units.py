@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.protocol.units import format_size, format_usd, parse_count, parse_duration, parse_size
+from sfad.protocol.units import format_size, format_usd, parse_count, parse_duration, parse_size, parse_whole
 
 MOST = 2**63 - 1
 
@@ -92,3 +92,9 @@ def test_money_shows_as_many_decimals_as_it_takes(amount: float, shown: str) -> 
 def test_a_duration_that_no_float_holds() -> None:
     with pytest.raises(ValueError, match="is not a duration"):
         parse_duration(10**400)
+
+
+@pytest.mark.parametrize("text", ["abc", "", "²", "1_000", "-1", "9" * 20, "9" * 5000])
+def test_what_is_no_whole_number_in_the_range(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a whole number from 0 to 2147483647"):
+        parse_whole(text, 0)

@@ -118,6 +118,22 @@ async def test_a_command_that_fails_does_not_take_the_next_ones_along(tmp_path: 
     assert "Too many open files" in (tmp_path / "log").read_text()
 
 
+async def test_an_end_that_waits_does_not_hold_a_timer_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree with many ends, each of which waits for a session file, would outlive its time and the grace of a stop."""
+    async with shell(tmp_path, FakeLauncher) as runtime:
+        run = await spawned(runtime)
+        await until(lambda: runtime.live[run].run.status is Status.RUNNING)
+        with monkeypatch.context() as patched:
+            patched.setattr("sfad.runtime.runtime.PATIENCE", 0.01)
+            patched.setattr(runtime.metering, "may_wait", lambda _run: True)
+            patched.setattr(runtime.metering, "settle", lambda _run, **_: trio.sleep_forever())  # noqa: ASYNC105 - its caller awaits it
+            runtime.reported(e.MainExited(trio.current_time(), run, code=0, empty=True))
+            assert run in runtime.live
+            runtime.timers.arm((run, "deadline"), trio.current_time(), lambda: runtime._due(run, "deadline"))
+            await until(lambda: run not in runtime.live)
+        assert runtime.recent[run].info.status is Status.COMPLETED, "it had ended before its time was up"
+
+
 async def test_what_the_spool_has_no_room_for_is_not_launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon that comes after this one would take it for queued, and start it again."""
     async with shell(tmp_path, FakeLauncher, "[quotas]\ntrees = 1") as runtime:

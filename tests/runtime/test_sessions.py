@@ -194,6 +194,29 @@ def test_of_a_huge_directory_a_part_is_looked_at(home: Home, monkeypatch: pytest
     assert used(home.session("--session-id", ONE)) == 1, "a name that is known is not searched for"
 
 
+def test_many_files_that_say_nothing_are_no_work_without_end(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "FILES", 5)
+    for number in range(6):
+        (home.project / f"0000000{number}{ONE[8:]}.jsonl").write_bytes(b"{}\n" * 1000)
+    with pytest.raises(TooMany):
+        home.session().look(())
+    head = json.dumps(call(ONE, "", BEGAN, str(home.work))).encode()
+    assert home.session().files.head(b"{}\n" * 99 + head + b"\n") is not None
+    assert home.session().files.head(b"{}\n" * 100 + head + b"\n") is None
+
+
+def test_a_line_that_is_being_written_is_not_kept(home: Home) -> None:
+    path, session = home.file(ONE), home.session("--session-id", ONE)
+    whole, line = path.stat().st_size, path.read_bytes()
+    with path.open("ab") as file:
+        file.write(line[:100])
+    assert used(session) == 1
+    assert [each.offset for each in session._read.values()] == [whole]
+    with path.open("ab") as file:
+        file.write(line[100:].replace(b'"0"', b'"1"') + b" " * 2_000_000 + b"\n" + line.replace(b'"0"', b'"2"'))
+    assert used(session) == 3
+
+
 def test_a_reply_after_which_a_tool_may_have_been_called_is_the_last_only_if_the_program_succeeded(home: Home) -> None:
     """Gemini CLI saves a call of a tool when that has ended."""
     recorded = (Path(__file__).parents[1] / "meters" / "sessions" / "gemini.jsonl").read_text().splitlines(keepends=True)
@@ -289,6 +312,14 @@ async def test_a_file_system_that_does_not_answer_holds_nobody_up_but_its_user(
     os.close(writer)
 
 
+async def test_a_session_that_another_user_names_is_not_taken(heard: Heard, home: Home) -> None:
+    home.file(ONE)
+    heard.sessions.begin("a1", home.session("--session-id", ONE, uid=NOBODY))
+    heard.sessions.begin("a2", home.session())
+    await heard.sessions.catch_up("a2")
+    assert [reading.models for reading in heard.seen[-1]] == [{"m": Tokens(input=10, output=2)}]
+
+
 async def test_a_bug_in_a_meter_ends_only_the_reading(heard: Heard, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     def look(_self: Session, _taken: Any) -> bool:
         raise ZeroDivisionError("a bug")
@@ -305,3 +336,12 @@ def _no_descriptor_is_left() -> Iterator[None]:
     before = len(os.listdir("/proc/self/fd"))
     yield
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_an_id_that_no_agent_would_give_goes_into_no_pattern(home: Home) -> None:
+    read = Sessions(seen=lambda *_: None, lost=lambda *_: None, trouble=lambda _: None)
+    for identity, kept in ((ONE, ONE), ("(a+)+b", None), ("../x", None), ("", None)):
+        session = home.session()
+        session.names = identity
+        read.begin("a1", session)
+        assert session.names == kept

@@ -330,6 +330,7 @@ def test_more_labels_than_a_run_can_have_are_refused(daemon: Daemon) -> None:
         for request in (
             m.List(id=1000, labels=labels),
             m.List(id=1003, labels={"k": list(labels)}),
+            m.List(id=1004, labels={key: [] for key in labels}),
             m.Stop(id=1001, labels=labels),
             m.List(id=1002, status=[Status.FAILED] * 20_000),
         ):
@@ -338,6 +339,16 @@ def test_more_labels_than_a_run_can_have_are_refused(daemon: Daemon) -> None:
             assert isinstance(answer.reply, m.Error)
             assert answer.reply.code is ErrorCode.BAD_REQUEST
             assert "at most 64" in answer.reply.message
+
+
+@pytest.mark.parametrize("seconds", [1e300, -1e300, float("nan"), float("inf"), 1e12])
+def test_times_that_no_calendar_has_are_refused(daemon: Daemon, seconds: float) -> None:
+    with daemon.client() as client:
+        for request in (m.Summarise(id=1000, since=seconds), m.Prune(id=1001, older_than=seconds, dry_run=True)):
+            client.send(request)
+            (answer,) = client.arrived()
+            assert isinstance(answer.reply, m.Error)
+            assert answer.reply.code is ErrorCode.BAD_REQUEST
 
 
 def test_somebody_who_connects_in_a_loop_does_not_keep_others_waiting(daemon: Daemon) -> None:
@@ -353,7 +364,7 @@ def test_somebody_who_connects_in_a_loop_does_not_keep_others_waiting(daemon: Da
         thread.start()
     try:
         with daemon.client() as client:
-            for _ in range(200):
+            for _ in range(40):
                 client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus)
     finally:
         stop.set()
