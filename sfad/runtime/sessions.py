@@ -105,7 +105,7 @@ class Session:
                 whole = self._advance(path, descriptor, head, until) and whole
         read = [each.meter.reading for each in self._read.values() if each.head.session == session]
         # between two looks the agent may have begun another call
-        final = whole and self.over and (self.succeeded or not self.files.tells_calls_late)
+        final = whole and self.over and (self.succeeded or self.files.tells_end)
         self.readings = tuple(_merged(read, final=final))
         return whole
 
