@@ -50,10 +50,10 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, py
 
 def _why(skipped: BaseException) -> str:
     """Return why a test is skipped. pytest-trio skips a test without a reason when the test has given one."""
-    given = skipped.__context__
+    given = skipped if str(skipped) else skipped.__context__
     while isinstance(given, BaseExceptionGroup):
         given = given.exceptions[0]
-    return f"{skipped} {given or ''}"
+    return str(given)
 
 
 @pytest.fixture(autouse=True)
