@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -15,14 +16,22 @@ SETTINGS = {"help_option_names": ["-h", "--help"]}
 
 EPILOG = "Exit codes:\n\n\b\n" + exits.table()
 
+_UsageError: Any = typer.BadParameter.__base__
+"""Of every error in a command line; typer exports only this subclass of it."""
+
 Run = Callable[[str, dict[str, Any]], int]
 """What carries a verb out, given its name and its values."""
 
 
 def invoke(arguments: Sequence[str], verb: str | None, run: Run, completing: bool = False) -> None:
-    """Has typer read `arguments`. Exits. Only the module of `verb` is loaded."""
+    """Has typer read `arguments`. Exits, or raises `UsageError`. Only the module of `verb` is loaded."""
     app = build(verb, run, completing, helping={"-h", "--help"}.intersection(arguments) != set())
-    app(args=None if completing else list(arguments), prog_name="sfactl")
+    try:
+        code = app(args=None if completing else list(arguments), prog_name="sfactl", standalone_mode=not arguments)
+    except _UsageError as error:
+        what = error.format_message().removesuffix(".")
+        raise exits.UsageError(f"{what[:1].lower()}{what[1:]}\nTry '{' '.join(filter(None, ('sfactl', verb)))} --help'.") from None
+    sys.exit(code)
 
 
 def build(verb: str | None, run: Run, completing: bool = False, helping: bool = False) -> typer.Typer:

@@ -25,7 +25,7 @@ from msgspec import structs
 from sfad.protocol import messages as m
 from sfad.protocol.errors import ErrorCode, ProtocolError
 from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, FrameDecoder
-from sfad.protocol.paths import client_sockets, connect_path
+from sfad.protocol.paths import SYSTEM_SOCKET, client_sockets, connect_path
 from sfad.protocol.version import SUPPORTED
 
 from . import exits
@@ -101,8 +101,8 @@ class Answer(NamedTuple):
 
 def connect(flag: str | None) -> Client:
     """A connection to the daemon: at `--socket`, SFA_SOCKET, SFAD_SOCKET, or the first of the user's and the system's places
-    where there is one. A daemon that hangs or denies is not passed over for another. Raises `Unreachable`: for the first place,
-    or for one where at least a socket is."""
+    where there is one. A daemon that hangs or denies is not passed over for another, except for root's at the system's place,
+    which serves no other user. Raises `Unreachable`: for the first place, or for one where at least a socket is."""
     try:
         places = client_sockets(os.environ, os.getuid(), flag)
     except ValueError as error:
@@ -112,10 +112,10 @@ def connect(flag: str | None) -> Client:
         try:
             return Client(place)
         except Unreachable as error:
-            if error.kind not in ABSENT:
+            if error.kind not in ABSENT and not (failures and place == SYSTEM_SOCKET and error.kind == "denied"):
                 raise
             failures.append(error)
-    raise next((f for f in failures if f.kind != "missing"), failures[0])
+    raise next((f for f in failures if f.kind == "refused"), failures[0])
 
 
 class Client:
@@ -399,7 +399,10 @@ def explain(path: Path, error: OSError) -> Unreachable:
         return Unreachable(path, "missing", "the socket does not exist: no daemon is running; start one with 'sfad serve'")
     if error.errno == errno.ECONNREFUSED:
         return Unreachable(
-            path, "refused", "the socket exists, but no process listens on it: the daemon has died, or is starting or stopping"
+            path,
+            "refused",
+            "the socket exists, but no process listens on it: the daemon has died, or is starting or stopping. Its runs go on; "
+            "'sfad serve', or the next 'sfactl spawn', starts it again",
         )
     if isinstance(error, TimeoutError) or error.errno == errno.EAGAIN:
         return Unreachable(

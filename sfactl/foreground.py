@@ -352,7 +352,7 @@ class Foreground:
                     loop.await_foreground()
                 return True
             except InterruptedError:
-                """By a signal that is handled first."""
+                continue  # by a signal, which is handled first
 
     def _continued(self, reply: m.AnyReply, descriptors: Sequence[int]) -> None:
         if self._terminal:
@@ -479,8 +479,19 @@ class Foreground:
 
 def _ending(final: RunInfo) -> str:
     reason = f": {output.plain(final.reason.message)}" if final.reason else ""
-    used = output.at_least(final.usage)
+    used = _used(final)
     return final.status.value + reason + (f"; it used {used}" if used else "")
+
+
+def _used(final: RunInfo) -> str | None:
+    if final.reason:  # that of a limit has the figure in it
+        return output.at_least(final.usage)
+    if final.descendants:
+        # few foreground runs have any: the others need not load this
+        from .limits import totals
+
+        return totals(final)
+    return output.at_least(final.usage) or output.used(final.usage)
 
 
 def clear_status(path: str) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from .exits import UsageError
+
 
 class Option(NamedTuple):
     """`--name VALUE` or a flag. `target` is the parameter of the verb's `main` that it fills."""
@@ -76,6 +78,14 @@ def before_command(parameters: Sequence[Parameter], arguments: Sequence[str]) ->
     while at < len(arguments) and arguments[at].startswith("-") and arguments[at] not in {"-", "--"}:
         at += 2 if arguments[at] in valued else 1
     return min(at, len(arguments))
+
+
+def pair(option: str, text: str) -> tuple[str, str]:
+    """Return key and value of `K=V`. Raises `UsageError`."""
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise UsageError(f"{option}: {text[:80]!r} is not of the form K=V")
+    return key, value
 
 
 def _option(options: dict[str, Option], word: str, rest: Iterator[str], values: Values) -> None:

@@ -139,11 +139,15 @@ def bounded(text: str, *, partial: bool) -> str:
 
 def at_least(usage: Usage) -> str | None:
     """`at least 0.31 USD`, or tokens where the cost is not known; `None` for final figures and for unknown ones."""
-    if not usage.partial:
-        return None
+    amount = used(usage) if usage.partial else None
+    return amount and f"at least {amount}"
+
+
+def used(usage: Usage) -> str | None:
+    """`0.31 USD`, or tokens where the cost is not known; `None` where neither is."""
     if usage.cost_usd is not None:
-        return f"at least {format_usd(usage.cost_usd)} USD"
-    return None if usage.tokens is None else f"at least {counted(usage.tokens, 'token', 'tokens')}"
+        return f"{format_usd(usage.cost_usd)} USD"
+    return None if usage.tokens is None else counted(usage.tokens, "token", "tokens")
 
 
 def age(moment: datetime | None, now: datetime | None = None) -> str:

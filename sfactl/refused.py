@@ -18,8 +18,10 @@ def as_quit(reply: Refused, *, as_json: bool) -> exits.Quit:
     if as_json:
         output.print_json({"refused": refusal})
         return exits.Quit(code)
-    recorded = f" (recorded as {reply.run})" if reply.run else ""
-    return exits.Quit(code, f"refused: {output.plain(refusal.message)}\n  {output.plain(refusal.detail)}{recorded}")
+    detail = "" if refusal.detail in refusal.message else refusal.detail
+    recorded = f"(recorded as {reply.run})" if reply.run else ""
+    more = " ".join(filter(None, (output.plain(detail), recorded)))
+    return exits.Quit(code, f"refused: {output.plain(refusal.message)}" + (f"\n  {more}" if more else ""))
 
 
 def survivors(found: Sequence[Survivor]) -> str:

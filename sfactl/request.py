@@ -13,7 +13,7 @@ from sfad.protocol.units import MOST_WHOLE
 
 from . import environment
 from .exits import Exit, Quit, UsageError
-from .options import COMMON, Argument, Option, Parameter
+from .options import COMMON, Argument, Option, Parameter, pair
 
 LATER = (
     Option(("--on-end",), "on_end", "", "CMD", hidden=True),
@@ -241,13 +241,7 @@ def unenforceable(run: RunInfo, message: Spawn) -> str | None:
 
 def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
     """`K=V` texts as a dict. Raises `UsageError`."""
-    found = {}
-    for text in given:
-        key, equals, value = text.partition("=")
-        if not (key and equals):
-            raise UsageError(f"{option}: {text!r} is not of the form K=V")
-        found[key] = value
-    return found
+    return dict(pair(option, text) for text in given)
 
 
 def _words(given: Sequence[str]) -> list[str]:

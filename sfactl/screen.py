@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from .output import width as columns_of
 
-COMMAND = 20
+COMMAND = 12
 """Columns that the last cell of a row keeps before other columns are left out for it."""
 
 NAME = 16

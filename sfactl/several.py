@@ -9,11 +9,11 @@ from sfad.protocol.messages import Select, Selected
 
 from . import exits, output
 from .connection import Client, DaemonError
-from .options import Option, Parameter
+from .options import Option, Parameter, pair
 
 CHOICE: tuple[Parameter, ...] = (
     Option(("--all",), "everything", "Every live run that you may see"),
-    Option(("--name",), "name", "Live runs of this name", "NAME", complete="name"),
+    Option(("--name",), "name", "Live runs of this name, or of one of several", "NAME", many=True, complete="name"),
     Option(
         ("--label",), "label", "Live runs with this label; of one key, any of the values given", "K=V", many=True, complete="label"
     ),
@@ -27,7 +27,7 @@ class Choice(NamedTuple):
     verb: str
     runs: Sequence[str]
     everything: bool = False
-    name: str | None = None
+    name: Sequence[str] = ()
     label: Sequence[str] = ()
 
     @property
@@ -38,7 +38,7 @@ class Choice(NamedTuple):
     def check(self) -> None:
         """Raise `UsageError` if it says nothing, or too much."""
         if not (self.runs or self.everything or self.name or self.label):
-            raise exits.UsageError(f"say what to {self.verb}: runs, --all, --name or --label")
+            raise exits.UsageError("say which runs: ids or names, --all, --name or --label")
         if self.everything and (self.runs or self.name or self.label):
             raise exits.UsageError("--all means every run: give it alone, or leave it out")
 
@@ -57,7 +57,8 @@ class Choice(NamedTuple):
     def without_failures(self, client: Client) -> tuple[list[str], int]:
         """Return the ids of the runs that are meant, and the worst exit code of the others, each of which is named."""
         number, runs = client.next_id(), list(self.runs)
-        request = Select(id=number, verb=self.verb, runs=runs, everything=self.everything, name=self.name, labels=self.labels)
+        name = list(self.name) or None
+        request = Select(id=number, verb=self.verb, runs=runs, everything=self.everything, name=name, labels=self.labels)
         found = client.call(request, Selected)
         return found.runs, exits.worst([_failed(each.run, DaemonError(each.code, each.message)) for each in found.failed])
 
@@ -80,8 +81,6 @@ def labels(texts: Sequence[str]) -> dict[str, str | list[str]]:
     """`K=V` texts as a request has them: several values of one key are a list, of which either will do. Raises `UsageError`."""
     found: dict[str, list[str]] = {}
     for text in texts:
-        key, equals, value = text.partition("=")
-        if not key or not equals:
-            raise exits.UsageError(f"--label: {text[:80]!r} is not of the form K=V")
+        key, value = pair("--label", text)
         found.setdefault(key, []).append(value)
     return {key: values[0] if len(values) == 1 else values for key, values in found.items()}

@@ -139,7 +139,7 @@ def by_itself(state: Path, place: Path) -> str:
     os.waitid(os.P_PID, child, os.WEXITED)
     if not _told_ready(readable) and not _answers(place):
         raise Quit(Exit.UNREACHABLE, f"the daemon could not be started:\n{_tail(log, said_before)}")
-    return f"(its log is {log})"
+    return f"that logs to {log}"
 
 
 def _answers(place: Path) -> bool:

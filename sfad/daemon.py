@@ -447,11 +447,10 @@ def _changes(old: list[Setting], new: list[Setting]) -> list[Change]:
     before, after = ({setting.key: setting for setting in settings} for settings in (old, new))
     found = []
     for key in dict.fromkeys([*before, *after]):
-        was, now = before.get(key), after.get(key)
-        if was is None or now is None or was.value != now.value:
-            source = now.source if now is not None else REMOVED
-            values = [None if setting is None else setting.value for setting in (was, now)]
-            found.append(Change(key=key, old=values[0], new=values[1], source=source, waits=key.startswith(_AT_START)))
+        was, now = (None if setting is None else setting.value for setting in (before.get(key), after.get(key)))
+        if was != now:
+            source = after[key].source if key in after else REMOVED
+            found.append(Change(key=key, old=was, new=now, source=source, waits=key.startswith(_AT_START)))
     return found
 
 

@@ -106,19 +106,19 @@ class History:
         return result(self._output, info, request)
 
     def _resolve(self, handle: str) -> RunInfo:
-        """The run of an id, else the newest of a name, else that of a unique prefix."""
+        """Return the run of an id; else of a name, one that had not ended before the newest; else of a unique prefix."""
         found = self._reader.get(handle)
         if found is not None:
             return found[0]
         named = self._reader.select(Page(m.List(id=0, name=handle, rows=1))).runs
         if named:
-            return named[-1]
+            return max(named, key=lambda info: (not info.status.terminal, info.id))
         ids = self._reader.find(handle, FOUND) if handle else []
         if len(ids) > 1:
             raise RequestFailed(ErrorCode.AMBIGUOUS_RUN, f"'{handle}' fits several runs ({', '.join(ids)}, …); give more of the id")
         found = self._reader.get(ids[0]) if ids else None
         if found is None:
-            raise RequestFailed(ErrorCode.NO_SUCH_RUN, f"no run has the id or name '{handle}'; 'sfactl list' shows the ids")
+            raise RequestFailed(ErrorCode.NO_SUCH_RUN, f"no run has the id or the name '{handle}'; 'sfactl list' shows them")
         return found[0]
 
     def _shown(self, runs: Sequence[RunInfo]) -> list[RunInfo]:

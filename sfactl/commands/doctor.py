@@ -126,7 +126,9 @@ def _cgroups(status: DaemonStatus | None) -> Iterator[Finding]:
     yield _feature("cgroup.kill", found.kill, "kills a whole tree at once", "needs Linux 5.14")
     yield _feature("cgroup.freeze", found.freeze, "freezes a whole tree at once", "needs Linux 5.2")
     if status is None:  # the daemon's own answer counts, and stands under "containment"
-        yield _feature("delegation", found.writable, f"this session may make cgroups in {found.own}", SERVICE)
+        may = "may" if found.writable else "may not"
+        verdict, mend = ("ok", "") if found.writable else ("warn", SERVICE)
+        yield Finding("delegation", verdict, f"this session {may} make cgroups in {found.own}", mend)
 
 
 def _kernel() -> Iterator[Finding]:

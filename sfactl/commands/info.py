@@ -44,7 +44,8 @@ def facts(run: RunInfo) -> Iterator[tuple[str, str]]:
     if run.status is Status.LOST:
         yield "exit", "not known: sfactl result, sfactl logs show what it wrote"
     yield "chain", " → ".join(output.plain(name) for name in run.chain)
-    yield "tree", f"root {run.root_id}, parent {run.parent_id or '-'}, depth {run.depth}, {run.descendants} descendants"
+    below = output.counted(run.descendants, "descendant", "descendants")
+    yield "tree", f"root {run.root_id}, parent {run.parent_id or '-'}, depth {run.depth}, {below}"
     yield "command", output.command(run)
     yield "cwd", output.plain(run.cwd)
     yield "user", f"{output.plain(run.user)} (channel {output.plain(run.channel)})"

@@ -34,7 +34,7 @@ def main(
     *,
     words: Sequence[str],
     everything: bool = False,
-    name: str | None = None,
+    name: Sequence[str] = (),
     label: Sequence[str] = (),
     socket: str | None = None,
     json: bool = False,

@@ -1,7 +1,7 @@
 """`sfactl list`
 
-Without filters: the live runs and the last 50 that ended, newest last. With a filter: every run that fits. Several values of a
-filter mean either; --label with one key and several values means either value, and with several keys all of them.
+Without filters: the live runs and the last 50 that ended, newest last. With a filter: every run that fits. --status, --name and
+--label may be repeated: any of the values given; --label with several keys means all of them.
 
 TOKENS and USD are the run's own; TOTAL is what it and its descendants have cost. They are shown where they are known of any run;
 ≥ marks a figure that may still grow. On a terminal, columns that do not fit are left out: see --wide. Times are local.
@@ -30,7 +30,7 @@ from ..several import labels as wanted_labels
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
     Option(("--status",), "status", "Only runs with this status", "STATUS", many=True, complete="status"),
-    Option(("--name",), "name", "Only runs of this name", "NAME", complete="name"),
+    Option(("--name",), "name", "Only runs of this name", "NAME", many=True, complete="name"),
     Option(("--user",), "user", "Only this user's runs", "USER", complete="user"),
     Option(("--root",), "root", "Only this run's tree", "RUN", complete="run"),
     Option(("--since",), "since", "Only runs created since: 1h ago, or a time (2026-01-31T22:00)", "TIME"),
@@ -56,7 +56,7 @@ T = TypeVar("T")
 def main(
     *,
     status: Sequence[str] = (),
-    name: str | None = None,
+    name: Sequence[str] = (),
     user: str | None = None,
     root: str | None = None,
     since: str | None = None,
@@ -73,7 +73,7 @@ def main(
     wanted = m.List(
         id=0,
         status=[_status(text) for text in status],
-        name=name,
+        name=list(name) or None,
         user=user,
         root=root,
         since=None if since is None else moment(since),
@@ -111,8 +111,8 @@ def moment(text: str) -> float:
         pass
     try:
         return time.time() - parse_duration(text)
-    except ValueError as error:
-        raise UsageError(f"--since: {text!r} is neither a time (2026-01-31T12:00:00Z) nor a duration: {error}") from None
+    except ValueError:
+        raise UsageError(f"--since: {text!r} is neither a time (2026-01-31T22:00) nor a duration (90s, 12h, 7d)") from None
 
 
 # ---- every run that fits
@@ -232,7 +232,7 @@ COLUMNS = (
     Column("COMMAND", output.command),
 )
 
-LEAST_FIRST = ("DEPTH", "PARENT", "TURNS", "AGE", "ENDED", "TOTAL", "TOKENS", "RAN")
+LEAST_FIRST = ("DEPTH", "PARENT", "TURNS", "AGE", "TOTAL", "TOKENS", "RAN", "ENDED")
 """What is left out on a narrow terminal, the least important first."""
 
 

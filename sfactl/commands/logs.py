@@ -35,7 +35,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
     RUNS._replace(required=False),
     Option(("--all",), "everything", "Live runs and the last 50 that ended"),
-    Option(("--name",), "name", "Runs of this name", "NAME", complete="name"),
+    Option(("--name",), "name", "Runs of this name", "NAME", many=True, complete="name"),
     Option(("--label",), "label", "Runs with this label; of one key, any of the values given", "K=V", many=True, complete="label"),
     Option(("--follow", "-f"), "follow_", "Go on until the runs end"),
     Option(("--timestamps", "-t"), "timestamps", "Show when each line was seen"),
@@ -80,7 +80,7 @@ def main(
     *,
     runs: Sequence[str] = (),
     everything: bool = False,
-    name: str | None = None,
+    name: Sequence[str] = (),
     label: Sequence[str] = (),
     follow_: bool = False,
     timestamps: bool = False,
@@ -107,8 +107,12 @@ def main(
 
 
 def _listed(client: Client, choice: Choice) -> list[str]:
-    found = client.call(m.List(id=client.next_id(), name=choice.name, labels=choice.labels), m.RunList).runs
-    return [run.id for run in found if not run.status.rejected]
+    # not needed where the runs are named
+    from .list import collect
+
+    wanted = m.List(id=0, name=list(choice.name) or None, labels=choice.labels)
+    found = collect(client, wanted, None, lambda run: run.status.rejected).runs
+    return [run for run in sorted(found) if not found[run]]
 
 
 def _open(client: Client, run: str) -> tuple[m.LogFiles, list[int]]:

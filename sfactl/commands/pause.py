@@ -27,7 +27,7 @@ def main(
     *,
     runs: Sequence[str] = (),
     everything: bool = False,
-    name: str | None = None,
+    name: Sequence[str] = (),
     label: Sequence[str] = (),
     socket: str | None = None,
     json: bool = False,

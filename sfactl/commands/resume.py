@@ -25,7 +25,7 @@ def main(
     *,
     runs: Sequence[str] = (),
     everything: bool = False,
-    name: str | None = None,
+    name: Sequence[str] = (),
     label: Sequence[str] = (),
     limit: Sequence[str] = (),
     socket: str | None = None,

@@ -35,8 +35,8 @@ def main(*, run: str, words: Sequence[str] = (), eof: bool = False, socket: str 
         for data in _data(words):
             client.call(Send(id=client.next_id(), run=run, data=data), Done)
             sent += len(data)
-        if eof:
-            client.call(Send(id=client.next_id(), run=run, data=b"", eof=True), Done)
+        if eof or not sent:  # an empty stdin too is told that there is no such run
+            client.call(Send(id=client.next_id(), run=run, data=b"", eof=eof), Done)
     if json:
         output.print_json({"run": run, "sent": sent, "eof": eof})
     return Exit.DONE

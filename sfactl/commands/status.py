@@ -6,6 +6,7 @@ The daemon itself: where it is, how runs are contained, how much it holds.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 
 from sfad.protocol.messages import DaemonInfo, DaemonStatus
 
@@ -50,7 +51,7 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
         least, most = ("at least ", "at most ") if budget.partial else ("", "")
         used, limit, rest = map(output.usd, (budget.used_usd, budget.usd, left))
         spent = f"{least}{used} of {limit} USD a {budget.period} used, {most}{rest} left"
-        yield "budget", f"{budget.scope} {budget.name}: {spent}; renews at {budget.renews}"
+        yield "budget", f"{budget.scope} {budget.name}: {spent}; renews at {output.local(datetime.fromisoformat(budget.renews))}"
     if status.draining:
         yield "draining", "nothing is started any more"
 

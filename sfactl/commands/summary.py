@@ -25,7 +25,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
     Option(("--since",), "since", "Runs created since: 12h ago (default), or a time (2026-01-31T22:00)", "TIME"),
     Option(("--by",), "by", "Group by name (default), label, user, model or type", "KEY"),
-    Option(("--name",), "name", "Only runs of this name", "NAME", complete="name"),
+    Option(("--name",), "name", "Only runs of this name", "NAME", many=True, complete="name"),
     Option(("--user",), "user", "Only this user's runs", "USER", complete="user"),
     Option(
         ("--label",), "label", "Only runs with this label; of one key, any of the values given", "K=V", many=True, complete="label"
@@ -40,14 +40,14 @@ def main(
     *,
     since: str = "12h",
     by: str = "name",
-    name: str | None = None,
+    name: Sequence[str] = (),
     user: str | None = None,
     label: Sequence[str] = (),
     socket: str | None = None,
     json: bool = False,
 ) -> int:
     """Prints the report."""
-    wanted = m.Summarise(id=0, since=moment(since), by=_by(by), name=name, user=user, labels=labels(label))
+    wanted = m.Summarise(id=0, since=moment(since), by=_by(by), name=list(name) or None, user=user, labels=labels(label))
     with connect(socket) as client:
         wanted.id = client.next_id()
         found = client.call(wanted, m.Summarised).summary
@@ -62,7 +62,7 @@ def _by(text: str) -> By:
     for known in get_args(By):
         if text == known:
             return known  # type: ignore[no-any-return]
-    raise UsageError(f"--by: {text!r} is none of {', '.join(get_args(By))}")
+    raise UsageError(f"--by: unknown key {text!r}; choose from: {', '.join(get_args(By))}")
 
 
 def parts(found: Summary, by: str) -> Iterator[list[str]]:

@@ -30,7 +30,7 @@ def main(
     *,
     runs: Sequence[str] = (),
     everything: bool = False,
-    name: str | None = None,
+    name: Sequence[str] = (),
     label: Sequence[str] = (),
     timeout: str | None = None,
     socket: str | None = None,

@@ -58,7 +58,7 @@ class Question:
         return self.peer.run is not None or bool(self.asked.claim.names) or self.asked.claim.depth > 0
 
     def message(self, why: str, way: str) -> str:
-        """Return what is said of a refusal: to a model that it should finish, to a person which `way` would allow the start."""
+        """Return the message of a refusal: `why`, and for a model that it should finish, for a person the `way` to start it."""
         return f"'{self.name}' was not started: {why}. {FINISH if self.for_model else way}"
 
     def raised(self, key: str) -> str:

@@ -131,7 +131,7 @@ class Machine:
         return out
 
     def learn(self, event: e.Event) -> None:
-        """Handles an event within another one."""
+        """Handle an event while another one is being handled: its commands come with the other one's."""
         self._handlers[type(event)](event)
 
     def permissions(self, peer: Peer) -> Permissions:
@@ -289,7 +289,7 @@ class Machine:
         run.exit = None
         if run.said_finished:
             self.do(c.Disarm(run.id, "result"))
-        run.said_finished, run.said_failed = False, None
+        run.said_finished, run.said_failed, run.api_trouble = False, None, None
         self.do(c.Keep(run))
         self.do(c.Launch(run))
 
@@ -378,8 +378,8 @@ class Machine:
         self.conclude(run, at, status, reason, empty=alone)
 
     def conclude_unseen(self, run: Run, at: float, why: str, *, empty: bool) -> None:
-        """Ends a run of which nobody saw how its main process ended: by the word of its agent, if that has printed its final
-        result. It is not started again in either case: it may have done what it was started for."""
+        """End a run whose exit status is lost: as its agent said, if that had printed its final result, else as lost. It is not
+        started again in either case: it may have done what it was started for."""
         status, reason = Status.LOST, Reason(kind="daemon", message=why)
         if run.said_finished:
             status = Status.COMPLETED if run.said_failed is None else Status.FAILED

@@ -71,7 +71,7 @@ class Page:
             return False
         return (
             (not query.status or info.status in query.status)
-            and query.name in (None, info.name)
+            and (query.name is None or info.name in values_of(query.name))
             and query.user in (None, info.user)
             and query.root in (None, info.root_id)
             and (query.since is None or info.created_at.timestamp() >= query.since)
@@ -325,6 +325,13 @@ def _column(name: str, value: Any) -> Term:
     return Term(f"+runs.{name} = ?", (value,), f"runs.{name} = ?")
 
 
+def _name(names: Sequence[str]) -> Term:
+    if len(names) == 1:
+        return _column("name", names[0])
+    # the entries of several names are not in the order of numbers
+    return Term(f"+runs.name IN ({', '.join('?' * len(names))})", tuple(names))
+
+
 def _root(root: RunId) -> Term:
     itself = Term("runs.number = ? AND +runs.root_id = ?", (number_of(root), root))
     return Term("+runs.root_id = ?", (root,), "runs.root_id = ? AND runs.parent_id IS NOT NULL", also=itself, bounded=True)
@@ -348,7 +355,7 @@ def filters(page: Page) -> Iterator[Term]:
         yield _root(query.root)
     yield from (_label(key, values_of(value)) for key, value in query.labels.items())
     if query.name is not None:
-        yield _column("name", query.name)
+        yield _name(values_of(query.name))
     if page.uid is not None:
         yield Term("runs.uid = ?", (page.uid,))
     if query.user is not None:

@@ -127,7 +127,7 @@ class Sweeper:
         return result
 
     def checkpoint(self) -> None:
-        """Move the log into the database, as far as nobody reads it. Raises `sqlite3.Error`."""
+        """Move the log into the database, as far as no reader needs it. Raises `sqlite3.Error`."""
         # here and not in the writer's thread, for its fsync: a passive one keeps nobody from writing
         with closing(sqlite3.connect(self._directory / FILE, isolation_level=None, timeout=0)) as connection:
             connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()

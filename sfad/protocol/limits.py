@@ -231,8 +231,8 @@ def parse_limits(text: str | bytes, source: str = "--limits") -> LimitsObject:
 
 def _hint(error: str) -> str:
     if "unknown field" in error:
-        return f"; there are {', '.join(LimitsObject.__struct_fields__)}"
-    return f"; there are {', '.join(Action)}" if "timeout_action" in error else ""
+        return f"; choose from: {', '.join(LimitsObject.__struct_fields__)}"
+    return f"; choose from: {', '.join(Action)}" if "timeout_action" in error else ""
 
 
 def schema() -> bytes:

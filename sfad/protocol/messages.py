@@ -123,7 +123,8 @@ class Stop(Request, tag="stop"):
 
     runs: list[str] = []
     everything: bool = False
-    name: str | None = None
+    name: str | list[str] | None = None
+    """Of several names either will do."""
     labels: dict[str, str | list[str]] = {}
     """Of several values of a key either will do; of several keys each is demanded."""
     signal: int = 15
@@ -139,7 +140,7 @@ class Select(Request, tag="select"):
     """What is to be done to them: the peer needs permission for that."""
     runs: list[str] = []
     everything: bool = False
-    name: str | None = None
+    name: str | list[str] | None = None
     labels: dict[str, str | list[str]] = {}
 
 
@@ -261,7 +262,8 @@ class List(Request, tag="list"):
     page begins."""
 
     status: list[Status] = []
-    name: str | None = None
+    name: str | list[str] | None = None
+    """As in `Stop`."""
     user: str | None = None
     root: str | None = None
     """Only this run's tree."""
@@ -283,7 +285,8 @@ class Summarise(Request, tag="summary"):
     since: float
     """Unix seconds."""
     by: By = "name"
-    name: str | None = None
+    name: str | list[str] | None = None
+    """As in `Stop`."""
     user: str | None = None
     labels: dict[str, str | list[str]] = {}
     """As in `List`."""

@@ -1,7 +1,7 @@
 """Finds and reads the session files that agents keep of themselves.
 
 The files belong to the agents: anything may be there, a FIFO, a link, a directory of 100 000 names, a file system whose server
-does not answer. So they are looked at in a thread, one for each user at a time, within bounds, and nobody waits for a thread for
+does not answer. So they are looked at in a thread, one for each user at a time, within bounds, and no task waits for a thread for
 more than `PATIENCE`. Below the program's own directory no link is followed, and only regular files of the run's user are read.
 
 They are looked at every `INTERVAL` and once more at the end, rather than when inotify tells: adding a watch would wait for the same

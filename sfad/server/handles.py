@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from ..core.labels import fits
+from ..core.labels import fits, values_of
 from ..core.naming import NAME
 from ..protocol.errors import ErrorCode
 from ..protocol.messages import List
@@ -61,13 +61,17 @@ class Handles:
             raise RequestFailed(ErrorCode.AMBIGUOUS_RUN, f"'{prefix}' fits several runs ({_some(found)}); give more of the id")
         return self._runtime.info(found[0]) if found else None
 
-    def sweep(self, verb: str, own: RunId | None, *, name: str | None, labels: Mapping[str, str | Sequence[str]]) -> list[RunId]:
-        """Return the live runs with this name and these labels that `verb` makes sense for, parents first. For a peer inside a run,
-        these are the runs below its own."""
+    def sweep(
+        self, verb: str, own: RunId | None, *, name: str | Sequence[str] | None, labels: Mapping[str, str | Sequence[str]]
+    ) -> list[RunId]:
+        """Return the live runs with one of these names and these labels that `verb` makes sense for, parents first. For a peer
+        inside a run, these are the runs below its own."""
         found = {
             run: live
             for run, live in self._runtime.live.items()
-            if name in (None, live.run.name) and fits(labels, live.run.asked.labels) and own in (None, *live.chain[:-1])
+            if (name is None or live.run.name in values_of(name))
+            and fits(labels, live.run.asked.labels)
+            and own in (None, *live.chain[:-1])
         }
         if verb == "pause":
             found = {run: live for run, live in found.items() if live.run.status is Status.RUNNING}

@@ -369,7 +369,7 @@ class Verbs:
         run, hold = held[0].id, held[1]
         self._resolve(connection, run, "settle")
         metering, model = self._runtime.metering, hold.model if request.cost_usd is None else None
-        # a daemon that has just executed itself anew has not loaded the prices yet that the reservation was made with
+        # after a re-execution the daemon has not yet loaded the prices that the reservation was made with
         self._once_priced(connection, request.id, run, model, lambda: settle(metering.use_of_settlement(run, hold, request)))
 
     def _once_priced(
@@ -486,7 +486,7 @@ class Verbs:
 
     def _list(self, connection: Connection, request: m.List) -> None:
         self._permit(connection, "list")
-        _check_labels(request.labels)
+        _check_filters(request)
         _check_most("statuses", len(request.status), MAX_LABELS)
         root = self._resolve(connection, request.root, "list")[0].id if request.root is not None else None
         query = msgspec.structs.replace(request, root=None, rows=max(0, min(request.rows, MAX_ROWS)))
@@ -505,7 +505,7 @@ class Verbs:
 
     def _summarise(self, connection: Connection, request: m.Summarise) -> None:
         self._permit(connection, "summary")
-        _check_labels(request.labels)
+        _check_filters(request)
         _check_since(request.since)
         query = m.List(id=0, since=request.since, name=request.name, user=request.user, labels=request.labels)
         page = Page(query, within=connection.peer.run)
@@ -818,7 +818,7 @@ def _check_spawn(request: m.Spawn) -> None:
     if unknown:
         known = ", ".join(sorted(VERBS))
         raise RequestFailed(
-            ErrorCode.BAD_REQUEST, f"no such verb to allow or deny: {', '.join(sorted(unknown))}; there are {known}"
+            ErrorCode.BAD_REQUEST, f"unknown verb to allow or deny: {', '.join(sorted(unknown))}; choose from: {known}"
         )
 
 
@@ -838,7 +838,7 @@ def _check_meter(request: m.Spawn) -> None:
         return
     if request.meter not in known:
         names = ", ".join([*known, *UNREAD])
-        raise RequestFailed(ErrorCode.BAD_REQUEST, f"there is no meter '{request.meter[:80]}'; there are {names}")
+        raise RequestFailed(ErrorCode.BAD_REQUEST, f"unknown meter '{request.meter[:80]}'; choose from: {names}")
     if request.stdio != "files" or not request.log:
         raise RequestFailed(
             ErrorCode.BAD_REQUEST, f"the meter '{request.meter}' has nothing to read: this run's output is not kept in files"
@@ -890,12 +890,13 @@ def _reserved(request: int, run: Run, reservation: str | None, refusal: LimitRef
 
 def _check_choice(request: m.Stop | m.Select) -> None:
     _check_most("runs in one request", len(request.runs), MAX_CHOSEN)
-    _check_labels(request.labels)
+    _check_filters(request)
 
 
-def _check_labels(labels: dict[str, str | list[str]]) -> None:
+def _check_filters(request: m.Stop | m.Select | m.List | m.Summarise) -> None:
+    _check_most("names", len(values_of(request.name or ())), MAX_CHOSEN)
     # a key without a value fits no run, and is a condition in the query all the same
-    _check_most("labels", sum(max(1, len(values_of(value))) for value in labels.values()), MAX_LABELS)
+    _check_most("labels", sum(max(1, len(values_of(value))) for value in request.labels.values()), MAX_LABELS)
 
 
 def _check_since(since: float) -> None:

@@ -115,7 +115,7 @@ def test_the_users_systemd_is_asked_for_a_delegated_unit(systemd: World, tmp_pat
 
 def test_a_systemd_that_fails_is_done_without(systemd: World, tmp_path: Path) -> None:
     (tmp_path / "bin" / "systemd-run").write_text("#!/bin/sh\nexit 1\n")
-    assert "its log is" in systemd.sfactl("run", "-q", "--", "true").stderr
+    assert "that logs to" in systemd.sfactl("run", "-q", "--", "true").stderr
 
 
 def test_only_spawn_and_run_start_one(alone: World) -> None:

@@ -6,6 +6,7 @@ import errno
 import os
 import select
 import socket
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from sfactl.exits import Exit, Quit
 from sfad.protocol import messages as m
 from sfad.protocol.errors import ErrorCode
 from sfad.protocol.framing import MAX_REQUEST, FrameDecoder
+from tests.harness import as_nobody, as_root
 
 Script = Callable[[socket.socket, Callable[[], m.AnyRequest]], None]
 
@@ -248,6 +250,26 @@ def test_a_sandbox_is_told_from_file_permissions(tmp_path: Path, monkeypatch: py
     denied = explain(path, OSError(errno.EACCES, ""))
     assert denied.kind == "denied"
     assert f"uid {os.getuid()} with mode 0600" in denied.message
+
+
+@as_root
+def test_the_place_of_roots_daemon_keeps_no_user_from_one_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failure() -> str:
+        with pytest.raises(Unreachable) as raised:
+            connection.connect(None)
+        return f"{raised.value.kind} {raised.value.path.parent.name}"
+
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o711)
+        closed = Path(directory) / "roots"
+        closed.mkdir(mode=0o700)
+        places = [Path(directory) / "own" / "sock", closed / "sock"]
+        monkeypatch.setattr(connection, "client_sockets", lambda *_: places)
+        assert as_nobody(failure) == "denied roots"
+        monkeypatch.setattr(connection, "SYSTEM_SOCKET", places[1])
+        assert as_nobody(failure) == "missing own"
+        places.pop(0)
+        assert as_nobody(failure) == "denied roots", "a place that was chosen"
 
 
 def test_a_path_longer_than_an_address_holds(tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ def test_a_terminal_of_80_columns_is_not_exceeded(night: World) -> None:
     lines = re.sub(r"\033\[\d+m", "", shown).splitlines()
     assert len(lines) == 21
     assert max(map(len, lines)) <= 80
+    assert "ENDED" in lines[0]
     assert "\033" not in night.sfactl("list", "--name", "boss", "--limit-rows", "20").stdout
 
 

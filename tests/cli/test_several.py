@@ -254,3 +254,14 @@ def test_help_needs_no_daemon(world: World) -> None:
     assert world.sfactl("help").stdout == world.sfactl("--help").stdout
     assert world.sfactl("help", "ps").stdout == world.sfactl("list", "--help").stdout
     assert "no verb 'bogus'" in world.sfactl("help", "bogus", code=2).stderr
+
+
+def test_a_wrong_command_line_is_told_in_the_form_of_every_error(world: World) -> None:
+    for words, what in (
+        (["run", "-p", "hi"], "no such option: -p\nTry 'sfactl run --help'."),
+        (["run", "--timeout"], "option '--timeout' requires an argument\nTry 'sfactl run --help'."),
+        (["info"], "missing argument 'RUN'\nTry 'sfactl info --help'."),
+        (["bogus"], "no such command 'bogus'. Did you mean 'logs'?\nTry 'sfactl --help'."),
+        (["logs"], "say which runs: ids or names, --all, --name or --label\nTry 'sfactl logs --help'."),
+    ):
+        assert world.sfactl(*words, code=2).stderr == f"sfactl: {what}\n"

@@ -59,7 +59,7 @@ def test_the_report_for_people(night: World) -> None:
     for words in ("700 runs: 693 completed, 7 failed", "at least 175.00 USD, 70.0k tokens", "most expensive runs", "26 of 25"):
         assert words in shown
     assert "exited with 3: " in shown
-    assert "none of name, label" in night.sfactl("summary", "--by", "colour", code=2).stderr
+    assert "choose from: name, label" in night.sfactl("summary", "--by", "colour", code=2).stderr
 
 
 @pytest.mark.alone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -64,6 +65,7 @@ def test_text_instead_of_events_and_tools_with_verbose(daemon: World) -> None:
     done = daemon.sfactl("run", "--text", *SUCCESS)
     assert done.stdout == "All done.\n"
     assert "Bash" not in done.stderr
+    assert re.search(r"completed; it used 0\.\d+ USD$", done.stderr)
     done = daemon.sfactl("run", "--text", "--verbose", "--name", "me", *SUCCESS)
     assert done.stdout == "All done.\n"
     assert "[agent:me] Bash: ls -la" in done.stderr.splitlines()

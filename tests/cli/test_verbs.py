@@ -68,6 +68,7 @@ def test_lists_are_filtered(daemon: World) -> None:
     assert names() == ["done", "live"]
     assert names("--status", "running") == ["live"]
     assert names("--name", "done") == ["done"]
+    assert names("--name", "done", "--name", "live", "--since", "1h") == ["done", "live"]
     assert names("--label", "k=2") == ["live"]
     assert names("--limit-rows", "0") == ["live"]
     assert names("--since", "1h") == ["done", "live"]
@@ -164,6 +165,7 @@ def test_sending_from_stdin_to_its_end(daemon: World) -> None:
 def test_sending_to_who_does_not_read(daemon: World) -> None:
     run = daemon.spawn("--", "sleep", "60")
     assert "--stdin" in daemon.sfactl("send", run, "x", code=1).stderr
+    assert "no run has" in daemon.sfactl("send", "no-such", stdin="", code=66).stderr
 
 
 def test_a_result_is_safe_for_a_model(daemon: World) -> None:

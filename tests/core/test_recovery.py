@@ -222,6 +222,18 @@ def test_trouble_with_the_model_is_said_and_remembered_and_part_of_an_end() -> N
     assert t.ended(a, Status.CANCELLED) == "stopped by user ann (SIGTERM); the API answered 529 six times: overloaded"
 
 
+def test_an_attempt_does_not_inherit_the_trouble_of_the_one_before() -> None:
+    t = Life()
+    a = t.start("a", attempts=2)
+    (t >> t.said_by_agent(a, trouble=ApiTrouble(count=1, status=529))).skip()
+    (t >> t.exited(a, 1)).skip()
+    (t >> t.emptied(a)).skip()
+    (t >> t.fired(a, "retry")).skip()
+    assert t.run(a).api_trouble is None
+    (t >> t.said_by_agent(a)).skip()
+    assert "the API answers again" not in t.progress
+
+
 def test_what_somebody_who_has_gone_has_left_is_stopped() -> None:
     t = Life()
     a, b = t.chain("a", "b")

@@ -23,7 +23,7 @@ from tests.docs.pages import DOCS, README, blocks
 from tests.harness import PATIENCE, wait_until
 
 _VARIES = [
-    (r"\(its log is .*|in a systemd unit of its own .*", "HOW"),
+    (r"that logs to .*|in a systemd unit of its own .*", "HOW"),
     (r"(?<![\w.])/[^\s,:]+", "PATH"),
     (r"pid \d+", "PID"),
     (r"\b\d+(\.\d)? [KM]iB", "SIZE"),
