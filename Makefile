@@ -5,7 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
-.PHONY: help demo test agents crash soak lint bench docs wheel clean
+
+.PHONY: help demo test agents matrix crash soak lint bench docs wheel clean
 
 help: ## show this
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -22,8 +23,11 @@ demo: $(READY) ## see a tree of agents refused, limited and stopped, in under 15
 test: lint ## lint, types, and the whole test suite
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile
 
-agents: $(READY) ## tests with the real Claude Code and Codex (a minute; 350 MB from npm the first time)
-	SFAD_TEST_AGENTS=1 $(BIN)/python -m pytest tests/agents
+agents: $(READY) ## tests with the real agents, on two cores (a minute; 550 MB from npm the first time)
+	SFAD_TEST_AGENTS=1 $(BIN)/python -m pytest tests/agents --numprocesses 2 --dist worksteal
+
+matrix: $(READY) ## each real agent on each road that a run can take (some five minutes)
+	SFAD_TEST_AGENTS=all $(BIN)/python -m pytest tests/agents/test_matrix.py --numprocesses 2 --dist worksteal
 
 crash: $(READY) ## kill the daemon at each of its effects in turn (half an hour; tests.crash --help)
 	$(BIN)/python -m tests.crash

@@ -6,6 +6,7 @@ That process is `sfad.history`, a program like the daemon: so this package impor
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -77,8 +78,9 @@ class _History(Client):
         return ours
 
     def close(self) -> None:
-        """Close the connection, which ends the process."""
+        """Close the connection, and end the process: it only reads, and a damaged ledger may keep it busy for ever."""
         super().close()
         if self._pid is not None:
+            os.kill(self._pid, signal.SIGKILL)
             os.waitid(os.P_PID, self._pid, os.WEXITED)
             self._pid = None

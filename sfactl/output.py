@@ -189,11 +189,25 @@ def outcome(run: RunInfo) -> str:
         return f"{run.status.value} ({plain(run.reason.kind)})"
     if run.api_trouble is not None:
         return f"{run.status.value} (API {run.api_trouble.status or 'failing'})"
+    if unanswered(run):
+        return f"{run.status.value} (no answer yet)"
     if run.signal is not None:
         return f"{run.status.value} (signal {run.signal})"
     if run.exit_code:
         return f"{run.status.value} (exit {run.exit_code})"
     return f"{run.status.value} (exit unknown)" if exit_unknown(run) else run.status.value
+
+
+_RETRY_IN_SILENCE = {"gemini", "opencode"}
+"""Meters of the programs whose events do not tell that a call of the model failed and is tried again."""
+ANSWER_EXPECTED = 30.0
+"""Seconds after the start in which the first answer of a model is told, on a machine that is not overloaded."""
+
+
+def unanswered(run: RunInfo) -> bool:
+    """Return whether the program ought to have told an answer of its model by now, and would not tell why there is none."""
+    late = (run.usage.elapsed_s or 0.0) >= ANSWER_EXPECTED and not run.usage.messages
+    return run.status is Status.RUNNING and run.meter in _RETRY_IN_SILENCE and late
 
 
 def failure(run: RunInfo, *, own: bool = True) -> str | None:

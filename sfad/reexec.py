@@ -81,6 +81,7 @@ def _config_option(argv: list[str]) -> list[str]:
 async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int) -> None:
     """Does not return. `nofile`: the soft limit of descriptors that this process was started with. Raises `OSError`, `Unfit` if it
     could not be done; then everything is as it was."""
+    await runtime.ends_reported()
     server.rest(resting=True)
     try:
         await _threads_done(runtime)
@@ -104,10 +105,9 @@ async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int
 
 
 async def _threads_done(runtime: Runtime) -> None:
-    # execve(2) waits for every other thread to end, and one that waits for a FUSE server cannot be killed; ends that wait for the
-    # figures of their runs have them after a moment
+    # execve(2) waits for every other thread to end, and one that waits for a FUSE server cannot be killed
     with trio.move_on_after(CLOSE_TIMEOUT):
-        while giveback.threads() or runtime.metering.waiting or runtime.ends_wait:  # noqa: ASYNC110 - a thread that waits for the kernel can set no event
+        while giveback.threads() or runtime.metering.waiting:  # noqa: ASYNC110 - a thread that waits for the kernel can set no event
             await trio.sleep(0.01)
     if waiting := giveback.threads():
         raise Unfit(

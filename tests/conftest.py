@@ -38,14 +38,22 @@ MAY_SKIP = (
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Fail a test that may not be skipped."""
     report = yield
-    if report.skipped and COMPLETE in os.environ and isinstance(report.longrepr, tuple):
-        reason = report.longrepr[2]
+    if report.skipped and COMPLETE in os.environ and isinstance(report.longrepr, tuple) and call.excinfo is not None:
+        reason = _why(call.excinfo.value)
         if not any(known in reason for known in MAY_SKIP):
             report.outcome, report.longrepr = "failed", f"{reason}; with {COMPLETE} set this test may not be skipped"
     return report
+
+
+def _why(skipped: BaseException) -> str:
+    """Return why a test is skipped. pytest-trio skips a test without a reason when the test has given one."""
+    given = skipped if str(skipped) else skipped.__context__
+    while isinstance(given, BaseExceptionGroup):
+        given = given.exceptions[0]
+    return str(given)
 
 
 @pytest.fixture(autouse=True)

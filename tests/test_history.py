@@ -44,6 +44,15 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return state
 
 
+@pytest.mark.parametrize("name", ["ledger.db", "ledger.db-wal"])
+def test_a_fifo_in_place_of_a_ledger_is_waited_for_by_nobody(tmp_path: Path, name: str) -> None:
+    (tmp_path / "ledger.db").touch()
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(LedgerError, match=f"{name} is not a regular file"):
+        open_past(tmp_path)
+
+
 def test_what_a_daemon_would_answer(state: Path) -> None:
     assert len(asked(state, m.List(id=1), m.RunList).runs) == 50
     page = asked(state, m.List(id=1, name="boss", rows=60), m.RunList)

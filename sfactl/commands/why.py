@@ -40,8 +40,18 @@ def _show(run: RunInfo, json: bool) -> None:
 def sentence(run: RunInfo, now: datetime | None = None) -> str:
     """The answer, with the numbers."""
     used = output.at_least(run.usage)
-    trouble = f"; it cannot reach its model: {output.plain(run.api_trouble.sentence)}" if run.api_trouble else ""
-    return _sentence(run, now or datetime.now(UTC)) + trouble + (f"; it used {used}" if used else "")
+    return _sentence(run, now or datetime.now(UTC)) + _trouble(run) + (f"; it used {used}" if used else "")
+
+
+def _trouble(run: RunInfo) -> str:
+    if run.api_trouble:
+        return f"; it cannot reach its model: {output.plain(run.api_trouble.sentence)}"
+    if not output.unanswered(run):
+        return ""
+    return (
+        f"; its model has not answered for {output.seconds(run.usage.elapsed_s)}, and {run.meter} does not tell whether it tries "
+        f"again (what it prints: sfactl logs {run.id} --stderr)"
+    )
 
 
 def _sentence(run: RunInfo, now: datetime) -> str:

@@ -58,8 +58,6 @@ class Recovery:
         for run in runs:
             if run.status is Status.QUEUED:
                 self._machine.slots.enqueue(run.id, run.user, run.asked.priority)
-        # the budgets were known before the runs, and may have been renewed or raised since they were paused
-        self._machine.limiter.look_at_budgets(ev.at)
         self._machine.admit_waiting()
 
     def _put(self, run: Run, *, continued: bool) -> None:

@@ -83,10 +83,12 @@ def _first(figures: Iterable[N | None]) -> N | None:
 
 
 def _surest(uses: Iterable[Use], figure: Callable[[Use], float | None]) -> Use:
-    """The source to show: the first whose figure is final, else the one whose partial figure is the largest."""
+    """The source to show: the first whose figure is final, else the one that has counted the most input, which is never an
+    estimate, or without input the largest figure. Of equals the last: a session tells the output that a stream estimates."""
     known = [use for use in uses if figure(use) is not None]
     final = next((use for use in known if not use.partial), None)
-    return final or max(known, key=lambda use: figure(use) or 0.0, default=NOTHING)
+    by_input = max(reversed(known), key=lambda use: (use.input_tokens or 0, not use.input_tokens and figure(use)), default=NOTHING)
+    return final or by_input
 
 
 def spent(tokens: int, cost: float | None, role: Role | None) -> dict[LimitKind, float]:
@@ -155,7 +157,7 @@ class Account:
     def best(self) -> tuple[Source, Use] | None:
         """What is shown: each number from the best source that knows it, and the best source. What belongs together, input and
         output, a cost and where it is from, comes from one source: numbers of two sources are never mixed. A partial figure
-        yields to a final one of the next source, or to a larger one if that is partial as well."""
+        yields to a final one of the next source, or to one that counts more input if that is partial as well."""
         known = [(source, self.sources[source]) for source in SOURCES if source in self.sources]
         if len(known) < 2:
             return known[0] if known else None

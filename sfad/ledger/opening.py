@@ -167,8 +167,11 @@ def open_past(directory: Path) -> sqlite3.Connection:
     there. Nothing is made, changed or migrated on the disk. Raises `LedgerError`."""
     connection = None
     try:
+        for name in (directory / FILE, *beside(directory / FILE)):
+            if os.path.lexists(name) and not is_regular(name):  # SQLite would wait for the other end of a FIFO
+                raise LedgerError(f"{name} is not a regular file")
         connection = open_reader(directory)
-        check_ours(connection)
+        _check_schema(connection)
         if version_of(connection) < VERSION:
             copy = sqlite3.connect(":memory:", isolation_level=None)
             with closing(connection):

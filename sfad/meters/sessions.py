@@ -71,8 +71,8 @@ class SessionFiles(Protocol):
     """How one program keeps its sessions."""
 
     program: str
-    tells_calls_late: bool
-    """Whether a call of a tool is in the file only when it has ended: before, a reply with one looks like the last."""
+    tells_end: bool
+    """Whether the file tells a reply that calls a tool from the last one, after which the model is not asked again."""
 
     def named(self, argv: Sequence[str]) -> str | None:
         """Return the session id that the command gives."""
@@ -160,6 +160,10 @@ class _ClaudeHead(msgspec.Struct, rename="camel"):
     timestamp: Any = None
 
 
+_GOES_ON = {None, "tool_use", "pause_turn"}
+"""Reasons after which the model is asked again, maybe before the file says so: it is written 100 ms late."""
+
+
 class _ClaudeCharge(msgspec.Struct, frozen=True, array_like=True):
     model: str
     used: Tokens
@@ -201,7 +205,7 @@ class ClaudeSession(LineMeter[_ClaudeLine, _ClaudeState]):
         if message.model == "<synthetic>":
             return
         tally.recognised(self.reading)
-        self.reading.partial = message.stop_reason is None
+        self.reading.partial = message.stop_reason in _GOES_ON
         self.reading.cost_usd = None
         known = self._state.messages.get(message.id)
         used = _claude_tokens(message.usage or _ClaudeUsage())
@@ -224,7 +228,7 @@ class ClaudeSession(LineMeter[_ClaudeLine, _ClaudeState]):
 
 class _Claude:
     program = "claude"
-    tells_calls_late = False
+    tells_end = True
 
     def named(self, argv: Sequence[str]) -> str | None:
         forks = "--fork-session" in argv
@@ -357,7 +361,6 @@ class CodexSession(LineMeter[_CodexLine, _CodexState]):
             self._state.total = total
             more = tally.minus(total, before)
             if ours and more.input + more.output:
-                self.reading.partial = False
                 tally.add(self.reading.models, self._state.model, more)
         elif payload.type == "task_complete":
             self.reading.partial = False
@@ -365,7 +368,7 @@ class CodexSession(LineMeter[_CodexLine, _CodexState]):
 
 class _Codex:
     program = "codex"
-    tells_calls_late = False
+    tells_end = True
 
     def named(self, argv: Sequence[str]) -> str | None:
         words = arguments(argv, "codex") or []
@@ -480,7 +483,7 @@ class GeminiSession(LineMeter[_GeminiLine, _GeminiState]):
 
 class _Gemini:
     program = "gemini"
-    tells_calls_late = True
+    tells_end = False  # a call of a tool is written when it has ended
 
     def named(self, argv: Sequence[str]) -> str | None:
         return next(iter(_options(argv, "gemini", "--session-id")), None)

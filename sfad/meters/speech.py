@@ -22,7 +22,7 @@ from .base import Break, Delta, Failed, Final, Program, Speech, Text, Tool
 from .lines import BOM, without_surrogates
 from .tally import printable
 
-SLICE = 256 << 10
+SLICE = 64 << 10
 """Bytes of the stream that are read for one step."""
 MAX_EVENT = 1 << 20
 """Bytes of a line that is decoded while every client of the daemon waits: 80 ms for the densest JSON there is. A longer line that
@@ -34,6 +34,8 @@ FORM = 1
 
 _OPENERS = (b"{", BOM[:1])
 _TYPE = b'"type"'
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""What could steer a terminal. In JSON it was escaped, so the run's own output could not."""
 _LIKE_EVENT = re.compile(rb'\{[^\n]{0,4096}"type"[ \t]*:[ \t]*"')
 
 
@@ -192,7 +194,7 @@ class Reader:
                 self._shown.tools.append(_call(name, about))
 
     def _was_shown(self, text: str) -> bool:
-        data = text.encode()
+        data = _harmless(text)
         return (self._cursor.length, self._cursor.sum) == (len(data), zlib.crc32(data))
 
     def _begin(self) -> None:
@@ -200,7 +202,7 @@ class Reader:
         self._cursor.length = self._cursor.sum = 0
 
     def _part(self, text: str) -> None:
-        data, cursor = text.encode(), self._cursor
+        data, cursor = _harmless(text), self._cursor
         self._shown.text += data
         cursor.length += len(data)
         cursor.sum = zlib.crc32(data, cursor.sum)
@@ -210,6 +212,10 @@ class Reader:
         if self._cursor.open:
             self._shown.text += b"\n"
             self._cursor.open = False
+
+
+def _harmless(text: str) -> bytes:
+    return _CONTROLS.sub("", text).encode()
 
 
 def answer(program: Program, stream: bytes, *, begins_inside: bool = False) -> bytes:

@@ -48,7 +48,7 @@ class BudgetKeeper:
     def know(self, config: configuration.Budgets) -> None:
         """Begins with these budgets, or goes on with others."""
         self._config = config
-        self._look()
+        self.look()
 
     def charge(self, scope: str, name: str, usd: float) -> None:
         """Writes a charge to the ledger, in the present period."""
@@ -59,13 +59,14 @@ class BudgetKeeper:
         budget = next(budget for budget in self._known if (budget.scope, budget.name) == (scope, name))
         self._memory.charge(scope, name, self._periods[scope, name], budget.charged, partial=budget.partial)
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Tell the core what the budgets stand at now, and again when a period begins."""
         now = wall_clock().astimezone()
         try:
             self._renew(now)
         except sqlite3.Error as error:
             self._trouble(f"the ledger does not tell what budgets were charged: {error}; they stay as they are")
-            self._timers.arm("budgets", trio.current_time() + LOOK_AGAIN_SOON, self._look)
+            self._timers.arm("budgets", trio.current_time() + LOOK_AGAIN_SOON, self.look)
 
     def _charged(self, scope: str, name: str, begin: datetime) -> float:
         """The ledger may lag behind the spool: it could not be written when a daemon died, or when this one began."""
@@ -103,7 +104,7 @@ class BudgetKeeper:
         self._feed(e.BudgetsKnown(trio.current_time(), tuple(budgets)))
         if periods:
             soonest = min((end - now).total_seconds() for _, end in periods.values())
-            self._timers.arm("budgets", trio.current_time() + min(max(soonest, 0.1), LOOK_AGAIN), self._look)
+            self._timers.arm("budgets", trio.current_time() + min(max(soonest, 0.1), LOOK_AGAIN), self.look)
 
 
 def period(now: datetime, length: str) -> tuple[datetime, datetime]:

@@ -15,7 +15,7 @@ from ..core.usage import Use
 from ..giveback import give_back
 from ..launch.base import Launcher
 from ..ledger import RunExtra
-from ..meters import Program
+from ..meters import Program, Reading
 from ..meters.sessions import VARIABLES, SessionFiles, files_of
 from ..protocol.known import BY_REPORT, NO_METER
 from ..protocol.messages import Spawn
@@ -62,6 +62,10 @@ class Live:
     """The one that was named last, or by its stream the one with most tokens."""
     saved: RunInfo | None = None
     """As the ledger was last given it."""
+    attempted_at: datetime | None = None
+    """When its latest attempt was launched."""
+    sessions: tuple[Reading, ...] = ()
+    """What the session files of its earlier attempts told."""
 
     def close(self) -> None:
         """Gives back every descriptor."""

@@ -27,6 +27,7 @@ from ..core.run import Run
 from ..faults import effect
 from ..launch.procfs import is_alive
 from ..ledger.ledger import current_boot
+from ..meters import Reading
 from ..protocol.messages import Spawn
 from ..protocol.types import RunId, Status
 from ..spool import Journal, Spawns
@@ -88,6 +89,9 @@ class Progress(Struct, frozen=True, array_like=True):
     started_at: datetime | None
     ended_at: datetime | None
     main: Main | None
+    attempted_at: datetime | None = None
+    sessions: tuple[Reading, ...] = ()
+    """What the session files of earlier attempts told."""
 
 
 class Charged(Struct, frozen=True, array_like=True):
@@ -378,7 +382,7 @@ class Memory:
         return Origin(birth_of(live.run), bare, live.nonce, live.created_at, program, live.asker)
 
     def _now(self, live: Live) -> dict[str, bytes]:
-        progress = Progress(state_of(live.run), live.started_at, live.ended_at, live.main)
+        progress = Progress(state_of(live.run), live.started_at, live.ended_at, live.main, live.attempted_at, live.sessions)
         return {f"now/{live.run.id}": self._encode(progress)}
 
     # ---- budgets

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass, field, replace
 from signal import SIGKILL
 
 import trio
@@ -28,7 +27,7 @@ from ..meters.base import MAX_LINE
 from ..output.files import OutputStore
 from ..pricing import Catalogue, Prices, PricesUnavailable
 from ..protocol import messages as m
-from ..protocol.types import Action, ApiTrouble, LimitKind, RunId, Tokens
+from ..protocol.types import Action, ApiTrouble, LimitKind, RunId, Source, Tokens
 from .following import Following
 from .live import Live, wall_clock
 from .sampling import Sampler
@@ -130,12 +129,13 @@ class Metering:
         if run.id not in self._runs:
             self._begin(live)
         self._following.begin_attempt(run.id)
-        self._find_session(live, wall_clock())
+        live.attempted_at, live.sessions = wall_clock(), self._sessions.told(run.id)
+        self._find_session(live)
 
     def take_over(self, live: Live, position: bytes | None) -> None:
         """Goes on with a run that an earlier daemon has launched; `position` is what `position` said there."""
         self._begin(live, position, fresh=False)
-        self._find_session(live, live.started_at or live.created_at)
+        self._find_session(live)
         for reading in self._runs[live.run.id].readings[-1:]:
             self._sessions.name(live.run.id, reading.session)
         self._following.look(live.run.id)
@@ -162,12 +162,14 @@ class Metering:
         if program is not None or live.session_files is not None:
             self._load_soon()
 
-    def _find_session(self, live: Live, began: datetime) -> None:
+    def _find_session(self, live: Live) -> None:
         files, run = live.session_files, live.run
+        began = live.attempted_at or live.started_at or live.created_at
         if files is not None:
             env = environment_of(live.spawn.env)
             given = session_of(live.spawn.session, run.attempt) if live.spawn.session is not None else files.named(run.asked.argv)
-            self._sessions.begin(run.id, Session(files, run.asked.argv, env, run.asked.cwd, run.uid, began, given))
+            session = Session(files, run.asked.argv, env, run.asked.cwd, run.uid, began, given)
+            self._sessions.begin(run.id, session, live.sessions)
 
     def _sample(self, run: Run, *, fresh: bool = False) -> None:
         for kind in _WATCHED:
@@ -288,12 +290,19 @@ class Metering:
             self._session_told(metered)
 
     def _stream_told(self, metered: _Metered) -> None:
-        use = self._use_of(metered, metered.readings)
-        self._feed(e.UseSeen(trio.current_time(), metered.live.run.id, "stream", use))
+        self._told(metered, "stream", metered.readings)
 
     def _session_told(self, metered: _Metered) -> None:
-        use = self._use_of(metered, metered.session)
-        self._feed(e.UseSeen(trio.current_time(), metered.live.run.id, "session", use))
+        self._told(metered, "session", metered.session)
+
+    def _told(self, metered: _Metered, source: Source, readings: Sequence[Reading]) -> None:
+        run, use = metered.live.run, self._use_of(metered, readings)
+        known = run.account.sources.get(source, NOTHING)
+        if use.unpriced_tokens and not self._catalogue.settled and (use.cost or 0.0) < (known.cost or 0.0):
+            # an earlier daemon had prices: what the run had cost by then is not taken back while this one loads them
+            more = use.unpriced_tokens - (known.tokens or 0) + (known.unpriced_tokens or 0)
+            use = replace(use, cost=known.cost, cost_from=known.cost_from, unpriced_tokens=max(0, more) or None)
+        self._feed(e.UseSeen(trio.current_time(), run.id, source, use))
 
     def _say_silent(self, metered: _Metered) -> None:
         """Nothing that the meter knows is in what the run prints. One that was chosen by the command alone is left in peace: its

@@ -136,6 +136,8 @@ class _Recoverer:
             started_at=progress.started_at,
             ended_at=progress.ended_at,
             main=progress.main,
+            attempted_at=progress.attempted_at,
+            sessions=progress.sessions,
         )
 
     def _never_was(self, run: Run) -> bool:
@@ -159,8 +161,6 @@ class _Recoverer:
         if ended is None:  # else the core is told in a moment that it is over
             run.pid = found.pid
         self._runtime.take_over(live, entry.meter, ended)
-        if found.starting:
-            self._runtime.await_launch(run)
         effect("adopted")
         begun = self._may_have_begun(live)
         return Remembered(run, empty=found.empty, starting=found.starting, startable=self._startable(live), begun=begun)

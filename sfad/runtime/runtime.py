@@ -79,8 +79,10 @@ SAVE_USE = 1.0
 _WITHIN = c.Keep | c.Arm | c.Disarm | c.NoteUse
 """Nothing of these is seen outside of the process: to die before one or after it is the same."""
 
-T = TypeVar("T")
+ENDS_WAIT = PRICES_WAIT + PATIENCE
+"""Seconds that a re-execution waits at most for ends that wait themselves: reported sooner, they would stay without price."""
 
+T = TypeVar("T")
 
 Asker = Callable[[c.Answer], None]
 Waiter = Callable[[RunInfo], None]
@@ -188,6 +190,7 @@ class Runtime:
         """What the launcher has reported of runs that were taken over, before the core knows of them."""
         self._held: dict[RunId, _Held] = {}
         """By root."""
+        self._none_held = trio.lowlevel.ParkingLot()
         self._to_meter: list[tuple[Live, bytes | None]] = []
         """Runs that were taken over, and where their meters were."""
         self.adopted = 0
@@ -283,6 +286,10 @@ class Runtime:
         learnt = await self.metering.read_ended(gone)
         self.adopted = sum(1 for one in recovery.event.runs if one.run.pid is not None)
         self.feed(replace(recovery.event, learnt=learnt))
+        for one in recovery.event.runs:
+            if one.starting:  # not sooner: its time may come while ended runs are read, when the core does not know it yet
+                self.await_launch(one.run)
+        self._budgets.look()  # a tree that was paused for a budget goes on if that was renewed or raised meanwhile
         early, self._early = self._early or [], None
         for event in early:
             self.reported(event)
@@ -435,11 +442,14 @@ class Runtime:
                     self._report(held.events.popleft())
         self._report_all(held)
         self._held.pop(root, None)
+        if not self._held:
+            self._none_held.unpark_all()
 
-    @property
-    def ends_wait(self) -> bool:
-        """Whether ends of runs wait for what their sessions and the price list tell."""
-        return bool(self._held)
+    async def ends_reported(self) -> None:
+        """Wait until no end waits for the price list or for a session file, at most `ENDS_WAIT`."""
+        with trio.move_on_after(ENDS_WAIT):
+            while self._held:
+                await self._none_held.park()
 
     def report_held(self) -> None:
         """Report the ends that wait, at once."""

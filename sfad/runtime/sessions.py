@@ -105,7 +105,7 @@ class Session:
                 whole = self._advance(path, descriptor, head, until) and whole
         read = [each.meter.reading for each in self._read.values() if each.head.session == session]
         # between two looks the agent may have begun another call
-        final = whole and self.over and (self.succeeded or not self.files.tells_calls_late)
+        final = whole and self.over and (self.succeeded or self.files.tells_end)
         self.readings = tuple(_merged(read, final=final))
         return whole
 
@@ -286,15 +286,18 @@ class Sessions:
         now = trio.current_time()
         return sum(now - since >= PATIENCE for since in self._looking.values())
 
-    def begin(self, run: RunId, session: Session) -> None:
-        """Begin an attempt. An id that no agent would give is not looked for: a client chose it, and it goes into file names and
-        patterns."""
+    def begin(self, run: RunId, session: Session, before: tuple[Reading, ...] = ()) -> None:
+        """Begin an attempt, or go on with one. `before`: what the sessions of earlier attempts told. An id that no agent would give
+        is not looked for: a client chose it, and it goes into file names and patterns."""
         if session.names is not None and not SESSION_ID.fullmatch(session.names):
             session.names = None
-        before = self._runs.get(run)
-        if before is not None:
-            self._before[run] = self._before.get(run, ()) + before.readings
+        self._before[run] = before
         self._runs[run] = session
+
+    def told(self, run: RunId) -> tuple[Reading, ...]:
+        """Return what the sessions of all attempts have told so far."""
+        session = self._runs.get(run)
+        return self._before.get(run, ()) + (session.readings if session is not None else ())
 
     def name(self, run: RunId, session: str) -> None:
         """Take note of what the stream calls the session."""
@@ -370,7 +373,7 @@ class Sessions:
             self._runs.pop(run, None)
             self._trouble(f"run {run}: its session is not read any more: internal error:\n{traceback.format_exc()}")
         if session.readings != before and self._runs.get(run) is session:
-            self._seen(run, self._before.get(run, ()) + session.readings)
+            self._seen(run, self.told(run))
         return whole
 
     def _lose(self, run: RunId, session: Session) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from tests.agents.script import ANTHROPIC, OPENING, Reply, Say
+from tests.agents.script import ANTHROPIC, OPENING, Shell, Told
 
 Body = dict[str, Any]
 
@@ -38,29 +38,30 @@ def _text(content: str | list[Body]) -> str:
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
-def answer(body: Body, reply: Reply, number: int) -> tuple[str, bytes]:
-    """The type and bytes of the body that says it, as a stream where one was asked for."""
+def answer(body: Body, reply: Told, number: int) -> tuple[str, bytes, bytes]:
+    """The type of the body that says it, its bytes up to the end of the text, and the rest; a stream where one was asked for."""
     message = _message(body, reply, number)
     if body.get("stream"):
-        return "text/event-stream", b"".join(_event(event) for event in _stream(message))
-    return "application/json", json.dumps(message).encode()
+        text, rest = (b"".join(map(_event, events)) for events in _stream(message))
+        return "text/event-stream", text, rest
+    return "application/json", json.dumps(message).encode(), b""
 
 
-def _message(body: Body, reply: Reply, number: int) -> Body:
+def _message(body: Body, reply: Told, number: int) -> Body:
     return {
         "id": f"msg_{number:04}",
         "type": "message",
         "role": "assistant",
         "model": body["model"],
         "content": _content(body, reply, number),
-        "stop_reason": "end_turn" if isinstance(reply, Say) else "tool_use",
+        "stop_reason": "tool_use" if isinstance(reply, Shell) else "end_turn",
         "stop_sequence": None,
         "usage": _usage(ANTHROPIC.output),
     }
 
 
-def _content(body: Body, reply: Reply, number: int) -> list[Body]:
-    if isinstance(reply, Say):
+def _content(body: Body, reply: Told, number: int) -> list[Body]:
+    if not isinstance(reply, Shell):
         return [{"type": "text", "text": reply.text}]
     (shell,) = _shells(body)
     call: Body = {"command": reply.command, "description": "scripted"}
@@ -81,13 +82,12 @@ def _usage(output: int) -> Body:
     }
 
 
-def _stream(message: Body) -> Iterator[Body]:
-    yield {"type": "message_start", "message": message | {"content": [], "stop_reason": None, "usage": _usage(1)}}
-    for index, block in enumerate(message["content"]):
-        yield from _block(index, block)
+def _stream(message: Body) -> tuple[list[Body], list[Body]]:
+    start = {"type": "message_start", "message": message | {"content": [], "stop_reason": None, "usage": _usage(1)}}
+    blocks = [event for index, block in enumerate(message["content"]) for event in _block(index, block)]
     end = {"stop_reason": message["stop_reason"], "stop_sequence": None}
-    yield {"type": "message_delta", "delta": end, "usage": {"output_tokens": ANTHROPIC.output}}
-    yield {"type": "message_stop"}
+    told = {"type": "message_delta", "delta": end, "usage": {"output_tokens": ANTHROPIC.output}}
+    return [start, *blocks[:-1]], [blocks[-1], told, {"type": "message_stop"}]
 
 
 def _block(index: int, block: Body) -> Iterator[Body]:

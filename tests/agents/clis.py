@@ -28,8 +28,15 @@ class Cli:
     """The same, printing text."""
     in_terminal: tuple[str, ...]
     """The same in a terminal, where it does not end by itself."""
+    options: tuple[str, ...]
+    """For the built-in entry of its name."""
     tells_early: bool
     """Whether its events tell of a call before it is done, and of tokens before the end."""
+
+    @property
+    def by_name(self) -> tuple[str, ...]:
+        """The agent that is known by this name, with a task."""
+        return (self.name, "go", *self.options)
 
     def turns_seen(self, calls: int) -> int:
         """How many of so many calls its events have told of, at the least, while the last is still going on."""
@@ -44,6 +51,7 @@ CLAUDE = Cli(
     ("claude", "-p", "go", "--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions"),
     ("claude", "-p", "go", "--dangerously-skip-permissions"),
     ("claude", "--dangerously-skip-permissions", "go"),
+    ("--dangerously-skip-permissions",),
     tells_early=True,
 )
 CODEX = Cli(
@@ -54,6 +62,7 @@ CODEX = Cli(
     ("codex", "exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "go"),
     ("codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "go"),
     ("codex", "--dangerously-bypass-approvals-and-sandbox", "go"),
+    ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
     tells_early=False,
 )
 GEMINI_CLI = Cli(
@@ -64,6 +73,7 @@ GEMINI_CLI = Cli(
     ("gemini", "-p", "go", "--output-format", "stream-json", "--yolo", "-m", "gemini-2.5-pro"),
     ("gemini", "-p", "go", "--yolo", "-m", "gemini-2.5-pro"),
     ("gemini", "-i", "go", "--yolo", "-m", "gemini-2.5-pro"),
+    ("--yolo", "-m", "gemini-2.5-pro"),
     tells_early=False,
 )
 OPENCODE = Cli(
@@ -74,6 +84,7 @@ OPENCODE = Cli(
     ("opencode", "run", "go", "--format", "json", "--model", "anthropic/claude-sonnet-4-5"),
     ("opencode", "run", "go", "--model", "anthropic/claude-sonnet-4-5"),
     ("opencode", "--prompt", "go", "--model", "anthropic/claude-sonnet-4-5"),
+    ("--model", "anthropic/claude-sonnet-4-5"),
     tells_early=False,
 )
 CLIS = {cli.name: cli for cli in (CLAUDE, CODEX, GEMINI_CLI, OPENCODE)}
@@ -100,11 +111,9 @@ def install() -> Path:
 
 
 def _works(commands: Path, cli: Cli) -> bool:
-    command = commands / cli.name
-    if not command.exists():
-        return False
-    said = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=60).stdout
-    return cli.version in said.split()
+    """Ask the package: four programs that print their versions take 10 s of CPU."""
+    manifest = commands.parent / cli.package / "package.json"
+    return (commands / cli.name).exists() and json.loads(manifest.read_text())["version"] == cli.version
 
 
 def _fetch() -> None:

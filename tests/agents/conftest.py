@@ -25,7 +25,7 @@ MakeDesk = Callable[..., Desk]
 @pytest.fixture(scope="session")
 def commands() -> Path:
     """Directory of the real agents."""
-    if os.environ.get("SFAD_TEST_AGENTS") != "1":
+    if os.environ.get("SFAD_TEST_AGENTS") not in {"1", "all"}:
         pytest.skip(
             "real agents are tried with SFAD_TEST_AGENTS=1: it fetches some 550 MB from npm, 1.2 GB on disk (docs/real-agents.md)"
         )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import DEVNULL, Popen
 from typing import Any
 
 from tests.agents.clis import Cli
@@ -68,15 +70,63 @@ class Desk:
         return self.model.talks[cli.name]
 
 
+class Gate:
+    """A command that a tool runs, and that ends when the gate is opened."""
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self.command = f"cat {path}"
+        self._path = path
+        self._writer: int | None = None
+
+    @property
+    def reached(self) -> bool:
+        """Whether the command runs."""
+        if self._writer is None:
+            with suppress(OSError):  # nobody reads it yet
+                self._writer = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK)
+        return self._writer is not None
+
+    def open(self) -> None:
+        """Let the command end."""
+        if self._writer is not None:
+            os.close(self._writer)
+            self._writer = None
+
+
 @contextmanager
-def held_up(gate: Path) -> Iterator[str]:
+def gate_of(path: Path) -> Iterator[Gate]:
+    """A gate that is open afterwards."""
+    gate = Gate(path)
+    try:
+        yield gate
+    finally:
+        gate.open()
+
+
+@contextmanager
+def held_up(path: Path) -> Iterator[str]:
     """A command for the shell tool that ends when the body does, and has begun before."""
-    os.mkfifo(gate)
-    yield f"cat {gate}"
-    os.close(wait_until(lambda: _opened(gate), "the shell tool reads the gate"))
+    with gate_of(path) as gate:
+        yield gate.command
+        wait_until(lambda: gate.reached, "the shell tool reads the gate")
 
 
-def _opened(gate: Path) -> int | None:
-    with suppress(OSError):  # nobody reads it yet
-        return os.open(gate, os.O_WRONLY | os.O_NONBLOCK)
-    return None
+@contextmanager
+def in_a_terminal(at: Desk, *words: str) -> Iterator[Popen[bytes]]:
+    """A client with a terminal of its own, whose output nobody wants."""
+    ours, theirs = pty.openpty()
+    reader = Popen(["cat"], stdin=ours, stdout=DEVNULL, stderr=DEVNULL)  # it fails when the terminal is gone
+    os.close(ours)
+    client = Popen(
+        [sys.executable, "-m", "sfactl", *words],
+        stdin=theirs, stdout=theirs, stderr=theirs, env=at.env, cwd=at.env["HOME"], start_new_session=True,
+    )  # fmt: skip
+    os.close(theirs)
+    try:
+        yield client
+        client.wait(PATIENCE)
+    finally:
+        for each in (client, reader):
+            each.kill()
+            each.wait()

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from tests.agents.script import GEMINI, OPENING, Reply, Say, Shell
+from tests.agents.script import GEMINI, OPENING, Shell, Told
 
 Body = dict[str, Any]
 
@@ -32,21 +32,23 @@ def tool_outputs(body: Body) -> list[str]:
     return [found[1] if (found := _OUTPUT.search(text)) else text for text in said]
 
 
-def answer(body: Body, reply: Reply, number: int) -> tuple[str, bytes]:
-    """The type and bytes of the stream that says it; Gemini CLI asks for nothing else in a turn."""
-    said = {
-        "candidates": [{"content": {"role": "model", "parts": _parts(reply)}, "finishReason": "STOP", "index": 0}],
-        "usageMetadata": _usage(),
-        "modelVersion": body.get("model", "gemini-2.5-pro"),
-        "responseId": f"resp_{number:04}",
-    }
-    return "text/event-stream", f"data: {json.dumps(said)}\r\n\r\n".encode()
+def answer(body: Body, reply: Told, number: int) -> tuple[str, bytes, bytes]:
+    """The type of the stream that says it, its bytes up to the end of the text, and the rest; Gemini CLI asks for nothing else
+    in a turn."""
+    about = {"modelVersion": body.get("model", "gemini-2.5-pro"), "responseId": f"resp_{number:04}"}
+    text = OPENING if isinstance(reply, Shell) else reply.text
+    call = [{"functionCall": {"name": _SHELL, "args": _call(reply)}}] if isinstance(reply, Shell) else [{"text": ""}]
+    said = _event(about | {"candidates": [_candidate([{"text": text}])]})
+    done = _candidate(call) | {"finishReason": "STOP"}
+    return "text/event-stream", said, _event(about | {"candidates": [done], "usageMetadata": _usage()})
 
 
-def _parts(reply: Reply) -> list[Body]:
-    if isinstance(reply, Say):
-        return [{"text": reply.text}]
-    return [{"text": OPENING}, {"functionCall": {"name": _SHELL, "args": _call(reply)}}]
+def _candidate(parts: list[Body]) -> Body:
+    return {"content": {"role": "model", "parts": parts}, "index": 0}
+
+
+def _event(event: Body) -> bytes:
+    return f"data: {json.dumps(event)}\r\n\r\n".encode()
 
 
 def _call(reply: Shell) -> Body:

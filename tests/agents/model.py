@@ -8,14 +8,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from select import select
+from socket import MSG_PEEK
 from socketserver import ThreadingMixIn
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from tests.agents import anthropic, gemini, openai
-from tests.agents.script import Reply, Say, Shell
+from tests.agents.script import Fail, Reply, Say, Shell, Stall, Told
 
 Body = dict[str, Any]
+Answer = tuple[str, bytes, bytes]
+"""Type, the bytes up to the end of the text, the rest."""
 
 
 class _Dialect(Protocol):
@@ -24,7 +28,7 @@ class _Dialect(Protocol):
     def asks(self, path: str) -> bool: ...
     def is_turn(self, body: Body) -> bool: ...
     def tool_outputs(self, body: Body) -> list[str]: ...
-    def answer(self, body: Body, reply: Reply, number: int) -> tuple[str, bytes]: ...
+    def answer(self, body: Body, reply: Told, number: int) -> Answer: ...
 
 
 _DIALECTS: dict[str, _Dialect] = {"claude": anthropic, "codex": openai, "gemini": gemini, "opencode": anthropic}
@@ -42,17 +46,26 @@ class Talk:
     """Bodies of what the agent asked, helpers of its own left out."""
     turns: int = 0
     """Tool calls that the model has asked for."""
+    answered: int = 0
+    """Replies that were sent to their end, those to helpers left out."""
+    helped: int = 0
+    """Replies to helpers."""
+    stalled: bool = False
+    """A reply stands still in its middle."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def take(self, body: Body) -> tuple[str, bytes]:
-        """Type and bytes of the answer to a request."""
+    def take(self, body: Body) -> tuple[Reply, Answer]:
+        """The answer to a request."""
         if not self.dialect.is_turn(body):
-            return self.dialect.answer(body, Say("ok"), 0)
+            self.helped += 1
+            return Say("ok"), self.dialect.answer(body, Say("ok"), 0)
         with self._lock:
             reply = next(self.script, Say("Done."))
+            if isinstance(reply, Fail):
+                return reply, ("application/json", b'{"error": {"type": "overloaded_error", "message": "Overloaded"}}', b"")
             self.requests.append(body)
             self.turns += isinstance(reply, Shell)
-            return self.dialect.answer(body, reply, len(self.requests))
+            return reply, self.dialect.answer(body, reply, len(self.requests))
 
     def told(self) -> list[str]:
         """What the agent's tools have answered, as far as the model has heard of it."""
@@ -67,12 +80,16 @@ class Model:
     url: str
     talks: Mapping[str, Talk]
     """By the name of the agent."""
+    released: threading.Event
+    """Set it, and replies that stand still go on."""
 
 
 class _Server(ThreadingMixIn, HTTPServer):
     daemon_threads = False  # so that closing waits for them: no test leaves a thread
     talks: dict[str, Talk]
     """By the first word of the path."""
+    released: threading.Event
+    """Replies that stand still may go on."""
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Says nothing of an agent that was stopped in the middle of an answer."""
@@ -89,11 +106,34 @@ class _Handler(BaseHTTPRequestHandler):
         data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         talk = self.server.talks.get(path.split("/")[1])
         if talk is not None and talk.dialect.asks(path):
-            self._send(200, *talk.take(json.loads(data)))
+            self._answer(talk, json.loads(data))
         elif path.endswith("/count_tokens"):
             self._send(200, "application/json", b'{"input_tokens": 1000}')
         else:
             self._send(404, "application/json", b'{"error": {"type": "not_found_error", "message": "not scripted"}}')
+
+    def _answer(self, talk: Talk, body: Body) -> None:
+        reply, (kind, text, rest) = talk.take(body)
+        if isinstance(reply, Fail):
+            if reply.status is not None:
+                self._send(reply.status, kind, text)
+            return
+        self._begin(200, kind, len(text) + len(rest))
+        self.wfile.write(text)
+        if isinstance(reply, Stall):
+            talk.stalled = True
+            if not self._released():
+                return
+            talk.stalled = False
+        self.wfile.write(rest)
+        talk.answered += talk.dialect.is_turn(body)
+
+    def _released(self) -> bool:
+        """Wait until the reply may go on. Returns whether the agent still listens."""
+        while not self.server.released.wait(0.05):
+            if select([self.connection], [], [], 0)[0] and not self.connection.recv(1, MSG_PEEK):
+                return False
+        return True
 
     def do_GET(self) -> None:
         self._send(404, "application/json", b"{}")
@@ -102,11 +142,14 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, "text/plain", b"")
 
     def _send(self, status: int, kind: str, body: bytes) -> None:
+        self._begin(status, kind, len(body))
+        self.wfile.write(body)
+
+    def _begin(self, status: int, kind: str, length: int) -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Length", str(length))
         self.end_headers()
-        self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Keeps quiet."""
@@ -117,11 +160,12 @@ def serving(scripts: Mapping[str, Iterable[Reply]]) -> Iterator[Model]:
     """A model for the agents of these names, on a port of its own. The path of each agent begins with its name."""
     talks = {name: Talk(_DIALECTS[name], iter(script)) for name, script in scripts.items()}
     with _Server(("127.0.0.1", 0), _Handler) as server:
-        server.talks = talks
+        server.talks, server.released = talks, threading.Event()
         thread = threading.Thread(target=server.serve_forever, args=[0.05], name="scripted model")
         thread.start()
         try:
-            yield Model(f"http://127.0.0.1:{server.server_port}", talks)
+            yield Model(f"http://127.0.0.1:{server.server_port}", talks, server.released)
         finally:
+            server.released.set()
             server.shutdown()
             thread.join()

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from tests.agents.script import OPENAI, OPENING, Reply, Say, Shell
+from tests.agents.script import OPENAI, OPENING, Shell, Told
 
 Body = dict[str, Any]
 
@@ -44,25 +44,29 @@ def _text(output: str | list[Body]) -> str:
     return output if isinstance(output, str) else "".join(part.get("text", "") for part in output)
 
 
-def answer(body: Body, reply: Reply, number: int) -> tuple[str, bytes]:
-    """The type and bytes of the stream that says it."""
-    return "text/event-stream", b"".join(_event(event) for event in _stream(body, reply, number))
+def answer(body: Body, reply: Told, number: int) -> tuple[str, bytes, bytes]:
+    """The type of the stream that says it, its bytes up to the end of the text, and the rest."""
+    *said, done, end = map(_event, _stream(body, reply, number))
+    return "text/event-stream", b"".join(said), done + end
 
 
-def _stream(body: Body, reply: Reply, number: int) -> Iterator[Body]:
+def _stream(body: Body, reply: Told, number: int) -> Iterator[Body]:
     response = {"id": f"resp_{number:04}"}
     yield {"type": "response.created", "response": response}
     for index, item in enumerate(_items(body, reply, number)):
+        at = {"output_index": index, "item_id": item.get("id", "")}
         yield {"type": "response.output_item.added", "output_index": index, "item": item}
+        for part in item.get("content", ()):
+            yield {"type": "response.output_text.delta", "content_index": 0, "delta": part["text"]} | at
         yield {"type": "response.output_item.done", "output_index": index, "item": item}
     yield {"type": "response.completed", "response": response | {"usage": _usage()}}
 
 
-def _items(body: Body, reply: Reply, number: int) -> list[Body]:
-    text = reply.text if isinstance(reply, Say) else OPENING
+def _items(body: Body, reply: Told, number: int) -> list[Body]:
+    text = OPENING if isinstance(reply, Shell) else reply.text
     content = [{"type": "output_text", "text": text, "annotations": []}]
     items: list[Body] = [{"type": "message", "id": f"msg_{number:04}", "role": "assistant", "content": content}]
-    if not isinstance(reply, Say):
+    if isinstance(reply, Shell):
         items.append(_call(body, reply, number))
     return items
 

@@ -24,7 +24,23 @@ class Shell:
     """The agent goes on while it runs."""
 
 
-Reply = Say | Shell
+@dataclass(frozen=True)
+class Stall:
+    """Text that is streamed; then the reply neither goes on nor ends until `Model.released` is set."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Fail:
+    """No answer."""
+
+    status: int | None
+    """Of HTTP; `None`: the connection is closed."""
+
+
+Told = Say | Shell | Stall
+Reply = Told | Fail
 
 
 @dataclass(frozen=True)
@@ -38,6 +54,12 @@ class Price:
     output: int
     reasoning: int = 0
     """Of `output`."""
+
+    @property
+    def input_usd(self) -> float:
+        """What the input of a call costs at the prices of Claude Sonnet 4.5."""
+        fresh = self.input - self.cached - self.cache_write
+        return (3 * fresh + 0.3 * self.cached + 3.75 * self.cache_write) / 1e6
 
 
 ANTHROPIC = Price(input=1350, cached=300, cache_write=50, output=60)

@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
+import shlex
+from itertools import repeat
+
 import pytest
 
-from tests.agents.clis import Cli
+from tests.agents.clis import CLAUDE, CODEX, Cli
 from tests.agents.conftest import MakeDesk
-from tests.agents.script import Say, Shell
-
-OPTIONS = {
-    "claude": ["--dangerously-skip-permissions"],
-    "codex": ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"],
-    "gemini": ["--yolo", "-m", "gemini-2.5-pro"],
-    "opencode": ["--model", "anthropic/claude-sonnet-4-5"],
-}
+from tests.agents.script import Fail, Say, Shell
+from tests.harness import wait_until
 
 
 @pytest.mark.parametrize("task", ["go", "--go"])
 def test_a_known_program_is_started_by_its_name_and_metered(desk: MakeDesk, any_cli: Cli, task: str) -> None:
     at = desk(**{any_cli.name: [Shell("echo one"), Say("Done.")]})
-    done = at.sfactl("run", any_cli.name, *OPTIONS[any_cli.name], "--", task)
+    done = at.sfactl("run", any_cli.name, *any_cli.options, "--", task)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("Done.\n")
-    assert "{" not in done.stdout
+    assert (done.stdout.count("Done."), done.stdout.count("{")) == (1, 0)
     assert f"[agent:{any_cli.name}] starting: 30m, 100 turns, 5 USD (profile coding-agent" in done.stderr
     (run,) = at.listed()
+    assert "\nDone.\n<" in at.sfactl("result", run["id"]).stdout
     assert (run["name"], run["meter"], run["status"]) == (any_cli.name, any_cli.name, "completed")
     assert (run["usage"]["turns"], run["usage"]["output_tokens"]) == (1, 2 * any_cli.price.output)
+
+
+def test_a_known_program_that_an_agent_starts_gives_it_text(desk: MakeDesk) -> None:
+    """Events of the child would fill the parent model's context."""
+    child = shlex.join(["sfactl", "run", CODEX.name, *CODEX.options, "--", "go"])
+    at = desk(claude=[Shell(child), Say("Thanks.")], codex=[Shell("echo one"), Say("The child is done.")])
+    done = at.sfactl("run", CLAUDE.name, *CLAUDE.options, "--", "go")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (told,) = at.talk(CLAUDE).told()
+    assert "The child is done." in told
+    assert "{" not in told
+
+
+@pytest.mark.parametrize("overloaded", [True, False], ids=["overloaded", "unreachable"])
+def test_an_agent_that_cannot_reach_its_model_is_seen(desk: MakeDesk, cli: Cli, overloaded: bool) -> None:
+    at = desk(**{cli.name: repeat(Fail(529) if overloaded else Fail(None))})
+    run = at.spawn("planner", *cli.argv)
+    wait_until(lambda: at.running(run)["api_trouble"], "its trouble is known")
+    assert f"running (API {529 if overloaded else 'failing'})" in at.sfactl("list").stdout
+    assert "it cannot reach its model: the API" in at.sfactl("why", run).stdout
+    at.sfactl("stop", run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from itertools import repeat
 from pathlib import Path
+from uuid import uuid4
 
 from tests.agents.clis import CLAUDE, Cli
 from tests.agents.conftest import MakeDesk
@@ -79,3 +80,14 @@ def test_a_stopped_claude_has_told_its_exact_totals(desk: MakeDesk, tmp_path: Pa
     usage = info["usage"]
     assert (usage["input_tokens"], usage["output_tokens"]) == (calls * CLAUDE.price.input, calls * CLAUDE.price.output)
     assert usage["cost_from"] == "agent"
+
+
+def test_a_limit_binds_an_agent_that_prints_text(desk: MakeDesk) -> None:
+    at = desk(claude=repeat(Shell("sleep 0.3")))
+    named = ("--session-id", str(uuid4()))  # so that its file is known from the start
+    done = at.sfactl("run", "--name", "planner", "--limit", "turns=3", "--", *CLAUDE.as_text, *named)
+    assert done.returncode == 4, done.stdout + done.stderr
+    (run,) = at.listed()
+    assert (run["status"], run["reason"]["limit_kind"]) == ("failed", "turns")
+    assert [limit["enforced_by"] for limit in run["limits"] if limit["kind"] == "turns"] == ["meter"]
+    assert len(at.talk(CLAUDE).requests) <= 12

@@ -85,6 +85,15 @@ def test_info_shows_no_usage_that_is_not_known() -> None:
 # ---- why
 
 
+def test_a_program_that_retries_in_silence_is_seen_to_wait_for_its_first_answer() -> None:
+    silent: dict[str, Any] = {"status": Status.RUNNING, "meter": "opencode", "usage": Usage(elapsed_s=62)}
+    waits = run(**silent)
+    assert output.outcome(waits) == "running (no answer yet)"
+    assert "; its model has not answered for 1m02s, and opencode does not tell whether it tries again" in why.sentence(waits)
+    for changes in ({"meter": "claude"}, {"usage": Usage(elapsed_s=62, messages=1)}, {"usage": Usage(elapsed_s=20)}):
+        assert output.outcome(run(**silent | changes)) == "running"
+
+
 def over(kind: str, used: float, threshold: float) -> Any:
     message = f"used {used}; its {kind} limit is {threshold}, set by --limit {kind}"
     return reason("limit", message, limit_kind=kind, used=used, threshold=threshold, exceeded_by=round(used - threshold, 6))

@@ -320,10 +320,10 @@ class World:
         runs = [self._remembered(run, startable=startable(run.id)) for run in held]
         before = {one.run.id: msgspec.msgpack.decode(self.copies[one.run.id][1], type=State) for one in runs}
         self._anew()
-        self._know_again()
         self.feed(e.Recovered(self.now, tuple(runs), "the daemon died"))
         for one in runs:
             self._check_recovered(one, before[one.run.id], never)
+        self._know_again()
         self.advance(0)
 
     def re_execute(self, startable: Callable[[RunId], bool]) -> None:
@@ -336,13 +336,13 @@ class World:
         self._adopt(held)
         runs = [self._remembered(run, startable=startable(run.id), starting=run.id in starting) for run in held]
         self._anew()
-        self._know_again()
         self.feed(e.Recovered(self.now, tuple(runs), "the daemon executed itself anew", continued=True, tickets=tickets))
         for one in runs:
             if one.starting:
                 assert one.run.status in {Status.STARTING, Status.STOPPING}
             if one.run.pid is not None:
                 assert one.run.status not in {Status.LOST, Status.FAILED}
+        self._know_again()
         self.advance(0)
 
     def _forget_what_was_promised(self) -> None:

@@ -169,22 +169,11 @@ def test_another_daemon_goes_on_with_it() -> None:
     a = t.start("a", limits="cost=9")
     spent(t, a)
     anew = t.anew(a)
-    t >> t.budgets(purse(1, "ann", charged=1.0))  # the next daemon knows its budgets before it knows the runs
+    t >> t.budgets(purse(1, "ann", charged=1.0))
     (t >> anew).skip()
     assert t.run(a).status is Status.PAUSED
     (t >> t.budgets(purse(1, "ann"))).skip()
     assert t.run(a).status is Status.RUNNING
-
-
-def test_it_goes_on_when_its_budget_was_raised_while_no_daemon_was_there() -> None:
-    t = Life()
-    t >> t.budgets(purse(1, "ann"))
-    a = t.start("a", limits="cost=9")
-    spent(t, a)
-    anew = t.anew(a)
-    t >> t.budgets(purse(5, "ann", charged=1.0))
-    (t >> anew).skip()
-    assert (t.run(a).status, t.run(a).out_of_money) == (Status.RUNNING, None)
 
 
 def test_fg_continues_a_suspended_run_only_when_its_budget_does() -> None:

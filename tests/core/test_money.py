@@ -398,6 +398,8 @@ def test_a_partial_figure_yields_to_a_final_one_and_to_a_larger_partial_one() ->
     assert shown() == (50, 0.5, True)
     (t >> t.used(a, output_tokens=70, cost=0.25, partial=True)).skip()
     assert shown() == (70, 0.5, True)
+    (t >> t.used(a, input_tokens=100, output_tokens=40, cost=0.25, partial=True)).skip()
+    assert shown() == (40, 0.25, True), "input is never an estimate"
     (t >> t.used(a, output_tokens=40, cost=0.25)).skip()
     assert shown() == (40, 0.25, False)
 

@@ -32,8 +32,8 @@ _TRUE = frozenset({Status.COMPLETED, Status.FAILED, Status.LOST})
 
 def settle(check: Callable[[], list[str]], seconds: float = SETTLED) -> list[str]:
     """What is wrong at every look: no look is of one moment, and what it shows as alive may end before it is looked at."""
-    until = time.monotonic() + seconds
     wrong = check()
+    until = time.monotonic() + seconds  # the first look may have waited for a daemon, and tell what the one before said
     while wrong and time.monotonic() < until:
         time.sleep(0.05)
         found = set(check())

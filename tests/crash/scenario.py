@@ -297,6 +297,30 @@ def spending(player: Player) -> None:
     player.wait(run)
 
 
+TURN = '{"type": "turn", "tool": "Bash"}'
+
+
+def metered(player: Player) -> None:
+    """Prints what it uses, ends at once, and is counted to its end, once, whichever daemon reads it."""
+    final = player.wait(player.start("metered", f"echo '{TURN}'; sleep 0.2; echo '{TURN}'; echo '{TURN}'; end 0", meter="jsonl"))
+    used = final.usage.turns
+    assert used == 3 or not player.agents.read().of(final.id), f"{final.id} has used 3 turns, and is shown with {used}"
+
+
+def changed(player: Player) -> None:
+    """Is given another limit, which counts from then on; what it is called and labelled stays."""
+    run = player.start("changed", "sleep 60; end 0", labels={"night": "5"}, limits=[Limit(kind=LimitKind.TURNS, threshold=5)])
+    if player.until_begun(run):
+        more = Limit(kind=LimitKind.TURNS, threshold=9, source="test")
+        told = player.attempt(m.ChangeLimits(id=player.client.next_id(), run=run, limits=[more]), m.RunReply)
+        info = player.info(run)
+        thresholds = [state.threshold for state in info.limits if state.kind is LimitKind.TURNS]
+        assert info.labels == {"night": "5"}
+        assert thresholds == [9] or (not told and thresholds == [5]), thresholds
+    player.stop(run)
+    player.attempt(m.Prune(id=player.client.next_id(), keep=100), m.Pruned)
+
+
 def later(player: Player) -> None:
     """Waits for a place behind all others, with what it takes to start it in the spool."""
     player.wait(player.start("later", "end 0", priority=-1, attempts=2))
@@ -320,10 +344,10 @@ def standing_over(player: Player) -> None:
 
 
 STORIES: tuple[Story, ...] = (
-    stubborn, standing, family, asking, again, spending, seven, short, missing, refused, later,
+    stubborn, standing, family, asking, again, spending, seven, short, missing, refused, metered, changed, later,
 )  # fmt: skip
 
-RENEWED: tuple[Story, ...] = (staying, standing_over, stubborn, asking, again, seven, later)
+RENEWED: tuple[Story, ...] = (staying, standing_over, stubborn, asking, again, seven, metered, changed, later)
 """For a daemon that is renewed meanwhile."""
 
 

@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import closing
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +22,7 @@ from sfad.protocol.errors import ErrorCode
 from sfad.protocol.types import Status
 from sfad.runtime.budgets import period
 from tests.conftest import Start
-from tests.harness import Daemon, ended, started, stopped, wait_until
+from tests.harness import Daemon, alive, ended, started, stopped, wait_until
 
 from .agents import info, limit, reserve, sleeper, state, until_event, until_over, watched
 
@@ -54,6 +55,66 @@ def test_a_settlement_after_a_reexecution_is_priced(start: Start) -> None:
         stopped(client, run.id)
     assert (usage.cost_usd, usage.unpriced_tokens) == (0.054, None)
     wait_until(lambda: abs(charged(daemon) - 0.054) < 1e-9, "the ledger has the settlements")
+
+
+def slow_prices(directory: Path, body: str) -> str:
+    """For `PYTHONPATH`: a price list that does `body` before it is loaded."""
+    package = directory / "first" / "genai_prices"
+    package.mkdir(parents=True)
+    lines = [
+        "import sys", body, f"sys.path.remove({str(package.parent)!r})", "del sys.modules['genai_prices']",
+        "import genai_prices", "sys.modules['genai_prices'] = genai_prices",
+    ]  # fmt: skip
+    (package / "__init__.py").write_text("\n".join(lines))
+    return str(package.parent)
+
+
+def said(number: int, tokens: int) -> str:
+    """A line of Python that prints one call of the model."""
+    usage = {"input_tokens": tokens, "output_tokens": 100}
+    return claude(type="assistant", session_id="s", message={"id": f"m{number}", "model": MODEL, "content": [], "usage": usage})
+
+
+def test_an_end_that_waits_for_prices_is_priced_before_a_reexecution(start: Start, tmp_path: Path) -> None:
+    daemon, gate = start(), tmp_path / "gate"
+    daemon.kill()
+    daemon.restart(PYTHONPATH=slow_prices(tmp_path, f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)"))
+    with daemon.client() as client:
+        run = started(client, [sys.executable, "-c", f"{said(1, 200_000)}\nraise SystemExit(3)"], meter="claude")
+        wait_until(lambda: not alive(run.pid), "its main process has ended")
+        os.kill(daemon.pid, signal.SIGUSR2)
+        wait_until(lambda: "executing itself anew" in daemon.log.read_text(), "the re-execution has begun")
+        gate.touch()
+    wait_until(lambda: daemon.log.read_text().count('"message":"serving"') > 2, "it serves anew")
+    with daemon.client() as client:
+        over = ended(client, run.id)
+    assert (over.exit_code, over.usage.cost_usd) == (3, 3.0075)
+
+
+def test_what_a_run_has_cost_is_not_taken_back_by_a_daemon_without_prices(start: Start, tmp_path: Path) -> None:
+    """Nor does a tree stay paused for a budget that was raised while no daemon was there."""
+    daemon, go = start(config=f"[budgets.users.{USER}]\ndaily_usd = 3"), tmp_path / "go"
+    wait = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)"
+    with daemon.client() as client:
+        argv = [sys.executable, "-c", f"{said(1, 200_000)}\n{wait}\n{said(2, 1000)}\ntime.sleep(60)"]
+        run = started(client, argv, meter="claude", limits=[limit("cost", 50)])
+        wait_until(lambda: info(client, run.id).status is Status.PAUSED, "it has used up its budget")
+    daemon.kill()
+    daemon.config.write_text(f"[budgets.users.{USER}]\ndaily_usd = 9")
+    daemon.restart(PYTHONPATH=slow_prices(tmp_path, "raise OSError(24, 'Too many open files')"))
+    with daemon.client() as client:
+        assert info(client, run.id).status is Status.RUNNING
+        go.touch()
+        wait_until(lambda: info(client, run.id).usage.messages == 2, "the second call is read")
+        usage = info(client, run.id).usage
+        assert (usage.cost_usd, usage.unpriced_tokens) == (3.0075, 1100)
+    daemon.kill()
+    daemon.restart()
+    with daemon.client() as client:
+        stopped(client, run.id)
+        over = ended(client, run.id)
+    assert (over.usage.cost_usd, over.usage.unpriced_tokens) == (3.03, None)
+    wait_until(lambda: abs(charged(daemon) - 3.03) < 1e-9, "the budget was charged once")
 
 
 def test_a_retry_does_not_forget_what_the_attempt_before_has_cost(start: Start) -> None:

@@ -95,3 +95,28 @@ def test_no_meter_means_no_session_either(tmp_path: Path, daemon: Daemon) -> Non
         desk.open_gate()
         over = ended(client, run.id)
     assert (over.status, over.usage.source, over.usage.turns) == (Status.COMPLETED, "none", None)
+
+
+SESSION = "33333333-3333-3333-3333-333333333333"
+TWICE = CLAUDE.replace("call(2)", "os.environ['SFA_ATTEMPT'] == '1' and sys.exit(1)\ncall(2)")
+"""The same, but its first attempt fails at the gate."""
+
+
+def test_what_an_earlier_attempt_used_is_known_to_the_next_daemon(tmp_path: Path, start: Start) -> None:
+    """Each attempt has a session of its own; the next daemon looks only for the one of the latest."""
+    desk, daemon = Desk(tmp_path), start()
+    desk.program.write_text(TWICE)
+    with daemon.client() as client:
+        run = desk.started(client, "-p", "x", "--session-id", SESSION, session=SESSION, attempts=2, retry_delay=0.01)
+        wait_until(lambda: info(client, run.id).usage.turns == 1, "the first attempt is read")
+        desk.open_gate()
+        wait_until(lambda: info(client, run.id).usage.turns == 2, "so is the second")
+    daemon.kill()
+    daemon.restart()
+    with daemon.client() as client:
+        wait_until(lambda: info(client, run.id).usage.turns == 2, "both are known")
+        desk.open_gate()
+        wait_until(lambda: info(client, run.id).usage.turns == 4, "what it has used since is added")
+        desk.open_gate()
+        over = ended(client, run.id)
+    assert (over.usage.turns, over.usage.tokens) == (4, 4400)

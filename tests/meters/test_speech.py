@@ -158,6 +158,12 @@ def test_a_last_event_needs_no_newline() -> None:
     assert stream.write(b"", ended=True).text == b"Done.\n"
 
 
+def test_an_agent_s_words_do_not_steer_a_terminal() -> None:
+    words = "\x1b[31mred\r\n\x9b2J\tend"
+    shown = Stream().write(lines(START, delta(words), said(words), result(words)) + b"\x1b[1m\n", ended=True)
+    assert shown.text == b"[31mred\n2J\tend\n\x1b[1m\n", "what is no event passes as it is"
+
+
 def test_half_an_emoji_loses_no_text() -> None:
     assert Stream().write(b'{"type": "result", "result": "cut \\ud83d"}\n', ended=True).text == "cut \ufffd\n".encode()
 

@@ -268,7 +268,7 @@ async def test_the_end_of_a_run_waits_for_a_look(heard: Heard, home: Home) -> No
 async def test_attempts_add_up(heard: Heard, home: Home) -> None:
     for session, taken in ((ONE, 1), (OTHER, 2)):
         home.file(session)
-        heard.sessions.begin("a1", home.session("--session-id", session))
+        heard.sessions.begin("a1", home.session("--session-id", session), heard.sessions.told("a1"))
         await heard.sessions.catch_up("a1")
         assert len(heard.seen[-1]) == taken
 
