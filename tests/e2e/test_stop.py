@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from sfactl.connection import Client
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
-from tests.harness import Daemon, agent, ended, spawn, started, stopped, strays, wait_until
+from tests.harness import Daemon, agent, ended, running, spawn, started, stopped, strays, wait_until
 
 PROGRAMS = Path(__file__).with_name("programs.py")
 
@@ -33,10 +34,22 @@ def begun(daemon: Daemon, client: Client, *words: str, **options: object) -> Run
     return run
 
 
-def test_a_crowd_with_hoppers_and_stubborn_children_is_gone_after_one_grace(start: Start, containment: str) -> None:
-    daemon = start(mode=containment)
+@pytest.fixture(scope="module", params=["cgroup", "tags"])
+def mode(request: pytest.FixtureRequest) -> str:
+    """The containment of `daemon`."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory, mode: str) -> Iterator[Daemon]:
+    """One daemon for the tests that stop all of their runs."""
+    with running(tmp_path_factory.mktemp("daemon"), mode=mode) as daemon:
+        yield daemon
+
+
+def test_a_crowd_with_hoppers_and_stubborn_children_is_gone_after_one_grace(daemon: Daemon, mode: str) -> None:
     # without a freezer, a daemon that may not go ahead of lineages that never stand still has to hope
-    hoppers = "20" if containment == "cgroup" or os.geteuid() == 0 else "4"
+    hoppers = "20" if mode == "cgroup" or os.geteuid() == 0 else "4"
     with daemon.client() as client:
         run = begun(daemon, client, "crowd", "300", "stubborn", "5", "hoppers", hoppers)
         assert len(strays(daemon.instance)) > 300
@@ -78,8 +91,7 @@ def test_ten_stubborn_runs_cost_one_grace(tmp_path: Path, start: Start, containm
         assert {row.reason.kind for row in rows if row.reason and row.id != run.id} == {"ancestor"}
 
 
-def test_what_a_finished_run_left_in_the_background_is_gone(start: Start, containment: str) -> None:
-    daemon = start(mode=containment)
+def test_what_a_finished_run_left_in_the_background_is_gone(daemon: Daemon) -> None:
     with daemon.client() as client:
         # a length of sleep that nobody else has: one of them can be found by its arguments only
         script = "setsid sh -c 'setsid sleep 4321.25 & env -i sleep 4321.25 &' & sleep 4321.25 & exit 7"
@@ -89,8 +101,7 @@ def test_what_a_finished_run_left_in_the_background_is_gone(start: Start, contai
         assert "4321.25" not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
 
 
-def test_a_timeout_is_one_though_the_agent_exits_0(start: Start, containment: str) -> None:
-    daemon = start(mode=containment)
+def test_a_timeout_is_one_though_the_agent_exits_0(daemon: Daemon) -> None:
     done = daemon.sfactl("run", "--timeout", "1", "--json", "--", "sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.05; done")
     assert done.returncode == 3, done.stderr
     run = json.loads(done.stdout)
@@ -110,8 +121,7 @@ def test_a_second_stop_skips_the_grace(start: Start, containment: str) -> None:
         assert first.reply.elapsed_s < 50
 
 
-def test_pause_holds_the_whole_tree_and_its_clock(start: Start, containment: str) -> None:
-    daemon = start(mode=containment)
+def test_pause_holds_the_whole_tree_and_its_clock(daemon: Daemon) -> None:
     script = "(i=0; while :; do i=$((i+1)); echo $i; sleep 0.01; done) & wait"
     with daemon.client() as client:
         run = started(client, ["sh", "-c", script])
@@ -141,7 +151,7 @@ def test_the_daemon_takes_every_tree_along(start: Start, containment: str) -> No
     assert daemon.leftovers() == []
 
 
-@pytest.mark.parametrize("number", [15, 2])
+@pytest.mark.parametrize(("containment", "number"), [("cgroup", 15), ("tags", 2)])
 def test_a_vanished_client_takes_its_foreground_run_along(start: Start, containment: str, number: int) -> None:
     daemon = start(mode=containment)
     client = daemon.client()
