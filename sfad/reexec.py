@@ -57,8 +57,14 @@ def installed_version() -> str | None:
 
 async def check(state_dir: str) -> None:
     """Whether the installed program starts, and can read the config and what this one has written. Raises `Unfit`, `OSError`."""
-    # in a thread: its child is a thread's, and so not taken for an orphan of a run (`launch.reaper`)
-    done = await trio.to_thread.run_sync(_check, state_dir)
+    # In a thread: its child is a thread's, and so not taken for an orphan of a run (`launch.reaper`). The timeout of subprocess.run
+    # begins after the child's execve(2), which closes a copy of each file that a client has sent; if it is the last copy, that may
+    # wait for long (`giveback`).
+    done = None
+    with trio.move_on_after(CHECK_TIMEOUT + 1):
+        done = await trio.to_thread.run_sync(_check, state_dir, abandon_on_cancel=True)
+    if done is None:
+        raise Unfit(f"'sfad check-start' did not start within {CHECK_TIMEOUT:g} s")
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip()[-500:]
         raise Unfit(f"what is installed does not work: 'sfad check-start' exited with code {done.returncode}: {said}")

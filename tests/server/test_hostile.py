@@ -235,13 +235,21 @@ def test_files_whose_close_waits_do_not_stop_the_daemon(daemon: Daemon, count: i
     wait_until(lambda: daemon.descriptors() <= before, "descriptors are given back")
 
 
+def states() -> list[tuple[object, str]]:
+    """Local addresses and states of TCP sockets."""
+    return [(tuple(each.laddr), each.status) for each in psutil.net_connections("tcp4")]
+
+
 def test_a_daemon_is_not_executed_anew_while_it_closes_files(start: Start) -> None:
     daemon = start()
     with lingering(1) as (file,), greeted(daemon) as sock:
+        address = file.getsockname()
         message = m.pack_message(m.DaemonInfo(id=2))
         socket.send_fds(sock, [message[:1]], [file.fileno()])
         file.close()
         sock.close()
+        # else a child that the daemon starts just then has the last copy, and its execve(2) waits
+        wait_until(lambda: (address, psutil.CONN_FIN_WAIT1) in states(), "the file is being closed")
         daemon.process.send_signal(signal.SIGUSR2)
         wait_until(lambda: "not closed files that clients sent (threads that wait: 1)" in daemon.log.read_text(), "it is refused")
         assert serves(daemon)
