@@ -117,8 +117,15 @@ class Worker(threading.Thread):
 
 
 def final_list(client: Client) -> list[RunInfo]:
-    """Everything that ever was."""
+    """Return every run that ever was, fetched page by page."""
+    runs: list[RunInfo] = []
+    wanted = m.List(id=client.next_id(), rows=1_000_000)
     try:
-        return client.call(m.List(id=client.next_id(), rows=1_000_000), m.RunList).runs
+        while True:
+            page = client.call(wanted, m.RunList)
+            runs = page.runs + runs
+            if page.next is None:
+                return runs
+            wanted = m.List(id=client.next_id(), rows=1_000_000, before=page.next)
     except Unreachable as error:
         raise AssertionError("the daemon does not answer at the end") from error
