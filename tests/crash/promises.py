@@ -42,9 +42,15 @@ def settle(check: Callable[[], list[str]], seconds: float = SETTLED) -> list[str
 
 
 def all_runs(client: Client) -> dict[RunId, RunInfo]:
-    """Every run that the daemon knows."""
-    listed = client.call(m.List(id=client.next_id(), rows=100_000), m.RunList)
-    return {run.id: run for run in listed.runs}
+    """Return every run that the daemon knows, the oldest first, fetched page by page."""
+    runs: list[RunInfo] = []
+    before: RunId | None = None
+    while True:
+        page = client.call(m.List(id=client.next_id(), rows=1_000_000, before=before), m.RunList)
+        runs = page.runs + runs
+        if page.next is None:
+            return {run.id: run for run in runs}
+        before = page.next
 
 
 def present(client: Client, daemon: Daemon, acknowledged: Collection[RunId], read: Callable[[], Diary]) -> list[str]:

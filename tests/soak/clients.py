@@ -13,6 +13,7 @@ from sfactl.connection import Client, DaemonError, Unreachable
 from sfad.protocol import messages as m
 from sfad.protocol.errors import ErrorCode
 from sfad.protocol.types import RunId, RunInfo
+from tests.crash.promises import all_runs
 from tests.crash.scenario import Player
 from tests.crash.victim import Agents
 from tests.harness import Daemon
@@ -117,15 +118,8 @@ class Worker(threading.Thread):
 
 
 def final_list(client: Client) -> list[RunInfo]:
-    """Return every run that ever was, fetched page by page."""
-    runs: list[RunInfo] = []
-    wanted = m.List(id=client.next_id(), rows=1_000_000)
+    """Everything that ever was."""
     try:
-        while True:
-            page = client.call(wanted, m.RunList)
-            runs = page.runs + runs
-            if page.next is None:
-                return runs
-            wanted = m.List(id=client.next_id(), rows=1_000_000, before=page.next)
+        return list(all_runs(client).values())
     except Unreachable as error:
         raise AssertionError("the daemon does not answer at the end") from error
