@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import shlex
 import shutil
@@ -29,6 +30,9 @@ PLACEHOLDER = "/usr/bin/env sfad"
 
 NOTIFY_RELOAD = 253
 """The first version of systemd that has Type=notify-reload."""
+
+ON_DEMAND = re.compile(r"sfad-on-demand-[\d-]+\.service")
+"""The unit of a daemon that a client has started (`sfactl.starting`)."""
 
 TIMEOUT = 120.0
 """Seconds for one command of systemd. A stop may take the 90 s of TimeoutStopSec=."""
@@ -222,9 +226,12 @@ class Installer:
             )
         if not self._dry_run:
             pidfd = os.pidfd_open(pid)
+            unit = ON_DEMAND.search(Path(f"/proc/{pid}/cgroup").read_text())
             signal.pidfd_send_signal(pidfd, signal.SIGTERM)
             select.select([pidfd], [], [], TIMEOUT)
             os.close(pidfd)
+            if unit is not None:  # its ExecStopPost= sweeps, and holds the state directory meanwhile: wait for that
+                self._output(*self._systemctl, "stop", unit[0])
         self._say("end", f"the daemon that was started without the service (pid {pid}); it had no runs")
 
     def _tell_lasting(self, linger: bool) -> None:
