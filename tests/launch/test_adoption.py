@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import trio
 
@@ -350,6 +351,8 @@ def died_starting(kind: str, instance: str, program: str, when: str, halt: str) 
 async def test_a_launch_in_flight_does_not_escape(containment: str, instance: str, program: str, halt: str) -> None:
     pid = died_starting(containment, instance, program, "after", halt)
     async with rigged(containment, instance=instance) as rig:
+        if halt:
+            await until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "it is halted")
         hung = halt and is_one(pid)  # unless it was quicker; as on a mount that does not answer
         found = rig.launcher.adopt("a1", None, Remains("abcd", pid=pid, executed=False))
         if hung:
