@@ -17,5 +17,5 @@
 
 Typer costs 60 ms to import and its parser needs it whole, so the declarations in `options` are read twice: a reader of
 forty lines takes the command lines that agents write in loops, and typer takes whatever is not plain. A test holds the
-two to the same answers. No module here imports trio, and of sfad only `sfad.protocol` (`doctor` also `sfad.probe`).
+two to the same answers. No module here imports trio, and of sfad only `sfad.protocol` (`doctor` also `sfad.host.probe`).
 """

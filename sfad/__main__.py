@@ -7,7 +7,7 @@ import gc
 import sys
 from typing import Any
 
-from .priority import go_ahead
+from .host.priority import go_ahead
 
 gc.disable()  # until the daemon freezes what start-up has made: looking through it again and again takes a sixth of a start
 

@@ -14,9 +14,13 @@ from typing import Annotated
 import msgspec
 import typer
 
-from . import __version__, serving, systemd
+from . import __version__, serving
 from . import config as configuration
 from .daemon import Place
+from .durable.journal import Memory
+from .host import systemd
+from .host.paths import PathError, config_files
+from .host.state_dir import claim_instance, lock_state_dir
 from .install import Installer, InstallError
 from .launch import CgroupImpossible
 from .launch import check as check_containment
@@ -25,12 +29,9 @@ from .launch.sweep import sweep as sweep_instance
 from .ledger import LedgerError, back_up
 from .ledger.opening import FILE as LEDGER_FILE
 from .ledger.opening import check_known
-from .paths import PathError, config_files
-from .runtime.memory import Memory
 from .serving import EXIT_SURVIVED, EXIT_UNAVAILABLE, EXIT_USAGE, die, load, place
 from .spool import JournalError
-from .spool.journal import check_version
-from .state_dir import claim_instance, lock_state_dir
+from .spool.store import check_version
 
 EXIT_IO = 74
 

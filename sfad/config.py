@@ -541,7 +541,7 @@ def _check_agents(config: Config, found: _Found) -> None:
 
 def main() -> None:
     """Print the settings of a daemon that would be started here, as JSON. `sfactl run --help` asks for them where no daemon is."""
-    from .paths import config_files
+    from .host.paths import config_files
 
     files, required = config_files(os.environ)
     try:

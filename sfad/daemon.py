@@ -17,35 +17,36 @@ from pathlib import Path
 
 import trio
 
-from . import __version__, logout, reexec, systemd
+from . import __version__, reexec
 from . import config as configuration
-from .ballast import Ballast
 from .core.events import DrainRequested
 from .core.guard import counted
+from .durable.adoption import Recovery, recover
+from .durable.budgets import rebuild
+from .durable.handover import Handover
+from .durable.journal import Memory
 from .faults import effect
-from .lasting import lasting
+from .host import logout, systemd
+from .host.lasting import lasting
+from .host.paths import PathError, bind_socket, prepare_socket, unbind_socket
+from .host.peers import identify
+from .host.priority import go_ahead
+from .host.reserve import Ballast
+from .host.state_dir import StateLock, resume_lock, take_state_dir
 from .launch import choose
 from .launch.base import Launcher
 from .launch.reaper import ChildSignals
 from .launch.reserve import hold_back
 from .launch.sweep import sweep
 from .ledger import Ledger, LedgerError, is_full
+from .loop.runtime import Runtime
 from .observe.log import Log
 from .output.files import OutputStore
-from .paths import PathError, bind_socket, prepare_socket, unbind_socket
-from .peers import identify
-from .priority import go_ahead
 from .protocol.messages import Change, Setting
 from .protocol.types import RunId
-from .runtime.budgets import rebuild
-from .runtime.handover import Handover
-from .runtime.live import name_of_main
-from .runtime.memory import Memory
-from .runtime.recovery import Recovery, recover
-from .runtime.runtime import Runtime
+from .runs.live import name_of_main
 from .server.server import Server
 from .spool import JournalError
-from .state_dir import StateLock, resume_lock, take_state_dir
 
 LAST_WORDS = 2.0
 """Seconds that clients have to take their last replies when the daemon ends."""

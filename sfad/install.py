@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from . import probe
+from .host import probe
 from .protocol.paths import SYSTEM_STATE, state_dir, xdg
 
 STARTED = ("sfad.socket", "sfad.service")

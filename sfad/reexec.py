@@ -17,12 +17,13 @@ from contextlib import contextmanager
 
 import trio
 
-from . import __version__, giveback
+from . import __version__
+from .durable.handover import VARIABLE, Handover, store
 from .faults import carried, effect
-from .runtime.handover import VARIABLE, Handover, store
-from .runtime.runtime import Runtime
+from .host import giveback
+from .host.state_dir import StateLock
+from .loop.runtime import Runtime
 from .server.server import Server
-from .state_dir import StateLock
 
 # -P: `-m` alone looks for sfad in the working directory first, where a run may have put a program of that name
 PROGRAM = (sys.executable, "-P", "-m", "sfad")

@@ -11,13 +11,13 @@ import trio
 
 from . import config as configuration
 from .daemon import Daemon, Place
+from .durable.handover import taken
+from .host.clock import MonotonicClock
+from .host.paths import PathError, config_files
 from .launch import CgroupImpossible
 from .ledger import LedgerError
-from .paths import PathError, config_files
 from .protocol.paths import daemon_socket
 from .protocol.paths import state_dir as resolve_state_dir
-from .runtime.clock import MonotonicClock
-from .runtime.handover import taken
 
 EXIT_USAGE = 2
 EXIT_SURVIVED = 5

@@ -14,7 +14,7 @@ from itertools import chain
 
 from msgspec import Struct
 
-from sfad import probe
+from sfad.host import probe
 from sfad.protocol.messages import DaemonInfo, DaemonStatus
 from sfad.protocol.paths import state_dir
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Literal
 
 from ..protocol.types import Action, ApiTrouble, Bound, Claim, Kind, Limit, LimitKind, RunId, Source, Survivor
 from .access import Peer
+from .account import Hold, Use
 from .budgets import Budget
 from .policy import Policy
-from .usage import Hold, Use
 
 if TYPE_CHECKING:
-    from .memory import Remembered, Ticket
+    from .snapshot import Remembered, Ticket
 
 Token = int
 """Names a request that waits for a `Reply`. The shell chooses it; the core only hands it back."""

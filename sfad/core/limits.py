@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 from ..protocol.known import CODING_AGENT, PROFILES, Profile
 from ..protocol.types import Action, Limit, LimitKind
 from ..protocol.units import format_size, format_usd
+from .account import Account
 from .policy import MIN_TIME, Invalid, Policy
-from .usage import Account
 
 if TYPE_CHECKING:
     from .events import Asked

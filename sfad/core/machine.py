@@ -16,17 +16,17 @@ from ..protocol.types import ApiTrouble, Reason, Refusal, RunId, Status, Survivo
 from . import commands as c
 from . import events as e
 from .access import FULL, Peer, Permissions, refuse_target, refuse_verb
-from .candidate import candidate, check_grace
+from .admission import candidate, check_grace
+from .enforcement import MORE, Limiter
 from .guard import Question, decide
-from .limiter import MORE, Limiter
-from .memory import Ticket
 from .naming import program_name
 from .policy import Invalid, Policy
 from .quotas import SlidingWindow, Slots
-from .recovery import Recovery
 from .retry import backoff
 from .run import Exit, Run
+from .snapshot import Ticket
 from .stop import KILL_AGAIN, Rung, Stop
+from .takeover import Recovery
 from .tree import Tree
 
 HOUR = 3600.0

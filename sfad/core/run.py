@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from ..protocol.types import ENDED, Action, ApiTrouble, Bound, LimitKind, Reason, RunId, Status
 from .access import FULL, Permissions
+from .account import Account
 from .limits import Held, Limits
 from .stop import Stop
-from .usage import Account
 
 if TYPE_CHECKING:
     from .events import Asked, Token

@@ -25,7 +25,7 @@ class Bounds:
     """What a run and its descendants shall be held to by the kernel, where it can; `None` is no bound.
 
     A limit that is only to be noticed does not belong here. Where the kernel cannot, `memory` and `pids` are nothing more
-    than that: somebody has to watch (`sfad.runtime.sampling`).
+    than that: somebody has to watch (`sfad.metering.sampling`).
     """
 
     memory: int | None = None

@@ -23,7 +23,8 @@ from typing import Literal
 import trio
 
 from ..protocol.types import RunId
-from . import abroad, cgroupfs, controllers, procfs
+from . import adopted as abroad
+from . import cgroupfs, controllers, procfs
 from .base import UNBOUND, Bounds, Emit, Enforcement, Unplaceable
 from .controllers import Controllers
 from .lineage import by_ancestry, by_cookie, left, shown, still

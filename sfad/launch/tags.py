@@ -26,8 +26,9 @@ from typing import Literal
 import trio
 
 from ..protocol.types import RunId
-from . import abroad, procfs
-from .abroad import Look, Looks, Trace
+from . import adopted as abroad
+from . import procfs
+from .adopted import Look, Looks, Trace
 from .base import Emit, Unplaceable
 from .lineage import by_cookie, descends, left, settled, still
 from .local import Complain, Door, Held, LocalLauncher

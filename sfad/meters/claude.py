@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from ..protocol.types import Tokens
-from . import tally
+from . import counters as tally
 from .argv import arguments, values
 from .base import MAX_NAME, Break, Delta, Failed, Final, Meter, Speech, Text, Tool
 from .lines import LineMeter, lines_of_type

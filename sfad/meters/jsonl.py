@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from . import tally
+from . import counters as tally
 from .base import Failed, Final, Meter, Speech, Tool
 from .lines import LineMeter, lines_of_type
 

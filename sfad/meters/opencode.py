@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from . import tally
+from . import counters as tally
 from .argv import arguments, values
 from .base import Failed, Meter, Speech, Text, Tool
 from .lines import LineMeter, lines_of_type

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from ..protocol.types import Tokens
-from . import tally
+from . import counters as tally
 from .argv import arguments, values
 from .base import MAX_NAME, Meter
 from .lines import LineMeter, lines_of_type

@@ -19,8 +19,8 @@ from typing import Annotated, Any
 import msgspec
 
 from .base import Break, Delta, Failed, Final, Program, Speech, Text, Tool
+from .counters import printable
 from .lines import BOM, without_surrogates
-from .tally import printable
 
 SLICE = 64 << 10
 """Bytes of the stream that are read for one step."""

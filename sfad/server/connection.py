@@ -15,10 +15,10 @@ from typing import NamedTuple
 from msgspec import structs
 
 from ..core.access import Peer
-from ..giveback import give_back
+from ..durable.handover import Connected
+from ..host.giveback import give_back
 from ..protocol.framing import MAX_REQUEST, FrameDecoder
 from ..protocol.messages import MAX_DESCRIPTORS, Reply, Wait, Watch, pack_message
-from ..runtime.handover import Connected
 from .shares import Holder
 
 READ = 64 * 1024

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ..core.labels import fits, values_of
 from ..core.naming import NAME
+from ..loop.runtime import Runtime
 from ..protocol.errors import ErrorCode
 from ..protocol.messages import List
 from ..protocol.types import RunId, RunInfo, Status
-from ..runtime.live import Live
-from ..runtime.runtime import Runtime
+from ..runs.live import Live
 from .errors import RequestFailed
 
 SHOWN = 20

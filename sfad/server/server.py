@@ -20,16 +20,16 @@ import trio
 
 from ..core.access import Peer
 from ..core.events import ClientGone
-from ..descriptors import Need
-from ..giveback import give_back
+from ..durable.handover import Clients
+from ..host.descriptors import Need
+from ..host.giveback import give_back
+from ..host.paths import PathError, bind_socket, socket_inode
+from ..host.peers import run_of
 from ..launch.base import Unplaceable
+from ..loop.runtime import LOOK, Runtime
 from ..observe.log import Log
-from ..paths import PathError, bind_socket, socket_inode
-from ..peers import run_of
 from ..protocol.errors import BadMessage, ErrorCode, ProtocolError
 from ..protocol.messages import Error, pack_message, request_id, unpack_request
-from ..runtime.handover import Clients
-from ..runtime.runtime import LOOK, Runtime
 from .connection import MAX_UNSENT, Connection, DescriptorsLost
 from .shares import Group, Holder, Shares
 from .verbs import Answerer, Verbs

@@ -16,24 +16,27 @@ import msgspec
 import psutil
 import trio
 
-from .. import __version__, logout
+from .. import __version__
 from ..agents import AgentError, resolve
 from ..config import NAME_MAX, ConfigError
 from ..core import commands as c
 from ..core import events as e
 from ..core.access import OUTSIDE, VERBS, Peer
+from ..core.account import NOTHING, Use
 from ..core.budgets import Budget
 from ..core.labels import values_of
 from ..core.limits import limits_of
 from ..core.policy import MAX_LABELS
 from ..core.run import Run
-from ..core.usage import NOTHING, Use
-from ..descriptors import Need
-from ..giveback import give_back
+from ..durable.maintenance import Pruned, Wanted
+from ..host import logout
+from ..host.descriptors import Need
+from ..host.giveback import give_back
 from ..ledger.errors import LedgerError
 from ..ledger.reader import Page, Selection
 from ..ledger.summary import Unwritten, summarise
 from ..ledger.totals import used_by, with_totals
+from ..loop.runtime import Runtime
 from ..meters import PROGRAMS, UNREAD, named
 from ..meters.speech import FORM, Cursor, Reader
 from ..output import holes
@@ -45,8 +48,6 @@ from ..protocol.summary import Summary
 from ..protocol.types import BudgetState, Event, Limit, LimitRefusal, RunId, RunInfo, Status
 from ..protocol.units import MOST_COUNTED, MOST_SPENT
 from ..protocol.version import SUPPORTED
-from ..runtime.maintenance import Pruned, Wanted
-from ..runtime.runtime import Runtime
 from .connection import Connection, Pending
 from .errors import RequestFailed
 from .handles import Handles

@@ -7,7 +7,7 @@ Nothing here waits for a disk: these files guard against the death of the daemon
 outlives the process that gave it, and when the machine dies so does every run.
 """
 
-from .journal import Journal, JournalError
 from .spawns import Spawns
+from .store import Journal, JournalError
 
 __all__ = ["Journal", "JournalError", "Spawns"]

@@ -20,8 +20,8 @@ from typing import Any
 import trio
 
 from sfad import meters
+from sfad.metering.tail import Following
 from sfad.output import OutputStore
-from sfad.runtime.following import Following
 
 SIZE = 200_000_000
 RUN = "a1"

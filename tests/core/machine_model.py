@@ -23,12 +23,12 @@ import msgspec
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import Peer
+from sfad.core.account import Account, Hold, Use
 from sfad.core.budgets import Budget
 from sfad.core.machine import Machine
-from sfad.core.memory import Birth, Remembered, State, birth_of, rebased, restored, state_of
 from sfad.core.policy import Policy
 from sfad.core.run import TRANSITIONS, Run
-from sfad.core.usage import Account, Hold, Use
+from sfad.core.snapshot import Birth, Remembered, State, birth_of, rebased, restored, state_of
 from sfad.protocol import types
 from sfad.protocol.types import Action, Limit, LimitKind, RunId, Source, Status, Survivor
 

@@ -6,8 +6,8 @@ import pytest
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.memory import birth_of, restored, state_of
 from sfad.core.policy import Policy
+from sfad.core.snapshot import birth_of, restored, state_of
 from sfad.protocol.errors import ErrorCode
 from sfad.protocol.types import Status
 

@@ -7,9 +7,9 @@ from itertools import permutations, product
 import pytest
 
 from sfad.core import commands as c
+from sfad.core import enforcement as limiter
 from sfad.core import events as e
-from sfad.core import limiter
-from sfad.core.usage import Account, Use
+from sfad.core.account import Account, Use
 from sfad.protocol.errors import ErrorCode
 from sfad.protocol.types import LimitKind, LimitRefusal, Rule, Source, Status
 

@@ -15,13 +15,13 @@ import msgspec
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import Peer
+from sfad.core.account import Account, Hold, Use
 from sfad.core.budgets import Budget
 from sfad.core.limits import Held
 from sfad.core.machine import Machine
-from sfad.core.memory import State, state_of
 from sfad.core.policy import Policy
 from sfad.core.run import Run
-from sfad.core.usage import Account, Hold, Use
+from sfad.core.snapshot import State, state_of
 from sfad.protocol.types import (
     Action,
     ApiTrouble,

@@ -11,11 +11,11 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 import pytest
 
-from sfad import descriptors
 from sfad.core.access import VERBS
 from sfad.core.policy import MAX_ATTEMPTS, MAX_RETRY_DELAY
 from sfad.core.stop import MAX_GRACE
-from sfad.descriptors import Need
+from sfad.host import descriptors
+from sfad.host.descriptors import Need
 from sfad.protocol import messages as m
 from sfad.protocol import types as t
 from sfad.protocol.advice import Advice
@@ -23,7 +23,7 @@ from sfad.protocol.errors import ErrorCode
 from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, FrameDecoder
 from sfad.protocol.summary import Breach, Costly, Failed, Group, Summary
 from sfad.protocol.version import VERSION
-from sfad.runtime import stdin
+from sfad.runs import stdin
 from sfad.server import connection, server, shares, verbs
 from sfad.server.result import MAX_RESULT
 from sfad.server.verbs import MAIN_SIGNALS

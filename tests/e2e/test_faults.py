@@ -280,7 +280,7 @@ def test_runs_on_a_mount_that_does_not_answer(start: Start, tmp_path: Path) -> N
 CLOCKED = """\
 import datetime, sys
 from pathlib import Path
-from sfad.runtime import live
+from sfad.runs import live
 shift = Path(sys.argv.pop(1))
 class Clock(datetime.datetime):
     @classmethod

@@ -18,7 +18,8 @@ import pytest
 import trio
 
 from sfad.core.events import Emptied, Frozen, LaunchSucceeded, MainExited, Surveyed
-from sfad.launch import abroad, cgroupfs, marks, procfs
+from sfad.launch import adopted as abroad
+from sfad.launch import cgroupfs, marks, procfs
 from sfad.launch.base import Bounds, Found, Remains
 from sfad.launch.cgroup import CgroupLauncher
 from sfad.launch.pidfd import tells_exits

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sfad.meters.tally import MAX_IDS
+from sfad.meters.counters import MAX_IDS
 from sfad.protocol.types import ApiTrouble, Tokens
 from tests.meters.recordings import COMMANDS, STREAMS, in_all, lines, read
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfad.core.access import Peer
-from sfad.descriptors import LEAST, RESERVE, Descriptors, Need
+from sfad.host.descriptors import LEAST, RESERVE, Descriptors, Need
 from sfad.server.shares import FRACTIONS, Group, Holder, Shares
 
 OWNER = Holder.of(Peer(0, "root"), None)

@@ -13,9 +13,9 @@ from pathlib import Path
 from random import Random, SystemRandom
 
 from sfad import config as configuration
+from sfad.loop.translate import policy_of
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo
-from sfad.runtime.asking import policy_of
 from tests.crash import promises
 from tests.crash.victim import Agents, Victim
 from tests.harness import PATIENCE, strays, wait_until

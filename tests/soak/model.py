@@ -14,10 +14,10 @@ from datetime import datetime
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import Peer
+from sfad.core.account import Use
 from sfad.core.ids import run_number
 from sfad.core.machine import Machine
 from sfad.core.policy import Policy
-from sfad.core.usage import Use
 from sfad.protocol.types import Bound, RunId, RunInfo, Status
 from tests.crash.scenario import USER
 from tests.crash.victim import Diary

@@ -7,8 +7,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from sfad.host.systemd import FdStore, notify
 from sfad.launch.pidfd import exit_status, reaped, tells_exits
-from sfad.systemd import FdStore, notify
 
 CHILD = "read line < /run/keeper.fifo; exit 7"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from sfad import systemd
-from sfad.systemd import FdStore
+from sfad.host import systemd
+from sfad.host.systemd import FdStore
 
 
 @pytest.fixture

@@ -1,0 +1,160 @@
+"""Money budgets between the config, the ledger and the core: which period it is, and what was charged in it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import date, datetime, timedelta
+
+import trio
+
+from .. import config as configuration
+from ..core import events as e
+from ..core.budgets import Budget, Budgets
+from ..host.timers import Timers
+from ..ledger import Ledger
+from ..runs.live import wall_clock
+from .journal import Memory
+
+LOOK_AGAIN_SOON = 10.0
+"""Seconds until the next look where the ledger could not be read."""
+LOOK_AGAIN = 600.0
+"""Seconds at most between two looks at the calendar: a clock that is set must not keep a budget from being renewed."""
+
+
+class BudgetKeeper:
+    """Tells the core what each budget stands at, now and whenever a period begins. Periods are calendar days, weeks (from
+    Monday) and months of the daemon's time zone."""
+
+    def __init__(
+        self,
+        known: Budgets,
+        ledger: Ledger,
+        timers: Timers,
+        feed: Callable[[e.Event], None],
+        trouble: Callable[[str], None],
+        memory: Memory,
+    ) -> None:
+        self._memory = memory
+        self._known = known
+        self._ledger = ledger
+        self._timers = timers
+        self._feed = feed
+        self._trouble = trouble
+        self._config = configuration.Budgets()
+        self._periods: dict[tuple[str, str], datetime] = {}
+
+    def know(self, config: configuration.Budgets) -> None:
+        """Begins with these budgets, or goes on with others."""
+        self._config = config
+        self.look()
+
+    def charge(self, scope: str, name: str, usd: float) -> None:
+        """Writes a charge to the ledger, in the present period."""
+        self._ledger.charge(scope, name, self._periods[scope, name], usd)
+
+    def remember(self, scope: str, name: str) -> None:
+        """Has it remembered what a budget was charged, with what is kept next."""
+        budget = next(budget for budget in self._known if (budget.scope, budget.name) == (scope, name))
+        self._memory.charge(scope, name, self._periods[scope, name], budget.charged, partial=budget.partial)
+
+    def look(self) -> None:
+        """Tell the core what the budgets stand at now, and again when a period begins."""
+        now = wall_clock().astimezone()
+        try:
+            self._renew(now)
+        except sqlite3.Error as error:
+            self._trouble(f"the ledger does not tell what budgets were charged: {error}; they stay as they are")
+            self._timers.arm("budgets", trio.current_time() + LOOK_AGAIN_SOON, self.look)
+
+    def _charged(self, scope: str, name: str, begin: datetime) -> float:
+        """The ledger may lag behind the spool: it could not be written when a daemon died, or when this one began."""
+        remembered = self._memory.charged(scope, name)
+        known = remembered.usd if remembered is not None and remembered.begins == begin else 0.0
+        return max(known, self._ledger.charged(scope, name, begin))
+
+    def _was_partial(self, scope: str, name: str, begin: datetime) -> bool:
+        remembered = self._memory.charged(scope, name)
+        return remembered is not None and remembered.begins == begin and remembered.partial
+
+    def _renew(self, now: datetime) -> None:
+        configured = wanted(self._config)
+        kept = {(budget.scope, budget.name): budget for budget in self._known}
+        periods = {(budget.scope, budget.name): period(now, budget.period) for budget in configured}
+        budgets = []
+        for budget in configured:
+            key = (budget.scope, budget.name)
+            begin, end = periods[key]
+            old = kept.get(key) if self._periods.get(key) == begin else None
+            charged = old.charged if old is not None else self._charged(*key, begin)
+            over = old is not None and old.over and charged >= budget.usd
+            budgets.append(
+                replace(
+                    budget,
+                    charged=charged,
+                    partial=old.partial if old is not None else self._was_partial(*key, begin),
+                    over=over,
+                    near=over,
+                    begins=begin.isoformat(),
+                    renews=end.isoformat(timespec="minutes"),
+                )
+            )
+        self._periods = {key: begin for key, (begin, _) in periods.items()}
+        self._feed(e.BudgetsKnown(trio.current_time(), tuple(budgets)))
+        if periods:
+            soonest = min((end - now).total_seconds() for _, end in periods.values())
+            self._timers.arm("budgets", trio.current_time() + min(max(soonest, 0.1), LOOK_AGAIN), self.look)
+
+
+def period(now: datetime, length: str) -> tuple[datetime, datetime]:
+    """The calendar day, week or month that `now`, in local time, is in: its first moment, and the next one's."""
+    # as dates, each made a moment by itself: within a period the clock may be put forward or back
+    today = now.date()
+    if length == "day":
+        begin, end = today, today + timedelta(days=1)
+    elif length == "week":
+        begin = today - timedelta(days=today.weekday())
+        end = begin + timedelta(days=7)
+    else:
+        begin = today.replace(day=1)
+        end = (begin + timedelta(days=32)).replace(day=1)
+    return _midnight(begin), _midnight(end)
+
+
+def _midnight(day: date) -> datetime:
+    return datetime(day.year, day.month, day.day).astimezone()
+
+
+def rebuild(config: configuration.Budgets, ledger: Ledger, memory: Memory) -> list[str]:
+    """Brings the ledger in line with what the spool remembers that budgets were charged: it was told before the ledger, which may
+    have been begun anew. There, if something may have been forgotten, they count as exhausted until their period ends or they
+    are given more: nobody knows what of them is left (SPEC section 10). Before the ledger is started; returns what there is to
+    say. Raises `sqlite3.Error`."""
+    notes: list[str] = []
+    for budget in wanted(config):
+        begin, _ = period(wall_clock().astimezone(), budget.period)
+        remembered = memory.charged(budget.scope, budget.name)
+        # neither is wound back: a spool is older than the ledger where its newest part was damaged, and so is a restored ledger
+        charged = recorded = ledger.charged(budget.scope, budget.name, begin)
+        if remembered is not None and remembered.begins == begin:
+            charged = max(charged, remembered.usd)
+        lost = ledger.begun_anew and not memory.sound
+        charged = max(charged, budget.usd) if lost else charged
+        if charged != recorded:
+            ledger.set_charged(budget.scope, budget.name, begin, charged)
+        if lost:
+            notes.append(
+                f"what the budget of {budget.scope} {budget.name} was charged since {begin:%Y-%m-%d} is lost with the ledger: it "
+                f"counts as exhausted ({budget.usd:g} USD); set more in [budgets] to let it go on"
+            )
+    return notes
+
+
+def wanted(config: configuration.Budgets) -> list[Budget]:
+    """The budgets that are configured, not charged yet."""
+    users = [Budget("user", name, budget.daily_usd, frozenset({name})) for name, budget in config.users.items()]
+    teams = [
+        Budget("team", name, budget.usd, frozenset(budget.members), period=budget.period) for name, budget in config.teams.items()
+    ]
+    return users + teams

@@ -1,0 +1,153 @@
+"""What a daemon hands to itself when it executes itself anew (SIGUSR2). It is what the spool does not hold, since a daemon that
+was killed could not have it either: descriptors, and who waits for what.
+
+It goes through a memfd whose number stands in the environment. Descriptors in it keep their numbers.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+
+import msgspec
+from msgspec import Struct
+
+from ..core.access import Peer
+from ..core.snapshot import Ticket
+from ..launch.base import Remains
+from ..protocol.messages import Wait, Watch
+from ..protocol.types import RunId
+from ..protocol.units import parse_whole
+
+VARIABLE = "SFAD_HANDOVER"
+"""Where the number of the memfd stands."""
+
+FORMAT = 1
+
+
+class Stdin(Struct, frozen=True):
+    """The pipe behind `--stdin`, and what has not been written to it yet."""
+
+    read_end: int
+    write_end: int
+    pending: list[bytes]
+    eof: bool
+
+
+class Held(Struct, frozen=True):
+    """Of one live run."""
+
+    remains: Remains | None
+    descriptors: list[int]
+    stdin: Stdin | None
+
+
+class Connected(Struct, frozen=True):
+    """One client."""
+
+    fd: int
+    number: int
+    peer: Peer | None
+    """Of release 0.1.0: `None` before the handshake."""
+    partial: bytes
+    """Of a frame that has begun."""
+    bodies: list[bytes]
+    received: list[int]
+    unsent: list[tuple[bytes, list[int]]]
+    pending: list[Wait | Watch]
+    ended: bool
+    greeted: bool = True
+
+
+class Clients(Struct, frozen=True):
+    """All of them."""
+
+    connections: list[Connected]
+    last_number: int
+    answers: dict[int, list[tuple[int, int]]]
+    """By token of a request that the core has not answered: connections and their requests."""
+
+
+class Handover(Struct, frozen=True):
+    """Everything."""
+
+    listener: int
+    lock: int
+    runs: dict[RunId, Held]
+    tickets: list[Ticket]
+    last_token: int
+    clients: Clients
+    admitted: int
+    refused: int
+    began: float
+    """When the daemon was started, on the monotonic clock."""
+    format: int = FORMAT
+    directory: int = -1
+    """`directory` and `claim` of the `StateLock`, whose `file` is `lock`; release 0.1.0 has neither, and hands over -1."""
+    claim: int = -1
+    inode: tuple[int, int] | None = None
+    """Device and number of the listener's socket in the file system; release 0.1.0 hands over none."""
+
+    def descriptors(self) -> Iterable[int]:
+        """All that are to stay open."""
+        yield from (fd for fd in (self.lock, self.listener, self.directory, self.claim) if fd >= 0)
+        for held in self.runs.values():
+            yield from held.descriptors
+            if held.stdin is not None:
+                yield from (fd for fd in (held.stdin.read_end, held.stdin.write_end) if fd >= 0)
+        for one in self.clients.connections:
+            yield one.fd
+            yield from one.received
+            for _, descriptors in one.unsent:
+                yield from descriptors
+
+
+def store(handover: Handover) -> int:
+    """A memfd that holds it. Raises `OSError`."""
+    descriptor = os.memfd_create("sfad-handover", os.MFD_CLOEXEC)
+    try:
+        rest = memoryview(msgspec.msgpack.encode(handover))
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def taken() -> Handover | None:
+    """What was handed to this process; `None` if it was started in the usual way. Nobody else inherits its descriptors.
+
+    Raises `ValueError` for what another build handed over and this one cannot read: whoever is in it is on their own."""
+    number = os.environ.pop(VARIABLE, None)
+    if number is None:
+        return None
+    content = _contents(number)
+    try:
+        if msgspec.msgpack.decode(content, type=_Format).format != FORMAT:
+            raise ValueError("it has another format")
+        handover = msgspec.msgpack.decode(content, type=Handover)
+    except msgspec.MsgspecError as error:
+        raise ValueError(str(error)) from error
+    try:
+        for descriptor in handover.descriptors():
+            os.set_inheritable(descriptor, False)
+    except OSError as error:
+        raise ValueError(f"a descriptor in it is not open: {error}") from error
+    return handover
+
+
+def _contents(number: str) -> bytes:
+    try:
+        with open(parse_whole(number, 3), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # a device may have no end
+                raise ValueError(f"descriptor {number} is not a memfd")
+            file.seek(0)
+            return file.read()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{VARIABLE}: {error}; only sfad itself sets this variable: unset it") from error
+
+
+class _Format(Struct):
+    format: int

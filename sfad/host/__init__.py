@@ -1,0 +1,1 @@
+"""What this machine is and lends: systemd, paths, descriptors, priority, clocks and threads."""

@@ -1,0 +1,169 @@
+"""What the daemon says to systemd, by the protocol of sd_notify(3). Nothing happens where systemd did not start it.
+
+What systemd is to do with the unit is written in the files of `systemd/`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from collections import deque
+from contextlib import suppress
+
+import trio
+
+from ..protocol.units import parse_whole
+
+SOCKET_UNIT = "sfad.socket"
+"""The name under which systemd passes the socket that it listens on for the daemon."""
+
+_UCRED = struct.Struct("=iII")
+
+LEAST_INTERVAL = 0.01
+"""Seconds between two `WATCHDOG=1`, at least: a tiny `WATCHDOG_USEC` must not keep a processor busy."""
+
+
+def manages() -> bool:
+    """Whether systemd started this process as a service: then it starts the next one, and answers for what no daemon comes back
+    to."""
+    return bool(os.environ.get("NOTIFY_SOCKET"))
+
+
+def another_follows() -> bool:
+    """In a process of `ExecStopPost=`: whether the service has failed. Then systemd starts it again, or what `OnFailure=` names.
+    What was stopped, or has ended by a signal like SIGTERM, is over."""
+    return os.environ.get("SERVICE_RESULT", "success") != "success"
+
+
+def listens(listener: socket.socket) -> bool:
+    """Return whether another process called listen(2) on a socket: then it goes on listening when this process ends."""
+    pid, _uid, _gid = _UCRED.unpack(listener.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return bool(pid != os.getpid())
+
+
+def notify(state: str) -> None:
+    """Sends `state` (`READY=1`, `STOPPING=1`) to the service manager. Raises `OSError` if it is named and cannot be told."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            sock.sendto(state.encode(), _address(address))
+
+
+def _address(path: str) -> str:
+    return "\0" + path[1:] if path.startswith("@") else path
+
+
+def reloading() -> str:
+    """The state from which `READY=1` leads back. `Type=notify-reload` (systemd 253) waits for one later than its SIGHUP."""
+    return f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}"
+
+
+def watchdog_interval() -> float | None:
+    """Seconds between two `WATCHDOG=1`, half of what systemd allows; `None` if it does not watch this process."""
+    limit = os.environ.get("WATCHDOG_USEC", "")
+    ours = os.environ.get("WATCHDOG_PID", "") in ("", str(os.getpid()))
+    try:
+        return max(LEAST_INTERVAL, parse_whole(limit, 1, 2**63 - 1) / 2e6) if ours else None
+    except ValueError:
+        return None
+
+
+async def feed_watchdog() -> None:
+    """Tells systemd that trio's loop turns (`WatchdogSec=`), until cancelled."""
+    interval = watchdog_interval()
+    while interval is not None:
+        with suppress(OSError):  # the next one counts as well
+            notify("WATCHDOG=1")
+        await trio.sleep(interval)
+
+
+class FdStore:
+    """Descriptors that systemd keeps for the next daemon of the unit, should this one die (`FileDescriptorStoreMax=`).
+
+    Best effort: nobody waits for systemd, which takes 0.14 ms a message, and a few hundred fit into its queue. It forgets
+    everything when the unit is stopped."""
+
+    def __init__(self) -> None:
+        """Nothing is kept where systemd did not start this process, or does not listen."""
+        address = os.environ.get("NOTIFY_SOCKET", "")
+        self._socket = _connected(address) if address else None
+        self._unwanted: deque[str] = deque()
+        """Names that systemd has not been told to forget yet."""
+
+    @property
+    def there(self) -> bool:
+        """Whether anything can be kept."""
+        return self._socket is not None
+
+    def keep(self, name: str, fd: int) -> bool:
+        """Has a copy of `fd` kept, also when it hangs up, as the pidfd of an ended process does (`FDPOLL=0`, systemd 246). A
+        name is ASCII without ':' and control characters, at most 255 of them. Whether systemd was asked; it does not answer."""
+        # in this order: the name may be one of those that are to be forgotten
+        return self.settle() and self._say(f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", [fd])
+
+    def forget(self, name: str) -> None:
+        """Has everything of that name given up: now, or before anything else is said."""
+        if self._socket is not None:
+            self._unwanted.append(name)
+            self.settle()
+
+    def settle(self) -> bool:
+        """Whether nothing is left that systemd has not been told to forget."""
+        while self._unwanted:
+            if not self._say(f"FDSTOREREMOVE=1\nFDNAME={self._unwanted[0]}", []):
+                return False
+            self._unwanted.popleft()
+        return True
+
+    def _say(self, state: str, descriptors: list[int]) -> bool:
+        if self._socket is None:
+            return False
+        try:
+            socket.send_fds(self._socket, [state.encode()], descriptors)
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Gives back the socket; what is kept stays kept."""
+        if self._socket is not None:
+            self._socket.close()
+
+    @staticmethod
+    def taken() -> dict[str, int]:
+        """What systemd hands to this process, by name: what was kept, and listening sockets. The caller's from now on, and of no
+        two with the same name; to be called once, before any descriptor is opened that an unknown one could be taken for."""
+        pid, count, names = (os.environ.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"))
+        found: dict[str, int] = {}
+        if pid != str(os.getpid()):
+            return found
+        try:
+            last = _FIRST + parse_whole(count, 0)
+        except ValueError:
+            return found
+        for fd, name in zip(range(_FIRST, last), names.split(":"), strict=False):
+            try:
+                os.set_inheritable(fd, False)
+            except OSError:  # the variable promises more than was passed
+                break
+            if name in found:
+                os.close(fd)
+            else:
+                found[name] = fd
+        return found
+
+
+def _connected(address: str) -> socket.socket | None:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+    sock.setblocking(False)
+    try:
+        sock.connect(_address(address))
+    except OSError:  # `notify` says that nobody listens there
+        sock.close()
+        return None
+    return sock
+
+
+_FIRST = 3
+"""SD_LISTEN_FDS_START."""

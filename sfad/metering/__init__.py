@@ -1,0 +1,1 @@
+"""What runs use: their output and session files read, prices looked up, the kernel asked."""

@@ -1,0 +1,215 @@
+"""What tokens cost, from the config's `[prices]` and from the library genai-prices (SPEC section 8).
+
+The only module that imports the library, and it does so late: `Prices.load` imports it in a worker thread, since that takes
+some 200 ms and 30 MiB. Of the library its data and its matching of names are used, both offline; what would fetch newer
+prices (`UpdatePrices`) is never started. The arithmetic is here, because the library's takes 50 to 140 µs for each usage update
+and a test holds it against the library's for every model; and so is the cache, because the library's have no bound.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import trio
+
+from ..config import NAME_MAX, Price
+from ..protocol.types import Tokens
+
+if TYPE_CHECKING:
+    from genai_prices.types import ModelInfo, Provider, TieredPrices
+
+__all__ = ["Catalogue", "Price", "Prices", "PricesUnavailable"]
+
+MATCHES_KEPT = 256
+"""Names whose price is remembered, unknown ones included. A daemon sees a dozen; an agent can invent any number."""
+
+_LOCAL = frozenset({"llamacpp", "lm_studio", "lmstudio", "local", "localhost", "ollama", "ollama_chat", "vllm"})
+"""Providers that run on somebody's own machine: what others charge for the same model says nothing."""
+
+_BEDROCK = re.compile(r"(?:[a-z-]+\.)?[a-z0-9]+\.[a-z]")
+"""`anthropic.claude-…`, `us.anthropic.claude-…`: names that Amazon gives to others' models."""
+
+
+class PricesUnavailable(Exception):
+    """The library cannot be imported, now or at all. The message names the cause."""
+
+
+class Catalogue:
+    """The library's prices. There is one, whatever prices the config adds to it, now and after a reload."""
+
+    def __init__(self) -> None:
+        self.library: _Library | None = None
+        self.failure: str | None = None
+        """Why there is no library, and never will be; or, after a lookup that it failed on, how."""
+        self._lock = trio.Lock()
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is known what the library knows, if it is there at all."""
+        return self.library is not None or self.failure is not None
+
+    async def load(self) -> None:
+        """Imports the library, once, in a worker thread; who calls meanwhile waits for the same import.
+
+        Raises `PricesUnavailable`. What the machine is short of for a moment (descriptors, threads, memory) is no reason not to
+        try again at the next call; a library that is not installed is.
+        """
+        async with self._lock:
+            if not self.settled:
+                await self._import()
+        if self.library is None:
+            raise PricesUnavailable(self.failure)
+
+    async def _import(self) -> None:
+        try:
+            self.library = await trio.to_thread.run_sync(_import_library)
+        except ImportError as error:
+            if isinstance(error.__cause__ or error.__context__, OSError):
+                raise PricesUnavailable(f"the library genai-prices cannot be imported now: {error}") from error
+            self.failure = f"the library genai-prices cannot be imported: {error}"
+        except (OSError, MemoryError, RuntimeError) as error:  # RuntimeError: can't start new thread
+            raise PricesUnavailable(f"the library genai-prices cannot be imported now: {error}") from error
+        except Exception as error:  # noqa: BLE001 — what its import raises is not ours to know, and is reported
+            self.failure = f"the library genai-prices cannot be imported: {type(error).__name__}: {error}"
+
+
+class Prices:
+    """Prices of models: `own`, by model name, before the library's. Immutable, so that a run keeps those it began with."""
+
+    def __init__(self, own: Mapping[str, Price] | None = None, catalogue: Catalogue | None = None) -> None:
+        self.catalogue = catalogue or Catalogue()
+        self._own = dict(own or {})
+        self._match = lru_cache(MATCHES_KEPT)(self._search)
+
+    def cost(self, model: str, tokens: Tokens, *, request_input: int | None = None) -> float | None:
+        """USD for `tokens` of a model. `None` if its price is not known: an unknown name, or the library is not loaded.
+        Never raises. Fees for requests and searches are not part of it.
+
+        Some models cost more, for all tokens, when one request has more than so much input (200 000, mostly). So `tokens` are
+        those of one request; for a sum over several, `request_input` is the input of one of them.
+        """
+        if len(model) > NAME_MAX or not model.isprintable():
+            return None
+        found = self._match(model, self.catalogue.library)
+        if found is None:
+            return None
+        try:
+            return _total(tokens, found(tokens.input if request_input is None else request_input))
+        except OverflowError:  # a number of tokens that no float holds
+            return None
+
+    def _search(self, model: str, library: _Library | None) -> _Priced | None:
+        names = list(dict.fromkeys(_spellings(model)))
+        for name in names:
+            if name in self._own:
+                return _fixed(self._own[name])
+        try:
+            return None if library is None else library.find([name.lower() for name in names])
+        except Exception as error:  # noqa: BLE001 — a fault of the library must not reach the event loop
+            self.catalogue.failure = f"the library genai-prices failed on {model!r}: {type(error).__name__}: {error}"
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Rates:
+    """USD per million tokens; `None` where there is no price."""
+
+    input: float | None
+    output: float | None
+    cached: float | None
+    cache_write: float | None
+
+
+_Priced = Callable[[int], _Rates]
+"""The rates of a model now, for a request with so many tokens of input."""
+
+
+def _fixed(price: Price) -> _Priced:
+    rates = _Rates(price.input_mtok, price.output_mtok, price.cached_mtok, price.cache_write_mtok)
+    return lambda _request: rates
+
+
+def _listed(model: ModelInfo) -> _Priced:
+    def now(request: int) -> _Rates:
+        prices = vars(model.get_prices(datetime.now(UTC)))
+        names = ("input_mtok", "output_mtok", "cache_read_mtok", "cache_write_mtok")
+        return _Rates(*(_rate(prices.get(name), request) for name in names))
+
+    return now
+
+
+def _rate(price: Decimal | TieredPrices | None, request: int) -> float | None:
+    if price is None or isinstance(price, Decimal):
+        return None if price is None else float(price)
+    # the tiers ascend, and the highest one that is reached holds for all tokens
+    reached = [tier.price for tier in price.tiers if request > tier.start]
+    return float(reached[-1] if reached else price.base)
+
+
+def _total(tokens: Tokens, rates: _Rates) -> float | None:
+    if rates.input is None and rates.output is None:
+        return None
+    cached, written = max(0, tokens.cached), max(0, tokens.cache_write)
+    parts = (
+        (max(0, tokens.input - cached - written), rates.input),
+        (cached, rates.input if rates.cached is None else rates.cached),
+        (written, rates.input if rates.cache_write is None else rates.cache_write),
+        (max(0, tokens.output), rates.output),
+    )
+    if any(count and rate is None for count, rate in parts):
+        return None
+    return sum(count * (rate or 0.0) for count, rate in parts) / 1_000_000
+
+
+def _spellings(model: str) -> Iterator[str]:
+    """Ways to look a name up, the most exact first: as it is, without a provider in front, the end of a resource's path; each
+    also without what Claude Code appends in brackets (`[1m]`)."""
+    for name in (model, model.partition("/")[2], model.rpartition("/")[2]):
+        if name:
+            yield name
+        if name.endswith("]") and (plain := name[: max(0, name.rfind("["))]):
+            yield plain
+
+
+class _Library:
+    """The library's providers. Made in the worker thread, read in the event loop."""
+
+    def __init__(self, providers: list[Provider], by_id: Callable[[list[Provider], str], Provider | None]) -> None:
+        self._providers = providers
+        self._by_id = by_id
+        self._bedrock = by_id(providers, "aws")
+
+    def find(self, names: list[str]) -> _Priced | None:
+        """The first of these spellings, in lower case, that a provider knows."""
+        if names and names[0].partition("/")[0] in _LOCAL:
+            return None
+        for name in names:
+            for provider, rest in self._candidates(name):
+                if (model := provider.find_model(rest, all_providers=self._providers)) is not None:
+                    return _listed(model)
+        return None
+
+    def _candidates(self, name: str) -> Iterator[tuple[Provider, str]]:
+        """Who may sell it, and by what name: who is named in front, who makes models that are called so, Amazon."""
+        head, slash, rest = name.partition("/")
+        if slash and rest and (named := self._by_id(self._providers, head)) is not None:
+            yield named, rest
+        for provider in self._providers:
+            if provider.model_match is not None and provider.model_match.is_match(name):
+                yield provider, name
+                break
+        if self._bedrock is not None and _BEDROCK.match(name):
+            yield self._bedrock, name
+
+
+def _import_library() -> _Library:
+    from genai_prices.data import providers
+    from genai_prices.data_snapshot import find_provider_by_id
+
+    return _Library(providers, find_provider_by_id)

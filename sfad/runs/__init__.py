@@ -1,0 +1,1 @@
+"""Live runs, as the shell knows them."""

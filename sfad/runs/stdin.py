@@ -1,0 +1,88 @@
+"""The pipe behind `--stdin`: what `send` writes, the run reads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import trio
+
+from ..durable.handover import Stdin
+
+MAX_PENDING = 1024 * 1024
+"""Bytes that may wait for a run that does not read; more is refused, so that a sender learns of it."""
+
+
+class StdinPipe:
+    """Both ends of a pipe: the run inherits `read_end`; `write` never blocks."""
+
+    def __init__(self) -> None:
+        self.read_end, self._write_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._write_end, False)
+        self._begin((), eof=False)
+
+    @classmethod
+    def resumed(cls, handed: Stdin) -> StdinPipe:
+        """The same pipe in a process that has executed itself anew."""
+        pipe = cls.__new__(cls)
+        pipe.read_end, pipe._write_end = handed.read_end, handed.write_end
+        pipe._begin(handed.pending, eof=handed.eof)
+        return pipe
+
+    def hand_over(self) -> Stdin:
+        """What `resumed` needs."""
+        return Stdin(self.read_end, self._write_end, [bytes(self._pending)], self._eof)
+
+    def _begin(self, pending: Iterable[bytes], *, eof: bool) -> None:
+        self._pending = bytearray().join(pending)  # one object: a sender may send a byte at a time
+        self._eof = eof
+        self._more = trio.Event()
+
+    def write(self, data: bytes, *, eof: bool) -> str | None:
+        """Queues `data`, in order. Returns why not, or `None`."""
+        if self._eof:
+            return "its stdin was closed by an earlier send"
+        if len(self._pending) + len(data) > MAX_PENDING:
+            return f"{len(self._pending)} bytes already wait for it to read its stdin; at most {MAX_PENDING} may"
+        self._pending += data
+        self._eof = eof
+        self._more.set()
+        return None
+
+    async def serve(self) -> None:
+        """Writes what is queued until the end of file, the reader's end, or cancellation."""
+        try:
+            while not (self._eof and not self._pending):
+                if not self._pending:
+                    self._more = trio.Event()
+                    await self._more.wait()
+                    continue
+                await self._write_some()
+        except BrokenPipeError:
+            self._eof = True  # nobody reads it any more; the next send is told
+        finally:
+            self._close_write_end()
+
+    async def _write_some(self) -> None:
+        try:
+            written = os.write(self._write_end, self._pending)
+        except BlockingIOError:
+            await trio.lowlevel.wait_writable(self._write_end)
+            return
+        del self._pending[:written]
+
+    def _close_write_end(self) -> None:
+        if self._write_end >= 0:
+            os.close(self._write_end)
+            self._write_end = -1
+
+    def discard(self) -> None:
+        """Nobody will read it, and nobody serves it."""
+        os.close(self.read_end)
+        self._close_write_end()
+
+    def close(self) -> None:
+        """The run is over: whoever still writes gets EPIPE, and `serve` ends."""
+        os.close(self.read_end)
+        self._eof = True
+        self._more.set()

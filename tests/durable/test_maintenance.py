@@ -1,0 +1,239 @@
+"""What is due is done, by the settings and a clock that can be believed; what fails is told once."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from sfad.config import Retention
+from sfad.durable import maintenance
+from sfad.durable.maintenance import Clock, Maintenance
+from sfad.host.reserve import Ballast
+from sfad.ledger import Ledger, backup, opening
+from sfad.output import OutputStore
+from sfad.protocol.types import Event, RunInfo, Status
+from tests.launch.rig import until
+from tests.ledger.samples import PLAIN, run, started
+
+NOW = datetime(2026, 6, 1, tzinfo=UTC)
+DAY = timedelta(days=1)
+
+
+class World:
+    """A state directory with its maintenance, and clocks that a test sets."""
+
+    def __init__(self, ledger: Ledger, /, **settings: Any) -> None:
+        self.ledger = ledger
+        self.output = OutputStore(ledger.directory / "output")
+        self.wall, self.boot = NOW, 1000.0
+        self.live: list[str] = []
+        self.trouble: list[str] = []
+        self.said: list[str] = []
+        self.maintenance = Maintenance(
+            ledger, self.output, Retention(**settings), live=lambda: self.live, report=self.trouble.append,
+            say=self.said.append, now=lambda: self.wall, boottime=lambda: self.boot,
+        )  # fmt: skip
+
+    def passes(self, **span: float) -> None:
+        self.wall += timedelta(**span)
+        self.boot += timedelta(**span).total_seconds()
+
+    def write(self, run: str, at: datetime) -> None:
+        for descriptor in self.output.open_for_run(run):
+            os.close(descriptor)
+        for suffix in (".out", ".err"):
+            os.utime(self.output.directory / f"{run}{suffix}", (at.timestamp(), at.timestamp()))
+
+    async def happened(self, *moments: datetime) -> None:
+        for moment in moments:
+            self.ledger.event(Event(type="x", time=moment))
+        assert await self.ledger.flush()
+
+    def runs(self) -> list[str]:
+        with closing(sqlite3.connect(self.ledger.directory / "ledger.db")) as other:
+            return [row[0] for row in other.execute("SELECT id FROM runs ORDER BY number")]
+
+
+def ended(number: int, days_ago: float) -> RunInfo:
+    at = NOW - days_ago * DAY
+    return run(number, status=Status.COMPLETED, created_at=at, ended_at=at)
+
+
+@contextmanager
+def world(directory: Path, *runs: RunInfo, **settings: Any) -> Iterator[World]:
+    ledger = Ledger(directory)
+    ledger.mend([(info, PLAIN) for info in runs])
+    ledger.close()
+    with started(directory) as ledger:
+        yield World(ledger, **settings)
+
+
+async def test_each_thing_goes_at_its_age(tmp_path: Path) -> None:
+    with world(tmp_path, ended(1, 100), ended(2, 80), ended(3, 8), ended(4, 6), run(5, status=Status.RUNNING)) as it:
+        await it.happened(NOW - 100 * DAY, NOW - 2 * DAY)
+        for name in ("a2", "a3", "a4", "a5", "a6"):
+            it.write(name, NOW - 6.5 * DAY)
+        it.live = ["a6"]
+        it.passes(days=0.75)
+        await it.maintenance.look()
+        assert it.runs() == ["a2", "a3", "a4", "a5"]
+        assert sorted({path.stem for path in it.output.directory.iterdir()}) == ["a4", "a5", "a6"]
+        assert [event.seq for event in it.ledger.events()] == [2]
+        assert it.trouble == []
+        assert [line.split(",")[0] for line in it.said] == [
+            "deleted 4 output files of runs that ended long ago",
+            "deleted 1 runs and 1 events from the ledger",
+            "backed up the ledger",
+        ]
+        assert it.ledger.backup is not None
+
+
+async def test_the_room_that_a_start_has_used_is_kept_again(tmp_path: Path) -> None:
+    """The next start may need it as well."""
+    with world(tmp_path, output=None, ledger=None, backup_every=None) as it:
+        assert not Ballast(it.ledger.directory).throw_away()
+        await it.maintenance.look()
+        assert Ballast(it.ledger.directory).throw_away()
+
+
+async def test_off_is_off(tmp_path: Path) -> None:
+    with world(tmp_path, ended(1, 3000), output=None, ledger=None, backup_every=None) as it:
+        await it.happened(NOW - 2 * DAY)
+        it.write("a1", NOW - 3000 * DAY)
+        await it.maintenance.look()
+        assert (it.runs(), len(list(it.output.directory.iterdir())), it.ledger.backup, it.said) == (["a1"], 2, None, [])
+
+
+async def test_a_clock_that_is_years_ahead_deletes_nothing_until_it_has_gone_on_like_that(tmp_path: Path) -> None:
+    with world(tmp_path, ended(1, 3), ended(2, 200)) as it:
+        await it.happened(NOW - 2 * DAY)
+        it.write("a1", NOW - 3 * DAY)
+        await it.maintenance.look()
+        assert it.runs() == ["a1"]
+        it.wall += 3650 * DAY
+        await it.happened(it.wall)  # what happens now bears the wrong time as well
+        for _ in range(3):
+            await it.maintenance.look()
+            it.passes(hours=7)
+        assert it.runs() == ["a1"]
+        assert len(list(it.output.directory.iterdir())) == 2
+        [complaint] = it.trouble
+        assert "the clock says 2036-05-29, and before its last day nothing has happened since 2026-05-30" in complaint
+        it.passes(hours=7)
+        await it.maintenance.look()
+        assert (it.runs(), list(it.output.directory.iterdir())) == ([], [])
+
+
+async def test_a_restart_does_not_make_a_wrong_clock_right(tmp_path: Path) -> None:
+    with world(tmp_path, ended(1, 3)) as it:
+        await it.happened(NOW - 2 * DAY, NOW + 3650 * DAY)
+        it.wall += 3650 * DAY
+        again = World(it.ledger)
+        again.wall = it.wall
+        await again.maintenance.look()
+        assert (it.runs(), len(again.trouble)) == (["a1"], 1)
+
+
+def test_a_clock_that_is_set_back_and_forth() -> None:
+    wall, boot = [NOW], [0.0]
+    clock = Clock(lambda: wall[0], lambda: boot[0])
+    newest = NOW - 400 * DAY
+    assert clock.doubt(lambda _: newest.timestamp())
+    assert clock.doubt(lambda _: None) is None
+    wall[0], boot[0] = NOW + DAY, 86400.0
+    assert clock.doubt(lambda _: newest.timestamp()) is None
+    for jump in (timedelta(hours=-2), timedelta(days=1000), timedelta(days=-1000)):
+        wall[0] += jump
+        assert clock.doubt(lambda _: newest.timestamp())
+    wall[0], boot[0] = wall[0] + DAY, boot[0] + 86400.0
+    assert clock.doubt(lambda _: newest.timestamp()) is None
+
+
+async def test_a_backup_is_made_when_it_is_due(tmp_path: Path) -> None:
+    with world(tmp_path, ledger=None, output=None, backup_every=3600.0) as it:
+        it.wall = datetime.now(UTC)
+        times = []
+        for hours in (0, 0.5, 0.6, -1000, 0):  # a thousand hours back: what is from the future is no backup of late
+            it.passes(hours=hours)
+            before = len(it.said)
+            await it.maintenance.look()
+            times.append(len(it.said) - before)
+        assert times == [1, 0, 1, 1, 1]
+        assert it.trouble == []
+
+
+async def test_trouble_is_told_once_and_again_after_it_was_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with world(tmp_path, backup_every=3600.0) as it:
+        with monkeypatch.context() as patch:
+            patch.setattr(backup, "ROOM", 1 << 60)
+            await it.maintenance.look()
+            await it.maintenance.look()
+        assert len(it.trouble) == 1
+        assert it.trouble[0].startswith("backup: a copy of the ledger needs ")
+        await it.maintenance.look()
+        it.passes(days=10000)
+        monkeypatch.setattr(backup, "ROOM", 1 << 60)
+        await it.maintenance.look()
+        assert len([line for line in it.trouble if line.startswith("backup: ")]) == 2
+
+
+async def test_a_large_file_is_checked_and_damage_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.mend([(ended(number, 3), PLAIN) for number in range(1, 2000)])
+    ledger.close()
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
+        page = other.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'runs_name'").fetchone()[0]
+    content = bytearray((tmp_path / "ledger.db").read_bytes())
+    content[(page - 1) * 4096 : page * 4096] = b"\xff" * 4096
+    (tmp_path / "ledger.db").write_bytes(content)
+    (tmp_path / "ledger.db-wal").write_bytes(b"x")
+    monkeypatch.setattr(opening, "CHECKED_AT_ONCE", 0)
+    with started(tmp_path) as ledger:
+        it = World(ledger, ledger=None, output=None)
+        await it.maintenance.look()
+        assert [line.partition("damaged")[0] for line in it.trouble] == ["check: the ledger is ", "backup: the copy is "]
+        assert ledger.backup is None
+    again = Ledger(tmp_path)
+    again.close()
+    assert again.begun_anew
+
+
+async def test_it_looks_a_minute_after_the_start_and_then_as_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[float] = []
+    monkeypatch.setattr(maintenance, "FIRST", 0.05)
+    with world(tmp_path, sweep_every=60.0) as it:
+
+        async def look() -> None:
+            looks.append(trio.current_time())
+
+        monkeypatch.setattr(it.maintenance, "look", look)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(it.maintenance.serve)
+            await until(lambda: looks, "the first look")
+            await trio.sleep(0.3)
+            assert len(looks) == 1
+            it.maintenance.reconfigure(Retention(sweep_every=0.05))
+            await until(lambda: len(looks) >= 3, "two more")
+            nursery.cancel_scope.cancel()
+
+
+async def test_it_ends_at_once_in_the_middle_of_work(tmp_path: Path) -> None:
+    with world(tmp_path, *(ended(number, 200) for number in range(1, 3000))) as it:
+        await it.happened(NOW - 2 * DAY)
+        begun = time.monotonic()
+        with trio.move_on_after(0.3) as scope:
+            await it.maintenance.look()
+        assert scope.cancelled_caught
+        assert time.monotonic() - begun < 20
+        assert it.runs()
+        it.ledger.admit(run(5000), PLAIN)
+        assert await it.ledger.flush()

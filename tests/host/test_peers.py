@@ -1,0 +1,126 @@
+"""Who is at the other end, by the kernel."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import trio
+
+from sfad.core.events import LaunchSucceeded, MainExited
+from sfad.host import peers
+from sfad.launch.fake import FakeLauncher
+from tests.launch.rig import Rig, rigged
+
+CONNECT = """
+import os, socket, sys
+s = socket.socket(socket.AF_UNIX)
+s.connect(sys.argv[1])
+if "die" not in sys.argv:
+    s.recv(1)
+"""
+
+
+@pytest.fixture
+async def rig(containment: str) -> AsyncIterator[Rig]:
+    async with rigged(containment) as made:
+        yield made
+
+
+@pytest.fixture
+def listener(tmp_path: Path) -> Iterator[socket.socket]:
+    with closing(socket.socket(socket.AF_UNIX)) as made:
+        made.bind(str(tmp_path / "s"))
+        made.listen()
+        yield made
+
+
+async def accept(listener: socket.socket) -> socket.socket:
+    with trio.fail_after(60):
+        await trio.lowlevel.wait_readable(listener)
+    return listener.accept()[0]
+
+
+async def test_a_peer_outside_any_run(rig: Rig, listener: socket.socket) -> None:
+    with closing(socket.socket(socket.AF_UNIX)) as client:
+        client.connect(listener.getsockname())
+        with closing(await accept(listener)) as server:
+            peer = peers.identify(server, rig.launcher)
+    assert (peer.uid, peer.run, peer.unplaced, peer.owner) == (os.geteuid(), None, "", True)
+    assert peer.user == pwd.getpwuid(os.geteuid()).pw_name
+
+
+@pytest.mark.parametrize("disguise", ["", "env -i", "setsid --fork", "env -i setsid --fork sh -c '\"$@\" &' x"])
+async def test_a_peer_inside_a_run(rig: Rig, listener: socket.socket, tmp_path: Path, disguise: str) -> None:
+    (tmp_path / "connect").write_text(CONNECT)
+    command = f"{disguise} {sys.executable} {tmp_path}/connect {listener.getsockname()}; sleep 1000"
+    rig.launch("a1", "sleep", "1000")
+    rig.launch("a2", "sh", "-c", command, parent="a1")
+    with closing(await accept(listener)) as server:
+        assert peers.identify(server, rig.launcher).run == "a2"
+        began = time.perf_counter()
+        for _ in range(100):
+            peers.identify(server, rig.launcher)
+        assert time.perf_counter() - began < 10
+    await rig.wait(LaunchSucceeded, "a1")
+    await rig.stop("a2", "a1")
+
+
+async def test_a_peer_that_has_died(rig: Rig, listener: socket.socket, tmp_path: Path) -> None:
+    """It is in its run, or refused: never outside."""
+    (tmp_path / "connect").write_text(CONNECT)
+    rig.launch("a1", sys.executable, f"{tmp_path}/connect", listener.getsockname(), "die")
+    with closing(await accept(listener)) as server:
+        with trio.fail_after(60):
+            await trio.lowlevel.wait_readable(server)
+        await rig.wait(MainExited, "a1")
+        peer = peers.identify(server, rig.launcher)
+    assert peer.run == "a1" or peer.unplaced
+    await rig.stop("a1")
+
+
+async def test_kernel_without_pidfds(monkeypatch: pytest.MonkeyPatch, rig: Rig, listener: socket.socket) -> None:
+    monkeypatch.setattr(peers, "SO_PEERPIDFD", 9999)
+    with closing(socket.socket(socket.AF_UNIX)) as client:
+        client.connect(listener.getsockname())
+        with closing(await accept(listener)) as server:
+            assert peers.identify(server, rig.launcher).unplaced == ""
+
+
+class Answers:
+    """A connection of which the kernel says what the test wants."""
+
+    def __init__(self, pid: int, uid: int) -> None:
+        self.credentials = peers._UCRED.pack(pid, uid, uid)
+
+    def getsockopt(self, level: int, option: int, length: int) -> bytes:  # noqa: ARG002 - its signature
+        if option == socket.SO_PEERCRED:
+            return self.credentials
+        raise ProcessLookupError(3, "No such process")
+
+
+def test_another_user_whose_process_is_gone() -> None:
+    peer = peers.identify(Answers(1, 54321), FakeLauncher(emit=lambda _event: None))
+    assert (peer.user, peer.owner) == ("54321", False)
+    assert "ended" in peer.unplaced
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no")])
+def test_a_kernel_that_cannot_be_asked(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    launcher = FakeLauncher(emit=lambda _event: None)
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(launcher, "place", fail)
+    monkeypatch.setattr(peers, "_pidfd", lambda _connection: None)
+    peer = peers.identify(Answers(os.getpid(), os.geteuid()), launcher)
+    assert peer.run is None
+    assert "could not be looked at" in peer.unplaced

@@ -1,0 +1,68 @@
+"""The daemon goes ahead of what it starts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import Start
+from tests.harness import started
+
+NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root may lower a nice value")
+
+
+@NEEDS_ROOT
+def test_the_daemon_is_scheduled_before_its_runs(start: Start, containment: str) -> None:
+    daemon = start(mode=containment)
+    with daemon.client() as client:
+        run = started(client, ["sleep", "100"])
+        assert psutil.Process(daemon.pid).nice() == -10
+        assert psutil.Process(run.pid).nice() == 0
+        for pid, nice in ((daemon.pid, -10), (run.pid, 0)):
+            group = Path(f"/proc/{pid}/autogroup")
+            assert not group.exists() or group.read_text().endswith(f"nice {nice}\n")
+        daemon.reexecute()
+        again = started(client, ["sleep", "100"])
+        assert psutil.Process(daemon.pid).nice() == -10
+        assert psutil.Process(again.pid).nice() == 0
+
+
+@NEEDS_ROOT
+def test_it_goes_ahead_before_it_imports_what_it_is_made_of() -> None:
+    """Where runs keep every processor busy, the imports of one among equals take ten seconds."""
+    program = """
+import os, sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "sfad.serving":
+            print(os.getpriority(os.PRIO_PROCESS, 0), "trio" in sys.modules)
+            sys.exit()
+sys.meta_path.insert(0, Finder())
+sys.argv = ["sfad", "serve"]
+from sfad.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "-10 False\n"
+
+
+def chosen(*prefix: str) -> str:
+    """What is left of a priority that somebody chose."""
+    program = "import os; from sfad.host.priority import go_ahead; go_ahead(); print(os.getpriority(os.PRIO_PROCESS, 0))"
+    return subprocess.run([*prefix, sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_a_priority_that_was_chosen_stays() -> None:
+    assert chosen("nice", "-n", "5") == "5"
+
+
+@NEEDS_ROOT
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv of util-linux")
+def test_who_may_not_goes_on_as_one_among_equals() -> None:
+    assert chosen("setpriv", "--inh-caps=-all", "--bounding-set=-all") == "0"

@@ -1,0 +1,75 @@
+"""What budgets were charged, after one of the two that know has been damaged."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from sfad import config as configuration
+from sfad.durable.budgets import period, rebuild
+from sfad.durable.journal import Memory
+from sfad.host.timers import Timers
+from sfad.ledger import Ledger
+from sfad.runs.live import wall_clock
+
+BEGIN = period(wall_clock().astimezone(), "day")[0]
+
+
+def remembered(directory: Path, *charges: float) -> Memory:
+    """A spool that was told of these charges, one after the other."""
+    memory = Memory(directory, pytest.fail)
+    memory.begin(Timers(lambda _error: None), "/d")
+    for usd in charges:
+        memory.charge("user", "ann", BEGIN, usd)
+        memory.keep(())
+    memory.close()
+    return Memory(directory, pytest.fail)
+
+
+def damaged(directory: Path, *charges: float) -> Memory:
+    """The same, but that the last cannot be read, and that not for a write that was cut short."""
+    remembered(directory, *charges, 0.0).close()
+    file = directory / "runs"
+    content = file.read_bytes()
+    last = struct.pack(">d", charges[-1])
+    assert content.count(last) == 1
+    file.write_bytes(content.replace(last, bytes(8)))
+    memory = Memory(directory, pytest.fail)
+    assert not memory.sound
+    return memory
+
+
+def rebuilt(directory: Path, memory: Memory, on_record: float | None) -> tuple[float, list[str]]:
+    """What ann's budget of 10 USD counts as charged. Without `on_record` the ledger is a new one."""
+    (directory / "sfad.toml").write_text("[budgets.users.ann]\ndaily_usd = 10")
+    config = configuration.load([directory / "sfad.toml"]).config.budgets
+    if on_record is not None:
+        before = Ledger(directory / "state")
+        before.set_charged("user", "ann", BEGIN, on_record)
+        before.close()
+    ledger = Ledger(directory / "state")
+    notes = rebuild(config, ledger, memory)
+    memory.close()
+    charged = ledger.charged("user", "ann", BEGIN)
+    ledger.close()
+    return charged, notes
+
+
+def test_the_spool_was_told_before_the_ledger(tmp_path: Path) -> None:
+    assert rebuilt(tmp_path, remembered(tmp_path / "spool", 2.0, 9.5), 2.0) == (9.5, [])
+    assert rebuilt(tmp_path, remembered(tmp_path / "spool"), None) == (9.5, [])
+
+
+def test_what_stands_before_the_damage_does_not_wind_a_budget_back(tmp_path: Path) -> None:
+    assert rebuilt(tmp_path, damaged(tmp_path / "spool", 2.0, 9.5), 9.5) == (9.5, [])
+    again = Memory(tmp_path / "spool", pytest.fail)
+    assert again.sound  # the damaged file was set aside, and what stood before the damage is in its place
+    assert rebuilt(tmp_path, again, None) == (9.5, [])
+
+
+def test_with_the_ledger_lost_too_it_counts_as_exhausted(tmp_path: Path) -> None:
+    charged, notes = rebuilt(tmp_path, damaged(tmp_path / "spool", 2.0, 9.5), None)
+    assert charged == 10
+    assert "counts as exhausted" in notes[0]

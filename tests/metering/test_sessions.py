@@ -1,0 +1,347 @@
+"""Session files are found, or are not; nothing that an agent puts in their place is followed, waited for or believed."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from sfad.metering import sessions
+from sfad.metering.sessions import Session, Sessions, TooMany
+from sfad.meters import Reading
+from sfad.meters.sessions import files_of
+from sfad.protocol.types import Tokens
+from tests.harness import NOBODY, as_root
+
+ONE, OTHER = "11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-222222222222"
+BEGAN = datetime.now(UTC) - timedelta(minutes=1)
+
+
+class Home:
+    """The home directory of a user of Claude Code, with runs that began a minute ago."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.work = path / "my.work"
+        self.work.mkdir(parents=True)
+        slug = "".join(letter if letter.isalnum() else "-" for letter in str(self.work))
+        self.project = path / ".claude" / "projects" / slug
+        self.project.mkdir(parents=True)
+
+    def session(self, *argv: str, uid: int = os.getuid()) -> Session:
+        """What a run that began a minute ago would look for."""
+        files = files_of(None, ["claude"])
+        assert files is not None
+        found = Session(files, ["claude", *argv], {"HOME": str(self.path)}, str(self.work), uid, BEGAN)
+        found.names = files.named(found.argv)
+        return found
+
+    def file(self, session: str = ONE, *, calls: int = 1, at: datetime | None = None, name: str = "") -> Path:
+        """A session file with so many calls of a model."""
+        path = self.project / (name or f"{session}.jsonl")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            for number in range(calls):
+                file.write(json.dumps(call(session, f"{name}{number}", at or BEGAN + timedelta(seconds=1), str(self.work))) + "\n")
+        return path
+
+
+def call(session: str, message: str, at: datetime, cwd: str) -> dict[str, Any]:
+    usage = {"input_tokens": 10, "output_tokens": 2}
+    said = {"id": message, "model": "m", "stop_reason": "end_turn", "usage": usage, "content": []}
+    return {"type": "assistant", "timestamp": f"{at:%Y-%m-%dT%H:%M:%S}.000Z", "sessionId": session, "cwd": cwd, "message": said}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+def used(session: Session, *taken: str) -> int:
+    """Input tokens, in tens; -1 where nothing is known."""
+    assert session.look(taken)
+    models = [reading.models for reading in session.readings]
+    return sum(tokens.input // 10 for each in models for tokens in each.values()) if models else -1
+
+
+def test_the_only_session_of_the_directory_since_the_start_is_the_run_s(home: Home) -> None:
+    session = home.session()
+    assert used(session) == -1
+    home.file(OTHER, at=BEGAN - timedelta(hours=1))
+    assert used(session) == -1, "it was there before"
+    home.file(ONE)
+    assert used(session) == 1
+    home.file(ONE, calls=3, name="more.txt")
+    with (home.project / f"{ONE}.jsonl").open("a") as file:
+        file.write(json.dumps(call(ONE, "late", BEGAN + timedelta(seconds=9), str(home.work))) + "\n")
+    assert used(session) == 2
+    home.file(OTHER, at=datetime.now(UTC))
+    assert used(session) == 2, "a later one is another process's"
+
+
+def test_of_two_sessions_neither_is_the_run_s(home: Home) -> None:
+    home.file(ONE)
+    home.file(OTHER)
+    with pytest.raises(TooMany):
+        home.session().look(())
+    assert used(home.session(), OTHER) == 1, "the other is known to be another run's"
+    assert used(home.session("--session-id", OTHER)) == 1, "the command says which"
+
+
+def test_a_session_that_has_just_begun_is_believed_when_the_run_is_over(home: Home) -> None:
+    home.file(ONE, at=datetime.now(UTC))
+    session = home.session()
+    assert used(session) == -1, "the run's own may still come"
+    session.over = True
+    assert used(session) == 1
+
+
+def test_another_directory_s_session_is_not_the_run_s(home: Home) -> None:
+    path = home.file(ONE)
+    path.write_text(path.read_text().replace("my.work", "my-work"))
+    assert used(home.session()) == -1
+
+
+def test_a_resumed_session_counts_from_the_start_of_the_run(home: Home) -> None:
+    home.file(ONE, calls=5, at=BEGAN - timedelta(hours=1))
+    session = home.session("--resume", ONE)
+    assert used(session) == 0
+    with (home.project / f"{ONE}.jsonl").open("a") as file:
+        file.write(json.dumps(call(ONE, "new", BEGAN + timedelta(seconds=9), str(home.work))) + "\n")
+    assert used(session) == 1
+    assert used(home.session("--continue")) == 1
+
+
+def test_subagents_count(home: Home) -> None:
+    home.file(ONE)
+    home.file(ONE, calls=2, name=f"{ONE}/subagents/agent-a1.jsonl")
+    home.file(OTHER, calls=4, name=f"{ONE}/subagents/agent-b2.jsonl")
+    assert used(home.session("--session-id", ONE)) == 3, "one of them belongs to another session"
+
+
+def test_a_file_that_is_replaced_or_truncated_is_read_again(home: Home) -> None:
+    path, session = home.file(ONE, calls=3), home.session("--session-id", ONE)
+    assert used(session) == 3
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+    assert used(session) == 1
+    home.file(ONE, calls=2, name="new.txt").rename(path)
+    assert used(session) == 2
+
+
+def fifo(home: Home, path: Path) -> None:
+    os.mkfifo(path)
+
+
+def link(home: Home, path: Path) -> None:
+    path.symlink_to(home.file(ONE, name="elsewhere.txt"))
+
+
+def directory(home: Home, path: Path) -> None:
+    path.mkdir()
+
+
+def device(home: Home, path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def linked_directory(home: Home, path: Path) -> None:
+    home.file(ONE)
+    home.project.rename(home.path / "moved")
+    home.project.symlink_to(home.path / "moved")
+
+
+def hole(home: Home, path: Path) -> None:
+    line = {**call(ONE, "", BEGAN + timedelta(seconds=1), str(home.work)), "type": "user"}
+    with path.open("wb") as file:
+        file.write(json.dumps(line).encode() + b"\n")
+        file.truncate(1 << 40)
+
+
+@pytest.mark.parametrize("trap", [fifo, link, directory, device, linked_directory, hole], ids=lambda trap: trap.__name__)
+def test_what_is_no_session_file_is_let_be(home: Home, trap: Callable[[Home, Path], None]) -> None:
+    trap(home, home.project / f"{ONE}.jsonl")
+    for argv in ([], ["--session-id", ONE]):
+        session = home.session(*argv)
+        begun = time.monotonic()
+        session.look(())
+        assert not any(reading.models for reading in session.readings)
+        assert time.monotonic() - begun < 30
+
+
+@as_root
+def test_the_file_of_another_user_is_not_the_run_s(home: Home) -> None:
+    path = home.file(ONE)
+    assert used(home.session("--session-id", ONE, uid=NOBODY)) == -1
+    os.chown(path, NOBODY, NOBODY)
+    assert used(home.session("--session-id", ONE, uid=NOBODY)) == 1
+
+
+def test_of_a_huge_directory_a_part_is_looked_at(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "ENTRIES", 50)
+    for number in range(200):
+        (home.project / f"x{number}").touch()
+    session = home.session()
+    session.look(())
+    assert session._entries == 51
+    home.file(ONE)
+    assert used(home.session("--session-id", ONE)) == 1, "a name that is known is not searched for"
+
+
+def test_many_files_that_say_nothing_are_no_work_without_end(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "FILES", 5)
+    for number in range(6):
+        (home.project / f"0000000{number}{ONE[8:]}.jsonl").write_bytes(b"{}\n" * 1000)
+    with pytest.raises(TooMany):
+        home.session().look(())
+    head = json.dumps(call(ONE, "", BEGAN, str(home.work))).encode()
+    assert home.session().files.head(b"{}\n" * 99 + head + b"\n") is not None
+    assert home.session().files.head(b"{}\n" * 100 + head + b"\n") is None
+
+
+def test_a_line_that_is_being_written_is_not_kept(home: Home) -> None:
+    path, session = home.file(ONE), home.session("--session-id", ONE)
+    whole, line = path.stat().st_size, path.read_bytes()
+    with path.open("ab") as file:
+        file.write(line[:100])
+    assert used(session) == 1
+    assert [each.offset for each in session._read.values()] == [whole]
+    with path.open("ab") as file:
+        file.write(line[100:].replace(b'"0"', b'"1"') + b" " * 2_000_000 + b"\n" + line.replace(b'"0"', b'"2"'))
+    assert used(session) == 3
+
+
+def test_a_reply_after_which_a_tool_may_have_been_called_is_the_last_only_if_the_program_succeeded(home: Home) -> None:
+    """Gemini CLI saves a call of a tool when that has ended."""
+    recorded = (Path(__file__).parents[1] / "meters" / "sessions" / "gemini.jsonl").read_text().splitlines(keepends=True)
+    chats = home.path / ".gemini" / "tmp" / "work" / "chats"
+    chats.mkdir(parents=True)
+    name = json.loads(recorded[0])["sessionId"]
+    (chats / f"session-2026-{name[:8]}.jsonl").write_text("".join(recorded[:5]))
+    files = files_of(None, ["gemini"])
+    assert files is not None
+    began = datetime(2026, 1, 1, tzinfo=UTC)
+    session = Session(files, ["gemini"], {"HOME": str(home.path)}, str(home.work), os.getuid(), began, name, over=True)
+    for session.succeeded in (False, True):
+        assert session.look(())
+        (reading,) = session.readings
+        assert (reading.turns, reading.partial) == (0, not session.succeeded)
+
+
+class Heard:
+    """A `Sessions`, and what it says."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Reading, ...]] = []
+        self.lost: list[str] = []
+        self.trouble: list[str] = []
+        self.sessions = Sessions(
+            seen=lambda _run, readings: self.seen.append(readings),
+            lost=lambda _run, message: self.lost.append(message),
+            trouble=self.trouble.append,
+        )
+
+
+@pytest.fixture
+async def heard(nursery: trio.Nursery) -> Heard:
+    found = Heard()
+    await nursery.start(found.sessions.serve)
+    return found
+
+
+async def test_the_end_of_a_run_waits_for_a_look(heard: Heard, home: Home) -> None:
+    home.file(ONE, at=datetime.now(UTC))
+    heard.sessions.begin("a1", home.session())
+    await heard.sessions.catch_up("a1")
+    assert [reading.models for reading in heard.seen[-1]] == [{"m": Tokens(input=10, output=2)}]
+    heard.sessions.forget("a1")
+    assert "a1" not in heard.sessions
+    await heard.sessions.catch_up("a1")
+
+
+async def test_attempts_add_up(heard: Heard, home: Home) -> None:
+    for session, taken in ((ONE, 1), (OTHER, 2)):
+        home.file(session)
+        heard.sessions.begin("a1", home.session("--session-id", session), heard.sessions.told("a1"))
+        await heard.sessions.catch_up("a1")
+        assert len(heard.seen[-1]) == taken
+
+
+async def test_two_candidates_are_told_of_once(heard: Heard, home: Home) -> None:
+    home.file(ONE)
+    home.file(OTHER)
+    heard.sessions.begin("a1", home.session())
+    await heard.sessions.catch_up("a1")
+    await heard.sessions.catch_up("a1")
+    assert len(heard.lost) == 1
+    assert "nothing tells which is the run's" in heard.lost[0]
+    assert heard.seen == []
+
+
+async def test_a_file_system_that_does_not_answer_holds_nobody_up_but_its_user(
+    heard: Heard, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread waits; the ends of that user's runs do so once, and others' are read."""
+    stuck = home.session("--session-id", ONE)
+    reader, writer = os.pipe()
+    looked = Session.look
+
+    def look(self: Session, taken: Any) -> bool:
+        return bool(os.read(reader, 1)) if self is stuck else looked(self, taken)
+
+    monkeypatch.setattr(Session, "look", look)
+    monkeypatch.setattr(sessions, "PATIENCE", 0.05)
+    home.file(OTHER)
+    heard.sessions.begin("a1", stuck)
+    heard.sessions.begin("a2", home.session("--session-id", OTHER, uid=NOBODY))
+    await heard.sessions.catch_up("a1")
+    with trio.fail_after(30):
+        await heard.sessions.catch_up("a2")
+        assert heard.sessions.waiting == 1
+    os.write(writer, b"x")
+    with trio.fail_after(30):
+        while heard.sessions.waiting:  # noqa: ASYNC110 - a thread that ends sets no event
+            await trio.sleep(0.001)
+    os.close(reader)
+    os.close(writer)
+
+
+async def test_a_session_that_another_user_names_is_not_taken(heard: Heard, home: Home) -> None:
+    home.file(ONE)
+    heard.sessions.begin("a1", home.session("--session-id", ONE, uid=NOBODY))
+    heard.sessions.begin("a2", home.session())
+    await heard.sessions.catch_up("a2")
+    assert [reading.models for reading in heard.seen[-1]] == [{"m": Tokens(input=10, output=2)}]
+
+
+async def test_a_bug_in_a_meter_ends_only_the_reading(heard: Heard, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(_self: Session, _taken: Any) -> bool:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(Session, "look", look)
+    heard.sessions.begin("a1", home.session())
+    await heard.sessions.catch_up("a1")
+    assert "a1" not in heard.sessions
+    assert "ZeroDivisionError" in heard.trouble[0]
+
+
+@pytest.fixture(autouse=True)
+def _no_descriptor_is_left() -> Iterator[None]:
+    before = len(os.listdir("/proc/self/fd"))
+    yield
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_an_id_that_no_agent_would_give_goes_into_no_pattern(home: Home) -> None:
+    read = Sessions(seen=lambda *_: None, lost=lambda *_: None, trouble=lambda _: None)
+    for identity, kept in ((ONE, ONE), ("(a+)+b", None), ("../x", None), ("", None)):
+        session = home.session()
+        session.names = identity
+        read.begin("a1", session)
+        assert session.names == kept
