@@ -303,7 +303,7 @@ class Daemon:
         stack.callback(server.close)
         if handed is not None:
             server.take_over(handed.clients, handed.last_token)
-            runtime.machine.admitted, runtime.machine.refused = handed.admitted, handed.refused
+            runtime.machine.count_before(admitted=handed.admitted, refused=handed.refused)
             runtime.began = handed.began
         # outside the nursery: trio's receiver breaks a task that still iterates over it when it is closed
         with trio.open_signal_receiver(*_SIGNALS) as signals:

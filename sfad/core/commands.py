@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ..protocol import types
 from ..protocol.errors import ErrorCode
 from ..protocol.types import LimitRefusal, Refusal, RunId, Survivor
-
-if TYPE_CHECKING:
-    from .run import Run
+from .run import Run, Token
+from .vocabulary import Timer
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +124,7 @@ class Arm:
     """Feed `TimerFired(run, timer)` at time `at`; replaces an earlier one of the same name."""
 
     run: RunId
-    timer: str
+    timer: Timer
     at: float
 
 
@@ -134,7 +133,7 @@ class Disarm:
     """Forget a timer, if there is one."""
 
     run: RunId
-    timer: str
+    timer: Timer
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +156,7 @@ class Ended:
 class Reply:
     """Answer the request that `token` names."""
 
-    token: int
+    token: Token
     answer: Answer
 
 

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import Literal
 
-from ..protocol.types import Action, ApiTrouble, Bound, Claim, Kind, Limit, LimitKind, RunId, Source, Survivor
+from ..protocol.types import ApiTrouble, Limit, LimitKind, RunId, Source, Survivor
 from .access import Peer
 from .account import Hold, Use
+from .asked import Asked
 from .budgets import Budget
 from .policy import Policy
-
-if TYPE_CHECKING:
-    from .snapshot import Remembered, Ticket
-
-Token = int
-"""Names a request that waits for a `Reply`. The shell chooses it; the core only hands it back."""
-
-
-NO_CLAIM = Claim()
+from .run import Token
+from .snapshot import Remembered, Ticket
+from .vocabulary import Timer
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,43 +22,6 @@ class At:
     """Base of all events."""
 
     at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a spawn asked for, as far as the core decides about it. Environment, cwd and descriptors stay with the shell."""
-
-    argv: tuple[str, ...]
-    cwd: str = "/"
-    name: str | None = None
-    kind: Kind = "agent"
-    identity: str | None = None
-    """What the loop rule compares instead of `name`: the registered name of an agent."""
-    type: str | None = None
-    agent_program: bool = False
-    """Its command is an agent program that sfad knows by name."""
-    limits: tuple[Limit, ...] = ()
-    on_limit: Action | None = None
-    max_depth: Bound | None = None
-    max_descendants: Bound | None = None
-    attempts: int = 1
-    retry_delay: float | None = None
-    grace: float | None = None
-    tied_to: int | None = None
-    """The connection that the run ends with."""
-    detach: bool = False
-    leaf: bool = False
-    interactive: bool = False
-    """Its stdin is kept open for more: a final result is only that of a turn."""
-    queue: bool = True
-    priority: int = 0
-    labels: dict[str, str] = field(default_factory=dict)
-    channel: str | None = None
-    allow: frozenset[str] = frozenset()
-    deny: frozenset[str] = frozenset()
-    allowed_tools: tuple[str, ...] = ()
-    blocked_tools: tuple[str, ...] = ()
-    claim: Claim = NO_CLAIM
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +286,7 @@ class TimerFired(At):
     """A timer that was armed has come due."""
 
     run: RunId
-    timer: str
+    timer: Timer
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from .account import Account
 from .policy import MIN_TIME, Invalid, Policy
 
 if TYPE_CHECKING:
-    from .events import Asked
+    from .asked import Asked
     from .run import Run
 
 Scope = Literal["run", "tree"]

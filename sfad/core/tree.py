@@ -62,8 +62,8 @@ def spent_budget(parent: Run | None) -> tuple[Run, Bound] | None:
     if parent is None:
         return None
     for run in parent.lineage:
-        if run.admitted >= run.max_descendants.value:
-            return run, run.max_descendants
+        if run.admitted >= run.birth.max_descendants.value:
+            return run, run.birth.max_descendants
     return None
 
 

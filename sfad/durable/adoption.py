@@ -19,7 +19,7 @@ import trio
 from ..core import events as e
 from ..core.guard import counted
 from ..core.run import Run
-from ..core.snapshot import Remembered, rebased, restored
+from ..core.snapshot import Remembered, rebased
 from ..faults import effect
 from ..launch.base import Found, Remains
 from ..launch.pidfd import exit_status
@@ -122,7 +122,7 @@ class _Recoverer:
         birth, state = origin.birth, progress.state
         if not self._memory.same_boot and self._handed is None:
             birth, state = rebased(birth, state, self._now)
-        run = restored(birth, state, self._runs.get(birth.parent) if birth.parent is not None else None)
+        run = Run(birth, state, self._runs.get(birth.parent) if birth.parent is not None else None)
         self._runs[run.id] = run
         spawn = self._memory.spawn(run.id) or origin.spawn
         return Live(
@@ -159,7 +159,7 @@ class _Recoverer:
         found = self._found(live, held)
         ended = self._ended(run, found)
         if ended is None:  # else the core is told in a moment that it is over
-            run.pid = found.pid
+            run.adopt(found.pid)
         self._runtime.take_over(live, entry.meter, ended)
         effect("adopted")
         begun = self._may_have_begun(live)

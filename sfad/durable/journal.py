@@ -22,8 +22,7 @@ import trio
 from msgspec import Struct
 
 from ..core.ids import run_number
-from ..core.run import Run
-from ..core.snapshot import Birth, State, birth_of, state_of
+from ..core.run import Birth, Run, State
 from ..faults import effect
 from ..host.timers import Timers
 from ..launch.procfs import is_alive
@@ -33,6 +32,7 @@ from ..protocol.messages import Spawn
 from ..protocol.types import RunId, Status
 from ..runs.live import Live, Main
 from ..spool import Journal, Spawns
+from .legacy import FlatState
 
 AHEAD = 256
 """Numbers that a crash costs at most: a write for each refusal would use up a full disk's spare room sooner."""
@@ -92,6 +92,16 @@ class Progress(Struct, frozen=True, array_like=True):
     attempted_at: datetime | None = None
     sessions: tuple[Reading, ...] = ()
     """What the session files of earlier attempts told."""
+
+
+def progress_of(saved: bytes) -> Progress:
+    """Decode a saved `Progress`, also one of release 0.1.0. Raise `MsgspecError`."""
+    try:
+        return msgspec.msgpack.decode(saved, type=Progress)
+    except msgspec.ValidationError:
+        flat, *others = msgspec.msgpack.decode(saved, type=list[msgspec.Raw])
+        state = msgspec.msgpack.decode(flat, type=FlatState).state
+        return msgspec.msgpack.decode(msgspec.msgpack.encode([state, *others]), type=Progress)
 
 
 class Charged(Struct, frozen=True, array_like=True):
@@ -222,7 +232,7 @@ class Memory:
         items = self._journal.items
         return Entry(
             msgspec.msgpack.decode(origin, type=Origin),
-            msgspec.msgpack.decode(items[f"now/{run}"], type=Progress),
+            progress_of(items[f"now/{run}"]),
             items.get(f"meter/{run}"),
         )
 
@@ -379,10 +389,10 @@ class Memory:
     def _origin(self, live: Live) -> Origin:
         bare = msgspec.structs.replace(live.spawn, argv=[], cwd=b"", env=live.session_variables)
         program = live.program.name if live.program is not None else None
-        return Origin(birth_of(live.run), bare, live.nonce, live.created_at, program, live.asker)
+        return Origin(live.run.birth, bare, live.nonce, live.created_at, program, live.asker)
 
     def _now(self, live: Live) -> dict[str, bytes]:
-        progress = Progress(state_of(live.run), live.started_at, live.ended_at, live.main, live.attempted_at, live.sessions)
+        progress = Progress(live.run, live.started_at, live.ended_at, live.main, live.attempted_at, live.sessions)
         return {f"now/{live.run.id}": self._encode(progress)}
 
     # ---- budgets

@@ -24,9 +24,11 @@ from ..agents import argv_of, registered
 from ..core import commands as c
 from ..core import events as e
 from ..core.access import Peer
+from ..core.admission import HOUR
 from ..core.ids import run_number
-from ..core.machine import HOUR, Machine
+from ..core.machine import Machine
 from ..core.run import Run
+from ..core.vocabulary import Timer
 from ..durable.adoption import Recovery
 from ..durable.budgets import BudgetKeeper
 from ..durable.handover import Held
@@ -173,7 +175,7 @@ class Runtime:
             nearing=loaded.config.limits.nearing,
         )
         self.adviser = Adviser(Path(state_dir), self.feed, log.warning)
-        self._budgets = BudgetKeeper(self.machine.limiter.budgets, ledger, self.timers, self.feed, log.warning, self.memory)
+        self._budgets = BudgetKeeper(self.machine.budgets, ledger, self.timers, self.feed, log.warning, self.memory)
         self.descriptors = Descriptors()
         self.live: dict[RunId, Live] = {}
         self.fd_store = FdStore()
@@ -625,7 +627,7 @@ class Runtime:
             return
         if live.key is not None:
             self._keys[live.key] = run.id
-        self.ledger.admit(live.info(run.created_at), live.extra)
+        self.ledger.admit(live.info(run.birth.created_at), live.extra)
 
     def _save(self, command: c.Save) -> None:
         run = command.run
@@ -661,8 +663,8 @@ class Runtime:
         spawn = self._spawns[run.admit_token].spawn
         now = wall_clock()
         refused = Live(run, spawn, self.launcher, now, ended_at=now)
-        info = refused.info(run.created_at)
-        self.memory.never_again(run.number)
+        info = refused.info(run.birth.created_at)
+        self.memory.never_again(run.birth.number)
         self.ledger.refuse(info, refused.extra)
         self._remember(Recent(info, refused.chain, kept=False))
 
@@ -700,7 +702,7 @@ class Runtime:
     def await_launch(self, run: Run) -> None:
         """For no longer than the run may take. Its clock begins when its command is executed, and arms this anew."""
         now = trio.current_time()
-        self._arm(c.Arm(run.id, "deadline", now + run.allowed_time - run.clock.elapsed(now)))
+        self._arm(c.Arm(run.id, Timer.DEADLINE, now + run.allowed_time - run.clock.elapsed(now)))
 
     def _note_main(self, live: Live, remains: Remains) -> bool:
         """Whether the next daemon would know the main process. It executes nothing before that."""
@@ -745,7 +747,7 @@ class Runtime:
         run, timer = command.run, command.timer
         self.timers.arm((run, timer), command.at, lambda: self._due(run, timer))
 
-    def _due(self, run: RunId, timer: str) -> None:
+    def _due(self, run: RunId, timer: Timer) -> None:
         """A run whose end waits must not exceed its time meanwhile."""
         event, known = e.TimerFired(trio.current_time(), run, timer), self.machine.tree.get(run)
         held = self._held.get(known.root.id) if known is not None else None

@@ -168,7 +168,7 @@ class Metering:
         if files is not None:
             env = environment_of(live.spawn.env)
             given = session_of(live.spawn.session, run.attempt) if live.spawn.session is not None else files.named(run.asked.argv)
-            session = Session(files, run.asked.argv, env, run.asked.cwd, run.uid, began, given)
+            session = Session(files, run.asked.argv, env, run.asked.cwd, run.birth.uid, began, given)
             self._sessions.begin(run.id, session, live.sessions)
 
     def _sample(self, run: Run, *, fresh: bool = False) -> None:

@@ -85,7 +85,7 @@ class Live:
     @property
     def key(self) -> tuple[int, RunId | None, str] | None:
         """What its request is known by, if it has a key."""
-        return (self.run.uid, self.asker, self.spawn.key) if self.spawn.key is not None else None
+        return (self.run.birth.uid, self.asker, self.spawn.key) if self.spawn.key is not None else None
 
     @property
     def extra(self) -> RunExtra:
@@ -93,7 +93,7 @@ class Live:
         spawn = self.spawn
         mode = "detached" if spawn.detach else "foreground" if spawn.tied else "background"
         return RunExtra(
-            uid=self.run.uid,
+            uid=self.run.birth.uid,
             mode=mode,
             allowed_tools=spawn.allowed_tools,
             blocked_tools=spawn.blocked_tools,
@@ -131,7 +131,7 @@ class Live:
         return RunInfo(
             id=run.id,
             name=run.name,
-            kind=run.kind,
+            kind=run.birth.kind,
             type=run.asked.type,
             status=run.status,
             parent_id=run.parent.id if run.parent is not None else None,
@@ -142,7 +142,7 @@ class Live:
             argv=list(run.asked.argv),
             cwd=run.asked.cwd,
             user=run.user,
-            channel=run.channel,
+            channel=run.birth.channel,
             exit_code=exit_.code if exit_ is not None else None,
             signal=exit_.signal if exit_ is not None else None,
             reason=run.shown_reason,
@@ -160,7 +160,7 @@ class Live:
             labels=run.asked.labels,
             usage_by_source={source: _usage(source, use, elapsed) for source, use in run.account.sources.items()},
             meter=self.program.name if self.program is not None else None,
-            api_trouble=run.api_trouble if not run.status.terminal else None,  # then its reason has it
+            api_trouble=run.trouble if not run.status.terminal else None,  # then its reason has it
         )
 
     def usage(self, elapsed: float | None = None) -> Usage:
@@ -225,7 +225,8 @@ class Live:
         return told and not unpriced
 
     def _deadline(self, now: float) -> datetime | None:
-        at = self.run.held_until if self.run.held_until is not None else self.run.deadline
+        breach = self.run.breach
+        at = breach.until if breach is not None and breach.until is not None else self.run.deadline
         return wall_clock() + timedelta(seconds=at - now) if at is not None else None
 
 

@@ -23,6 +23,7 @@ from ..core import commands as c
 from ..core import events as e
 from ..core.access import OUTSIDE, VERBS, Peer
 from ..core.account import NOTHING, Use
+from ..core.asked import Asked
 from ..core.budgets import Budget
 from ..core.labels import values_of
 from ..core.limits import limits_of
@@ -358,7 +359,7 @@ class Verbs:
     def _settle(self, connection: Connection, request: m.Settle) -> None:
         _check_amounts(request)
         self._permit(connection, "settle")
-        held, peer = self._runtime.machine.limiter.reservation(request.reservation), connection.peer
+        held, peer = self._runtime.machine.reservation(request.reservation), connection.peer
         answer = self._answerer(connection, request.id)
 
         def settle(use: Use) -> None:
@@ -656,16 +657,14 @@ class Verbs:
             backup_at=backup.at if backup is not None else None,
             adopted=runtime.adopted,
             enforcement={kind: runtime.launcher.enforcement(kind) for kind in ("memory", "pids", "cpu")},
-            budgets=[_budget_state(budget, machine.tree) for budget in machine.limiter.budgets]
-            if connection.peer.run is None
-            else [],
+            budgets=[_budget_state(budget, machine.tree) for budget in machine.budgets] if connection.peer.run is None else [],
             linger_command=logout.linger_command(),
         )
         self._reply(connection, status)
 
     def _recommend(self, connection: Connection, request: m.Recommend) -> None:
         self._permit(connection, "recommend")
-        asked = e.Asked(argv=(), name=request.name, type=request.run_type)
+        asked = Asked(argv=(), name=request.name, type=request.run_type)
 
         def reply(found: list[Advice]) -> m.Reply:
             in_force = [held.limit for held in limits_of(asked, None, self._runtime.machine.policy).values()]

@@ -7,8 +7,8 @@ from itertools import permutations, product
 import pytest
 
 from sfad.core import commands as c
-from sfad.core import enforcement as limiter
 from sfad.core import events as e
+from sfad.core import reservations
 from sfad.core.account import Account, Use
 from sfad.protocol.errors import ErrorCode
 from sfad.protocol.types import LimitKind, LimitRefusal, Rule, Source, Status
@@ -109,7 +109,7 @@ def test_reserve_and_settle() -> None:
     t = Transcript()
     t >> t.budgets(purse(9, "ann"))
     a, b = t.chain("a", "b")
-    t >> t.reserve(b, 0.5, 100) << "reply 3 Reserved a2-1" << "charge user ann 0.5"
+    t >> t.reserve(b, 0.5, 100) << "charge user ann 0.5" << "reply 3 Reserved a2-1"
     assert t.noted == {"a2"}
     assert cost(t, a, b) == [0.5, 0.5]
     assert t.run(b).account.used(TOKENS) == 100
@@ -150,7 +150,7 @@ def test_what_is_not_settled_is_charged_in_full() -> None:
     assert t.charged == {"user ann": 0.84375}
     assert "has ended and it was charged in full" in t.failed(t.settle(name, cost=0.1))
     assert "has ended" in t.failed(t.reserve(b, 0.1))
-    assert not t.machine.limiter._reservations
+    assert not any(run.account.holds for run in t.machine.tree)
 
 
 def test_what_a_stopping_run_holds_can_be_settled_but_no_more_is_reserved() -> None:
@@ -266,7 +266,7 @@ def test_a_reservation_is_asked_of_all_from_the_root_down_and_of_budgets_last() 
         assert "Finish with what you have." in answer.refusal.message
         assert cost(t, a, b, d) == [None] * 3
         assert not t.charged
-        assert not t.machine.limiter._reservations
+        assert not any(run.account.holds for run in t.machine.tree)
         assert t.said[-1].startswith("over ")
 
 
@@ -300,7 +300,7 @@ def test_what_is_held_adds_to_what_is_reported_and_to_no_other_source() -> None:
 
 
 def test_a_leak_of_reservations_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limiter, "MAX_RESERVATIONS", 20)
+    monkeypatch.setattr(reservations, "MAX_RESERVATIONS", 20)
     t = Transcript(defaults={})
     a = t.start("a")
     for _ in range(20):
@@ -328,7 +328,7 @@ def test_what_is_spent_is_charged_to_the_user_and_the_teams() -> None:
     name = t.reserved(t.reserve(d, 0.5))
     (t >> t.settle(name, cost=0.0625)).skip()
     assert t.charged == {"user ann": 0.625, "team crew": 0.625 + 0.125, "team others": 0.125}
-    known = {budget.name: budget.charged for budget in t.machine.limiter.budgets}
+    known = {budget.name: budget.charged for budget in t.machine.budgets}
     assert known == {"ann": 0.625, "crew": 0.75, "others": 0.125}
 
 
@@ -414,7 +414,7 @@ def test_a_budget_is_partial_once_a_run_has_ended_whose_cost_is() -> None:
     (t >> t.used(b, cost=0.5)).skip()
     assert [t.run(run).account.grows for run in (a, b)] == [True, False]
     (t >> t.exited(b, 0)).skip()
-    (budget,) = t.machine.limiter.budgets
+    (budget,) = t.machine.budgets
     assert not budget.partial
     (t >> t.used(a, cost=0.75, partial=True)).skip()
     t >> t.exited(a, 1) << "charge user ann 0" << "release a1"
@@ -450,7 +450,7 @@ def test_a_budget_that_is_renewed_while_something_is_held() -> None:
     name = t.reserved(t.reserve(a, 2.0))
     (t >> t.settle(name, cost=0.25)).skip()
     assert t.charged == {"user ann": 0.75}
-    assert [budget.charged for budget in t.machine.limiter.budgets] == [0.75]
+    assert [budget.charged for budget in t.machine.budgets] == [0.75]
     assert cost(t, a) == [1.75]
 
 
@@ -472,4 +472,4 @@ def test_use_that_was_taken_back_is_given_back() -> None:
         t >> e.UseSeen(t.at, a, "stream", Use(cost=usd))
         t.skip()
     assert t.charged == {"user ann": 0.75}
-    assert [budget.charged for budget in t.machine.limiter.budgets] == [1.75]
+    assert [budget.charged for budget in t.machine.budgets] == [1.75]

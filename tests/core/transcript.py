@@ -6,7 +6,6 @@ unless a test asks for it; `Ended` too, since it always stands beside the end. T
 
 from __future__ import annotations
 
-from dataclasses import replace
 from signal import Signals
 from typing import Any, Literal
 
@@ -15,13 +14,14 @@ import msgspec
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import Peer
-from sfad.core.account import Account, Hold, Use
+from sfad.core.account import Hold, Use
+from sfad.core.asked import Asked
 from sfad.core.budgets import Budget
 from sfad.core.limits import Held
 from sfad.core.machine import Machine
 from sfad.core.policy import Policy
 from sfad.core.run import Run
-from sfad.core.snapshot import State, state_of
+from sfad.core.vocabulary import Timer
 from sfad.protocol.types import (
     Action,
     ApiTrouble,
@@ -75,11 +75,10 @@ def purse(usd: float, *members: str, team: str = "", charged: float = 0.0, begin
     return Budget(scope, team or members[0], usd, frozenset(members), begins=begins, renews="midnight", charged=charged)
 
 
-def at_once(run: Run) -> State:
+def at_once(run: Run) -> dict[str, Any]:
     """What has to be remembered of it at once. What it is said to have used is the model's business (`check_account` there)."""
-    account = run.account
-    state = replace(state_of(run), account=Account({}, account.holds, account.held, ended=account.ended))
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(state), type=State)
+    state: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(run))
+    return state | {"account": {part: state["account"][part] for part in ("holds", "held", "ended")}}
 
 
 class Transcript:
@@ -103,7 +102,7 @@ class Transcript:
         self.noted: set[RunId] = set()
         """Runs that have used more by it."""
         self._left: list[str] = []
-        self._copies: dict[RunId, State] = {}
+        self._copies: dict[RunId, dict[str, Any]] = {}
         self._token = 0
 
     def __rshift__(self, event: e.Event) -> Transcript:
@@ -163,7 +162,7 @@ class Transcript:
             case c.Charge(scope, name, usd):
                 self.charged[f"{scope} {name}"] = self.charged.get(f"{scope} {name}", 0.0) + usd
             case c.Ended(run):
-                self.reasons[run.id] = run.reason
+                self.reasons[run.id] = run.shown_reason
 
     # ---- events by short names
 
@@ -179,7 +178,7 @@ class Transcript:
         timeout = asked.pop("timeout", None)
         if timeout is not None:
             bounds = (*bounds, timeout)
-        return e.SpawnRequested(self.at, self.token(), peer, e.Asked(**{"argv": ("x",), "name": name, "limits": bounds} | asked))
+        return e.SpawnRequested(self.at, self.token(), peer, Asked(**{"argv": ("x",), "name": name, "limits": bounds} | asked))
 
     def stop(self, *runs: RunId, peer: Peer = ANN, grace: float | None = None, signal: int = 15) -> e.StopRequested:
         """A peer stops runs."""
@@ -261,9 +260,9 @@ class Transcript:
         """Nothing is alive."""
         return e.Emptied(self.at, run)
 
-    def fired(self, run: RunId, timer: str) -> e.TimerFired:
+    def fired(self, run: RunId, timer: Timer | str) -> e.TimerFired:
         """A timer came due."""
-        return e.TimerFired(self.at, run, timer)
+        return e.TimerFired(self.at, run, Timer(timer))
 
     def surveyed(self, run: RunId, **alive: int) -> e.Surveyed:
         """These are alive: run=pid."""

@@ -16,6 +16,8 @@ from sfad import config as configuration
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import Peer
+from sfad.core.asked import Asked
+from sfad.core.vocabulary import Timer
 from sfad.durable.journal import Memory
 from sfad.launch.fake import FakeLauncher, Script
 from sfad.ledger import Ledger
@@ -129,7 +131,7 @@ async def test_an_end_that_waits_does_not_hold_a_timer_up(tmp_path: Path, monkey
             patched.setattr(runtime.metering, "settle", lambda _run, **_: trio.sleep_forever())  # noqa: ASYNC105 - its caller awaits it
             runtime.reported(e.MainExited(trio.current_time(), run, code=0, empty=True))
             assert run in runtime.live
-            runtime.timers.arm((run, "deadline"), trio.current_time(), lambda: runtime._due(run, "deadline"))
+            runtime.timers.arm((run, "deadline"), trio.current_time(), lambda: runtime._due(run, Timer.DEADLINE))
             await until(lambda: run not in runtime.live)
         assert runtime.recent[run].info.status is Status.COMPLETED, "it had ended before its time was up"
 
@@ -169,7 +171,7 @@ async def test_refusals_while_the_ledger_fails_cost_the_spool_nothing(tmp_path: 
 
 
 def test_a_long_command_is_shown_short_and_named_by_all_of_it() -> None:
-    def shown(text: str) -> e.Asked:
+    def shown(text: str) -> Asked:
         return asked_of(Spawn(id=1, argv=[b"sh", b"-c", text.encode()], cwd=b"/", env=[]), 1)
 
     first, second = shown("x" * 100_000 + "1"), shown("x" * 100_000 + "2")

@@ -18,7 +18,7 @@ from sfad.metering.sessions import Session, Sessions, TooMany
 from sfad.meters import Reading
 from sfad.meters.sessions import files_of
 from sfad.protocol.types import Tokens
-from tests.harness import NOBODY, as_root
+from tests.harness import GONE, as_root
 
 ONE, OTHER = "11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-222222222222"
 BEGAN = datetime.now(UTC) - timedelta(minutes=1)
@@ -178,9 +178,9 @@ def test_what_is_no_session_file_is_let_be(home: Home, trap: Callable[[Home, Pat
 @as_root
 def test_the_file_of_another_user_is_not_the_run_s(home: Home) -> None:
     path = home.file(ONE)
-    assert used(home.session("--session-id", ONE, uid=NOBODY)) == -1
-    os.chown(path, NOBODY, NOBODY)
-    assert used(home.session("--session-id", ONE, uid=NOBODY)) == 1
+    assert used(home.session("--session-id", ONE, uid=GONE)) == -1
+    os.chown(path, GONE, GONE)
+    assert used(home.session("--session-id", ONE, uid=GONE)) == 1
 
 
 def test_of_a_huge_directory_a_part_is_looked_at(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +299,7 @@ async def test_a_file_system_that_does_not_answer_holds_nobody_up_but_its_user(
     monkeypatch.setattr(sessions, "PATIENCE", 0.05)
     home.file(OTHER)
     heard.sessions.begin("a1", stuck)
-    heard.sessions.begin("a2", home.session("--session-id", OTHER, uid=NOBODY))
+    heard.sessions.begin("a2", home.session("--session-id", OTHER, uid=GONE))
     await heard.sessions.catch_up("a1")
     with trio.fail_after(30):
         await heard.sessions.catch_up("a2")
@@ -314,7 +314,7 @@ async def test_a_file_system_that_does_not_answer_holds_nobody_up_but_its_user(
 
 async def test_a_session_that_another_user_names_is_not_taken(heard: Heard, home: Home) -> None:
     home.file(ONE)
-    heard.sessions.begin("a1", home.session("--session-id", ONE, uid=NOBODY))
+    heard.sessions.begin("a1", home.session("--session-id", ONE, uid=GONE))
     heard.sessions.begin("a2", home.session())
     await heard.sessions.catch_up("a2")
     assert [reading.models for reading in heard.seen[-1]] == [{"m": Tokens(input=10, output=2)}]
