@@ -14,7 +14,7 @@ from sfad.host.timers import Timers
 from sfad.ledger import Ledger
 from sfad.runs.live import wall_clock
 
-BEGIN = period(wall_clock().astimezone(), "day")[0]
+BEGIN = period(wall_clock().astimezone(), "month")[0]
 
 
 def remembered(directory: Path, *charges: float) -> Memory:
@@ -43,7 +43,7 @@ def damaged(directory: Path, *charges: float) -> Memory:
 
 def rebuilt(directory: Path, memory: Memory, on_record: float | None) -> tuple[float, list[str]]:
     """What ann's budget of 10 USD counts as charged. Without `on_record` the ledger is a new one."""
-    (directory / "sfad.toml").write_text("[budgets.users.ann]\ndaily_usd = 10")
+    (directory / "sfad.toml").write_text("[budgets.users.ann]\nmonthly_usd = 10")
     config = configuration.load([directory / "sfad.toml"]).config.budgets
     if on_record is not None:
         before = Ledger(directory / "state")
