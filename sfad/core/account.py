@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
+from ..protocol.kinds import TREE_USE
 from ..protocol.types import LimitKind, Role, Source
-
-TREE_USE = (LimitKind.TOKENS, LimitKind.COST, LimitKind.PLANNING_COST, LimitKind.EXECUTION_COST)
-"""Kinds of use that count against every ancestor as well (SPEC section 3)."""
 
 SOURCES: tuple[Source, ...] = ("gateway", "report", "stream", "session")
 """The best first: what is shown is the first one's figure, what is enforced the largest (SPEC section 8)."""

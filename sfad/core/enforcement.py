@@ -12,13 +12,15 @@ from signal import SIGTERM
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import ErrorCode
+from ..protocol.kinds import KINDS, TREE_USE
+from ..protocol.limits import format_amount
 from ..protocol.types import Action, Limit, LimitKind, LimitRefusal, Reason, Status
 from ..protocol.units import format_usd
 from . import commands as c
 from . import events as e
-from .account import NO_TREE_USE, NOTHING, TREE_USE, Hold, Periods, Use, add_below, add_ended
+from .account import NO_TREE_USE, NOTHING, Hold, Periods, Use, add_below, add_ended
 from .budgets import Budget, Budgets
-from .limits import KINDS, ROUNDING, Crossing, Held, amount, bare, check, cross, crossed, replaced
+from .limits import ROUNDING, ActiveLimit, Crossing, amount, check, cross, crossed, replaced
 from .policy import Invalid
 
 if TYPE_CHECKING:
@@ -128,8 +130,8 @@ class Limiter:
         found = list(cross(time, used, self._machine.policy.nearing)) if time is not None else []
         self._answer(run, found, at)
         if used >= run.max_time and run.status not in {Status.STOPPING} and not run.status.terminal:
-            last = Held(Limit(kind=LimitKind.TIME, threshold=run.max_time, action=Action.TERMINATE, source="limits.max_time"))
-            last.near = True
+            limit = Limit(kind=LimitKind.TIME, threshold=run.max_time, action=Action.TERMINATE, source="limits.max_time")
+            last = ActiveLimit(limit, near=True)
             self._answer(run, list(cross(last, used, 1.0)), at)
 
     # ---- use
@@ -314,7 +316,7 @@ class Limiter:
             self._say_budget("limit_exceeded", run, budget, cost)
         return True
 
-    def _answer_refused(self, owner: Run, held: Held, used: float, more: float, at: float) -> None:
+    def _answer_refused(self, owner: Run, held: ActiveLimit, used: float, more: float, at: float) -> None:
         if held.action is not Action.REFUSE:
             # that it comes near is said of what is used, not of what is not
             found = [crossing for crossing in cross(held, used + more, 1.0) if crossing.exceeded]
@@ -420,7 +422,7 @@ class Limiter:
 
     # ---- standing still until somebody decides
 
-    def _hold(self, run: Run, held: Held, reason: Reason, at: float) -> None:
+    def _hold(self, run: Run, held: ActiveLimit, reason: Reason, at: float) -> None:
         policy = self._machine.policy
         asks = held.action is Action.REQUEST_INCREASE
         if run.held_by is None or asks:
@@ -433,7 +435,7 @@ class Limiter:
             self._machine.pause(run, at)
         # one that is between attempts is frozen as soon as it has been launched
 
-    def _publish_increase(self, what: str, run: Run, held: Held, message: str) -> None:
+    def _publish_increase(self, what: str, run: Run, held: ActiveLimit, message: str) -> None:
         limit = held.limit
         self._machine.publish(
             what,
@@ -486,7 +488,7 @@ class Limiter:
         used = run.clock.spent if limit.kind is LimitKind.TIME else run.account.used(limit.kind)
         stands = run.held_by is not None and run.held_by.limit.kind == limit.kind
         # memory and processes may have become fewer, but not of what stands still for them
-        if used is not None and (stands or limit.kind not in run.account.levels) and Held(limit).above(used):
+        if used is not None and (stands or limit.kind not in run.account.levels) and ActiveLimit(limit).above(used):
             raise Invalid(f"run {run.id} has used {amount(limit.kind, used)} already: the new limit must be above that")
         _check_above(run, limit)
 
@@ -494,7 +496,7 @@ class Limiter:
         before = run.limits.get(limit.kind)
         action = limit.action or (before.action if before is not None else Action.TERMINATE)
         action = action if KINDS[limit.kind].acts else Action.WARN
-        run.limits[limit.kind] = Held(replaced(limit, action=action, source=f"{limit.source} by {peer.who}"))
+        run.limits[limit.kind] = ActiveLimit(replaced(limit, action=action, source=f"{limit.source} by {peer.who}"))
         if limit.kind is LimitKind.TIME and peer.run is None:
             # the new limit was held against the range that is configured now; the one of the admission must not end the run sooner
             run.max_time = self._machine.policy.max_time
@@ -541,7 +543,7 @@ class Limiter:
             return False
         return True
 
-    def _say_changed(self, run: Run, before: Held | None, after: Held, peer: Peer) -> None:
+    def _say_changed(self, run: Run, before: ActiveLimit | None, after: ActiveLimit, peer: Peer) -> None:
         limit = after.limit
         self._machine.publish(
             "limit_changed", run, f"{_step(before, limit)}, by {peer.who}", scope=KINDS[limit.kind].scope, action=after.action,
@@ -619,19 +621,19 @@ class Limiter:
         else:
             self._end(run, Reason(kind="limit", message=why, limit_kind="pause_max"), at)
 
-    def _end_held(self, run: Run, held: Held, why: str, at: float) -> None:
+    def _end_held(self, run: Run, held: ActiveLimit, why: str, at: float) -> None:
         crossing = Crossing(held, self._used(run, held.limit.kind, at), exceeded=True)
         self._end(run, _reason(run, crossing, at, f"{_words(run, crossing, None)}; {why}"), at)
 
 
-def _holding(run: Run) -> list[Held]:
+def _holding(run: Run) -> list[ActiveLimit]:
     """The limits that somebody has to decide about."""
     return [held for held in run.limits.values() if held.over and held.action in _WAITING]
 
 
 def _check_above(run: Run, limit: Limit) -> None:
     """Raise `Invalid` where an ancestor has less. An ancestor's clock runs beside the run's own, so that time needs no check."""
-    unit = KINDS[limit.kind].unit
+    unit = KINDS[limit.kind].suffix
     for above in run.lineage[:-1] if limit.kind is not LimitKind.TIME else ():
         held = above.limits.get(limit.kind)
         if held is not None and held.binds and limit.threshold > held.limit.threshold:
@@ -641,7 +643,7 @@ def _check_above(run: Run, limit: Limit) -> None:
             )
 
 
-def _looser(before: Held | None, limit: Limit) -> bool:
+def _looser(before: ActiveLimit | None, limit: Limit) -> bool:
     """Whether `limit` allows more than what was in force: a higher threshold, or a weaker action."""
     if before is None:
         return False
@@ -649,13 +651,13 @@ def _looser(before: Held | None, limit: Limit) -> bool:
     return weaker or limit.threshold > before.limit.threshold
 
 
-def _step(before: Held | None, limit: Limit) -> str:
+def _step(before: ActiveLimit | None, limit: Limit) -> str:
     """The change in words: `turns 25 → 50`."""
-    old = f"{bare(limit.kind, before.limit.threshold)} → " if before is not None else ""
-    return f"{limit.kind} {old}{bare(limit.kind, limit.threshold)}"
+    old = f"{format_amount(limit.kind, before.limit.threshold)} → " if before is not None else ""
+    return f"{limit.kind} {old}{format_amount(limit.kind, limit.threshold)}"
 
 
-def _check_named(run: Run, holding: list[Held], limits: tuple[Limit, ...]) -> None:
+def _check_named(run: Run, holding: list[ActiveLimit], limits: tuple[Limit, ...]) -> None:
     """More room for one limit says nothing of another that holds the run as well."""
     named = {limit.kind for limit in limits}
     forgotten = ", ".join(held.limit.kind for held in holding if held.limit.kind not in named)
@@ -671,9 +673,9 @@ def _words(run: Run, crossing: Crossing, refused: float | None) -> str:
     kind = limit.kind
     if kind is LimitKind.TIME:
         return f"ran {used:.1f} s; its time limit is {limit.threshold:g} s, set by {limit.source}"
-    bound = f"its {kind} limit is {bare(kind, limit.threshold)}, set by {limit.source}"
+    bound = f"its {kind} limit is {format_amount(kind, limit.threshold)}, set by {limit.source}"
     if refused is not None and crossing.exceeded:
-        return f"was refused {amount(kind, refused)} on top of {bare(kind, used - refused)}; {bound}"
+        return f"was refused {amount(kind, refused)} on top of {format_amount(kind, used - refused)}; {bound}"
     whose = " with its descendants" if KINDS[kind].scope == "tree" and run.account.below.get(kind) else ""
     return f"used {amount(kind, used)}{whose}; {bound}"
 
@@ -696,11 +698,11 @@ def _reason(run: Run, crossing: Crossing, at: float, message: str, *, refused: b
     )
 
 
-def _refusal(owner: Run, held: Held, used: float, asked: float) -> LimitRefusal:
+def _refusal(owner: Run, held: ActiveLimit, used: float, asked: float) -> LimitRefusal:
     limit = held.limit
     whose = f"run {owner.id} ('{owner.name}') above its {limit.kind} limit"
-    spent = bare(limit.kind, used).removesuffix(" USD")
-    numbers = f"{spent} of {bare(limit.kind, limit.threshold)} are used or held, set by {limit.source}"
+    spent = format_amount(limit.kind, used, unit=False)
+    numbers = f"{spent} of {format_amount(limit.kind, limit.threshold)} are used or held, set by {limit.source}"
     return LimitRefusal(
         scope=KINDS[limit.kind].scope,
         whose=owner.id,

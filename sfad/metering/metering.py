@@ -26,6 +26,7 @@ from ..meters import UNREAD, Program, Reading, chosen, named
 from ..meters.base import MAX_LINE
 from ..output.files import OutputStore
 from ..protocol import messages as m
+from ..protocol.kinds import BY_KERNEL, KINDS
 from ..protocol.types import Action, ApiTrouble, LimitKind, RunId, Source, Tokens
 from ..runs.live import Live, wall_clock
 from .pricing import Catalogue, Prices, PricesUnavailable
@@ -50,7 +51,7 @@ the densest lines there are."""
 MAX_UNPRICED = 16
 """Models without a price that are named for one run."""
 
-_WATCHED = (LimitKind.MEMORY, LimitKind.PIDS)
+_WATCHED = tuple(kind for kind in BY_KERNEL if KINDS[kind].acts)
 
 
 Said = tuple[bool, str | None, ApiTrouble | None]

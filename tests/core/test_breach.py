@@ -299,7 +299,7 @@ def test_time_that_pauses_and_goes_on_with_more() -> None:
     t.later(2)
     t >> t.fired(a, "deadline") << "publish limit_exceeded a1" << "freeze a1" << f"arm a1 pause_max +{DAY}"
     t << "publish run_paused a1"
-    assert t.failed(t.resume(a, room="time=10")) == "run a1 has used 10 s already: the new limit must be above that"
+    assert t.failed(t.resume(a, room="time=10")) == "run a1 has used 10s already: the new limit must be above that"
     t >> t.resume(a, room="time=40") << "rebound a1" << "thaw a1" << "arm a1 deadline +22" << "publish run_resumed a1"
     t << "reply 3 Changed a1 running"
     t.later(22)

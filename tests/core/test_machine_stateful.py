@@ -15,11 +15,11 @@ from sfad.core import events as e
 from sfad.core.access import Peer
 from sfad.core.account import Hold, Use
 from sfad.core.budgets import Budget
-from sfad.core.limits import KINDS, METERED
 from sfad.core.policy import Policy
 from sfad.core.run import Run
 from sfad.core.stop import Rung
 from sfad.core.takeover import NOBODY
+from sfad.protocol.kinds import KINDS, METERED
 from sfad.protocol.types import Action, Bound, Claim, Limit, LimitKind, RunId, Source, Status
 
 from .machine_model import BEFORE, OF_RUNS, OF_TREES, Book, Box, Crashed, World, every_move, snapshot

@@ -20,8 +20,8 @@ from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import Peer
 from sfad.core.account import Hold, Use
-from sfad.core.limits import METERED
 from sfad.core.policy import Policy
+from sfad.protocol.kinds import METERED
 from sfad.protocol.types import Action, Limit, LimitKind
 
 from .machine_model import BEFORE, Book, Crashed, World

@@ -17,7 +17,7 @@ from sfad.core import events as e
 from sfad.core.access import Peer
 from sfad.core.account import Account, Hold, Use
 from sfad.core.budgets import Budget
-from sfad.core.limits import Held
+from sfad.core.limits import ActiveLimit
 from sfad.core.machine import Machine
 from sfad.core.policy import Policy
 from sfad.core.run import Run
@@ -282,7 +282,7 @@ class Transcript:
         assert answer.reservation is None
         return answer.refusal
 
-    def held(self, run: RunId, kind: str) -> Held:
+    def held(self, run: RunId, kind: str) -> ActiveLimit:
         """A limit of a live run."""
         return self.run(run).limits[LimitKind(kind)]
 
