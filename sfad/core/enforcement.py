@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import ErrorCode
 from ..protocol.kinds import KINDS, TREE_USE
-from ..protocol.limits import format_amount
 from ..protocol.types import Action, Limit, LimitKind, LimitRefusal, Reason, Status
 from ..protocol.units import format_usd
 from . import commands as c
 from . import events as e
 from .account import NO_TREE_USE, NOTHING, Hold, Periods, Use, add_below, add_ended
 from .budgets import Budget, Budgets
-from .limits import ROUNDING, ActiveLimit, Crossing, amount, check, cross, crossed, replaced
+from .limits import ActiveLimit, Crossing, amount, bare, check, cross, crossed, replaced
+from .money import to_usd, to_wire
 from .policy import Invalid
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class Limiter:
         if run is None or held is None:
             return
         # at the threshold the kernel lets nothing through: what it refused was the next byte or process
-        level = max(ev.level, held.limit.threshold + 1) if ev.refused else ev.level
+        level = max(ev.level, held.threshold + 1) if ev.refused else ev.level
         run.account.levels[ev.kind] = level
         self._enforce(run, ev.at)
 
@@ -170,7 +170,7 @@ class Limiter:
         self._machine.do(c.Keep(run))  # before it may end of it
         self._changed(run, before, at, periods)
 
-    def _changed(self, run: Run, before: tuple[float, ...], at: float, periods: Periods | None = None) -> None:
+    def _changed(self, run: Run, before: tuple[int, ...], at: float, periods: Periods | None = None) -> None:
         after = run.account.own_tree_use()
         if after != before:
             add_below((above.account for above in run.lineage[:-1]), before, after)
@@ -180,17 +180,17 @@ class Limiter:
         if any(budget.over or budget.exhausted for budget in self.budgets.of(run.user)):
             self.look_at_budgets(at)
 
-    def _charge(self, run: Run, usd: float, periods: Periods | None) -> None:
+    def _charge(self, run: Run, nanos: int, periods: Periods | None) -> None:
         """`periods`: when what is given back was charged."""
         for budget in self.budgets.of(run.user):
-            change = max(usd, -budget.charged)
+            change = max(nanos, -budget.charged)
             if change < 0 and periods is not None and (budget.scope, budget.name, budget.begins) not in periods:
                 continue  # what an earlier period was charged is not this one's to have back
             if not change:
                 continue
             budget.charged += change
             self._machine.do(c.Charge(budget.scope, budget.name, change))
-            if not budget.near and budget.charged >= self._machine.policy.nearing * budget.usd:
+            if not budget.near and budget.charged >= self._machine.policy.nearing * budget.allowed:
                 budget.near = True
                 self._say_budget("limit_nearing", run, budget)
             if not budget.over and budget.exhausted:
@@ -225,8 +225,8 @@ class Limiter:
         """Whether it has run out by what was used. What is only reserved may yet be given back, by a run that is not paused."""
         key = (budget.scope, budget.name, budget.begins)
         holds = (hold for run in set(self._reservations.values()) for hold in run.account.holds.values())
-        reserved = sum(hold.cost or 0.0 for hold in holds if key in hold.periods) if budget.exhausted else 0.0
-        return budget.charged - reserved >= budget.usd - ROUNDING
+        reserved = sum(hold.cost or 0 for hold in holds if key in hold.periods) if budget.exhausted else 0
+        return budget.charged - reserved >= budget.allowed
 
     def _stand_without_money(self, root: Run, reason: Reason, at: float) -> None:
         if root.out_of_money == reason:
@@ -248,12 +248,13 @@ class Limiter:
             self._machine.resume(root, at)
             self.recheck(root, at)
 
-    def _say_budget(self, what: str, run: Run, budget: Budget, refused: float | None = None) -> None:
-        used = budget.charged + (refused or 0.0)
-        words = f"was refused {format_usd(refused)} USD more: {budget.told}" if refused is not None else budget.told
+    def _say_budget(self, what: str, run: Run, budget: Budget, refused: int | None = None) -> None:
+        used = budget.charged + (refused or 0)
+        words = f"was refused {format_usd(to_usd(refused))} USD more: {budget.told}" if refused is not None else budget.told
         self._machine.publish(
-            what, run, words, severity="medium", scope=budget.scope, limit_kind="cost", threshold=budget.usd, used=round(used, 6),
-            exceeded_by=round(max(0.0, used - budget.usd), 6) if what == "limit_exceeded" else None,
+            what, run, words, severity="medium", scope=budget.scope, limit_kind="cost", threshold=to_usd(budget.allowed),
+            used=round(to_usd(used), 6),
+            exceeded_by=round(to_usd(max(0, used - budget.allowed)), 6) if what == "limit_exceeded" else None,
         )  # fmt: skip
 
     def _tools_called(self, ev: e.ToolsCalled) -> None:
@@ -301,12 +302,12 @@ class Limiter:
         for owner in run.lineage:
             for kind, more in ev.hold.amounts.items():
                 held = owner.limits.get(kind)
-                used = owner.account.used(kind) or 0.0
+                used = owner.account.used(kind) or 0
                 if held is not None and held.binds and held.above(used + more):
                     self._machine.reply(ev.token, c.Reserved(run, None, _refusal(owner, held, used, more)))
                     self._answer_refused(owner, held, used, more, ev.at)
                     return True
-        cost = ev.hold.cost or 0.0
+        cost = ev.hold.cost or 0
         budget = next((b for b in self.budgets.of(run.user) if not b.admits(cost)), None)
         if budget is None:
             return False
@@ -355,7 +356,7 @@ class Limiter:
             for budget in self.budgets.of(run.user):
                 if not budget.partial:
                     budget.partial = True
-                    self._machine.do(c.Charge(budget.scope, budget.name, 0.0))  # has it remembered
+                    self._machine.do(c.Charge(budget.scope, budget.name, 0))  # has it remembered
         used, above = run.account.own_tree_use(), run.lineage[:-1]
         if any(used):
             add_ended((each.account for each in above), used)
@@ -400,19 +401,18 @@ class Limiter:
             self._hold(run, worst.held, _reason(run, worst, at, words, refused=refused is not None), at)
 
     def _say(self, run: Run, crossing: Crossing, refused: float | None) -> None:
-        limit = crossing.held.limit
-        over = max(0.0, crossing.used - limit.threshold)
+        held, limit = crossing.held, crossing.held.limit
         self._machine.publish(
             "limit_exceeded" if crossing.exceeded else "limit_nearing",
             run,
             _words(run, crossing, refused),
             severity="medium" if crossing.exceeded else "low",
             scope=KINDS[limit.kind].scope,
-            action=crossing.held.action,
+            action=held.action,
             limit_kind=limit.kind.value,
             threshold=limit.threshold,
-            used=round(crossing.used, 6),
-            exceeded_by=round(over, 6) if crossing.exceeded else None,
+            used=_shown(limit.kind, crossing.used),
+            exceeded_by=_over(held, crossing.used) if crossing.exceeded else None,
             refused=refused is not None and crossing.exceeded,
         )
 
@@ -561,7 +561,7 @@ class Limiter:
             self._machine.resume(run, at)
 
     def _used(self, run: Run, kind: LimitKind, at: float) -> float:
-        return run.clock.elapsed(at) if kind is LimitKind.TIME else run.account.used(kind) or 0.0
+        return run.clock.elapsed(at) if kind is LimitKind.TIME else run.account.used(kind) or 0
 
     def _look_again(self, run: Run, kinds: set[LimitKind], at: float) -> None:
         """Hold the run's use against its changed limits, and its clock against its changed time."""
@@ -653,8 +653,8 @@ def _looser(before: ActiveLimit | None, limit: Limit) -> bool:
 
 def _step(before: ActiveLimit | None, limit: Limit) -> str:
     """The change in words: `turns 25 → 50`."""
-    old = f"{format_amount(limit.kind, before.limit.threshold)} → " if before is not None else ""
-    return f"{limit.kind} {old}{format_amount(limit.kind, limit.threshold)}"
+    old = f"{bare(limit.kind, before.threshold)} → " if before is not None else ""
+    return f"{limit.kind} {old}{bare(limit.kind, ActiveLimit(limit).threshold)}"
 
 
 def _check_named(run: Run, holding: list[ActiveLimit], limits: tuple[Limit, ...]) -> None:
@@ -673,9 +673,9 @@ def _words(run: Run, crossing: Crossing, refused: float | None) -> str:
     kind = limit.kind
     if kind is LimitKind.TIME:
         return f"ran {used:.1f} s; its time limit is {limit.threshold:g} s, set by {limit.source}"
-    bound = f"its {kind} limit is {format_amount(kind, limit.threshold)}, set by {limit.source}"
+    bound = f"its {kind} limit is {bare(kind, crossing.held.threshold)}, set by {limit.source}"
     if refused is not None and crossing.exceeded:
-        return f"was refused {amount(kind, refused)} on top of {format_amount(kind, used - refused)}; {bound}"
+        return f"was refused {amount(kind, refused)} on top of {bare(kind, used - refused)}; {bound}"
     whose = " with its descendants" if KINDS[kind].scope == "tree" and run.account.below.get(kind) else ""
     return f"used {amount(kind, used)}{whose}; {bound}"
 
@@ -688,41 +688,50 @@ def _reason(run: Run, crossing: Crossing, at: float, message: str, *, refused: b
         message=message,
         limit_kind=limit.kind.value,
         threshold=limit.threshold,
-        used=round(crossing.used, 6),
-        exceeded_by=round(max(0.0, crossing.used - limit.threshold), 6),
+        used=_shown(limit.kind, crossing.used),
+        exceeded_by=_over(crossing.held, crossing.used),
         refused=refused,
         turns=None if turns is None else int(turns),
         tokens=None if tokens is None else int(tokens),
-        cost_usd=None if cost is None else round(cost, 9),
+        cost_usd=None if cost is None else to_wire(LimitKind.COST, cost),
         elapsed_s=round(run.clock.elapsed(at), 3),
     )
+
+
+def _shown(kind: LimitKind, used: float) -> float:
+    return round(to_wire(kind, used), 6)
+
+
+def _over(held: ActiveLimit, used: float) -> float:
+    return _shown(held.limit.kind, max(0, used - held.threshold))
 
 
 def _refusal(owner: Run, held: ActiveLimit, used: float, asked: float) -> LimitRefusal:
     limit = held.limit
     whose = f"run {owner.id} ('{owner.name}') above its {limit.kind} limit"
-    spent = format_amount(limit.kind, used, unit=False)
-    numbers = f"{spent} of {format_amount(limit.kind, limit.threshold)} are used or held, set by {limit.source}"
+    spent = bare(limit.kind, used, unit=False)
+    numbers = f"{spent} of {bare(limit.kind, held.threshold)} are used or held, set by {limit.source}"
     return LimitRefusal(
         scope=KINDS[limit.kind].scope,
         whose=owner.id,
         limit_kind=limit.kind,
         threshold=limit.threshold,
-        used=used,
-        asked=asked,
+        used=to_wire(limit.kind, used),
+        asked=to_wire(limit.kind, asked),
         message=f"not reserved: {amount(limit.kind, asked)} more would take {whose}: {numbers}. Finish with what you have.",
     )
 
 
-def _over_budget(budget: Budget, asked: float) -> LimitRefusal:
+def _over_budget(budget: Budget, asked: int) -> LimitRefusal:
     return LimitRefusal(
         scope=budget.scope,
         whose=budget.name,
         limit_kind=LimitKind.COST,
-        threshold=budget.usd,
-        used=budget.charged,
-        asked=asked,
-        message=f"not reserved: {format_usd(asked)} USD more is not left in the budget: {budget.told}. Finish with what you have.",
+        threshold=to_usd(budget.allowed),
+        used=to_usd(budget.charged),
+        asked=to_usd(asked),
+        message=f"not reserved: {format_usd(to_usd(asked))} USD more is not left in the budget: {budget.told}. "
+        "Finish with what you have.",
     )
 
 
@@ -731,9 +740,9 @@ def _out_of_money(kind: str, budget: Budget) -> Reason:
         kind=kind,
         message=f"there is no money left in a budget: {budget.told}",
         limit_kind="cost" if kind == "limit" else None,  # no limit of the run's is to be raised
-        threshold=budget.usd,
-        used=round(budget.charged, 6),
-        exceeded_by=round(max(0.0, budget.charged - budget.usd), 6),
+        threshold=to_usd(budget.allowed),
+        used=round(to_usd(budget.charged), 6),
+        exceeded_by=round(to_usd(max(0, budget.charged - budget.allowed)), 6),
     )
 
 

@@ -12,14 +12,12 @@ from ..protocol.known import CODING_AGENT, PROFILES, Profile
 from ..protocol.limits import format_amount
 from ..protocol.types import Action, Limit, LimitKind
 from .account import Account
+from .money import to_core, to_wire
 from .policy import Invalid, Policy
 
 if TYPE_CHECKING:
     from .events import Asked
     from .run import Run
-
-ROUNDING = 1e-9
-"""USD. Sums of binary fractions are not exact: ten times 0.1 must not be above 1."""
 
 PROFILED = tuple(kind for kind in LimitKind if kind.value in Profile._fields)
 """Kinds that a profile sets, and `limits.adaptive` adapts."""
@@ -30,9 +28,14 @@ itself was asked for."""
 
 
 def amount(kind: LimitKind, value: float) -> str:
-    """Return an amount of a kind for people, with the kind where the unit does not tell it: `11 turns`, `0.45 USD`."""
-    shown = format_amount(kind, value)
+    """Return an amount that the core has counted for people, with the kind where the unit does not tell it: `11 turns`."""
+    shown = bare(kind, value)
     return shown if KINDS[kind].unit else f"{shown} {kind}".removesuffix("s" if value == 1 else "")
+
+
+def bare(kind: LimitKind, value: float, *, unit: bool = True) -> str:
+    """Return the amount without the kind: `11`, `0.45 USD`, or without `unit` `0.45`."""
+    return format_amount(kind, to_wire(kind, value), unit=unit)
 
 
 @dataclass(slots=True)
@@ -56,11 +59,20 @@ class ActiveLimit:
         """Whether the run's descendants may not have more. A limit that only warns binds none of them."""
         return self.action is not Action.WARN or not KINDS[self.limit.kind].acts
 
+    @property
+    def threshold(self) -> float:
+        """As the core counts it: of money in nano-dollars."""
+        return to_core(self.limit.kind, self.limit.threshold)
+
     def above(self, used: float) -> bool:
         """Return whether `used` is a breach: more than the threshold, or for time as much."""
+        return used >= self.threshold if self.limit.kind is LimitKind.TIME else used > self.threshold
+
+    def nears(self, used: float, share: float) -> bool:
+        """Return whether `used` has reached a share of the threshold."""
         if self.limit.kind is LimitKind.TIME:
-            return used >= self.limit.threshold
-        return used > self.limit.threshold + ROUNDING
+            return used >= share * self.threshold  # the very number that the timer was armed with
+        return used / self.threshold >= share  # exact, where 0.55 * 20 would be above 11
 
 
 Limits = dict[LimitKind, ActiveLimit]
@@ -72,6 +84,7 @@ class Crossing:
 
     held: ActiveLimit
     used: float
+    """As the core counts it."""
     exceeded: bool
 
 
@@ -229,7 +242,7 @@ def crossed(limits: Limits, account: Account, nearing: float) -> Iterator[Crossi
 
 def cross(held: ActiveLimit, used: float, nearing: float) -> Iterator[Crossing]:
     """Yield whether this limit was crossed since the last call."""
-    if not held.near and used >= nearing * held.limit.threshold - ROUNDING:
+    if not held.near and held.nears(used, nearing):
         held.near = True
         yield Crossing(held, used, exceeded=False)
     if not held.over and held.above(used):

@@ -11,13 +11,14 @@ from msgspec import Struct
 
 from ..core.account import Use
 from ..core.limits import ActiveLimit
+from ..core.money import to_usd, to_wire
 from ..core.run import Run
 from ..host.giveback import give_back
 from ..launch.base import Launcher
 from ..ledger import RunExtra
 from ..meters import Program, Reading
 from ..meters.sessions import VARIABLES, SessionFiles, files_of
-from ..protocol.kinds import COSTS, KINDS
+from ..protocol.kinds import COSTS, COUNTS, KINDS
 from ..protocol.known import BY_REPORT, NO_METER
 from ..protocol.messages import Spawn
 from ..protocol.types import Action, LimitKind, LimitState, RunId, RunInfo, Source, Usage
@@ -189,7 +190,7 @@ class Live:
             threshold=limit.threshold,
             action=held.action,
             source=limit.source,
-            used=None if used is None else round(used, 6),
+            used=None if used is None else round(to_wire(kind, used), 6),
             scope=KINDS[kind].scope,
             enforced_by=self._enforcer(held),
             bound_by=above.id if above is not None else None,
@@ -234,26 +235,20 @@ class Live:
 
 def _usage(source: Source, use: Use, elapsed: float | None) -> Usage:
     return Usage(
-        turns=use.turns,
-        messages=use.messages,
+        **{name: getattr(use, name) for name in COUNTS},
         input_tokens=use.input_tokens,
         output_tokens=use.output_tokens,
         cached_tokens=use.cached_tokens,
         tokens=use.tokens,
-        cost_usd=_money(use.cost),
+        cost_usd=to_usd(use.cost),
         cost_from=use.cost_from,
         unpriced_tokens=use.unpriced_tokens,
-        planning_cost_usd=_money(use.planning_cost),
-        execution_cost_usd=_money(use.execution_cost),
+        planning_cost_usd=to_usd(use.planning_cost),
+        execution_cost_usd=to_usd(use.execution_cost),
         elapsed_s=elapsed,
         source=source,
         partial=use.partial,
     )
-
-
-def _money(usd: float | None) -> float | None:
-    # sums of binary fractions end in noise; a millionth of a thousandth of a dollar is nobody's price
-    return None if usd is None else round(usd, 9)
 
 
 def wall_clock() -> datetime:

@@ -400,7 +400,7 @@ def test_what_a_child_uses_counts_against_every_ancestor() -> None:
     (t >> t.used(sibling, input_tokens=1000)).skip()
     accounts = {name: t.run(run).account for name, run in (("a", a), ("b", b), ("d", d), ("s", sibling))}
     assert [accounts[name].used(LimitKind.TOKENS) for name in "abds"] == [1115, 115, 15, 1000]
-    assert [accounts[name].used(LimitKind.COST) for name in "abds"] == [0.25, 0.25, 0.25, None]
+    assert [accounts[name].used(LimitKind.COST) for name in "abds"] == [250_000_000] * 3 + [None]
     # turns and messages are a run's own
     assert [accounts[name].used(LimitKind.TURNS) for name in "abds"] == [None, None, 3, None]
     assert [accounts[name].used(LimitKind.MESSAGES) for name in "abds"] == [None, None, 4, None]
