@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from sfad.core.limits import KINDS, RAISED_BY
 from sfad.core.policy import DEFAULT_LIMITS, Policy
+from sfad.protocol.kinds import KINDS
 from sfad.protocol.known import PROFILES
 from sfad.protocol.limits import parse_amount, parse_kind
 from sfad.protocol.types import Action, LimitKind
@@ -44,8 +44,9 @@ def test_ranges_and_whose_use_counts() -> None:
         assert whose.startswith("with its descendants'") == (KINDS[kind].scope == "tree"), kind
         least, _, most = allowed.partition(" to ")
         assert amount(kind, least.removesuffix(" or more")) == KINDS[kind].least, kind
-        bound = getattr(Policy(), RAISED_BY[kind]) if kind in RAISED_BY else None
-        shown = f"`limits.{RAISED_BY[kind]}` ({'1 h' if kind is LimitKind.TIME else f'{bound:g}'})" if bound else ""
+        key = KINDS[kind].most
+        bound = "1 h" if kind is LimitKind.TIME else f"{getattr(Policy(), key):g}" if key else ""
+        shown = f"`limits.{key}` ({bound})" if key else ""
         assert most == shown, kind
     assert Policy().max_time == 3600
 
