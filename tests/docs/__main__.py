@@ -14,7 +14,7 @@ from . import notation
 from .examples import EXAMPLES
 from .pages import DOCS, pages, regenerate
 
-WIDTH = 24
+WIDTH = 32
 """Bytes on a line of hex."""
 
 
@@ -27,7 +27,7 @@ def shown(message: Request | Reply) -> str:
     """A message in the notation of protocol.md, and its frame in hex."""
     frame = pack_message(message)
     value = msgspec.msgpack.decode(frame[4:])
-    lines = [frame[at : at + WIDTH].hex(" ") for at in range(0, len(frame), WIDTH)]
+    lines = [frame[at : at + WIDTH].hex(" ", -4) for at in range(0, len(frame), WIDTH)]
     return f"```text\n{notation.write(value)}\n```\n```hex\n" + "\n".join(lines) + "\n```\n"
 
 
