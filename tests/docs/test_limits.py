@@ -41,7 +41,7 @@ def test_every_kind_once_and_in_order() -> None:
 
 def test_ranges_and_whose_use_counts() -> None:
     for kind, (_, _, whose, _, allowed, *_) in by_kind().items():
-        assert whose.startswith("with its descendants'") == (KINDS[kind].scope == "tree"), kind
+        assert whose == KINDS[kind].scope, kind
         least, _, most = allowed.partition(" to ")
         assert amount(kind, least.removesuffix(" or more")) == KINDS[kind].least, kind
         bound = getattr(Policy(), RAISED_BY[kind]) if kind in RAISED_BY else None
