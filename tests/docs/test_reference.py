@@ -81,4 +81,4 @@ def test_every_exit_code() -> None:
 
 def test_the_release_is_in_the_changelog_and_the_readme() -> None:
     assert f"## [{__version__}]" in CHANGELOG.read_text()
-    assert f"{__version__} is the first one" in README.read_text()
+    assert f"{__version__} is the first release" in README.read_text()
