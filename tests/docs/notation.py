@@ -1,4 +1,4 @@
-"""How protocol.md shows a message: JSON, with `b"…"` for binary and `t"…"` for the timestamp extension."""
+"""The notation of messages in protocol.md: JSON, with `b"…"` for binary and `t"…"` for the timestamp extension."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STRING = re.compile(r'([bt]?)("(?:[^"\\]|\\.)*")')
 
 
 def read(text: str) -> Any:
-    """The value that is shown: dicts, lists, text, numbers, bytes and datetimes."""
+    """Return the value of a text: dicts, lists, text, numbers, bytes and datetimes."""
 
     def tagged(found: re.Match[str]) -> str:
         return f'{{"${found[1]}": {found[2]}}}' if found[1] else found[2]

@@ -1,4 +1,4 @@
-"""protocol.md against the code: bytes, fields, types, defaults, bounds."""
+"""Compare protocol.md with the code: bytes, fields, types, defaults, bounds."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ Struct = type[msgspec.Struct]
 
 
 def chapter(title: str) -> str:
-    """Everything between one `##` heading and the next."""
+    """Return the text between one `##` heading and the next."""
     return PAGE.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
 
 
 def part(title: str) -> dict[str, str]:
-    """The sections of one chapter."""
+    """Return the sections of a chapter."""
     return sections(chapter(title))
 
 
 def tag(struct: Struct) -> str:
-    """The heading of a struct's section."""
+    """Return the heading of a struct's section."""
     return str(struct.__struct_config__.tag or struct.__name__)
 
 
@@ -63,7 +63,7 @@ WORDS: dict[Any, str] = {
 
 
 def type_of(hint: Any) -> str:
-    """A field's type as the page writes it."""
+    """Return a field's type as the page writes it."""
     if get_origin(hint) in (types.UnionType, typing.Union):
         return " or ".join(type_of(each) for each in get_args(hint) if each is not msgspec.UnsetType)
     if get_origin(hint) is list:
@@ -127,13 +127,13 @@ def test_nested(struct: Struct) -> None:
     assert documented(part("Nested types")[tag(struct)]) == fields_of(struct)
 
 
-def test_no_section_is_about_something_that_does_not_exist() -> None:
+def test_every_section_describes_a_type_of_the_code() -> None:
     assert part("Requests").keys() == {tag(struct) for struct in REQUESTS}
     assert part("Replies").keys() == {tag(struct) for struct in REPLIES}
     assert part("Nested types").keys() == {tag(struct) for struct in NESTED} | {"Status", "Rule", "LimitKind", "Action"}
 
 
-def test_what_is_left_out_where_it_is_the_default() -> None:
+def test_which_types_leave_defaults_out() -> None:
     # the page says: the messages themselves, `Reason` and `Event`
     assert all(struct.__struct_config__.omit_defaults for struct in (*REQUESTS, *REPLIES))
     assert {tag(struct) for struct in NESTED if struct.__struct_config__.omit_defaults} == {"Reason", "Event"}
@@ -197,13 +197,13 @@ def test_ranges() -> None:
 
 
 def example(name: str) -> tuple[Any, bytes]:
-    """The value that is shown, and the frame beside it."""
+    """Return the value on the page, and the frame beside it."""
     shown, octets = blocks(generated(PAGE)[name])
     return notation.read(shown.text), bytes.fromhex(octets.text)
 
 
 def typed(name: str, body: bytes) -> m.AnyRequest | m.AnyReply:
-    """The message in a frame's body."""
+    """Return the message in a frame's body."""
     return m.unpack_request(body) if isinstance(EXAMPLES[name], m.Request) else m.unpack_reply(body)
 
 
@@ -218,6 +218,6 @@ def test_bytes_and_message_are_the_same(name: str) -> None:
     assert m.pack_message(msgspec.convert(shown, type(EXAMPLES[name]))) == frame
 
 
-def test_the_messages_that_a_client_begins_with_are_shown() -> None:
+def test_the_first_messages_of_a_client_have_examples() -> None:
     shown = {tag(type(message)) for message in EXAMPLES.values()}
     assert {"hello", "welcome", "spawn", "run", "refused", "stop", "stopped", "error", "logs", "log_files"} <= shown
