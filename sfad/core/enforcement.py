@@ -1,16 +1,18 @@
 """Keeps runs within their limits: looks at what they use, publishes what is near or exceeded, and takes the limit's action.
 
 Limits are looked at from the root down, because the outermost breach is the one that is reported. A breach of several limits at
-once is answered with the strongest action. Held runs wait until a person decides (`room`), or until their time is up.
+once is answered with the strongest action. ActiveLimit runs wait until a person decides (`room`), or until their time is up.
 """
 
 from __future__ import annotations
 
+from ..protocol.kinds import KINDS
 from ..protocol.types import Action, Limit, LimitKind, Reason, Status
 from . import events as e
 from .context import Context
 from .lifecycle import Lifecycle
-from .limits import KINDS, Crossing, Held, amount, bare, cross, crossed
+from .limits import ActiveLimit, Crossing, amount, bare, cross, crossed
+from .money import to_wire
 from .pausing import Pausing
 from .run import Breach, Ending, Run
 from .spending import Spending
@@ -55,7 +57,7 @@ class Enforcement:
         if run is None or held is None:
             return
         # at the threshold the kernel lets nothing through: what it refused was the next byte or process
-        level = max(ev.level, held.limit.threshold + 1) if ev.refused else ev.level
+        level = max(ev.level, held.threshold + 1) if ev.refused else ev.level
         run.account.levels[ev.kind] = level
         self.enforce(run, ev.at)
 
@@ -135,7 +137,7 @@ class Enforcement:
         if worst.held.action in _WAITING:
             self._hold(run, worst.held, _reason(run, worst, at, words, refused=refused is not None), at)
 
-    def refuse(self, owner: Run, held: Held, used: float, more: float, at: float) -> None:
+    def refuse(self, owner: Run, held: ActiveLimit, used: float, more: float, at: float) -> None:
         """Answer the breach that a refused reservation would have been."""
         if held.action is not Action.REFUSE:
             # that it comes near is said of what is used, not of what is not
@@ -151,12 +153,12 @@ class Enforcement:
         status = Status.TIMEOUT if reason.limit_kind in ("time", "pause_max") else Status.FAILED
         self._stopping.stop(run, at, Ending(status, reason))
 
-    def end_held(self, run: Run, held: Held, why: str, at: float) -> None:
+    def end_held(self, run: Run, held: ActiveLimit, why: str, at: float) -> None:
         """Stop a run that is held by a limit."""
         crossing = Crossing(held, _used(run, held.limit.kind, at), exceeded=True)
         self.end(run, _reason(run, crossing, at, f"{_words(run, crossing, None)}; {why}"), at)
 
-    def _hold(self, run: Run, held: Held, reason: Reason, at: float) -> None:
+    def _hold(self, run: Run, held: ActiveLimit, reason: Reason, at: float) -> None:
         asks = held.action is Action.REQUEST_INCREASE
         wait = self._ctx.policy.approval_timeout if asks else self._ctx.policy.pause_max
         if run.breach is None or asks:
@@ -177,23 +179,22 @@ class Enforcement:
             self._pausing.resume(run, at)
 
     def _publish(self, run: Run, crossing: Crossing, refused: float | None) -> None:
-        limit = crossing.held.limit
-        over = max(0.0, crossing.used - limit.threshold)
+        held, limit = crossing.held, crossing.held.limit
         self._ctx.publish(
             EventType.LIMIT_EXCEEDED if crossing.exceeded else EventType.LIMIT_NEARING,
             run,
             _words(run, crossing, refused),
             severity="medium" if crossing.exceeded else "low",
             scope=KINDS[limit.kind].scope,
-            action=crossing.held.action,
+            action=held.action,
             limit_kind=limit.kind,
             threshold=limit.threshold,
-            used=round(crossing.used, 6),
-            exceeded_by=round(over, 6) if crossing.exceeded else None,
+            used=_shown(limit.kind, crossing.used),
+            exceeded_by=_over(held, crossing.used) if crossing.exceeded else None,
             refused=refused is not None and crossing.exceeded,
         )
 
-    def publish_increase(self, what: EventType, run: Run, held: Held, message: str) -> None:
+    def publish_increase(self, what: EventType, run: Run, held: ActiveLimit, message: str) -> None:
         """Publish what becomes of a request for an increase."""
         limit = held.limit
         self._ctx.publish(
@@ -229,7 +230,7 @@ class Enforcement:
         self.answer(run, list(cross(time, used, self._ctx.policy.nearing)) if time is not None else [], at)
         if used >= run.max_time and run.status is not Status.STOPPING and not run.status.terminal:
             limit = Limit(kind=LimitKind.TIME, threshold=run.max_time, action=Action.TERMINATE, source="limits.max_time")
-            self.answer(run, list(cross(Held(limit, near=True), used, 1.0)), at)
+            self.answer(run, list(cross(ActiveLimit(limit, near=True), used, 1.0)), at)
 
     def approval_due(self, run: Run, at: float) -> None:
         """End a run whose increase was not approved in time."""
@@ -264,13 +265,13 @@ class Enforcement:
             self._ctx.arm(run, Timer.APPROVAL, breach.until)
 
 
-def holding(run: Run) -> list[Held]:
+def holding(run: Run) -> list[ActiveLimit]:
     """Return the exceeded limits that a person has to decide about."""
     return [held for held in run.limits.values() if held.over and held.action in _WAITING]
 
 
 def _used(run: Run, kind: LimitKind, at: float) -> float:
-    return run.clock.elapsed(at) if kind is LimitKind.TIME else run.account.used(kind) or 0.0
+    return run.clock.elapsed(at) if kind is LimitKind.TIME else run.account.used(kind) or 0
 
 
 def _not_executed(run: Run) -> Reason:
@@ -288,7 +289,7 @@ def _words(run: Run, crossing: Crossing, refused: float | None) -> str:
     kind = limit.kind
     if kind is LimitKind.TIME:
         return f"ran {used:.1f} s; its time limit is {limit.threshold:g} s, set by {limit.source}"
-    bound = f"its {kind} limit is {bare(kind, limit.threshold)}, set by {limit.source}"
+    bound = f"its {kind} limit is {bare(kind, crossing.held.threshold)}, set by {limit.source}"
     if refused is not None and crossing.exceeded:
         return f"was refused {amount(kind, refused)} on top of {bare(kind, used - refused)}; {bound}"
     whose = " with its descendants" if KINDS[kind].scope == "tree" and run.account.below.get(kind) else ""
@@ -303,14 +304,22 @@ def _reason(run: Run, crossing: Crossing, at: float, message: str, *, refused: b
         message=message,
         limit_kind=limit.kind,
         threshold=limit.threshold,
-        used=round(crossing.used, 6),
-        exceeded_by=round(max(0.0, crossing.used - limit.threshold), 6),
+        used=_shown(limit.kind, crossing.used),
+        exceeded_by=_over(crossing.held, crossing.used),
         refused=refused,
         turns=None if turns is None else int(turns),
         tokens=None if tokens is None else int(tokens),
-        cost_usd=None if cost is None else round(cost, 9),
+        cost_usd=None if cost is None else to_wire(LimitKind.COST, cost),
         elapsed_s=round(run.clock.elapsed(at), 3),
     )
+
+
+def _shown(kind: LimitKind, used: float) -> float:
+    return round(to_wire(kind, used), 6)
+
+
+def _over(held: ActiveLimit, used: float) -> float:
+    return _shown(held.limit.kind, max(0, used - held.threshold))
 
 
 def _forbidden(run: Run, tool: str) -> str | None:

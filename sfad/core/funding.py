@@ -7,6 +7,7 @@ from . import events as e
 from .budgets import Budget
 from .context import Context
 from .enforcement import Enforcement
+from .money import to_usd
 from .pausing import Pausing
 from .run import Run
 from .spending import Spending
@@ -79,7 +80,7 @@ def _out_of_money(kind: ReasonKind, budget: Budget) -> Reason:
         kind=kind,
         message=f"there is no money left in a budget: {budget.told}",
         limit_kind="cost" if kind is ReasonKind.LIMIT else None,  # no limit of the run is to be raised
-        threshold=budget.usd,
-        used=round(budget.charged, 6),
-        exceeded_by=round(max(0.0, budget.charged - budget.usd), 6),
+        threshold=to_usd(budget.allowed),
+        used=round(to_usd(budget.charged), 6),
+        exceeded_by=round(to_usd(max(0, budget.charged - budget.allowed)), 6),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..protocol.errors import ErrorCode
+from ..protocol.kinds import KINDS
 from ..protocol.types import LimitKind, LimitRefusal, Status
 from ..protocol.units import format_usd
 from . import commands as c
@@ -10,7 +11,8 @@ from . import events as e
 from .budgets import Budget
 from .context import Context
 from .enforcement import Enforcement
-from .limits import KINDS, Held, amount, bare
+from .limits import ActiveLimit, amount, bare
+from .money import to_usd, to_wire
 from .run import Run
 from .spending import Spending
 
@@ -50,12 +52,12 @@ class Reservations:
         for owner in run.lineage:
             for kind, more in ev.hold.amounts.items():
                 held = owner.limits.get(kind)
-                used = owner.account.used(kind) or 0.0
+                used = owner.account.used(kind) or 0
                 if held is not None and held.binds and held.above(used + more):
                     self._ctx.reply(ev.token, c.Reserved(run, None, _over_limit(owner, held, used, more)))
                     self._enforcement.refuse(owner, held, used, more, ev.at)
                     return True
-        cost = ev.hold.cost or 0.0
+        cost = ev.hold.cost or 0
         budget = self._spending.refusing(run, cost)
         if budget is not None:
             self._ctx.reply(ev.token, c.Reserved(run, None, _over_budget(budget, cost)))
@@ -73,29 +75,30 @@ class Reservations:
             self._ctx.reply(ev.token, c.Changed(run))
 
 
-def _over_limit(owner: Run, held: Held, used: float, asked: float) -> LimitRefusal:
+def _over_limit(owner: Run, held: ActiveLimit, used: float, asked: float) -> LimitRefusal:
     limit = held.limit
     whose = f"run {owner.id} ('{owner.name}') above its {limit.kind} limit"
-    spent = bare(limit.kind, used).removesuffix(" USD")
-    numbers = f"{spent} of {bare(limit.kind, limit.threshold)} are used or held, set by {limit.source}"
+    spent = bare(limit.kind, used, unit=False)
+    numbers = f"{spent} of {bare(limit.kind, held.threshold)} are used or held, set by {limit.source}"
     return LimitRefusal(
         scope=KINDS[limit.kind].scope,
         whose=owner.id,
         limit_kind=limit.kind,
         threshold=limit.threshold,
-        used=used,
-        asked=asked,
+        used=to_wire(limit.kind, used),
+        asked=to_wire(limit.kind, asked),
         message=f"not reserved: {amount(limit.kind, asked)} more would take {whose}: {numbers}. Finish with what you have.",
     )
 
 
-def _over_budget(budget: Budget, asked: float) -> LimitRefusal:
+def _over_budget(budget: Budget, asked: int) -> LimitRefusal:
     return LimitRefusal(
         scope=budget.scope,
         whose=budget.name,
         limit_kind=LimitKind.COST,
-        threshold=budget.usd,
-        used=budget.charged,
-        asked=asked,
-        message=f"not reserved: {format_usd(asked)} USD more is not left in the budget: {budget.told}. Finish with what you have.",
+        threshold=to_usd(budget.allowed),
+        used=to_usd(budget.charged),
+        asked=to_usd(asked),
+        message=f"not reserved: {format_usd(to_usd(asked))} USD more is not left in the budget: {budget.told}. "
+        "Finish with what you have.",
     )

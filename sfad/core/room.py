@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..protocol.errors import ErrorCode
+from ..protocol.kinds import KINDS
 from ..protocol.types import Action, Limit, LimitKind, Status
 from . import commands as c
 from . import events as e
@@ -12,7 +13,7 @@ from .access import Peer
 from .context import Context
 from .enforcement import STRENGTH, Enforcement, holding
 from .lifecycle import Lifecycle
-from .limits import KINDS, Held, amount, bare, check, replaced
+from .limits import ActiveLimit, amount, bare, check, replaced
 from .pausing import Pausing
 from .policy import Invalid
 from .run import Run, Token
@@ -69,7 +70,7 @@ class Room:
             self._enforcement.recheck(run, ev.at)
             self._ctx.reply(ev.token, c.Changed(run))
 
-    def _awaiting(self, ev: e.ApproveRequested | e.DenyRequested, verb: str) -> tuple[Run, Held] | None:
+    def _awaiting(self, ev: e.ApproveRequested | e.DenyRequested, verb: str) -> tuple[Run, ActiveLimit] | None:
         run = self._ctx.steered(ev.token, ev.peer, verb, ev.run)
         if run is None:
             return None
@@ -117,7 +118,7 @@ class Room:
         before = run.limits.get(limit.kind)
         action = limit.action or (before.action if before is not None else Action.TERMINATE)
         action = action if KINDS[limit.kind].acts else Action.WARN
-        run.limits[limit.kind] = Held(replaced(limit, action=action, source=f"{limit.source} by {peer.who}"))
+        run.limits[limit.kind] = ActiveLimit(replaced(limit, action=action, source=f"{limit.source} by {peer.who}"))
         if limit.kind is LimitKind.TIME and peer.run is None:
             # it was checked against the range that is configured now, so the range of its admission must not end the run sooner
             run.max_time = self._ctx.policy.max_time
@@ -165,7 +166,7 @@ class Room:
             return False
         return True
 
-    def _publish_change(self, run: Run, before: Held | None, after: Held, peer: Peer) -> None:
+    def _publish_change(self, run: Run, before: ActiveLimit | None, after: ActiveLimit, peer: Peer) -> None:
         limit = after.limit
         self._ctx.publish(
             EventType.LIMIT_CHANGED,
@@ -183,14 +184,14 @@ def _check_room(run: Run, limit: Limit) -> None:
     used = run.clock.spent if limit.kind is LimitKind.TIME else run.account.used(limit.kind)
     stands = run.breach is not None and run.breach.kind == limit.kind
     # memory and processes may have become fewer, but not of a run that is held for them
-    if used is not None and (stands or limit.kind not in run.account.levels) and Held(limit).above(used):
+    if used is not None and (stands or limit.kind not in run.account.levels) and ActiveLimit(limit).above(used):
         raise Invalid(f"run {run.id} has used {amount(limit.kind, used)} already: the new limit must be above that")
     _check_above(run, limit)
 
 
 def _check_above(run: Run, limit: Limit) -> None:
     """Raise `Invalid` where an ancestor has less. An ancestor's clock runs beside the run's own, so that time needs no check."""
-    unit = KINDS[limit.kind].unit
+    unit = KINDS[limit.kind].suffix
     for above in run.lineage[:-1] if limit.kind is not LimitKind.TIME else ():
         held = above.limits.get(limit.kind)
         if held is not None and held.binds and limit.threshold > held.limit.threshold:
@@ -200,7 +201,7 @@ def _check_above(run: Run, limit: Limit) -> None:
             )
 
 
-def _check_named(run: Run, found: list[Held], limits: tuple[Limit, ...]) -> None:
+def _check_named(run: Run, found: list[ActiveLimit], limits: tuple[Limit, ...]) -> None:
     """Raise `Invalid` where only some of the limits that hold the run are given more room."""
     named = {limit.kind for limit in limits}
     forgotten = ", ".join(held.limit.kind for held in found if held.limit.kind not in named)
@@ -211,7 +212,7 @@ def _check_named(run: Run, found: list[Held], limits: tuple[Limit, ...]) -> None
         )
 
 
-def _looser(before: Held | None, limit: Limit) -> bool:
+def _looser(before: ActiveLimit | None, limit: Limit) -> bool:
     """Return whether `limit` allows more than the one in force: a higher threshold, or a weaker action."""
     if before is None:
         return False
@@ -219,10 +220,10 @@ def _looser(before: Held | None, limit: Limit) -> bool:
     return weaker or limit.threshold > before.limit.threshold
 
 
-def _step(before: Held | None, limit: Limit) -> str:
+def _step(before: ActiveLimit | None, limit: Limit) -> str:
     """Return the change in words: `turns 25 → 50`."""
-    old = f"{bare(limit.kind, before.limit.threshold)} → " if before is not None else ""
-    return f"{limit.kind} {old}{bare(limit.kind, limit.threshold)}"
+    old = f"{bare(limit.kind, before.threshold)} → " if before is not None else ""
+    return f"{limit.kind} {old}{bare(limit.kind, ActiveLimit(limit).threshold)}"
 
 
 def _not_resumable(run: Run) -> str:

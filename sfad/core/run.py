@@ -14,7 +14,7 @@ from .access import FULL, Permissions
 from .account import Account
 from .asked import Asked
 from .ladder import Ladder
-from .limits import Held, Limits
+from .limits import ActiveLimit, Limits
 from .vocabulary import ReasonKind
 
 Token = int
@@ -234,7 +234,7 @@ class State:
         return self.status is Status.RETRYING and self.ladder is not None
 
     @property
-    def held_by(self) -> Held | None:
+    def held_by(self) -> ActiveLimit | None:
         """The limit whose breach holds it."""
         return self.limits[self.breach.kind] if self.breach is not None else None
 

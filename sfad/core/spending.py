@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from ..protocol.kinds import TREE_USE
 from ..protocol.types import LimitKind, Source, Status
 from ..protocol.units import format_usd
 from . import commands as c
-from .account import NO_TREE_USE, NOTHING, TREE_USE, Hold, Periods, Use, add_below, add_ended
+from .account import NO_TREE_USE, NOTHING, Hold, Periods, Use, add_below, add_ended
 from .budgets import Budget, Budgets
 from .context import Context
-from .limits import ROUNDING
+from .money import to_usd
 from .run import Run
 from .vocabulary import EventType
 
@@ -56,7 +57,7 @@ class Spending:
         self._ctx.changed(run)
         self._count(run, before, periods)
 
-    def _count(self, run: Run, before: tuple[float, ...], periods: Periods | None = None) -> None:
+    def _count(self, run: Run, before: tuple[int, ...], periods: Periods | None = None) -> None:
         after = run.account.own_tree_use()
         if after != before:
             add_below((above.account for above in run.lineage[:-1]), before, after)
@@ -64,17 +65,17 @@ class Spending:
         self._ctx.used_more(run)
         self._depleted |= any(budget.over or budget.exhausted for budget in self.budgets.of(run.user))
 
-    def _charge(self, run: Run, usd: float, periods: Periods | None) -> None:
+    def _charge(self, run: Run, nanos: int, periods: Periods | None) -> None:
         """`periods`: when what is given back was charged."""
         for budget in self.budgets.of(run.user):
-            change = max(usd, -budget.charged)
+            change = max(nanos, -budget.charged)
             if change < 0 and periods is not None and (budget.scope, budget.name, budget.begins) not in periods:
                 continue  # it was charged to an earlier period
             if not change:
                 continue
             budget.charged += change
             self._ctx.do(c.Charge(budget.scope, budget.name, change))
-            if not budget.near and budget.charged >= self._ctx.policy.nearing * budget.usd:
+            if not budget.near and budget.charged >= self._ctx.policy.nearing * budget.allowed:
                 budget.near = True
                 self._publish(EventType.LIMIT_NEARING, run, budget)
             if not budget.over and budget.exhausted:
@@ -95,7 +96,7 @@ class Spending:
             for budget in self.budgets.of(run.user):
                 if not budget.partial:
                     budget.partial = True
-                    self._ctx.do(c.Charge(budget.scope, budget.name, 0.0))  # so that it is saved
+                    self._ctx.do(c.Charge(budget.scope, budget.name, 0))  # so that it is saved
         used = account.own_tree_use()
         if any(used):
             add_ended((above.account for above in run.lineage[:-1]), used)
@@ -120,7 +121,7 @@ class Spending:
         run = self._ctx.tree.get(name.rpartition("-")[0])
         return (run, run.account.holds[name]) if run is not None and name in run.account.holds else None
 
-    def refusing(self, run: Run, cost: float) -> Budget | None:
+    def refusing(self, run: Run, cost: int) -> Budget | None:
         """Return the budget in which so much more is not left. It is published once a period."""
         budget = next((budget for budget in self.budgets.of(run.user) if not budget.admits(cost)), None)
         if budget is not None and not (budget.refused or budget.over):
@@ -143,20 +144,20 @@ class Spending:
     def _used_up(self, budget: Budget) -> bool:
         key = (budget.scope, budget.name, budget.begins)
         holds = (hold for run in self._ctx.tree for hold in run.account.holds.values())
-        reserved = sum(hold.cost or 0.0 for hold in holds if key in hold.periods)
-        return budget.charged - reserved >= budget.usd - ROUNDING
+        reserved = sum(hold.cost or 0 for hold in holds if key in hold.periods)
+        return budget.charged - reserved >= budget.allowed
 
-    def _publish(self, what: EventType, run: Run, budget: Budget, refused: float | None = None) -> None:
-        used = budget.charged + (refused or 0.0)
-        over = round(max(0.0, used - budget.usd), 6)
+    def _publish(self, what: EventType, run: Run, budget: Budget, refused: int | None = None) -> None:
+        used = budget.charged + (refused or 0)
+        over = round(to_usd(max(0, used - budget.allowed)), 6)
         self._ctx.publish(
             what,
             run,
-            budget.told if refused is None else f"was refused {format_usd(refused)} USD more: {budget.told}",
+            budget.told if refused is None else f"was refused {format_usd(to_usd(refused))} USD more: {budget.told}",
             severity="medium",
             scope=budget.scope,
             limit_kind=LimitKind.COST,
-            threshold=budget.usd,
-            used=round(used, 6),
+            threshold=to_usd(budget.allowed),
+            used=round(to_usd(used), 6),
             exceeded_by=over if what is EventType.LIMIT_EXCEEDED else None,
         )

@@ -32,6 +32,7 @@ from ..protocol.messages import Spawn
 from ..protocol.types import RunId, Status
 from ..runs.live import Live, Main
 from ..spool import Journal, Spawns
+from .accounts import from_saved, to_saved
 from .legacy import FlatState
 
 AHEAD = 256
@@ -97,11 +98,12 @@ class Progress(Struct, frozen=True, array_like=True):
 def progress_of(saved: bytes) -> Progress:
     """Decode a saved `Progress`, also one of release 0.1.0. Raise `MsgspecError`."""
     try:
-        return msgspec.msgpack.decode(saved, type=Progress)
+        return msgspec.msgpack.decode(saved, type=Progress, dec_hook=from_saved)
     except msgspec.ValidationError:
         flat, *others = msgspec.msgpack.decode(saved, type=list[msgspec.Raw])
-        state = msgspec.msgpack.decode(flat, type=FlatState).state
-        return msgspec.msgpack.decode(msgspec.msgpack.encode([state, *others]), type=Progress)
+        state = msgspec.msgpack.decode(flat, type=FlatState, dec_hook=from_saved).state
+        again = msgspec.msgpack.encode([state, *others], enc_hook=to_saved)
+        return msgspec.msgpack.decode(again, type=Progress, dec_hook=from_saved)
 
 
 class Charged(Struct, frozen=True, array_like=True):
@@ -138,7 +140,7 @@ class Memory:
         """Runs that could not be forgotten yet."""
         self._recorded: dict[RunId, None] = {}
         """Ended runs that may be in the ledger's log only, the first recorded first."""
-        self._encode = msgspec.msgpack.Encoder().encode
+        self._encode = msgspec.msgpack.Encoder(enc_hook=to_saved).encode
         known = (key.removeprefix(_KEY) for key in self._journal.items if key.startswith(_KEY))
         ended = sorted((run for run in known if f"{_RUN}{run}" not in self._journal.items), key=run_number)
         self._known = dict.fromkeys(ended)

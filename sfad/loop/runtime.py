@@ -222,7 +222,7 @@ class Runtime:
             c.Save: self._save,
             c.RecordRefusal: self._record_refusal,
             c.Rebound: self._rebound,
-            c.Charge: lambda x: self._budgets.charge(x.scope, x.name, x.usd),
+            c.Charge: lambda x: self._budgets.charge(x.scope, x.name, x.nanos),
             c.CountRefusal: lambda x: self.ledger.count_refusal(x.run),
             c.Launch: self._launch,
             c.Terminate: lambda x: self.launcher.terminate(x.run, x.signal),

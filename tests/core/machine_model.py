@@ -31,6 +31,7 @@ from sfad.core.policy import Policy
 from sfad.core.run import TRANSITIONS, Birth, Run, State
 from sfad.core.snapshot import Remembered, rebased
 from sfad.core.vocabulary import Timer
+from sfad.durable.accounts import from_saved, to_saved
 from sfad.protocol import types
 from sfad.protocol.types import Action, Limit, LimitKind, RunId, Source, Status, Survivor
 
@@ -121,8 +122,8 @@ class Purse:
     """What is known of a budget from what it was said to be and from charge commands."""
 
     members: frozenset[str]
-    usd: float
-    charged: float
+    allowed: int
+    charged: int
     told: list[str] = field(default_factory=list)
 
 
@@ -279,7 +280,7 @@ class World:
     def remember(self, run: Run) -> None:
         """The shell keeps the run as it is now."""
         birth = self.copies[run.id][0] if run.id in self.copies else msgspec.msgpack.encode(run.birth)
-        self.copies[run.id] = birth, msgspec.msgpack.encode(run)
+        self.copies[run.id] = birth, msgspec.msgpack.encode(run, enc_hook=to_saved)
         self.noted.discard(run.id)
 
     def save_use(self) -> None:
@@ -291,14 +292,14 @@ class World:
     def copy_of(self, run: RunId) -> tuple[Birth, State]:
         """What is remembered of it."""
         birth, state = self.copies[run]
-        return msgspec.msgpack.decode(birth, type=Birth), msgspec.msgpack.decode(state, type=State)
+        return msgspec.msgpack.decode(birth, type=Birth), msgspec.msgpack.decode(state, type=State, dec_hook=from_saved)
 
     def check_copies(self) -> None:
         """What is remembered of each run is what it is, but for what it is said to have used, and what the kernel tells."""
         assert set(self.copies) == set(self.live)
         for run in self.machine.tree:
             birth, kept = self.copy_of(run.id)
-            now = msgspec.msgpack.decode(msgspec.msgpack.encode(run), type=State)
+            now = msgspec.msgpack.decode(msgspec.msgpack.encode(run, enc_hook=to_saved), type=State, dec_hook=from_saved)
             # a reboot makes the times of another clock of no meaning; this one nobody reads any more
             assert birth == (replace(run.birth, created_at=birth.created_at) if self.rebooted else run.birth)
             for name in State.__dataclass_fields__:
@@ -322,7 +323,7 @@ class World:
         for run in held:
             run.adopt(999 if run.id in self.boxes and self.boxes[run.id].main else None)
         runs = [self._remembered(run, startable=startable(run.id)) for run in held]
-        before = {one.run.id: msgspec.msgpack.decode(self.copies[one.run.id][1], type=State) for one in runs}
+        before = {one.run.id: msgspec.msgpack.decode(self.copies[one.run.id][1], type=State, dec_hook=from_saved) for one in runs}
         self._anew()
         self.feed(e.Recovered(self.now, tuple(runs), "the daemon died"))
         for one in runs:
@@ -442,7 +443,7 @@ class World:
     def _know_again(self) -> None:
         if self.purses:
             self.feed(e.BudgetsKnown(self.now, tuple(
-                Budget(scope, name, purse.usd, purse.members, charged=purse.charged)  # type: ignore[arg-type]
+                Budget(scope, name, purse.allowed, purse.members, charged=purse.charged)  # type: ignore[arg-type]
                 for (scope, name), purse in self.purses.items()
             )))  # fmt: skip
             for purse in self.purses.values():
@@ -534,7 +535,7 @@ class World:
 
     def know(self, budgets: tuple[Budget, ...]) -> None:
         """Budgets as they stand now."""
-        self.purses = {(b.scope, b.name): Purse(b.members, b.usd, b.charged) for b in budgets}
+        self.purses = {(b.scope, b.name): Purse(b.members, b.allowed, b.charged) for b in budgets}
         self.feed(e.BudgetsKnown(self.now, budgets))
 
     @contextmanager
@@ -836,9 +837,9 @@ class World:
         told.append(word)
 
     def _charge(self, command: c.Charge) -> None:
-        assert self.charging or command.usd == 0, "charged for nothing that was used"
+        assert self.charging or command.nanos == 0, "charged for nothing that was used"
         purse = self.purses[command.scope, command.name]
-        purse.charged += command.usd
+        purse.charged += command.nanos
         assert purse.charged >= 0
 
     def _ended(self, command: c.Ended) -> None:
@@ -888,7 +889,7 @@ def snapshot(machine: Machine, at: float) -> dict[str, Any]:
 
 
 def _of_run(run: Run) -> dict[str, Any]:
-    saved: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(run))
+    saved: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(run, enc_hook=to_saved))
     return saved | {"parent": run.parent.id if run.parent is not None else None, "children": list(run.children)}
 
 

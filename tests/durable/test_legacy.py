@@ -7,8 +7,10 @@ import pytest
 
 from sfad.core.account import Hold
 from sfad.core.ladder import Ladder, Rung
+from sfad.core.money import NANOS
 from sfad.core.run import Attempt, Breach, Ending, Exit, Paused, Run
-from sfad.durable.journal import Origin, Progress, progress_of
+from sfad.durable.accounts import to_saved
+from sfad.durable.journal import Origin, progress_of
 from sfad.protocol.types import ENDED, LimitKind, Status
 
 from .records import RECORDS
@@ -23,8 +25,8 @@ def loaded(name: str) -> Run:
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_record_is_saved_again_in_the_new_shape(name: str) -> None:
     progress = progress_of(bytes.fromhex(RECORDS[name][1]))
-    again = msgspec.msgpack.encode(progress)
-    assert msgspec.msgpack.encode(msgspec.msgpack.decode(again, type=Progress)) == again
+    again = msgspec.msgpack.encode(progress, enc_hook=to_saved)
+    assert msgspec.msgpack.encode(progress_of(again), enc_hook=to_saved) == again
     state = progress.state
     assert state.status not in ENDED
     assert (state.latest is None) == (state.status in {Status.ACCEPTED, Status.QUEUED})
@@ -51,7 +53,7 @@ def test_running() -> None:
     assert run.trouble.sentence == "the API answered 529 three times: overloaded"
     assert (run.clock.since, run.started_at, run.tied_to) == (100.0, 100.0, 3)
     assert (run.limits[LimitKind.TURNS].near, run.limits[LimitKind.MEMORY].over) == (True, True)
-    assert run.account.sources["stream"].cost == 0.25
+    assert run.account.sources["stream"].cost == NANOS // 4
     assert "spawn" not in run.birth.permissions.verbs
     assert run.max_time == 3600.0
 
@@ -103,5 +105,6 @@ def test_held_by_a_limit(name: str, until: float) -> None:
 def test_reservations() -> None:
     account = loaded("reserving").account
     periods = (("user", "ann", "today"),)
-    assert account.holds == {"a1-1": Hold("m", 3, 0, 0.5, "planning", periods), "a1-2": Hold("m", 4, 0, 0.25, None, periods)}
-    assert account.held == {"tokens": 7, "cost": 0.75, "planning_cost": 0.5}
+    planned = Hold("m", 3, 0, NANOS // 2, "planning", periods)
+    assert account.holds == {"a1-1": planned, "a1-2": Hold("m", 4, 0, NANOS // 4, None, periods)}
+    assert account.held == {"tokens": 7, "cost": 3 * NANOS // 4, "planning_cost": NANOS // 2}

@@ -19,7 +19,6 @@ from sfad.core.access import Peer
 from sfad.core.asked import Asked
 from sfad.core.vocabulary import Timer
 from sfad.durable.journal import Memory
-from sfad.launch.fake import FakeLauncher, Script
 from sfad.ledger import Ledger
 from sfad.loop.runtime import Runtime
 from sfad.loop.translate import MAX_SHOWN, asked_of
@@ -29,6 +28,7 @@ from sfad.protocol.messages import Spawn
 from sfad.protocol.types import Status
 from sfad.spool import Journal
 from tests.harness import PATIENCE
+from tests.launch.fake import FakeLauncher, Script
 
 ANN = Peer(0, "ann")
 
