@@ -20,7 +20,6 @@ from ..agents import session_of
 from ..config import Price
 from ..core import events as e
 from ..core.account import NOTHING, Hold, Use
-from ..core.guard import counted
 from ..core.money import to_nanos
 from ..core.run import Run
 from ..launch.base import Bounds, Launcher
@@ -30,6 +29,7 @@ from ..output.files import OutputStore
 from ..protocol import messages as m
 from ..protocol.kinds import BY_KERNEL, COUNTS, KINDS
 from ..protocol.types import Action, ApiTrouble, LimitKind, RunId, Source, Tokens
+from ..protocol.units import counted
 from ..runs.live import Live, wall_clock
 from .pricing import Catalogue, Prices, PricesUnavailable
 from .sampling import Sampler
