@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from sfad.meters import PROGRAMS, Program, chosen, named
+from sfad.meters import PROGRAMS, AgentProgram, chosen, named
 
 COMMANDS = """
 claude -p hi --output-format stream-json --verbose                     claude
@@ -74,7 +74,7 @@ def test_every_program_has_a_name_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
-def test_a_meter_may_be_named_for_any_command(program: Program) -> None:
+def test_a_meter_may_be_named_for_any_command(program: AgentProgram) -> None:
     for argv in ([], ["sh", "agent.sh"], ["\udcff"], ["claude"], ["codex", "-m"]):
         program.meter(argv).feed(b"x\n")
 
