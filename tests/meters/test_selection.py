@@ -7,6 +7,7 @@ import shlex
 import pytest
 
 from sfad.meters import PROGRAMS, AgentProgram, chosen, named
+from sfad.protocol.known import METERED
 
 COMMANDS = """
 claude -p hi --output-format stream-json --verbose                     claude
@@ -68,7 +69,7 @@ def test_no_command_has_no_meter() -> None:
 
 
 def test_every_program_has_a_name_of_its_own() -> None:
-    assert [program.name for program in PROGRAMS] == ["claude", "codex", "gemini", "opencode", "jsonl"]
+    assert [program.name for program in PROGRAMS] == [*METERED, "jsonl"]
     assert [named(program.name) for program in PROGRAMS] == list(PROGRAMS)
     assert named("aider") is None
 
