@@ -276,7 +276,8 @@ class Sessions:
         self._looking: dict[int, float] = {}
         """By uid: since when a thread looks."""
         self._threads = trio.CapacityLimiter(math.inf)  # one for each user is the bound
-        self._nursery: trio.Nursery
+        self._to_look, self._users = trio.open_memory_channel[int](math.inf)
+        """Users for whom a task must begin to look."""
 
     def __contains__(self, run: RunId) -> bool:
         return run in self._runs
@@ -310,15 +311,19 @@ class Sessions:
         self._runs.pop(run, None)
         self._before.pop(run, None)
 
-    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def serve(self) -> None:
         """Look at every session now and then, until cancelled."""
-        async with trio.open_nursery() as self._nursery:
-            task_status.started()
-            while True:
-                await trio.sleep(INTERVAL)
-                for run, session in self._runs.items():
-                    if run not in self._wanted.get(session.uid, ()):
-                        self._want(run)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._want_all)
+            async for uid in self._users:
+                nursery.start_soon(self._look_for, uid)
+
+    async def _want_all(self) -> None:
+        while True:
+            await trio.sleep(INTERVAL)
+            for run, session in self._runs.items():
+                if run not in self._wanted.get(session.uid, ()):
+                    self._want(run)
 
     async def catch_up(self, run: RunId, *, succeeded: bool = False) -> None:
         """Read what the session of a run, whose main process has ended, says by now. Give up after `PATIENCE`, and at once for a
@@ -336,7 +341,7 @@ class Sessions:
         self._wanted.setdefault(uid, {}).setdefault(run, []).append(done)
         if uid not in self._looking:
             self._looking[uid] = trio.current_time()
-            self._nursery.start_soon(self._look_for, uid)
+            self._to_look.send_nowait(uid)
         return done
 
     async def _look_for(self, uid: int) -> None:

@@ -75,6 +75,18 @@ class Live:
             self.stdin.close()
             self.stdin = None
 
+    def attempt_begins(self, now: datetime, sessions: tuple[Reading, ...]) -> None:
+        """Note when its next attempt is launched; `sessions`: what the session files of the earlier attempts told."""
+        self.attempted_at, self.sessions = now, sessions
+
+    def meter_is(self, *, silent: bool) -> None:
+        """Note whether its meter recognises anything in its output; its limits are shown accordingly."""
+        self.meter_silent, self.unused = silent, None
+
+    def uses_model(self, model: str | None) -> None:
+        """Note the model that was named last."""
+        self.model = model or self.model
+
     def look_at_the_clock(self, now: datetime) -> None:
         """Notes when it started or ended, for people."""
         if self.run.started_at is not None and self.started_at is None:

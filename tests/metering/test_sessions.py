@@ -250,7 +250,7 @@ class Heard:
 @pytest.fixture
 async def heard(nursery: trio.Nursery) -> Heard:
     found = Heard()
-    await nursery.start(found.sessions.serve)
+    nursery.start_soon(found.sessions.serve)
     return found
 
 
