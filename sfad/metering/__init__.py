@@ -12,7 +12,8 @@
 `stream`      reads the stdout of one run through its meters
 `bounds`      frees the oldest bytes of output files
 `sessions`    reads the session files of all runs, in threads
-`session`     finds and reads the session files of one attempt
+`session`     reads the session files of one attempt
+`finding`     finds session files
 `sampling`    looks at memory and processes
 `pricelist`   the prices in force, loaded when they are needed
 `pricing`     what tokens cost, from the config and the library genai-prices

@@ -22,7 +22,8 @@ from .pricelist import PRICES_WAIT, PriceList
 from .pricing import Prices
 from .run import Feed, MeteredRun, Publish
 from .sampling import Sampler
-from .sessions import Session, Sessions, environment_of
+from .session import Session, environment_of
+from .sessions import Sessions
 from .tail import Tail
 from .uses import hold_of, report_of_settlement, use_of_report
 
