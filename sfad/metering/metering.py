@@ -16,6 +16,7 @@ from ..launch.base import Bounds, Launcher
 from ..meters import UNREAD, AgentProgram, Reading, chosen, named
 from ..output.files import OutputStore
 from ..protocol import messages as m
+from ..protocol.kinds import BY_KERNEL, KINDS
 from ..protocol.types import Action, LimitKind, RunId
 from ..runs.live import Live, wall_clock
 from .pricelist import PRICES_WAIT, PriceList
@@ -33,7 +34,7 @@ ENDED_SECONDS = 2.0
 """Seconds of reading what runs wrote that ended while no daemon was running, for all of them together, before a daemon serves: 20
 MB of the densest lines."""
 
-_WATCHED = (LimitKind.MEMORY, LimitKind.PIDS)
+_WATCHED = tuple(kind for kind in BY_KERNEL if KINDS[kind].acts)
 
 
 class Metering:

@@ -127,7 +127,7 @@ class MeteredRun:
         use, unpriced = use_of_readings(readings, self.prices)
         self._tell_unpriced(unpriced)
         known = run.account.sources.get(source, NOTHING)
-        if use.unpriced_tokens and not self._price_list.settled and (use.cost or 0.0) < (known.cost or 0.0):
+        if use.unpriced_tokens and not self._price_list.settled and (use.cost or 0) < (known.cost or 0):
             # an earlier daemon had prices: keep the cost that it counted while this daemon loads them
             more = use.unpriced_tokens - (known.tokens or 0) + (known.unpriced_tokens or 0)
             use = replace(use, cost=known.cost, cost_from=known.cost_from, unpriced_tokens=max(0, more) or None)

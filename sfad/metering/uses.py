@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 from ..core.account import NOTHING, Hold, Use
+from ..core.money import to_nanos
 from ..meters import Reading
 from ..protocol import messages as m
+from ..protocol.kinds import COUNTS
 from ..protocol.types import Tokens
 from .pricing import Prices
 
@@ -34,12 +37,11 @@ def _use_of_reading(reading: Reading, prices: Prices) -> tuple[Use, Unpriced]:
     price, unpriced = _price(reading, prices)
     cost = reading.cost_usd if price is None else price + (reading.cost_usd or 0.0)
     use = Use(
-        turns=reading.turns,
-        messages=reading.messages,
+        **_counts(reading),
         input_tokens=sum(tokens.input for tokens in told) if told else None,
         output_tokens=sum(tokens.output for tokens in told) if told else None,
         cached_tokens=sum(tokens.cached for tokens in told) if told else None,
-        cost=cost,
+        cost=to_nanos(cost),
         cost_from=None if cost is None else "agent" if price is None else "prices",
         unpriced_tokens=sum(unpriced.values()) or None,
         partial=reading.partial,
@@ -75,16 +77,16 @@ def use_of_report(request: m.Report, prices: Prices) -> tuple[Use, Unpriced]:
     cost, unpriced = request.cost_usd, Unpriced()
     if cost is None and tokens.input + tokens.output:
         cost, unpriced = _price_of_call(request.model, tokens, prices)
+    nanos = to_nanos(cost)
     use = Use(
-        turns=request.turns,
-        messages=request.messages,
+        **_counts(request),
         input_tokens=request.input_tokens,
         output_tokens=request.output_tokens,
         cached_tokens=request.cached_tokens,
-        cost=cost,
+        cost=nanos,
         cost_from=None if cost is None else "prices" if request.cost_usd is None else "agent",
-        planning_cost=cost if request.role == "planning" else None,
-        execution_cost=cost if request.role == "execution" else None,
+        planning_cost=nanos if request.role == "planning" else None,
+        execution_cost=nanos if request.role == "execution" else None,
         unpriced_tokens=sum(unpriced.values()) or None,
     )
     return use, unpriced
@@ -94,7 +96,7 @@ def hold_of(request: m.Reserve, prices: Prices) -> tuple[Hold, Unpriced]:
     """Return what a reservation holds."""
     tokens = Tokens(input=request.input_tokens, output=request.max_output_tokens)
     cost, unpriced = _price_of_call(request.model, tokens, prices)
-    return Hold(request.model, request.input_tokens, request.max_output_tokens, cost, request.role), unpriced
+    return Hold(request.model, request.input_tokens, request.max_output_tokens, to_nanos(cost), request.role), unpriced
 
 
 def report_of_settlement(hold: Hold, request: m.Settle) -> m.Report:
@@ -102,8 +104,7 @@ def report_of_settlement(hold: Hold, request: m.Settle) -> m.Report:
     return m.Report(
         id=request.id,
         model=hold.model,
-        turns=request.turns,
-        messages=request.messages,
+        **_counts(request),
         input_tokens=request.input_tokens,
         output_tokens=request.output_tokens,
         cached_tokens=request.cached_tokens or None,
@@ -111,6 +112,10 @@ def report_of_settlement(hold: Hold, request: m.Settle) -> m.Report:
         cost_usd=request.cost_usd,
         role=hold.role,
     )
+
+
+def _counts(told: Reading | m.Report | m.Settle) -> dict[str, Any]:
+    return {name: getattr(told, name) for name in COUNTS}
 
 
 def _price_of_call(model: str | None, tokens: Tokens, prices: Prices) -> tuple[float | None, Unpriced]:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tests.harness import Daemon, ended, started
@@ -55,7 +54,7 @@ def main() -> None:
     calls, c_calls = (each(one) for one in zip(python_calls(FEW), python_calls(MANY), strict=True))
     figures = {"Python calls": calls, "C calls": c_calls, "bytes written": each((written(FEW), written(MANY)))}
     if shutil.which("strace"):
-        figures |= {f"system calls ({what})": each((a, b)) for what, (a, b) in system_calls().items()}
+        figures["system calls"] = each((system_calls(FEW), system_calls(MANY)))
     for what, figure in figures.items():
         print(f"{'counts':12}  {what}: {figure:.1f} a run", flush=True)
 
@@ -65,14 +64,16 @@ def each(counted: tuple[float, float]) -> float:
     return (counted[1] - counted[0]) / (MANY - FEW)
 
 
-def after(runs: int, look: Callable[[Daemon], object], environment: Mapping[str, str] | None = None) -> None:
+def after(
+    runs: int, look: Callable[[Daemon], object], environment: Mapping[str, str] | None = None, wrap: Sequence[str] = ()
+) -> None:
     """Start a daemon, let it have so many runs, one at a time, and `look` at it before it ends."""
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=base) as directory:
         before = dict(os.environ)
         os.environ.update(environment or {})
         try:
-            daemon = Daemon(Path(directory), config=CONFIG)
+            daemon = Daemon(Path(directory), config=CONFIG, wrap=wrap)
         finally:
             os.environ.clear()
             os.environ.update(before)
@@ -82,8 +83,7 @@ def after(runs: int, look: Callable[[Daemon], object], environment: Mapping[str,
                     ended(client, started(client, ["/bin/true"], cwd=b"/", env=[b"PATH=/bin"]).id)
             look(daemon)
         finally:
-            if daemon.process.poll() is None:
-                daemon.stop()
+            daemon.stop()
 
 
 def python_calls(runs: int) -> tuple[int, int]:
@@ -109,34 +109,12 @@ def written(runs: int) -> int:
     return found
 
 
-def system_calls() -> dict[str, tuple[int, int]]:
-    """Return the calls of the daemon alone, and with those of the run's own process before and after its execve(2)."""
-    alone, together = zip(*(_traced(runs) for runs in (FEW, MANY)), strict=True)
-    return {"daemon": (alone[0], alone[1]), "daemon and command": (together[0], together[1])}
-
-
-def _traced(runs: int) -> tuple[int, int]:
-    totals = []
-    for follow in (False, True):
-        with tempfile.TemporaryDirectory() as place:
-            totals.append(_strace(runs, Path(place, "calls"), follow=follow))
-    return totals[0], totals[1]
-
-
-def _strace(runs: int, file: Path, *, follow: bool) -> int:
-    def look(daemon: Daemon) -> None:
-        threads = os.listdir(f"/proc/{daemon.pid}/task")
-        which = ["-f", "-p", str(daemon.pid)] if follow else [word for thread in threads for word in ("-p", thread)]
-        with subprocess.Popen(["strace", "-q", "-c", "-o", file, *which], stderr=subprocess.DEVNULL) as strace:
-            while not all("TracerPid:\t0" not in Path(f"/proc/{daemon.pid}/task/{t}/status").read_text() for t in threads):
-                assert strace.poll() is None, "strace ended"
-            with daemon.client() as client:
-                for _ in range(runs):
-                    ended(client, started(client, ["/bin/true"], cwd=b"/", env=[b"PATH=/bin"]).id)
-            daemon.stop()  # strace ends with what it traces; SIGTERM may reach it just before it waits, and is lost then
-
-    after(1, look)
-    return int(re.findall(r"^100\.00\s.*?(\d+)(?:\s+\d+)?\s+total$", file.read_text(), re.MULTILINE)[0])
+def system_calls(runs: int) -> int:
+    """Return the system calls of the daemon and of its runs' processes, before and after their execve(2)."""
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place, "calls")
+        after(runs, lambda _: None, wrap=("strace", "-f", "-q", "-c", "-o", str(file)))
+        return int(re.findall(r"^100\.00\s.*?(\d+)(?:\s+\d+)?\s+total$", file.read_text(), re.MULTILINE)[0])
 
 
 if __name__ == "__main__":
