@@ -242,9 +242,9 @@ class MachineAgainstShell(RuleBasedStateMachine):
         """A client that was suspended goes on. Its run goes on with it unless a limit, a budget or a person holds it as well."""
         run = self.world.live[self.one_that_waits(data)].run
         goes_on = run.suspended and run.held_by is None and run.no_money is None
-        frozen = run.paused and not goes_on
+        frozen = run.paused is not None and not goes_on
         self.world.feed(e.ResumeRequested(self.world.now, self.world.token(), self.person("ann"), run.id, (), suspended=True))
-        assert run.paused == frozen
+        assert (run.paused is not None) == frozen
         assert not run.suspended
 
     @rule(data=st.data(), limits=LIMITS, agent=SELDOM)
