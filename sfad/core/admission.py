@@ -60,7 +60,6 @@ class Admission:
     # ---- requests
 
     def spawn_requested(self, ev: e.SpawnRequested) -> None:
-        """Admit a run or refuse it."""
         caller = self._ctx.tree.get(ev.peer.run) if ev.peer.run is not None else None
         try:
             run = candidate(

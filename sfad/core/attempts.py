@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ..protocol.types import ApiTrouble, Reason, Status
 from . import commands as c
 from . import events as e
@@ -15,23 +17,22 @@ from .stops import signal_name
 from .vocabulary import EventType, ReasonKind, Timer
 
 
+@dataclass(frozen=True, slots=True)
 class Attempts:
     """Follows each attempt from its launch to its end."""
 
-    def __init__(self, context: Context, lifecycle: Lifecycle, stopping: Stopping, pausing: Pausing) -> None:
-        self._ctx = context
-        self._lifecycle = lifecycle
-        self._stopping = stopping
-        self._pausing = pausing
+    _ctx: Context
+    _lifecycle: Lifecycle
+    _stopping: Stopping
+    _pausing: Pausing
 
     # ---- the launch
 
     def launch_succeeded(self, ev: e.LaunchSucceeded) -> None:
-        """Note the main process."""
         run = self._ctx.tree.get(ev.run)
         if run is None:
             return
-        run.adopt(ev.pid)
+        run.latest.pid = ev.pid
         if run.status is Status.STARTING:
             self.launched(run, ev.at)
             return
@@ -70,7 +71,7 @@ class Attempts:
     def main_exited(self, ev: e.MainExited) -> None:
         """Take note of how the main process ended, and decide what follows."""
         run = self._ctx.tree.get(ev.run)
-        if run is None or run.latest is None:
+        if run is None:
             return
         latest = run.latest
         latest.exit, latest.pid = Exit(ev.code, ev.signal), None
@@ -95,9 +96,8 @@ class Attempts:
         """End a run whose exit status is lost: as its agent said, if that had printed its final result, else as lost. It is not
         started again in either case: it may have done what it was started for."""
         ending = Ending(Status.LOST, Reason(kind=ReasonKind.DAEMON, message=why))
-        if run.latest is not None:
-            run.latest.exit = Exit(None, None)
-        if run.latest is not None and run.latest.finished:
+        run.latest.exit = Exit(None, None)
+        if run.latest.finished:
             outcome, said = _said(run.latest)
             ending = Ending(outcome, Reason(kind=ReasonKind.RESULT, message=f"{why}; before, the agent had printed {said}"))
         self.conclude(run, at, ending, empty=empty)
@@ -111,7 +111,6 @@ class Attempts:
             self._stopping.stop(run, at, ending)
 
     def emptied(self, ev: e.Emptied) -> None:
-        """End what was being stopped."""
         run = self._ctx.tree.get(ev.run)
         if run is not None and run.ladder is not None:
             self.empty(run, ev.at)
@@ -149,12 +148,11 @@ class Attempts:
         run.retry_at = at + wait
         self._ctx.changed(run)
         self._ctx.arm(run, Timer.RETRY, run.retry_at)
-        how = _failure(run.latest).message if run.latest is not None and run.latest.exit is not None else "failed"
+        how = _failure(run.latest).message if run.latest.exit is not None else "failed"
         message = f"attempt {run.attempt} of {run.asked.attempts} {how}; the next begins in {wait:.1f} s"
         self._ctx.publish(EventType.RUN_PROGRESS, run, message)
 
     def retry_due(self, run: Run) -> None:
-        """Begin the next attempt."""
         if run.status is Status.RETRYING and not run.clearing and not run.standing_still:
             self._lifecycle.start(run)
 
@@ -163,7 +161,7 @@ class Attempts:
     def agent_said(self, ev: e.AgentSaid) -> None:
         """Take note of the agent's words; an agent that has printed its final result is expected to exit."""
         run = self._ctx.tree.get(ev.run)
-        if run is None or run.latest is None or run.status is Status.STOPPING:
+        if run is None or run.status is Status.STOPPING:
             return
         latest = run.latest
         self._hear_of_trouble(run, latest, ev.trouble)
@@ -178,7 +176,7 @@ class Attempts:
 
     def await_exit(self, run: Run, at: float) -> None:
         """Give an agent that has printed its final result a while to exit."""
-        if run.finished and not run.asked.interactive:
+        if run.latest.finished and not run.asked.interactive:
             self._ctx.arm(run, Timer.RESULT, at + self._ctx.policy.result_wait)
 
     def _hear_of_trouble(self, run: Run, latest: Attempt, trouble: ApiTrouble | None) -> None:
@@ -195,7 +193,7 @@ class Attempts:
     def result_due(self, run: Run, at: float) -> None:
         """Stop a run whose agent has printed its final result and does not exit."""
         latest = run.latest
-        if latest is None or not latest.finished or run.status not in {Status.STARTING, Status.RUNNING, Status.PAUSED}:
+        if not latest.finished or run.status not in {Status.STARTING, Status.RUNNING, Status.PAUSED}:
             return
         if run.status is not Status.RUNNING:
             self._ctx.arm(run, Timer.RESULT, at + self._ctx.policy.result_wait)

@@ -13,7 +13,7 @@ from .ladder import MAX_GRACE
 from .limits import limits_of
 from .naming import NAME, derive_name
 from .policy import MAX_ATTEMPTS, MAX_LABELS, MAX_RETRY_DELAY, Invalid, Policy
-from .run import Birth, Run, State
+from .run import Attempt, Birth, Run, State
 from .tree import narrower
 
 
@@ -43,9 +43,8 @@ def candidate(ev: SpawnRequested, *, number: int, policy: Policy, peer_run: Run 
         origin=origin,
         claimed_depth=claimed_depth,
     )
-    state = State(
-        Status.ACCEPTED, limits_of(asked, above, policy), policy.max_time, None, tied_to=asked.tied_to, admit_token=ev.token
-    )
+    limits = limits_of(asked, above, policy)
+    state = State(Status.ACCEPTED, limits, policy.max_time, Attempt(0), tied_to=asked.tied_to, admit_token=ev.token)
     return Run(birth, state, above)
 
 

@@ -222,28 +222,11 @@ class Failed:
 
 Answer = Admitted | Known | Refused | StopDone | Changed | Reserved | Failed
 
-Command = (
-    Admit
-    | Save
-    | Rebound
-    | Charge
-    | RecordRefusal
-    | CountRefusal
-    | Launch
-    | Terminate
-    | Interrupt
-    | Kill
-    | Survey
-    | Freeze
-    | Thaw
-    | Release
-    | Arm
-    | Disarm
-    | Publish
-    | Ended
-    | Reply
-    | Shutdown
-)
+ToLauncher = Launch | Terminate | Interrupt | Kill | Survey | Freeze | Thaw | Release
+ToLedger = Admit | Save | RecordRefusal | CountRefusal | Charge | Publish
+ToLoop = Arm | Disarm | Rebound | Ended | Reply | Shutdown
+
+Command = ToLauncher | ToLedger | ToLoop
 
 
 @dataclass(frozen=True, slots=True)

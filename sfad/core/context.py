@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
 from ..protocol import types
 from ..protocol.errors import ErrorCode
@@ -17,7 +17,18 @@ from .vocabulary import EventType, Timer
 
 Severity = Literal["low", "medium", "high"]
 
-_MEDIUM = frozenset({EventType.RUN_FAILED, EventType.RUN_TIMEOUT, EventType.RUN_LOST})
+
+class Facts(TypedDict, total=False):
+    """What an event about a limit or a budget tells; see `types.Event`."""
+
+    scope: str
+    action: Action
+    limit_kind: str
+    threshold: float
+    used: float
+    exceeded_by: float | None
+    refused: bool
+    by: str
 
 
 class Context:
@@ -40,7 +51,7 @@ class Context:
     def reconfigure(self, policy: Policy) -> None:
         """Decide by other numbers from now on. Admitted runs keep their own bounds."""
         self.policy = policy
-        self.slots.per_user, self.slots.total = policy.trees_per_user, policy.trees
+        self.slots.resize(per_user=policy.trees_per_user, total=policy.trees)
 
     def drain(self) -> None:
         """Start nothing any more."""
@@ -67,11 +78,11 @@ class Context:
 
     def arm(self, run: Run, timer: Timer, at: float) -> None:
         """Set a timer of the run, or set it again."""
-        self.do(c.Arm(run.id, timer, at))
+        self._outcome.commands.append(c.Arm(run.id, timer, at))
 
     def disarm(self, run: Run, timer: Timer) -> None:
         """Forget a timer of the run."""
-        self.do(c.Disarm(run.id, timer))
+        self._outcome.commands.append(c.Disarm(run.id, timer))
 
     def reply(self, token: Token, answer: c.Answer) -> None:
         """Answer the request that `token` names."""
@@ -81,39 +92,11 @@ class Context:
         """Answer a request that cannot be done."""
         self.do(c.Reply(token, c.Failed(code, message)))
 
-    def publish(
-        self,
-        what: EventType,
-        run: Run,
-        message: str = "",
-        *,
-        severity: Severity | None = None,
-        scope: str | None = None,
-        action: Action | None = None,
-        limit_kind: str | None = None,
-        threshold: float | None = None,
-        used: float | None = None,
-        exceeded_by: float | None = None,
-        refused: bool = False,
-        by: str | None = None,
-    ) -> None:
+    def publish(self, what: EventType, run: Run, message: str = "", severity: Severity = "low", **facts: Unpack[Facts]) -> None:
         """Notify each client that watches the run or an ancestor."""
         chain = tuple(each.id for each in run.lineage)
         event = types.Event(
-            type=what,
-            severity=severity or ("medium" if what in _MEDIUM else "low"),
-            run_id=run.id,
-            root_id=chain[0],
-            agent_name=run.name,
-            message=message,
-            scope=scope,
-            action=action,
-            limit_kind=limit_kind,
-            threshold=threshold,
-            used=used,
-            exceeded_by=exceeded_by,
-            refused=refused,
-            by=by,
+            type=what, severity=severity, run_id=run.id, root_id=chain[0], agent_name=run.name, message=message, **facts
         )
         self.do(c.Publish(event, chain))
 

@@ -6,6 +6,8 @@ once is answered with the strongest action. ActiveLimit runs wait until a person
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ..protocol.kinds import KINDS
 from ..protocol.types import Action, Limit, LimitKind, Reason, Status
 from . import events as e
@@ -31,27 +33,25 @@ MAX_TOOLS_SAID = 16
 """Forbidden tools of one run that are published."""
 
 
+@dataclass(frozen=True, slots=True)
 class Enforcement:
     """Limits of live runs."""
 
-    def __init__(self, context: Context, lifecycle: Lifecycle, stopping: Stopping, pausing: Pausing, spending: Spending) -> None:
-        self._ctx = context
-        self._lifecycle = lifecycle
-        self._stopping = stopping
-        self._pausing = pausing
-        self._spending = spending
+    _ctx: Context
+    _lifecycle: Lifecycle
+    _stopping: Stopping
+    _pausing: Pausing
+    _spending: Spending
 
     # ---- what was used
 
     def use_seen(self, ev: e.UseSeen) -> None:
-        """Count what a source tells."""
         run = self._ctx.tree.get(ev.run)
         if run is not None and run.account.sources.get(ev.source) != ev.use:
             self._spending.see(run, ev.source, ev.use)
             self.enforce(run, ev.at)
 
     def level_seen(self, ev: e.LevelSeen) -> None:
-        """Count what the kernel tells."""
         run = self._ctx.tree.get(ev.run)
         held = run.limits.get(ev.kind) if run is not None else None
         if run is None or held is None:
@@ -62,7 +62,6 @@ class Enforcement:
         self.enforce(run, ev.at)
 
     def tools_called(self, ev: e.ToolsCalled) -> None:
-        """Look whether the agent may use these tools."""
         run = self._ctx.tree.get(ev.run)
         for tool in ev.tools if run is not None else ():
             if run is None or run.status is Status.STOPPING:
@@ -233,7 +232,6 @@ class Enforcement:
             self.answer(run, list(cross(ActiveLimit(limit, near=True), used, 1.0)), at)
 
     def approval_due(self, run: Run, at: float) -> None:
-        """End a run whose increase was not approved in time."""
         held = run.held_by
         if held is not None and held.action is Action.REQUEST_INCREASE:
             seconds = self._ctx.policy.approval_timeout

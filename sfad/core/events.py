@@ -305,35 +305,12 @@ class Reconfigured(At):
     policy: Policy
 
 
-Event = (
-    SpawnRequested
-    | StopRequested
-    | PauseRequested
-    | ResumeRequested
-    | ApproveRequested
-    | DenyRequested
-    | LimitRequested
-    | ReportRequested
-    | ReserveRequested
-    | SettleRequested
-    | UseSeen
-    | ToolsCalled
-    | AgentSaid
-    | LevelSeen
-    | AdviceLearned
-    | BudgetsKnown
-    | ClientGone
-    | ClientBack
-    | Recovered
-    | Committed
-    | CommitFailed
-    | LaunchSucceeded
-    | LaunchFailed
-    | MainExited
-    | Emptied
-    | Frozen
-    | Surveyed
-    | TimerFired
-    | DrainRequested
-    | Reconfigured
-)
+OfAdmission = SpawnRequested | Committed | CommitFailed
+OfLauncher = LaunchSucceeded | LaunchFailed | MainExited | Emptied | Frozen | Surveyed
+OfMeters = UseSeen | LevelSeen | ToolsCalled | AgentSaid
+OfAgents = ReportRequested | ReserveRequested | SettleRequested
+OfPeople = StopRequested | PauseRequested | ResumeRequested | ApproveRequested | DenyRequested | LimitRequested
+OfClients = ClientGone | ClientBack
+OfDaemon = TimerFired | BudgetsKnown | AdviceLearned | Reconfigured | DrainRequested | Recovered
+
+Event = OfAdmission | OfLauncher | OfMeters | OfAgents | OfPeople | OfClients | OfDaemon

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ..protocol.types import Action, Reason, Status
 from . import events as e
 from .budgets import Budget
@@ -14,17 +16,16 @@ from .spending import Spending
 from .vocabulary import ReasonKind
 
 
+@dataclass(frozen=True, slots=True)
 class Funding:
     """Budgets of users and teams, held against the trees that spend them."""
 
-    def __init__(self, context: Context, spending: Spending, pausing: Pausing, enforcement: Enforcement) -> None:
-        self._ctx = context
-        self._spending = spending
-        self._pausing = pausing
-        self._enforcement = enforcement
+    _ctx: Context
+    _spending: Spending
+    _pausing: Pausing
+    _enforcement: Enforcement
 
     def budgets_known(self, ev: e.BudgetsKnown) -> None:
-        """Replace what is known of the budgets."""
         self._spending.budgets.know(ev.budgets)
         self.look(ev.at)
 

@@ -5,6 +5,8 @@ It knows none of the components above it, which say when.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ..protocol.errors import ErrorCode
 from ..protocol.types import Action, ApiTrouble, LimitKind, Reason, Status
 from . import commands as c
@@ -12,20 +14,20 @@ from .context import Context
 from .ladder import Rung
 from .run import Attempt, Ending, Run
 from .spending import Spending
-from .vocabulary import ENDINGS, ReasonKind, Timer
+from .vocabulary import EventType, ReasonKind, Timer
 
 
+@dataclass(frozen=True, slots=True)
 class Lifecycle:
     """Starts and ends runs, and runs their clocks."""
 
-    def __init__(self, context: Context, spending: Spending) -> None:
-        self._ctx = context
-        self._spending = spending
+    _ctx: Context
+    _spending: Spending
 
     def start(self, run: Run) -> None:
         """Launch the run's next attempt."""
         run.move(Status.STARTING)
-        if run.finished:
+        if run.latest.finished:
             self._ctx.disarm(run, Timer.RESULT)
         run.latest, run.retry_at = Attempt(run.attempt + 1), None
         self._ctx.changed(run)
@@ -95,10 +97,10 @@ class Lifecycle:
     def decide(self, run: Run, at: float, ending: Ending) -> None:
         """Decide how the run ends. It is `stopping` until none of its processes is alive."""
         run.move(Status.STOPPING)
-        run.ending = ending if ending.outcome is Status.COMPLETED else _with_trouble(ending, run.trouble)
+        run.ending = ending if ending.outcome is Status.COMPLETED else _with_trouble(ending, run.latest.trouble)
         self.unpause(run)
         self.release_breach(run)
-        if run.finished:
+        if run.latest.finished:
             self._ctx.disarm(run, Timer.RESULT)
         self.halt_clock(run, at)
         self._ctx.disarm(run, Timer.RETRY)
@@ -118,7 +120,7 @@ class Lifecycle:
         self._spending.close(run)
         run.move(run.ending.outcome)
         run.ended_at = at
-        run.adopt(None)
+        run.latest.pid = None
         self.leave_ladder(run)
         if run.tied_to is not None:
             self._ctx.disarm(run, Timer.RECONNECT)
@@ -126,7 +128,9 @@ class Lifecycle:
         self._ctx.changed(run)
         if recorded:
             self._ctx.do(c.Save(run))
-            self._ctx.publish(ENDINGS[run.status], run, run.ending.reason.message if run.ending.reason is not None else "")
+            bad = run.status in {Status.FAILED, Status.TIMEOUT, Status.LOST}
+            why = run.ending.reason.message if run.ending.reason is not None else ""
+            self._ctx.publish(EventType(f"run_{run.status}"), run, why, "medium" if bad else "low")
         if run.attempt:
             self._ctx.do(c.Release(run.id))
         self._ctx.do(c.Ended(run))

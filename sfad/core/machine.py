@@ -5,30 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from ..protocol.types import RunId
 from . import commands as c
 from . import events as e
-from .access import Peer
-from .account import Hold
 from .admission import Admission
 from .attempts import Attempts
-from .budgets import Budgets
 from .context import Context
 from .enforcement import Enforcement
 from .funding import Funding
 from .lifecycle import Lifecycle
 from .pausing import Pausing
 from .policy import Policy
-from .quotas import Slots
 from .reservations import Reservations
 from .room import Room
-from .run import Run
-from .snapshot import Ticket
 from .spending import Spending
 from .stopping import Stopping
 from .stops import Stops
 from .takeover import Takeover
-from .tree import Tree
 from .vocabulary import Timer
 
 MAX_ADVICE = 1000
@@ -64,27 +56,21 @@ class Machine:
             self._admission,
         )
 
-    # ---- what the shell reads
+        # what the shell reads and asks
+        self.tree = context.tree
+        self.slots = context.slots
+        self.budgets = self._spending.budgets
+        self.refuse = context.refuse
+        self.reservation = self._spending.reservation
+        self.tickets = self._stops.tickets
+        self.drained_by = self._stopping.drained_by
+        self.count_before = self._admission.count_before
+        self.spawned_before = self._admission.spawned_before
 
     @property
     def policy(self) -> Policy:
         """The numbers that it decides by."""
         return self._ctx.policy
-
-    @property
-    def tree(self) -> Tree:
-        """All live runs."""
-        return self._ctx.tree
-
-    @property
-    def slots(self) -> Slots:
-        """Trees at once, and the trees that wait."""
-        return self._ctx.slots
-
-    @property
-    def budgets(self) -> Budgets:
-        """Money budgets as they stand."""
-        return self._spending.budgets
 
     @property
     def draining(self) -> bool:
@@ -100,32 +86,6 @@ class Machine:
     def refused(self) -> int:
         """Spawn requests refused so far."""
         return self._admission.refused
-
-    def tickets(self) -> tuple[Ticket, ...]:
-        """Return the stop requests that wait."""
-        return self._stops.tickets
-
-    def reservation(self, name: str) -> tuple[Run, Hold] | None:
-        """Return the live run that holds a reservation, and what is held."""
-        return self._spending.reservation(name)
-
-    def refuse(self, peer: Peer, verb: str, chain: list[RunId] | None = None) -> str | None:
-        """Return why the peer may not use `verb` (on the run at the end of `chain`), or `None`."""
-        return self._ctx.refuse(peer, verb, chain)
-
-    def drained_by(self, at: float) -> float:
-        """Return when the last stop ladder ends: what is alive then may stay."""
-        return self._stopping.drained_by(at)
-
-    # ---- what an earlier daemon did
-
-    def count_before(self, *, admitted: int, refused: int) -> None:
-        """Continue the counters of an earlier daemon."""
-        self._admission.count_before(admitted=admitted, refused=refused)
-
-    def spawned_before(self, user: str, at: float) -> None:
-        """Count a root that an earlier daemon admitted against the rate. The oldest has to come first."""
-        self._admission.spawned_before(user, at)
 
     # ---- events
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ..protocol.errors import ErrorCode
 from ..protocol.types import Reason, Status
 from . import commands as c
@@ -13,16 +15,15 @@ from .stops import Stops
 from .vocabulary import EventType, Timer
 
 
+@dataclass(frozen=True, slots=True)
 class Pausing:
     """Pauses, whatever asks for them."""
 
-    def __init__(self, context: Context, lifecycle: Lifecycle, stops: Stops) -> None:
-        self._ctx = context
-        self._lifecycle = lifecycle
-        self._stops = stops
+    _ctx: Context
+    _lifecycle: Lifecycle
+    _stops: Stops
 
     def pause_requested(self, ev: e.PauseRequested) -> None:
-        """Pause a run; the answer comes when it is frozen."""
         run = self._ctx.steered(ev.token, ev.peer, "pause", ev.run)
         if run is None:
             return
@@ -55,7 +56,6 @@ class Pausing:
         self._ctx.publish(EventType.RUN_PAUSED, run, why)
 
     def frozen(self, ev: e.Frozen) -> None:
-        """Answer the requests that wait until the run is frozen."""
         run = self._ctx.tree.get(ev.run)
         if run is None or run.paused is None:
             return

@@ -56,6 +56,10 @@ class Slots:
         self._waiting: dict[RunId, str] = {}
         self._order = 0
 
+    def resize(self, *, per_user: int, total: int) -> None:
+        """Follow a changed policy. Trees that have a slot keep it."""
+        self.per_user, self.total = per_user, total
+
     def user_count(self, user: str) -> int:
         """Slots that a user holds."""
         return self._by_user.get(user, 0)

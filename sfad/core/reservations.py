@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ..protocol.errors import ErrorCode
 from ..protocol.kinds import KINDS
 from ..protocol.types import LimitKind, LimitRefusal, Status
@@ -20,16 +22,15 @@ MAX_RESERVATIONS = 1000
 """Reservations that one run may hold unsettled, one for each call under way. A thousand are a leak."""
 
 
+@dataclass(frozen=True, slots=True)
 class Reservations:
     """Use that is told by the agent, before or after."""
 
-    def __init__(self, context: Context, spending: Spending, enforcement: Enforcement) -> None:
-        self._ctx = context
-        self._spending = spending
-        self._enforcement = enforcement
+    _ctx: Context
+    _spending: Spending
+    _enforcement: Enforcement
 
     def report_requested(self, ev: e.ReportRequested) -> None:
-        """Add what was used."""
         run = self._ctx.steered(ev.token, ev.peer, "report", ev.run)
         if run is not None:
             self._spending.report(run, ev.more)
@@ -64,7 +65,6 @@ class Reservations:
         return budget is not None
 
     def settle_requested(self, ev: e.SettleRequested) -> None:
-        """Replace a reservation by what was used."""
         found = self._spending.reservation(ev.reservation)
         if found is None:
             message = f"no reservation '{ev.reservation}' is open: it was settled, or its run has ended and it was charged in full"

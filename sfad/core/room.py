@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from ..protocol.errors import ErrorCode
 from ..protocol.kinds import KINDS
@@ -23,19 +24,18 @@ MORE = "it goes on when the budget is renewed, or raised in [budgets] of the con
 """What a person can do about a tree that a budget has paused."""
 
 
+@dataclass(frozen=True, slots=True)
 class Room:
     """Changes limits of live runs."""
 
-    def __init__(self, context: Context, lifecycle: Lifecycle, pausing: Pausing, enforcement: Enforcement) -> None:
-        self._ctx = context
-        self._lifecycle = lifecycle
-        self._pausing = pausing
-        self._enforcement = enforcement
+    _ctx: Context
+    _lifecycle: Lifecycle
+    _pausing: Pausing
+    _enforcement: Enforcement
 
     # ---- resume, approve, deny
 
     def resume_requested(self, ev: e.ResumeRequested) -> None:
-        """Resume a run; where a limit holds it, with more room."""
         run = self._ctx.steered(ev.token, ev.peer, "resume", ev.run)
         if run is None:
             return
@@ -50,13 +50,11 @@ class Room:
             self._let_go_on(ev, run)
 
     def approve_requested(self, ev: e.ApproveRequested) -> None:
-        """Grant the increase that a run waits for."""
         held = self._awaiting(ev, "approve")
         if held is not None:
             self._let_go_on(ev, held[0])
 
     def deny_requested(self, ev: e.DenyRequested) -> None:
-        """End a run that waits for an increase."""
         if (held := self._awaiting(ev, "deny")) is not None:
             run, limit = held
             self._enforcement.publish_increase(EventType.INCREASE_DENIED, run, limit, f"denied by user {ev.peer.user}")
@@ -126,7 +124,6 @@ class Room:
     # ---- limit
 
     def limit_requested(self, ev: e.LimitRequested) -> None:
-        """Change limits of a live run, up or down."""
         run = self._ctx.steered(ev.token, ev.peer, "limit", ev.run)
         if run is None or not self._may_change(ev, run):
             return

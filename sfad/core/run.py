@@ -89,7 +89,7 @@ class Attempt:
     """One execution of the run's command, and what its agent says of it."""
 
     number: int
-    """1 is the first."""
+    """1 is the first; 0 until the command is launched."""
     pid: int | None = None
     """Of the main process, while it is alive."""
     exit: Exit | None = None
@@ -172,8 +172,7 @@ class State:
     """In force on this run itself. Its ancestors' bind it too."""
     max_time: float
     """Seconds after which its clock ends it whatever its limits say."""
-    latest: Attempt | None
-    """`None` until its command is launched."""
+    latest: Attempt
     committed: bool = False
     """The ledger holds it."""
     admitted: int = 0
@@ -201,32 +200,17 @@ class State:
     @property
     def attempt(self) -> int:
         """Attempts started so far."""
-        return self.latest.number if self.latest is not None else 0
+        return self.latest.number
 
     @property
     def pid(self) -> int | None:
         """The main process, while it is alive."""
-        return self.latest.pid if self.latest is not None else None
+        return self.latest.pid
 
     @property
     def exit(self) -> Exit | None:
         """How the main process of the latest attempt ended."""
-        return self.latest.exit if self.latest is not None else None
-
-    @property
-    def trouble(self) -> ApiTrouble | None:
-        """The latest attempt cannot reach its model."""
-        return self.latest.trouble if self.latest is not None else None
-
-    @property
-    def finished(self) -> bool:
-        """Whether the latest attempt has printed its final result."""
-        return self.latest is not None and self.latest.finished
-
-    @property
-    def failed(self) -> str | None:
-        """Why the latest attempt says that it failed."""
-        return self.latest.failed if self.latest is not None else None
+        return self.latest.exit
 
     @property
     def clearing(self) -> bool:
@@ -345,9 +329,8 @@ class Run(State):
         self.status = to
 
     def adopt(self, pid: int | None) -> None:
-        """Take over the main process of a run that an earlier daemon launched; `None`: it is not alive."""
-        if self.latest is not None:
-            self.latest.pid = pid
+        """Take over the main process that an earlier daemon launched; `None`: it is not alive."""
+        self.latest.pid = pid
 
 
 _PARTS = attrgetter(*State.__match_args__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from signal import SIGTERM
 
 from ..protocol.types import Reason, RunId, Status
@@ -15,12 +16,12 @@ from .run import Ending, Run
 from .vocabulary import Timer
 
 
+@dataclass(frozen=True, slots=True)
 class Stopping:
     """The stop ladders of all runs."""
 
-    def __init__(self, context: Context, lifecycle: Lifecycle) -> None:
-        self._ctx = context
-        self._lifecycle = lifecycle
+    _ctx: Context
+    _lifecycle: Lifecycle
 
     def cancel(self, run: Run, at: float, reason: Reason, *, signal: int = SIGTERM, grace: float | None = None) -> None:
         """Stop a run because a client, the daemon's end or a lost connection asks for it; sooner, if it is being stopped."""
@@ -143,22 +144,18 @@ class Stopping:
     # ---- time
 
     def polite_due(self, run: Run) -> None:
-        """Signal every process: the interrupted ones had their time."""
         if run.ladder is not None and run.ladder.rung is Rung.ASKED:
             self.signal_all(run)
 
     def grace_due(self, run: Run, at: float) -> None:
-        """Kill what the signal did not end."""
         if run.ladder is not None:
             self.kill(run, at)
 
     def kill_due(self, run: Run, at: float) -> None:
-        """Kill again."""
         if run.ladder is not None:
             self._kill_again(run, at)
 
     def survey_due(self, run: Run, at: float) -> None:
-        """Look at what survived."""
         if run.ladder is not None and not run.ladder.overdue:
             self._ctx.do(c.Survey(run.id))
             # the last process may be ending just now: then the answer is `Emptied`, or survivors the next time

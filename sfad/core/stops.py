@@ -89,9 +89,8 @@ class Stops:
                 done = c.StopDone(tuple(ticket.stopped), tuple(ticket.survivors), at - ticket.began_at)
                 self._ctx.reply(ticket.token, done)
 
-    @property
     def tickets(self) -> tuple[Ticket, ...]:
-        """Stop requests that wait."""
+        """Return the requests that wait."""
         return tuple(self._tickets)
 
     def restore(self, tickets: Iterable[Ticket]) -> None:
@@ -111,14 +110,12 @@ class Stops:
     # ---- clients that runs are tied to
 
     def client_gone(self, ev: e.ClientGone) -> None:
-        """Stop the runs that end with this connection."""
         message = "its foreground client went away (start it with --keep to let it go on)"
         reason = Reason(kind=ReasonKind.CLIENT, message=message)
         for run in [run for run in self._ctx.tree if run.tied_to == ev.client]:
             self._stopping.cancel(run, ev.at, reason)
 
     def client_back(self, ev: e.ClientBack) -> None:
-        """Tie a run to the connection that its client has now."""
         run = self._ctx.tree.get(ev.run)
         if run is not None:
             run.tied_to = ev.client
@@ -131,7 +128,6 @@ class Stops:
             self._ctx.arm(run, Timer.RECONNECT, at + RECONNECT)
 
     def reconnect_due(self, run: Run, at: float) -> None:
-        """Stop a run whose client did not come back."""
         message = (
             f"its foreground client did not come back within {RECONNECT:g} s of the daemon's restart "
             "(start it with --keep to let it go on)"

@@ -7,6 +7,7 @@ taken for a success, and what may have run is not run again.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ..protocol.types import Reason, Status
 from . import commands as c
@@ -25,30 +26,19 @@ from .stops import GONE, Stops
 from .vocabulary import ReasonKind, Timer
 
 
+@dataclass(frozen=True, slots=True)
 class Takeover:
     """Takes runs over, once, before any other event."""
 
-    def __init__(
-        self,
-        context: Context,
-        lifecycle: Lifecycle,
-        spending: Spending,
-        stopping: Stopping,
-        stops: Stops,
-        pausing: Pausing,
-        attempts: Attempts,
-        enforcement: Enforcement,
-        admission: Admission,
-    ) -> None:
-        self._ctx = context
-        self._lifecycle = lifecycle
-        self._spending = spending
-        self._stopping = stopping
-        self._stops = stops
-        self._pausing = pausing
-        self._attempts = attempts
-        self._enforcement = enforcement
-        self._admission = admission
+    _ctx: Context
+    _lifecycle: Lifecycle
+    _spending: Spending
+    _stopping: Stopping
+    _stops: Stops
+    _pausing: Pausing
+    _attempts: Attempts
+    _enforcement: Enforcement
+    _admission: Admission
 
     def recovered(self, ev: e.Recovered, learn: Callable[[e.Event], None]) -> None:
         """Continue with these runs. `learn` handles an event within this one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..protocol.types import Status, Word
+from ..protocol.types import Word
 
 
 class Timer(Word):
@@ -69,13 +69,3 @@ class EventType(Word):
     INCREASE_APPROVED = "increase_approved"
     INCREASE_DENIED = "increase_denied"
     ALERT_SURVIVORS = "alert_survivors"
-
-
-ENDINGS = {
-    Status.COMPLETED: EventType.RUN_COMPLETED,
-    Status.FAILED: EventType.RUN_FAILED,
-    Status.TIMEOUT: EventType.RUN_TIMEOUT,
-    Status.CANCELLED: EventType.RUN_CANCELLED,
-    Status.LOST: EventType.RUN_LOST,
-}
-"""The event of each end."""

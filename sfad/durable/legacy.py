@@ -57,7 +57,7 @@ class FlatState:
             status=self.status,
             limits=self.limits,
             max_time=self.max_time,
-            latest=attempt if self.attempt else None,
+            latest=attempt,
             committed=self.committed,
             admitted=self.admitted,
             started_at=self.started_at,

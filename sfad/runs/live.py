@@ -174,7 +174,7 @@ class Live:
             labels=run.asked.labels,
             usage_by_source={source: _usage(source, use, elapsed) for source, use in run.account.sources.items()},
             meter=self.program.name if self.program is not None else None,
-            api_trouble=run.trouble if not run.status.terminal else None,  # then its reason has it
+            api_trouble=run.latest.trouble if not run.status.terminal else None,  # then its reason has it
         )
 
     def usage(self, elapsed: float | None = None) -> Usage:

@@ -461,8 +461,8 @@ class World:
             assert run.outcome is Status.FAILED
             assert run.exit is None
         elif old in {Status.RUNNING, Status.PAUSED, Status.STARTING} and run.pid is None:
-            verdict = Status.COMPLETED if run.failed is None else Status.FAILED
-            assert run.outcome is (verdict if run.finished else Status.LOST), run.outcome
+            verdict = Status.COMPLETED if run.latest.failed is None else Status.FAILED
+            assert run.outcome is (verdict if run.latest.finished else Status.LOST), run.outcome
             assert run.exit is not None
             assert run.exit.unknown
         elif old is Status.STOPPING:
@@ -623,8 +623,8 @@ class World:
             code = signal = None
         self.feed(e.MainExited(self.now, box.id, code, signal, empty=not box.alive and not late))
         if box.orphan and before in {Status.RUNNING, Status.PAUSED}:
-            verdict = Status.COMPLETED if run.failed is None else Status.FAILED
-            assert run.outcome is (verdict if run.finished else Status.LOST)
+            verdict = Status.COMPLETED if run.latest.failed is None else Status.FAILED
+            assert run.outcome is (verdict if run.latest.finished else Status.LOST)
 
     def emptied(self, box: Box) -> None:
         """Tells what is owed about a box in `owed_emptied`."""

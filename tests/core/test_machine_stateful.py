@@ -824,9 +824,9 @@ class MachineAgainstShell(RuleBasedStateMachine):
             if run.held_by is not None and run.status is Status.PAUSED:
                 assert run.paused, "somebody else's resume would let it go on"
             if "result" in timers:
-                assert run.finished
+                assert run.latest.finished
                 assert not run.asked.interactive
-            if run.finished and not run.asked.interactive and run.status in {Status.RUNNING, Status.PAUSED}:
+            if run.latest.finished and not run.asked.interactive and run.status in {Status.RUNNING, Status.PAUSED}:
                 assert "result" in timers
             known = {"deadline", "approval", "pause_max", "result", "polite", "grace", "kill", "survey", "retry", "reconnect"}
             assert timers <= known

@@ -218,7 +218,7 @@ def test_trouble_with_the_model_is_said_and_remembered_and_part_of_an_end() -> N
         (t >> t.said_by_agent(a, trouble=ApiTrouble(count=count, status=529, error="overloaded"))).skip()
     assert t.progress == [f"the API answered 529 {times}: overloaded" for times in ("once", "twice", "four times")]
     (t >> t.anew(a)).skip()
-    assert t.run(a).trouble == ApiTrouble(count=6, status=529, error="overloaded")
+    assert t.run(a).latest.trouble == ApiTrouble(count=6, status=529, error="overloaded")
     (t >> t.stop(a)).skip()
     (t >> t.emptied(a)).skip()
     assert t.ended(a, Status.CANCELLED) == "stopped by user ann (SIGTERM); the API answered 529 six times: overloaded"
@@ -231,7 +231,7 @@ def test_an_attempt_does_not_inherit_the_trouble_of_the_one_before() -> None:
     (t >> t.exited(a, 1)).skip()
     (t >> t.emptied(a)).skip()
     (t >> t.fired(a, "retry")).skip()
-    assert t.run(a).trouble is None
+    assert t.run(a).latest.trouble is None
     (t >> t.said_by_agent(a)).skip()
     assert "the API answers again" not in t.progress
 

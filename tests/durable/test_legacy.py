@@ -29,7 +29,7 @@ def test_a_record_is_saved_again_in_the_new_shape(name: str) -> None:
     assert msgspec.msgpack.encode(progress_of(again), enc_hook=to_saved) == again
     state = progress.state
     assert state.status not in ENDED
-    assert (state.latest is None) == (state.status in {Status.ACCEPTED, Status.QUEUED})
+    assert (state.latest == Attempt(0)) == (state.status in {Status.ACCEPTED, Status.QUEUED})
     assert (state.paused is not None) == (state.status is Status.PAUSED)
     assert (state.ending is not None) == (state.ladder is not None) or state.clearing
 
@@ -46,11 +46,10 @@ def test_before_the_start() -> None:
 
 def test_running() -> None:
     run = loaded("running")
-    assert run.latest is not None
     assert (run.latest.number, run.latest.pid, run.latest.exit) == (1, 77, None)
     assert (run.latest.finished, run.latest.failed) == (True, "no")
-    assert run.trouble is not None
-    assert run.trouble.sentence == "the API answered 529 three times: overloaded"
+    assert run.latest.trouble is not None
+    assert run.latest.trouble.sentence == "the API answered 529 three times: overloaded"
     assert (run.clock.since, run.started_at, run.tied_to) == (100.0, 100.0, 3)
     assert (run.limits[LimitKind.TURNS].near, run.limits[LimitKind.MEMORY].over) == (True, True)
     assert run.account.sources["stream"].cost == NANOS // 4
