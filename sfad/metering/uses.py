@@ -97,13 +97,13 @@ def hold_of(request: m.Reserve, prices: Prices) -> tuple[Hold, Unpriced]:
 
 def report_of_settlement(hold: Hold, request: m.Settle) -> m.Report:
     """Return what was used instead of what was held."""
-    told = {name: getattr(request, name) for name in (*COUNTS, "input_tokens", "output_tokens", "cost_usd")}
-    cached, written = request.cached_tokens or None, request.cache_write_tokens or None
-    return m.Report(id=request.id, model=hold.model, role=hold.role, cached_tokens=cached, cache_write_tokens=written, **told)
+    told = {name: getattr(request, name) for name in m.Settle.__struct_fields__ if name != "reservation"}
+    cache = {name: told[name] or None for name in ("cached_tokens", "cache_write_tokens")}
+    return m.Report(**told | cache, model=hold.model, role=hold.role)
 
 
 def _counts(told: Reading | m.Report) -> dict[str, Any]:
-    return {name: getattr(told, name) for name in COUNTS}
+    return {name: getattr(told, name, None) for name in COUNTS}  # not each count can be reported
 
 
 def _price_of_call(model: str | None, tokens: Tokens, prices: Prices) -> tuple[float | None, Unpriced]:
