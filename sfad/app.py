@@ -17,7 +17,7 @@ import typer
 from . import __version__, serving
 from . import config as configuration
 from .daemon import Place
-from .durable.journal import Memory
+from .durable.journal import RunJournal
 from .host import systemd
 from .host.paths import PathError, config_files
 from .host.state_dir import claim_instance, lock_state_dir
@@ -189,14 +189,14 @@ def _die_if_elsewhere(where: Place) -> None:
     with suppress(JournalError, OSError), TemporaryDirectory() as copies:
         # a copy: who opens a damaged one sets it aside, and the next daemon would not know that anything was damaged
         shutil.copy(where.state_dir / "spool" / "runs", copies)
-        with closing(Memory(Path(copies), print)) as memory:
-            _die_if_moved(where, memory)
+        with closing(RunJournal(Path(copies), print)) as journal:
+            _die_if_moved(where, journal)
 
 
-def _die_if_moved(where: Place, memory: Memory) -> None:
-    if memory.moved_alive(where.state_dir):
-        text = f"{where.state_dir} was {memory.place} when runs began that are still alive, and by that path they are known"
-        die(f"{text}: --state-dir {memory.place}", EXIT_UNAVAILABLE)
+def _die_if_moved(where: Place, journal: RunJournal) -> None:
+    if journal.moved_alive(where.state_dir):
+        text = f"{where.state_dir} was {journal.place} when runs began that are still alive, and by that path they are known"
+        die(f"{text}: --state-dir {journal.place}", EXIT_UNAVAILABLE)
 
 
 def _cgroup_parent(files: tuple[list[Path], bool]) -> str | None:

@@ -21,10 +21,10 @@ from . import __version__, reexec
 from . import config as configuration
 from .core.events import DrainRequested
 from .core.guard import counted
-from .durable.adoption import Recovery, recover
+from .durable.adoption import Adoption, adopt
 from .durable.budgets import rebuild
 from .durable.handover import Handover
-from .durable.journal import Memory
+from .durable.journal import RunJournal
 from .faults import effect
 from .host import logout, systemd
 from .host.lasting import lasting
@@ -38,15 +38,17 @@ from .launch.base import Launcher
 from .launch.reaper import ChildSignals
 from .launch.reserve import hold_back
 from .launch.sweep import sweep
-from .ledger import Ledger, LedgerError, is_full
+from .ledger import Ledger, LedgerError, RunExtra
 from .loop.runtime import Runtime
 from .observe.log import Log
 from .output.files import OutputStore
 from .protocol.messages import Change, Setting
-from .protocol.types import RunId
+from .protocol.types import RunId, RunInfo
 from .runs.live import name_of_main
 from .server.server import Server
 from .spool import JournalError
+
+Rows = list[tuple[RunInfo, RunExtra]]
 
 LAST_WORDS = 2.0
 """Seconds that clients have to take their last replies when the daemon ends."""
@@ -104,18 +106,18 @@ class Daemon:
             stack.callback(log.close)
             self._inherited = self._listener(stored)
             self._take_state_dir(stack)
-            memory, output, ledger = self._open_state(stack, log)
+            journal, output, ledger = self._open_state(stack, log)
             launcher = self._choose_launcher(stack, log)
             # after the launcher has seen the limit that runs are to have
             self._nofile = hold_back()
-            runtime = self._make_runtime(ledger, output, launcher, memory, log)
+            runtime = self._make_runtime(ledger, output, launcher, journal, log)
             stack.callback(runtime.close)
-            recovery = self._recover(runtime, stored, log)
+            adoption, unwritten = self._adopt(runtime, stored, log)
             # what start-up has made lives as long as the daemon, and every collection would walk it again
             gc.freeze()
             gc.enable()
             try:
-                await self._run(runtime, recovery, log, stack, children)
+                await self._run(runtime, adoption, unwritten, log, stack, children)
             except Exception:
                 if not systemd.manages():
                     # nobody starts another daemon soon: one that cannot go on leaves nothing unmanaged behind
@@ -158,31 +160,31 @@ class Daemon:
             self._lock = resume_lock(path, instance, directory=handed.directory, file=handed.lock, claim=handed.claim)
         stack.callback(self._lock.close)
 
-    def _open_state(self, stack: ExitStack, log: Log) -> tuple[Memory, OutputStore, Ledger]:
+    def _open_state(self, stack: ExitStack, log: Log) -> tuple[RunJournal, OutputStore, Ledger]:
         state_dir = self._place.state_dir
         try:
-            memory = Memory(state_dir / "spool", log.error, self._lock.lost)
-            stack.callback(memory.close)
+            journal = RunJournal(state_dir / "spool", log.error, self._lock.lost)
+            stack.callback(journal.close)
             output = OutputStore(state_dir / "output", log.error)
         except JournalError as error:
             raise PathError(str(error)) from error
         except OSError as error:
             raise PathError(f"the state directory {state_dir} cannot be used: {error}") from error
-        self._refuse_moved(memory)
-        floor = max(output.highest_number(), memory.highest_number)
+        self._refuse_moved(journal)
+        floor = max(output.highest_number(), journal.highest_number)
         ledger = self._open_ledger(floor, log)
         stack.callback(lambda: _tell_unwritten(ledger.close(), log))
-        for note in (*memory.notes, *ledger.notes):
+        for note in (*journal.notes, *ledger.notes):
             log.warning(note)
         if ledger.begun_anew and floor and not ledger.notes:
             log.warning(
                 f"there was no ledger in {state_dir}, though runs have been there: one was begun, without those that had ended"
             )
-        return memory, output, ledger
+        return journal, output, ledger
 
-    def _refuse_moved(self, memory: Memory) -> None:
-        here, before = self._place.state_dir, memory.place
-        alive = memory.moved_alive(here)
+    def _refuse_moved(self, journal: RunJournal) -> None:
+        here, before = self._place.state_dir, journal.place
+        alive = journal.moved_alive(here)
         if alive:
             raise PathError(
                 f"{here} was {before} when {counted(len(alive), 'run')} began that are still alive ({', '.join(alive[:8])}), and "
@@ -215,7 +217,7 @@ class Daemon:
         stack.callback(launcher.close)
         return launcher
 
-    def _make_runtime(self, ledger: Ledger, output: OutputStore, launcher: Launcher, memory: Memory, log: Log) -> Runtime:
+    def _make_runtime(self, ledger: Ledger, output: OutputStore, launcher: Launcher, journal: RunJournal, log: Log) -> Runtime:
         self._runtime = Runtime(
             loaded=self._loaded,
             ledger=ledger,
@@ -224,31 +226,34 @@ class Daemon:
             log=log,
             socket=str(self._place.socket),
             state_dir=str(self._place.state_dir),
-            memory=memory,
+            journal=journal,
             on_shutdown=self._drained.set,
             reload=lambda: self._reload(self._runtime, log),
             state_dir_lost=self._lock.lost,
         )
         return self._runtime
 
-    def _recover(self, runtime: Runtime, stored: dict[str, int], log: Log) -> Recovery:
-        """Takes over what lives, and brings the ledger in line with it."""
-        try:
-            recovery = recover(runtime, self._handed, stored)
-        except OSError as error:
-            raise PathError(f"what an earlier daemon left cannot be taken over: {error}") from error
-        for note in recovery.notes:
-            log.error(note)
+    def _adopt(self, runtime: Runtime, stored: dict[str, int], log: Log) -> tuple[Adoption, Rows]:
+        """Take over what lives, and bring the ledger in line with it. Return what was found, and the rows that the ledger could not
+        take."""
         ledger = runtime.ledger
         try:
+            adoption = adopt(runtime.journal, ledger, runtime.launcher, self._handed, stored)
+        except OSError as error:
+            raise PathError(f"the runs of an earlier daemon cannot be adopted: {error}") from error
+        runtime.adopt(adoption.runs)
+        for note in adoption.notes:
+            log.error(note)
+        unwritten: Rows = []
+        try:
             effect("mend")
-            self._mend(recovery, ledger, log)
+            ledger.mend(adoption.rows)
             effect("mended")
         except sqlite3.Error as error:
             log.error(f"the ledger cannot be brought in line with what was found: {error}; it will be when it can be written")
-            recovery = replace(recovery, unwritten=tuple(recovery.rows))
+            unwritten = adoption.rows
         try:
-            for note in rebuild(self._loaded.config.budgets, ledger, runtime.memory):
+            for note in rebuild(self._loaded.config.budgets, ledger, runtime.journal):
                 log.error(note)
         except sqlite3.Error as error:
             log.error(f"the ledger was not told what budgets were charged: {error}; what is remembered counts")
@@ -261,24 +266,15 @@ class Daemon:
             lost=self._lock.lost,
             on_checkpointed=runtime.checkpointed,
         )
-        for name in set(stored) - {name_of_main(one.run) for one in recovery.event.runs if one.run.pid is not None}:
+        for name in set(stored) - {name_of_main(one.run) for one in adoption.event.runs if one.run.pid is not None}:
             runtime.fd_store.forget(name)
         _close_all(stored)
-        return recovery
+        return adoption, unwritten
 
-    def _mend(self, recovery: Recovery, ledger: Ledger, log: Log) -> None:
-        try:
-            ledger.mend(recovery.rows)
-        except sqlite3.Error as error:
-            if not (is_full(error) and Ballast(self._place.state_dir).throw_away()):
-                raise
-            log.error(f"the ledger cannot be written: {error}; trying again with the room that was kept for this")
-            ledger.mend(recovery.rows)
-
-    async def _sweep_others(self, recovery: Recovery, log: Log) -> None:
+    async def _sweep_others(self, adoption: Adoption, log: Log) -> None:
         """Ends what carries our name and is no run that is known: a run of which nothing was remembered."""
-        if self._handed is None or recovery.notes:
-            await trio.to_thread.run_sync(self._sweep, log, recovery.held, self._runtime.launcher.detail)
+        if self._handed is None or adoption.notes:
+            await trio.to_thread.run_sync(self._sweep, log, adoption.held, self._runtime.launcher.detail)
 
     def _sweep(self, log: Log, spare: frozenset[RunId], home: str | None = None) -> None:
         try:
@@ -293,7 +289,9 @@ class Daemon:
         if report.pids:
             log.warning("killed processes that a dead daemon left and nobody remembers", pids=report.pids)
 
-    async def _run(self, runtime: Runtime, recovery: Recovery, log: Log, stack: ExitStack, children: ChildSignals) -> None:
+    async def _run(
+        self, runtime: Runtime, adoption: Adoption, unwritten: Rows, log: Log, stack: ExitStack, children: ChildSignals
+    ) -> None:
         place, handed = self._place, self._handed
         listener = self._inherited or bind_socket(place.socket, held=place.state_dir)
         if not systemd.listens(listener):  # to look whether it is stale would make systemd start the service again
@@ -310,16 +308,16 @@ class Daemon:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # blocked across execve(2)
             async with trio.open_nursery() as nursery:
                 await nursery.start(runtime.serve)
-                await self._sweep_others(recovery, log)
+                await self._sweep_others(adoption, log)
                 if handed is not None:
                     server.go_on(handed.clients)  # who watches is told what has happened meanwhile
-                await runtime.recover(recovery)
+                await runtime.recover(adoption, unwritten)
                 nursery.start_soon(lasting, server.serve, runtime.internal_error)
                 nursery.start_soon(lasting, server.look_after_socket, runtime.internal_error)
                 nursery.start_soon(children.serve, runtime.launcher.child_signalled)
                 nursery.start_soon(self._obey, signals, runtime, server, log, nursery)
                 nursery.start_soon(systemd.feed_watchdog)
-                self._announce(log, runtime, recovery)
+                self._announce(log, runtime, adoption)
                 await self._drained.wait()
                 _notify("STOPPING=1", log)
                 with trio.move_on_after(LAST_WORDS), suppress(OSError):
@@ -328,13 +326,13 @@ class Daemon:
                 nursery.cancel_scope.cancel()
         log.info("stopped")
 
-    def _announce(self, log: Log, runtime: Runtime, recovery: Recovery) -> None:
+    def _announce(self, log: Log, runtime: Runtime, adoption: Adoption) -> None:
         launcher = runtime.launcher
         log.info(
             "serving", socket=str(self._place.socket), state_dir=str(self._place.state_dir), pid=os.getpid(),
             containment=launcher.containment, detail=launcher.detail,
         )  # fmt: skip
-        runtime.tell_recovered(recovery)
+        runtime.tell_recovered(adoption)
         _notify("READY=1", log)
         if self._ready_fd is not None:
             with suppress(BrokenPipeError):  # whoever started us may be gone

@@ -18,6 +18,7 @@ import trio
 
 from ..config import Retention
 from ..core.ids import run_id
+from ..host.clock import wall_clock
 from ..host.private import make_directory
 from ..host.reserve import Ballast
 from ..host.threads import in_thread
@@ -29,7 +30,6 @@ from ..ledger.retention import Sweeper
 from ..output import OutputStore
 from ..output.retention import remove, remove_old
 from ..protocol.types import RunId
-from ..runs.live import wall_clock
 
 T = TypeVar("T")
 

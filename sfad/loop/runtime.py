@@ -27,12 +27,13 @@ from ..core.access import Peer
 from ..core.ids import run_number
 from ..core.machine import HOUR, Machine
 from ..core.run import Run
-from ..durable.adoption import Recovery
+from ..durable.adoption import AdoptedRun, Adoption
 from ..durable.budgets import BudgetKeeper
-from ..durable.handover import Held
-from ..durable.journal import Memory, SpawnKey, nowhere
+from ..durable.handover import HandedRun
+from ..durable.journal import RunJournal, SpawnKey, nowhere
 from ..durable.maintenance import Maintenance, Pruned, Wanted
 from ..faults import effect
+from ..host.clock import wall_clock
 from ..host.descriptors import Descriptors, Need
 from ..host.giveback import give_back
 from ..host.lasting import lasting
@@ -40,8 +41,8 @@ from ..host.systemd import FdStore
 from ..host.threads import in_thread
 from ..host.timers import Timers
 from ..launch.base import Launcher, LaunchSpec, Remains
-from ..ledger import Ledger
-from ..metering.metering import PRICES_WAIT, Metering, bounds_of, program_of
+from ..ledger import Ledger, RunExtra
+from ..metering.metering import PRICES_WAIT, Metering, program_of
 from ..metering.sessions import PATIENCE
 from ..meters import Program
 from ..observe.log import Log
@@ -50,7 +51,7 @@ from ..protocol import types
 from ..protocol.errors import ErrorCode
 from ..protocol.messages import Change, Spawn
 from ..protocol.types import RunId, RunInfo
-from ..runs.live import Live, Main, name_of_main, wall_clock
+from ..runs.live import Live, SavedMain, bounds_of, name_of_main
 from ..runs.stdin import StdinPipe
 from .advising import Adviser
 from .environment import run_environment
@@ -140,7 +141,7 @@ class Runtime:
         log: Log,
         socket: str,
         state_dir: str,
-        memory: Memory,
+        journal: RunJournal,
         on_shutdown: Callable[[], None],
         reload: Callable[[], tuple[configuration.Loaded, list[Change]]] | None = None,
         state_dir_lost: Callable[[], str | None] = lambda: None,
@@ -158,9 +159,9 @@ class Runtime:
         self.settings = loaded.settings
         self.began = trio.current_time()
         self.timers = Timers(self.internal_error)
-        self.memory = memory
-        memory.begin(self.timers, os.path.realpath(state_dir))
-        ledger.skip_events(memory.events)
+        self.journal = journal
+        journal.begin(self.timers, os.path.realpath(state_dir))
+        ledger.skip_events(journal.events)
         self._numbers = 0
         """Numbers of events that are reserved."""
         self.metering = Metering(
@@ -173,7 +174,7 @@ class Runtime:
             nearing=loaded.config.limits.nearing,
         )
         self.adviser = Adviser(Path(state_dir), self.feed, log.warning)
-        self._budgets = BudgetKeeper(self.machine.limiter.budgets, ledger, self.timers, self.feed, log.warning, self.memory)
+        self._budgets = BudgetKeeper(self.machine.limiter.budgets, ledger, self.timers, self.feed, log.warning, self.journal)
         self.descriptors = Descriptors()
         self.live: dict[RunId, Live] = {}
         self.fd_store = FdStore()
@@ -203,7 +204,7 @@ class Runtime:
         self.maintenance = Maintenance(
             ledger, output, loaded.config.retention, live=lambda: self.live, report=log.warning, say=log.info
         )
-        self._keys = memory.keys()
+        self._keys = journal.keys()
         """The run that was admitted for a spawn, as long as it is live or recent."""
         self._unrecorded: dict[RunId, tuple[RunInfo, set[Waiter]]] = {}
         self._watchers: dict[RunId, set[Watcher]] = {}
@@ -255,57 +256,57 @@ class Runtime:
             self._remember_spawns()
             task_status.started()
 
-    def hand_over(self) -> dict[RunId, Held]:
+    def hand_over(self) -> dict[RunId, HandedRun]:
         """What of each live run is not in the spool, which is brought up to date. Raises `OSError` where that cannot be, and where
         something could not be remembered before."""
         self.report_held()  # of what was reaped here, the next daemon could not learn how it ended
-        self.memory.bring_up_to_date(self.live.values(), self.metering.position)
+        self.journal.bring_up_to_date(self.live.values(), self.metering.position)
         remains = self.launcher.hand_over()
         return {
-            run: Held(remains.get(run), live.descriptors, live.stdin.hand_over() if live.stdin is not None else None)
+            run: HandedRun(remains.get(run), live.descriptors, live.stdin.hand_over() if live.stdin is not None else None)
             for run, live in self.live.items()
         }
 
-    async def recover(self, recovery: Recovery) -> None:
-        """Goes on with what an earlier daemon held. To be called once, when served, before anything is asked."""
-        unwritten = [info.id for info, _ in recovery.unwritten]
-        for info, extra in recovery.unwritten:
+    async def recover(self, adoption: Adoption, unwritten: Sequence[tuple[RunInfo, RunExtra]]) -> None:
+        """Supervise the adopted runs, before a client asks anything. `unwritten` are rows that the ledger could not take."""
+        for info, extra in unwritten:
             self.ledger.mend_later(info, extra)
-        closed = [info.id for info, _ in recovery.rows if info.status.terminal and info.id not in unwritten]
-        self.memory.recorded([*closed, *recovery.over])
-        self.memory.forget_entirely(recovery.never)
-        self.memory.forget_spawns(but=self.live)
-        self._keys = {key: run for key, run in self._keys.items() if run not in recovery.never}
+        later = {info.id for info, _ in unwritten}
+        closed = [info.id for info, _ in adoption.rows if info.status.terminal and info.id not in later]
+        self.journal.recorded([*closed, *adoption.over])
+        self.journal.forget_entirely(adoption.never)
+        self.journal.forget_spawns(but=self.live)
+        self._keys = {key: run for key, run in self._keys.items() if run not in adoption.never}
         for live in self.live.values():
             if live.stdin is not None:
                 self._nursery.start_soon(live.stdin.serve)
         for live, position in self._to_meter:
             self.metering.take_over(live, position)
         self._to_meter.clear()
-        gone = [one.run for one in recovery.event.runs if one.run.pid is None and not one.starting]
+        gone = [one.run for one in adoption.event.runs if one.run.pid is None and not one.starting]
         learnt = await self.metering.read_ended(gone)
-        self.adopted = sum(1 for one in recovery.event.runs if one.run.pid is not None)
-        self.feed(replace(recovery.event, learnt=learnt))
-        for one in recovery.event.runs:
+        self.adopted = sum(1 for one in adoption.event.runs if one.run.pid is not None)
+        self.feed(replace(adoption.event, learnt=learnt))
+        for one in adoption.event.runs:
             if one.starting:  # not sooner: its time may come while ended runs are read, when the core does not know it yet
                 self.await_launch(one.run)
         self._budgets.look()  # a tree that was paused for a budget goes on if that was renewed or raised meanwhile
         early, self._early = self._early or [], None
         for event in early:
             self.reported(event)
-        if recovery.event.continued:
+        if adoption.event.continued:
             return
         for run, live in self.live.items():
             if live.spawn.stdin == "pipe" and live.stdin is None:
                 self._tell("run_progress", run, "its stdin has ended: the daemon that held it died")
 
-    def tell_recovered(self, recovery: Recovery) -> None:
+    def tell_recovered(self, adoption: Adoption) -> None:
         """Says what became of an earlier daemon's runs, if there were any."""
-        if not recovery.event.runs and not recovery.rows:
+        if not adoption.event.runs and not adoption.rows:
             return
-        message = f"{recovery.event.why}: {recovery}"
+        message = f"{adoption.event.why}: {adoption}"
         event = types.Event(type="daemon_recovered", severity="medium", message=message)
-        if recovery.event.continued:
+        if adoption.event.continued:
             event = msgspec.structs.replace(event, type="daemon_reexecuted", severity="low")
         self._record(event)
 
@@ -326,16 +327,18 @@ class Runtime:
             if ago >= 0:  # else somebody has set the clock
                 self.machine.spawned_before(user, at - ago)
 
-    def take_over(self, live: Live, position: bytes | None, ended: e.MainExited | None = None) -> None:
-        """Holds an earlier daemon's run; `position` is where its meter was, `ended` how its main process has ended meanwhile."""
-        self.live[live.run.id] = live
-        if live.key is not None:
-            self._keys[live.key] = live.run.id
-        if live.run.attempt:
-            self._early = self._early or []
-            self._to_meter.append((live, position))
-            if ended is not None:
-                self._early.append(ended)
+    def adopt(self, runs: Iterable[AdoptedRun]) -> None:
+        """Hold an earlier daemon's runs. What the launcher reports of them waits until the core knows them (`recover`)."""
+        for one in runs:
+            live = one.live
+            self.live[live.run.id] = live
+            if live.key is not None:
+                self._keys[live.key] = live.run.id
+            if live.run.attempt:
+                self._early = self._early or []
+                self._to_meter.append((live, one.meter))
+                if one.exited is not None:
+                    self._early.append(one.exited)
 
     def close(self) -> None:
         """Gives back what live runs still hold; on the orderly way there are none."""
@@ -343,8 +346,8 @@ class Runtime:
             live.close()
         self.live.clear()
         self.metering.close()
-        self.memory.reserve_events(self.ledger.last_event)
-        self.memory.close()
+        self.journal.reserve_events(self.ledger.last_event)
+        self.journal.close()
         self.fd_store.close()
 
     def reload(self) -> tuple[configuration.Loaded, list[Change]]:
@@ -360,7 +363,7 @@ class Runtime:
     def _forget(self, runs: Iterable[RunId]) -> None:
         """The ledger does not know these runs any more."""
         runs = list(runs)
-        self.memory.pruned(runs)
+        self.journal.pruned(runs)
         for run in runs:
             recent = self.recent.pop(run, None)
             if recent is not None:
@@ -495,7 +498,7 @@ class Runtime:
         if any(isinstance(command, c.Admit) for command in commands):
             self._with_admission = changed
         elif changed:
-            self.memory.keep(changed, self.metering.position if charges else nowhere)
+            self.journal.keep(changed, self.metering.position if charges else nowhere)
 
     def _changed(self, commands: Sequence[c.Command], *, with_use: bool) -> list[Live]:
         """The runs to be remembered. `with_use`: also those that have only used more. Where a budget was charged for that, the next
@@ -546,7 +549,7 @@ class Runtime:
         try:
             self._check_descriptors()
             if spawn.stdin == "pipe":
-                request.stdin = StdinPipe()
+                request.stdin = StdinPipe.new()
         except OSError:
             request.close()
             raise
@@ -587,7 +590,7 @@ class Runtime:
     def commit_failed(self, runs: Iterable[RunId], error: str) -> None:
         """The ledger's writer reports admissions that it could not write."""
         runs = list(runs)
-        self.memory.never_again(max(map(run_number, runs)))
+        self.journal.never_again(max(map(run_number, runs)))
         self.log.error(f"the ledger cannot be written: {error}", runs=runs)
         self.feed(e.CommitFailed(trio.current_time(), tuple(runs), error))
 
@@ -621,7 +624,7 @@ class Runtime:
             self.commit_failed([run.id], self.ledger.trouble)
             return
         try:
-            self.memory.admit(live, self._with_admission)
+            self.journal.admit(live, self._with_admission)
             effect("admitted, not on record")
         except OSError as error:
             self.commit_failed([run.id], f"the spool: {error}")
@@ -648,7 +651,7 @@ class Runtime:
             live = self.live.get(run)
             if live is not None:
                 self._save(c.Save(live.run))
-        self.memory.keep([self.live[run] for run in used if run in self.live], self.metering.position)
+        self.journal.keep([self.live[run] for run in used if run in self.live], self.metering.position)
 
     def _rebound(self, command: c.Rebound) -> None:
         self.live[command.run.id].unused = None
@@ -665,7 +668,7 @@ class Runtime:
         now = wall_clock()
         refused = Live(run, spawn, self.launcher, now, ended_at=now)
         info = refused.info(run.created_at)
-        self.memory.never_again(run.number)
+        self.journal.never_again(run.number)
         self.ledger.refuse(info, refused.extra)
         self._remember(Recent(info, refused.chain, kept=False))
 
@@ -687,15 +690,15 @@ class Runtime:
             return
         try:
             if run.attempt > 1:  # where the meter was before says nothing of the new attempt
-                self.memory.keep([live], self.metering.position)
-            if not self.memory.remembers(run.id):
+                self.journal.keep([live], self.metering.position)
+            if not self.journal.remembers(run.id):
                 message = f"run {run.id} was not started: the disk has no room to remember that it was, free some"
                 self.feed(e.LaunchFailed(trio.current_time(), run.id, errno.ENOSPC, message, "output"))
                 return
             self.launcher.launch(run.id, run.parent.id if run.parent is not None else None, spec, partial(self._note_main, live))
             effect("launched")
             self.await_launch(run)
-            self.memory.started(run)
+            self.journal.started(run)
         finally:
             for descriptor in opened:
                 os.close(descriptor)
@@ -707,10 +710,10 @@ class Runtime:
 
     def _note_main(self, live: Live, remains: Remains) -> bool:
         """Whether the next daemon would know the main process. It executes nothing before that."""
-        live.main = Main(live.run.attempt, remains.pid, remains.started)
-        self.memory.keep([live])
+        live.main = SavedMain(live.run.attempt, remains.pid, remains.started)
+        self.journal.keep([live])
         effect("main noted")
-        return self.memory.remembers(live.run.id)
+        return self.journal.remembers(live.run.id)
 
     def _spec(self, live: Live) -> tuple[LaunchSpec, list[int]]:
         run, spawn = live.run, live.spawn
@@ -777,7 +780,7 @@ class Runtime:
         number = self.ledger.last_event
         if number > self._numbers:
             self._numbers = number + RESERVED
-            self.memory.reserve_events(self._numbers)
+            self.journal.reserve_events(self._numbers)
         self.log.event(event)
         return event
 
@@ -790,7 +793,7 @@ class Runtime:
         self._unrecorded[info.id] = (info, self._waiters.pop(info.id, set()))
         if saved is None:  # it never was: who asks again, with the same key, is to have another
             self._keys = {key: run for key, run in self._keys.items() if run != info.id}
-            self.memory.forget_entirely([info.id])
+            self.journal.forget_entirely([info.id])
             self._tell_waiters([info.id])
         elif self.ledger.trouble is not None:
             self._tell_waiters([info.id])
@@ -801,7 +804,7 @@ class Runtime:
         later would call a run lost that it has called completed."""
         ended = list(runs)
         effect("end on record")
-        self.memory.recorded(ended)
+        self.journal.recorded(ended)
         effect("forgotten")
         self._tell_waiters(ended)
 
@@ -814,7 +817,7 @@ class Runtime:
 
     def checkpointed(self) -> None:
         """The ledger's database holds whatever was recorded."""
-        self.memory.checkpointed()
+        self.journal.checkpointed()
 
     def put_back(self, note: str) -> None:
         """Another process had removed or replaced the ledger, and it was written again."""
@@ -842,7 +845,7 @@ class Runtime:
         lost, before = self._state_dir_lost(), self._lost
         self._lost = lost
         if lost is None:
-            self.memory.look_after(self.live.values())
+            self.journal.look_after(self.live.values())
         if lost is not None and before is None:
             self.log.error(f"{lost}; new runs are refused, and live runs go on")
             self.tell("daemon_state_dir_lost", f"{lost}; new runs are refused", "medium")

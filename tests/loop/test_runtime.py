@@ -16,7 +16,7 @@ from sfad import config as configuration
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import Peer
-from sfad.durable.journal import Memory
+from sfad.durable.journal import RunJournal
 from sfad.launch.fake import FakeLauncher, Script
 from sfad.ledger import Ledger
 from sfad.loop.runtime import Runtime
@@ -52,7 +52,7 @@ async def shell(directory: Path, kind: type[FakeLauncher], config: str = "") -> 
     runtime = Runtime(
         loaded=loaded, ledger=ledger, output=OutputStore(directory / "output"), launcher=launcher,
         log=Log("error", file=directory / "log"), socket="/s", state_dir=str(directory),
-        memory=Memory(directory / "spool", print), on_shutdown=lambda: None,
+        journal=RunJournal(directory / "spool", print), on_shutdown=lambda: None,
     )  # fmt: skip
     ledger.start(
         on_committed=runtime.committed, on_failed=runtime.commit_failed, on_ended=runtime.recorded, on_trouble=runtime.trouble
