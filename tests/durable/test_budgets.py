@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,10 @@ from sfad.host.clock import wall_clock
 from sfad.host.timers import Timers
 from sfad.ledger import Ledger
 
-BEGIN = period(wall_clock().astimezone(), "day")[0]
+
+def begin() -> datetime:
+    """Return when the day began: not once for the module, because a suite may run at midnight."""
+    return period(wall_clock().astimezone(), "day")[0]
 
 
 def remembered(directory: Path, *charges: float) -> RunJournal:
@@ -22,7 +26,7 @@ def remembered(directory: Path, *charges: float) -> RunJournal:
     journal = RunJournal(directory, pytest.fail)
     journal.begin(Timers(lambda _error: None), "/d")
     for usd in charges:
-        journal.charge("user", "ann", BEGIN, usd)
+        journal.charge("user", "ann", begin(), usd)
         journal.keep(())
     journal.close()
     return RunJournal(directory, pytest.fail)
@@ -47,12 +51,12 @@ def rebuilt(directory: Path, journal: RunJournal, on_record: float | None) -> tu
     config = configuration.load([directory / "sfad.toml"]).config.budgets
     if on_record is not None:
         before = Ledger(directory / "state")
-        before.set_charged("user", "ann", BEGIN, on_record)
+        before.set_charged("user", "ann", begin(), on_record)
         before.close()
     ledger = Ledger(directory / "state")
     notes = rebuild(config, ledger, journal)
     journal.close()
-    charged = ledger.charged("user", "ann", BEGIN)
+    charged = ledger.charged("user", "ann", begin())
     ledger.close()
     return charged, notes
 
