@@ -31,7 +31,7 @@ from ..ledger.ledger import current_boot
 from ..meters import Reading
 from ..protocol.messages import Spawn
 from ..protocol.types import RunId, Status
-from ..runs.live import Live, SavedMain
+from ..runs.live import Live, SavedMain, SpawnKey
 from ..spool import Journal, Spawns
 
 AHEAD = 256
@@ -61,10 +61,6 @@ _BOOT = "boot"
 _EVENTS = "events"
 _NUMBERS = "numbers"
 _PLACE = "place"
-
-
-SpawnKey = tuple[int, RunId | None, str]
-"""A uid, the run that asked, and what it called its request (`Spawn.key`)."""
 
 
 class Origin(Struct, frozen=True, array_like=True):

@@ -26,6 +26,10 @@ from .stdin import StdinPipe
 Enforcer = Literal["clock", "meter", "kernel", "watching", "nothing"]
 
 
+SpawnKey = tuple[int, RunId | None, str]
+"""What a client calls its request (`Spawn.key`), after its uid and the run that it is in."""
+
+
 class SavedMain(Struct, frozen=True, array_like=True):
     """The main process of an attempt, as it was launched."""
 
@@ -84,7 +88,7 @@ class Live:
             self.ended_at = now
 
     @property
-    def key(self) -> tuple[int, RunId | None, str] | None:
+    def key(self) -> SpawnKey | None:
         """What its request is known by, if it has a key."""
         return (self.run.uid, self.asker, self.spawn.key) if self.spawn.key is not None else None
 
