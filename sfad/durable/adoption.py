@@ -26,10 +26,11 @@ from ..launch.pidfd import exit_status
 from ..ledger import Ledger, RunExtra
 from ..meters import named
 from ..protocol.types import Reason, RunId, RunInfo, Status
-from ..runs.live import Live, bounds_of, name_of_main
+from ..runs.live import Live, bounds_of
 from ..runs.stdin import StdinPipe
 from .handover import HandedRun, Handover
 from .journal import Entry, RunJournal
+from .pidfds import name_of_main
 
 NOTHING_HANDED = HandedRun(None, [], None)
 

@@ -111,12 +111,15 @@ class RunJournal:
     """The spool in `directory`. Raises `OSError` and `JournalError`. Failures to write are told to `trouble` and tried again; only
     what must not begin without it raises."""
 
-    def __init__(self, directory: Path, trouble: Callable[[str], None], lost: Callable[[], str | None] = lambda: None) -> None:
+    def __init__(
+        self, directory: Path, timers: Timers, trouble: Callable[[str], None], lost: Callable[[], str | None] = lambda: None
+    ) -> None:
         """`lost`: see `Journal`."""
         self.spawns = Spawns(directory)
         self._store = Journal(directory / "runs", lost)
         self.notes = self._store.take_notes()
         """What opening had to fix, a line each."""
+        self._timers = timers
         self._trouble = trouble
         self._late: dict[RunId, Live] = {}
         """Runs of which something newer is to be remembered than could be written."""
@@ -135,7 +138,6 @@ class RunJournal:
         """Another process has removed or replaced the spool, maybe with the files of `spawns`."""
         self._first: dict[str, bytes | None] = {}
         """What goes with the next change."""
-        self._timers: Timers
         self.same_boot = self._store.items.get(_BOOT) == _boot()
         """Whether what is remembered was so since the machine was booted."""
 
@@ -177,9 +179,8 @@ class RunJournal:
             return []
         return [run for run, main in self.mains() if is_alive(main.pid, main.started)]
 
-    def begin(self, timers: Timers, place: str) -> None:
+    def begin(self, place: str) -> None:
         """From now on things are remembered, of this boot, and of the state directory `place`."""
-        self._timers = timers
         self._first = {_BOOT: _boot(), _PLACE: place.encode(errors="surrogateescape")}
         self._written({})
 

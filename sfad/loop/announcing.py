@@ -6,13 +6,11 @@ from typing import Literal
 
 import msgspec
 
-from ..durable.journal import RunJournal
 from ..host.clock import wall_clock
-from ..ledger import Ledger
-from ..observe.log import Log
 from ..protocol.types import Event, RunId
 from ..runs.catalogue import Catalogue
 from ..runs.watching import Subscribers
+from .opened import Opened
 
 RESERVED = 1000
 """Numbers of events that are reserved at once. After a daemon was killed, the next one skips as many."""
@@ -23,15 +21,13 @@ Severity = Literal["low", "medium", "high"]
 class Announcer:
     """Tells clients, the ledger and the log what happens."""
 
-    def __init__(self, ledger: Ledger, journal: RunJournal, log: Log, catalogue: Catalogue, subscribers: Subscribers) -> None:
-        self._ledger = ledger
-        self._journal = journal
-        self._log = log
+    def __init__(self, opened: Opened, catalogue: Catalogue, subscribers: Subscribers) -> None:
+        self._ledger, self._journal, self._log = opened.ledger, opened.journal, opened.log
         self._catalogue = catalogue
         self._subscribers = subscribers
         self._reserved = 0
         """The highest number that is reserved."""
-        ledger.skip_events(journal.events)
+        self._ledger.skip_events(self._journal.events)
 
     def publish(self, event: Event, chain: tuple[RunId, ...]) -> None:
         """Announce an event of the run at the end of `chain`."""

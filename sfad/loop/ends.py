@@ -25,7 +25,7 @@ End = e.MainExited | e.Emptied
 @dataclass(frozen=True, slots=True)
 class _PendingTree:
     learning: trio.CancelScope
-    """For all runs of the tree together: 1 000 waits, one after the other, must not let it exceed its time, nor a stop its grace."""
+    """For all runs of the tree together: 1 000 waits in a row would let it exceed its time, or a stop its grace."""
     events: deque[End | e.TimerFired] = field(default_factory=deque)
 
 
@@ -34,7 +34,9 @@ class PendingEnds:
 
     The ends of a tree are reported in their order. `report` is called with each."""
 
-    def __init__(self, tree: Tree, metering: Metering, background: Background, report: Callable[[e.Event], None]) -> None:
+    def __init__(
+        self, tree: Tree, metering: Metering, background: Background, report: Callable[[End | e.TimerFired], None]
+    ) -> None:
         self._tree = tree
         self._metering = metering
         self._background = background

@@ -22,10 +22,9 @@ from ..protocol.types import RunId
 from ..runs.catalogue import Catalogue
 from ..runs.live import Live
 from ..runs.stdin import StdinPipe
-from .starting import demand_descriptors
+from .starting import Feed, demand_descriptors
 from .translate import asked_of
 
-Feed = Callable[[e.Event], None]
 Asker = Callable[[c.Answer], None]
 Admitted = Callable[[RunId], None]
 

@@ -12,18 +12,16 @@ from ..core import events as e
 from ..core.ids import run_number
 from ..core.run import Run
 from ..durable.budgets import BudgetKeeper
-from ..durable.journal import RunJournal, nowhere
+from ..durable.journal import nowhere
 from ..faults import effect
 from ..host.clock import wall_clock
-from ..host.timers import Timers
-from ..ledger import Ledger
 from ..metering.metering import Metering
-from ..observe.log import Log
 from ..protocol.types import RunId
 from ..runs.catalogue import Catalogue
 from ..runs.live import Live
 from ..runs.watching import Subscribers
-from .requests import Feed
+from .opened import Opened
+from .starting import Feed
 from .state_dir import StateDirWatch
 
 SAVE_USE = 1.0
@@ -34,15 +32,12 @@ SAVE_USE = 1.0
 class Saver:
     """Keeps the journal and the ledger in step with the core. Its last methods are called by the ledger."""
 
+    opened: Opened
     catalogue: Catalogue
-    ledger: Ledger
-    journal: RunJournal
+    subscribers: Subscribers
     budgets: BudgetKeeper
     metering: Metering
-    timers: Timers
     state_dir: StateDirWatch
-    subscribers: Subscribers
-    log: Log
     feed: Feed
     _used: set[RunId] = field(default_factory=set)
     """Runs whose use the ledger does not know yet."""
@@ -63,37 +58,37 @@ class Saver:
         if any(isinstance(command, c.Admit) for command in outcome.commands):
             return changed
         if changed:
-            self.journal.keep(changed, self.metering.position if charges else nowhere)
+            self.opened.journal.keep(changed, self.metering.position if charges else nowhere)
         return []
 
     def admit(self, live: Live, changed: Iterable[Live]) -> None:
         """Save an admission, with the runs that it has changed."""
         run = live.run.id
         # the ledger tries again for what it holds; clients that go on asking meanwhile must not use up the spool's room for ends
-        refused = self.state_dir.look() or (self.ledger.trouble if self.ledger.held else None)
+        refused = self.state_dir.look() or (self.opened.ledger.trouble if self.opened.ledger.held else None)
         if refused is not None:
             self.commit_failed([run], refused)
             return
         try:
-            self.journal.admit(live, changed)
+            self.opened.journal.admit(live, changed)
             effect("admitted, not on record")
         except OSError as error:
             self.commit_failed([run], f"the spool: {error}")
             return
-        self.ledger.admit(live.info(live.run.created_at), live.extra)
+        self.opened.ledger.admit(live.info(live.run.created_at), live.extra)
 
     def save(self, run: Run) -> None:
         """Bring the run's row up to date."""
         live = self.catalogue.live[run.id]
         live.saved = live.info(trio.current_time())
         self._used.discard(run.id)
-        self.ledger.save(live.saved, live.extra)
+        self.opened.ledger.save(live.saved, live.extra)
 
     def refuse(self, live: Live) -> None:
         """Record a run that was refused."""
         info = live.info(live.run.created_at)
-        self.journal.never_again(live.run.number)
-        self.ledger.refuse(info, live.extra)
+        self.opened.journal.never_again(live.run.number)
+        self.opened.ledger.refuse(info, live.extra)
         self.catalogue.refuse(live, info)
 
     def end(self, live: Live) -> None:
@@ -103,16 +98,16 @@ class Saver:
         self.catalogue.end(live, info)
         if saved is None:  # it was never admitted: a request with the same key is to get another run
             self.catalogue.forget_requests([info.id])
-            self.journal.forget_entirely([info.id])
+            self.opened.journal.forget_entirely([info.id])
             self._tell_ends([info.id])
-        elif self.ledger.trouble is not None:
+        elif self.opened.ledger.trouble is not None:
             self._tell_ends([info.id])
         live.close()
 
     def _note_use(self, runs: Iterable[RunId]) -> None:
         for run in runs:
             if not self._used:
-                self.timers.arm("save use", trio.current_time() + SAVE_USE, self._save_use)
+                self.opened.timers.arm("save use", trio.current_time() + SAVE_USE, self._save_use)
             self._used.add(run)
 
     def _save_use(self) -> None:
@@ -120,7 +115,7 @@ class Saver:
         lives = [live for run in used if (live := self.catalogue.live.get(run)) is not None]
         for live in lives:
             self.save(live.run)
-        self.journal.keep(lives, self.metering.position)
+        self.opened.journal.keep(lives, self.metering.position)
 
     def _tell_ends(self, runs: Iterable[RunId]) -> None:
         for run in runs:
@@ -137,8 +132,8 @@ class Saver:
     def commit_failed(self, runs: Iterable[RunId], error: str) -> None:
         """These admissions could not be recorded."""
         runs = list(runs)
-        self.journal.never_again(max(map(run_number, runs)))
-        self.log.error(f"the ledger cannot be written: {error}", runs=runs)
+        self.opened.journal.never_again(max(map(run_number, runs)))
+        self.opened.log.error(f"the ledger cannot be written: {error}", runs=runs)
         self.feed(e.CommitFailed(trio.current_time(), tuple(runs), error))
 
     def recorded(self, runs: Iterable[RunId]) -> None:
@@ -146,7 +141,7 @@ class Saver:
         were told is completed."""
         ended = list(runs)
         effect("end on record")
-        self.journal.recorded(ended)
+        self.opened.journal.recorded(ended)
         effect("forgotten")
         self._tell_ends(ended)
 

@@ -15,21 +15,24 @@ import trio
 from ..agents import argv_of
 from ..core import events as e
 from ..core.run import Run
-from ..durable.journal import RunJournal
 from ..faults import effect
 from ..host.clock import wall_clock
 from ..host.descriptors import Descriptors, Need
-from ..launch.base import Launcher, LaunchSpec, Remains
+from ..launch.base import LaunchSpec, Remains
 from ..metering.metering import Metering
-from ..output.files import OutputStore
 from ..protocol.types import RunId
 from ..runs.catalogue import Catalogue
 from ..runs.live import Live, SavedMain, bounds_of
 from .environment import run_environment
+from .opened import Opened
 
 LAUNCH = 8
 """Descriptors that a launch takes for some milliseconds: files for the output, pipes of the trampoline, the way into the
 containment, a pidfd."""
+
+Feed = Callable[[e.Event], None]
+Arm = Callable[[RunId, str, float], None]
+"""Run, timer, time."""
 
 
 def demand_descriptors(descriptors: Descriptors) -> None:
@@ -43,16 +46,12 @@ def demand_descriptors(descriptors: Descriptors) -> None:
 class Starter:
     """Starts the command of a run. Its main process is saved before it executes anything."""
 
+    opened: Opened
     catalogue: Catalogue
-    launcher: Launcher
-    journal: RunJournal
     metering: Metering
-    output: OutputStore
     descriptors: Descriptors
-    socket: str
-    """The daemon's, for the environment of runs."""
-    feed: Callable[[e.Event], None]
-    arm: Callable[[RunId, str, float], None]
+    feed: Feed
+    arm: Arm
 
     def launch(self, run: Run) -> None:
         """Launch an attempt, or feed `LaunchFailed`."""
@@ -71,16 +70,16 @@ class Starter:
                 self._fail(run, error.errno or 0, f"its output could not be opened: {error}", "output")
                 return
             if run.attempt > 1:  # where the meter was in an earlier attempt says nothing about this one
-                self.journal.keep([live], self.metering.position)
-            if not self.journal.remembers(run.id):
+                self.opened.journal.keep([live], self.metering.position)
+            if not self.opened.journal.remembers(run.id):
                 # the next daemon would take it for queued, and start it a second time
                 self._fail(run, errno.ENOSPC, "the disk has no room to remember that it was, free some", "output")
                 return
             parent = run.parent.id if run.parent is not None else None
-            self.launcher.launch(run.id, parent, spec, partial(self._save_main, live))
+            self.opened.launcher.launch(run.id, parent, spec, partial(self._save_main, live))
             effect("launched")
             self.expect(run)
-            self.journal.started(run)
+            self.opened.journal.started(run)
         finally:
             for descriptor in opened:
                 os.close(descriptor)
@@ -95,9 +94,9 @@ class Starter:
 
     def _save_main(self, live: Live, remains: Remains) -> bool:
         live.main = SavedMain(live.run.attempt, remains.pid, remains.started)
-        self.journal.keep([live])
+        self.opened.journal.keep([live])
         effect("main noted")
-        return self.journal.remembers(live.run.id)
+        return self.opened.journal.remembers(live.run.id)
 
     def _spec(self, live: Live, opened: list[int]) -> LaunchSpec:
         run, spawn = live.run, live.spawn
@@ -107,7 +106,7 @@ class Starter:
         return LaunchSpec(
             argv=argv_of(spawn, run.attempt),
             cwd=spawn.cwd,
-            env=run_environment(run, spawn, socket=self.socket, deadline=deadline),
+            env=run_environment(run, spawn, socket=self.opened.socket, deadline=deadline),
             umask=spawn.umask,
             stdin=stdin,
             stdout=stdout,
@@ -124,7 +123,7 @@ class Starter:
         piped = live.stdin.read_end if live.stdin is not None else (live.descriptors[0] if live.descriptors else None)
         if not live.kept:
             return piped, None, None
-        opened += self.output.open_for_run(live.run.id)
+        opened += self.opened.output.open_for_run(live.run.id)
         return piped, opened[0], opened[1]
 
 

@@ -80,6 +80,10 @@ class Live:
             self.stdin.close()
             self.stdin = None
 
+    def limits_changed(self) -> None:
+        """Show the limits as they are now."""
+        self.unused = None
+
     def look_at_the_clock(self, now: datetime) -> None:
         """Notes when it started or ended, for people."""
         if self.run.started_at is not None and self.started_at is None:
@@ -256,11 +260,6 @@ def _usage(source: Source, use: Use, elapsed: float | None) -> Usage:
 def _money(usd: float | None) -> float | None:
     # sums of binary fractions end in noise; a millionth of a thousandth of a dollar is nobody's price
     return None if usd is None else round(usd, 9)
-
-
-def name_of_main(run: Run) -> str:
-    """What systemd keeps the pidfd of its main process by: of another attempt it tells nothing."""
-    return f"{run.id}.{run.attempt}"
 
 
 def bounds_of(run: Run) -> Bounds:
