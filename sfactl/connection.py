@@ -95,7 +95,7 @@ class DaemonError(exits.Quit):
 class Answer(NamedTuple):
     """A reply and the descriptors it owns. They are the caller's to close."""
 
-    reply: m.AnyReply
+    reply: m.Reply
     descriptors: list[int]
 
 
@@ -281,7 +281,7 @@ class Client:
             self._answers.extend(others)
         return self._expect(mine[0].reply, expected), mine[0].descriptors
 
-    def _expect(self, reply: m.AnyReply, expected: type[R]) -> R:
+    def _expect(self, reply: m.Reply, expected: type[R]) -> R:
         check(reply)
         if not isinstance(reply, expected):
             raise exits.Quit(exits.Exit.LOST, f"the daemon answered {type(reply).__name__}, not {expected.__name__}")
@@ -313,7 +313,7 @@ class Client:
         except ProtocolError as error:
             raise Unreachable(self.path, "gone", f"what answers there does not speak this protocol: {error}") from error
 
-    def _complete(self, reply: m.AnyReply) -> Answer:
+    def _complete(self, reply: m.Reply) -> Answer:
         if isinstance(reply, m.Error) and not reply.id:
             self._last_words = reply  # about the connection, which the daemon closes next
         wanted = reply.descriptors if isinstance(reply, m.LogFiles) else 0
@@ -371,7 +371,7 @@ def _look(request: m.Request) -> str:
     return f"look with: sfactl {'list' if isinstance(request, m.Spawn | m.Stop | m.Prune) else f'info {run}'}"
 
 
-def check(reply: m.AnyReply) -> None:
+def check(reply: m.Reply) -> None:
     """Raises `DaemonError` for an `Error`."""
     if isinstance(reply, m.Error):
         raise DaemonError(reply.code, reply.message)

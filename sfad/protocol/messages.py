@@ -11,7 +11,9 @@ older client can read a newer daemon.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal, TypeVar
+from functools import reduce
+from operator import or_
+from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -47,10 +49,16 @@ class Request(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=Tr
     """Base of everything a client sends."""
 
     id: int
+    access: ClassVar[Literal["permission", "outside", "none"]] = "permission"
+    """Which peers may use the verb that the tag names. `permission`: those of the daemon's owner, and those inside a run unless
+    `--allow` or `--deny` forbids it. `outside`: only those outside any run; a peer inside one would give itself more than it was
+    given, or learn of runs that are not its own, or remove them. `none`: the tag is no verb that a permission can name."""
 
 
 class Hello(Request, tag="hello"):
     """First on every connection. `client` names the program, for the daemon's log at level debug only."""
+
+    access = "none"
 
     versions: list[int]
     client: str = ""
@@ -136,6 +144,8 @@ class Select(Request, tag="select"):
     `labels` choose, as in `Stop`. Of those, `pause` takes the topmost that run, and `resume` those that are paused themselves.
     Answered by `Selected`."""
 
+    access = "none"
+
     verb: str
     """What is to be done to them: the peer needs permission for that."""
     runs: list[str] = []
@@ -166,12 +176,16 @@ class Approve(Request, tag="approve"):
     """Grant the increase that a run waits for, and thaw it: `Resume` for what a limit with `request_increase` has frozen.
     Only from outside any run. Answered by `RunReply`."""
 
+    access = "outside"
+
     run: str
     limits: list[Limit] = []
 
 
 class Deny(Request, tag="deny"):
     """Refuse the increase that a run waits for, and terminate it. Answered by `RunReply`, as soon as it is being stopped."""
+
+    access = "outside"
 
     run: str
 
@@ -228,6 +242,8 @@ class Settle(Request, tag="settle"):
 
 class Recommend(Request, tag="recommend"):
     """What limits the ledger's successful runs would have been content with. Answered by `Recommended`."""
+
+    access = "outside"
 
     run_type: str | None = None
     name: str | None = None
@@ -306,6 +322,8 @@ class Text(Request, tag="text"):
     """More of the text that the events in a run's stdout hold, where `LogFiles.text` says that there is any. What is no event is
     text as it is. Answered by `TextPart` at once: its file's growth tells when there may be more."""
 
+    access = "none"
+
     run: str
     cursor: bytes = b""
     """That of the last `TextPart`; without it, from the beginning."""
@@ -352,10 +370,14 @@ class Reload(Request, tag="reload"):
     """Read the config again, as SIGHUP does. Answered by `Reloaded`; or by `Error`, and nothing changes, if something is wrong with
     it. Only from outside any run."""
 
+    access = "outside"
+
 
 class Prune(Request, tag="prune"):
     """Remove rows and output of trees that have ended. Answered by `Pruned`. Only from outside any run, and only the caller's own
     trees, unless the caller is root."""
+
+    access = "outside"
 
     older_than: float | None = None
     """Only trees that ended so many seconds ago, or longer."""
@@ -363,38 +385,6 @@ class Prune(Request, tag="prune"):
     """Spare the newest trees, so many."""
     dry_run: bool = False
     """Count what would be removed, and remove nothing."""
-
-
-AnyRequest = (
-    Hello
-    | Spawn
-    | Stop
-    | Select
-    | Pause
-    | Resume
-    | Approve
-    | Deny
-    | ChangeLimits
-    | Report
-    | Reserve
-    | Settle
-    | Signal
-    | Info
-    | Wait
-    | List
-    | Summarise
-    | Logs
-    | Text
-    | Result
-    | Send
-    | Watch
-    | Recommend
-    | DaemonInfo
-    | Agents
-    | Config
-    | Reload
-    | Prune
-)
 
 
 class Reply(Struct, kw_only=True, omit_defaults=True, tag_field="type"):
@@ -647,32 +637,20 @@ class Error(Reply, tag="error"):
     message: str
 
 
-AnyReply = (
-    Welcome
-    | RunReply
-    | Refused
-    | Selected
-    | Stopped
-    | Reserved
-    | Recommended
-    | RunList
-    | Summarised
-    | LogFiles
-    | TextPart
-    | ResultText
-    | EventPush
-    | DaemonStatus
-    | AgentList
-    | ConfigReply
-    | Reloaded
-    | Pruned
-    | Done
-    | Error
-)
+def _one_of(base: type[T]) -> tuple[tuple[type[T], ...], msgspec.msgpack.Decoder[T]]:
+    """Return the messages of this module below a base, and a decoder that tells them apart by their tags."""
+    kinds = tuple(base.__subclasses__())
+    return kinds, msgspec.msgpack.Decoder(reduce(or_, kinds))
 
+
+REQUESTS, _request_decoder = _one_of(Request)
+REPLIES, _reply_decoder = _one_of(Reply)
 _encoder = msgspec.msgpack.Encoder()
-_request_decoder: msgspec.msgpack.Decoder[AnyRequest] = msgspec.msgpack.Decoder(AnyRequest)
-_reply_decoder: msgspec.msgpack.Decoder[AnyReply] = msgspec.msgpack.Decoder(AnyReply)
+
+
+def tag(kind: type[Request | Reply]) -> str:
+    """Return what the key `type` says of messages of this kind."""
+    return str(kind.__struct_config__.tag)
 
 
 def pack(value: Any) -> bytes:
@@ -693,12 +671,12 @@ def _unpack(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:
         raise BadMessage(f"not a message of this protocol: {error}") from error
 
 
-def unpack_request(body: bytes) -> AnyRequest:
+def unpack_request(body: bytes) -> Request:
     """The request in a frame's body. Raises `BadMessage`."""
     return _unpack(_request_decoder, body)
 
 
-def unpack_reply(body: bytes) -> AnyReply:
+def unpack_reply(body: bytes) -> Reply:
     """The reply in a frame's body. Raises `BadMessage`."""
     return _unpack(_reply_decoder, body)
 
