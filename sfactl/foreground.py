@@ -21,7 +21,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import Event, RunId, RunInfo, Status
 
 from . import exits, loop, output, refused, request
-from .connection import AGAIN, REPEATS, Client, ConnectionLost, again, check, unanswered
+from .connection import AGAIN, Client, ConnectionLost, again, check, unanswered
 
 if TYPE_CHECKING:
     from .limits import Notices
@@ -402,7 +402,7 @@ class Foreground:
     def _repeated(self, request: m.Request) -> m.Request:
         if isinstance(request, m.Spawn):
             self._respawned += 1
-            if self._respawned > REPEATS[m.Spawn]:
+            if self._respawned > request.repeats:
                 raise ConnectionLost(self._client.path, unanswered(request))
         if isinstance(request, m.Wait):
             request = structs.replace(request, tie=not self._keep)
