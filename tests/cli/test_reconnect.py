@@ -633,7 +633,7 @@ def test_what_counts_is_never_sent_twice(server: Scripted, client: Starter, word
 
 
 def test_requests_that_count_or_write_are_not_repeated() -> None:
-    never = {
+    never: set[type[m.Request]] = {
         m.Hello, m.Resume, m.Approve, m.Deny, m.ChangeLimits, m.Prune, m.Report, m.Reserve, m.Settle, m.Signal, m.Send
     }  # fmt: skip
     assert [kind for kind in never if kind.repeats] == []
