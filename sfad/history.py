@@ -54,7 +54,7 @@ class History:
             m.Result: self._result,
         }
 
-    def answer(self, request: m.AnyRequest) -> tuple[m.Reply, Sequence[int]]:
+    def answer(self, request: m.Request) -> tuple[m.Reply, Sequence[int]]:
         """The reply, and the descriptors that travel with it, which are the caller's to close."""
         try:
             if isinstance(request, m.Logs):
@@ -145,7 +145,7 @@ def serve(state: Path, sock: socket.socket) -> None:
         _serve(lambda request: (m.Error(id=request.id, code=ErrorCode.UNAVAILABLE, message=message), ()), sock)
 
 
-def _serve(answer: Callable[[m.AnyRequest], tuple[m.Reply, Sequence[int]]], sock: socket.socket) -> None:
+def _serve(answer: Callable[[m.Request], tuple[m.Reply, Sequence[int]]], sock: socket.socket) -> None:
     decoder = FrameDecoder(MAX_REQUEST)
     while data := sock.recv(65536):
         for body in decoder.feed(data):

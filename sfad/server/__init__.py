@@ -3,7 +3,16 @@
 `server`      one task for all connections over a nested epoll
 `shares`      how much each run, tree and user may hold
 `connection`  one client: frames in, frames out, descriptors both ways
-`verbs`       one handler a verb
+`dispatch`    a request to the function that answers it, once the peer may ask that
+`call`        one request while it is being answered; the registry of those functions
+`verbs/`      one file a verb
 `handles`     which run an id, a name, a prefix or a label means
+`choosing`    which runs a `stop` or `select` means
+`checks`      checks of fields that several kinds of request have
+`pages`       whether a run belongs to a page of a list or to a summary
+`spending`    what `report`, `reserve` and `settle` share
+`watching`    pushes events to a client
+`totals`      what runs have used together with their descendants
 `result`      the final answer of a run
+`errors`      how a request fails
 """

@@ -30,9 +30,10 @@ from ..loop.runtime import LOOK, Runtime
 from ..observe.log import Log
 from ..protocol.errors import BadMessage, ErrorCode, ProtocolError
 from ..protocol.messages import Error, pack_message, request_id, unpack_request
+from .call import Call
 from .connection import MAX_UNSENT, Connection, DescriptorsLost
+from .dispatch import Dispatcher
 from .shares import Group, Holder, Shares
-from .verbs import Answerer, Verbs
 
 MAX_CONNECTIONS = 2048
 """Each costs about 2 KiB and a descriptor; 64 trees of 64 runs with a client in each are far below. Where the process may open
@@ -93,7 +94,7 @@ class Server:
         self._output = Shares("bytes of unread replies and events", MAX_UNREAD)
         self._awake = trio.Event()
         self._awake.set()
-        self._verbs = Verbs(runtime, self._descriptors, connections=lambda: len(self._connections))
+        self._dispatcher = Dispatcher(runtime, self._descriptors, connections=lambda: len(self._connections))
         listener.setblocking(False)
         self._epoll.register(listener, select.EPOLLIN)
 
@@ -106,14 +107,12 @@ class Server:
         """What `take_over` needs, once this process has executed itself anew. Raises `OSError`."""
         now = trio.current_time()
         for connection in list(self._connections.values()):
-            self._verbs.give_up(connection)
+            self._dispatcher.give_up(connection)
         answers = {
             token: [
-                (answerer.connection.number, answerer.request)
-                for answerer in answerers
-                if isinstance(answerer, Answerer) and not answerer.connection.closed
+                (asker.connection.number, asker.id) for asker in askers if isinstance(asker, Call) and not asker.connection.closed
             ]
-            for token, answerers in self._runtime.answerers().items()
+            for token, askers in self._runtime.answerers().items()
         }
         connections = [connection.hand_over(now) for connection in self._connections.values()]
         return Clients(connections, self._number, answers)
@@ -136,7 +135,7 @@ class Server:
             if not connection.greeted or (connection.decoder.pending and not connection.bodies):
                 self._give_time(connection, "the rest of a frame" if connection.greeted else "a handshake")
         answerers = {
-            token: [self._verbs.answerer(numbered[number], request) for number, request in waiting]
+            token: [self._dispatcher.open(numbered[number], request) for number, request in waiting]
             for token, waiting in clients.answers.items()
         }
         self._runtime.expect_answers(answerers, last_token=last_token)
@@ -146,7 +145,7 @@ class Server:
         for handed in clients.connections:
             connection = self._connections.get(handed.fd)
             if connection is not None:
-                self._verbs.take_over(connection, handed.pending)
+                self._dispatcher.take_over(connection, handed.pending)
 
     def rest(self, *, resting: bool) -> None:
         """Takes no new connection and no request while it rests."""
@@ -426,8 +425,8 @@ class Server:
                 self._drop(connection)
             return
         if connection.greeted:
-            self._verbs.handle(connection, request)
-        elif self._verbs.greet(connection, request):
+            self._dispatcher.handle(connection, request)
+        elif self._dispatcher.greet(connection, request):
             connection.greeted = True
         else:
             self._drop(connection)

@@ -24,16 +24,15 @@ from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, FrameDecoder
 from sfad.protocol.summary import Breach, Costly, Failed, Group, Summary
 from sfad.protocol.version import VERSION
 from sfad.runs import stdin
-from sfad.server import connection, server, shares, verbs
+from sfad.server import connection, dispatch, server, shares, watching
 from sfad.server.result import MAX_RESULT
-from sfad.server.verbs import MAIN_SIGNALS
+from sfad.server.verbs.list import MAX_ROWS
+from sfad.server.verbs.signal import MAIN_SIGNALS
 from tests.docs import notation
 from tests.docs.examples import EXAMPLES
 from tests.docs.pages import blocks, generated, rows, sections, spans, text_of
 
 PAGE = text_of("protocol.md")
-REQUESTS: tuple[type[m.Request], ...] = get_args(m.AnyRequest)
-REPLIES: tuple[type[m.Reply], ...] = get_args(m.AnyReply)
 NESTED = (
     t.Bound, t.Claim, t.Limit, t.LimitState, t.RunInfo, t.Reason, t.Usage, t.Refusal, t.LimitRefusal, t.BudgetState, t.Survivor,
     t.ApiTrouble, Advice, Summary, Group, Breach, Failed, Costly, t.Event, m.Setting, m.AgentInfo, m.Change, m.Failure,
@@ -102,12 +101,12 @@ def fields_of(struct: Struct) -> dict[str, tuple[str, str]]:
     return {field.name: (type_of(hints[field.name]), default_of(field)) for field in msgspec.structs.fields(struct)}
 
 
-@pytest.mark.parametrize("struct", REQUESTS, ids=tag)
+@pytest.mark.parametrize("struct", m.REQUESTS, ids=tag)
 def test_requests(struct: type[m.Request]) -> None:
     assert documented(part("Requests")[tag(struct)]) == fields_of(struct)
 
 
-@pytest.mark.parametrize("struct", REPLIES, ids=tag)
+@pytest.mark.parametrize("struct", m.REPLIES, ids=tag)
 def test_replies(struct: type[m.Reply]) -> None:
     assert documented(part("Replies")[tag(struct)]) == fields_of(struct)
 
@@ -118,14 +117,14 @@ def test_nested(struct: Struct) -> None:
 
 
 def test_no_section_is_about_something_that_does_not_exist() -> None:
-    assert part("Requests").keys() == {tag(struct) for struct in REQUESTS}
-    assert part("Replies").keys() == {tag(struct) for struct in REPLIES}
+    assert part("Requests").keys() == {tag(struct) for struct in m.REQUESTS}
+    assert part("Replies").keys() == {tag(struct) for struct in m.REPLIES}
     assert part("Nested types").keys() == {tag(struct) for struct in NESTED} | {"Status", "Rule", "LimitKind", "Action"}
 
 
 def test_what_is_left_out_where_it_is_the_default() -> None:
     # the page says: the messages themselves, `Reason` and `Event`
-    assert all(struct.__struct_config__.omit_defaults for struct in (*REQUESTS, *REPLIES))
+    assert all(struct.__struct_config__.omit_defaults for struct in (*m.REQUESTS, *m.REPLIES))
     assert {tag(struct) for struct in NESTED if struct.__struct_config__.omit_defaults} == {"Reason", "Event"}
 
 
@@ -150,11 +149,11 @@ def test_bounds() -> None:
         "body of a request": f"{MAX_REQUEST // mib} MiB",
         "body of a reply": f"{MAX_REPLY // mib} MiB",
         "replies and events that a client leaves unread": f"{connection.MAX_UNSENT // mib} MiB",
-        "watches of one connection": f"{verbs.WATCHES}",
+        "watches of one connection": f"{watching.WATCHES}",
         "requests of one connection handled in one go": f"{server.TURN}",
         "requests of one tree, or of one user outside any run, handled in one go": f"{server.SLICE * 1000:g} ms",
         "bytes that wait for a run's stdin (`send`)": f"{stdin.MAX_PENDING // mib} MiB",
-        "rows of ended runs in a page of a `list`": f"{verbs.MAX_ROWS:,}".replace(",", " "),
+        "rows of ended runs in a page of a `list`": f"{MAX_ROWS:,}".replace(",", " "),
         "bytes of output that a `result` is made from, and of its text": f"{MAX_RESULT // mib} MiB",
     }
     assert {row[0]: row[1] for row in rows(shared)} == {
@@ -162,8 +161,8 @@ def test_bounds() -> None:
         "connections, and descriptors that wait in them": f"{server.MAX_CONNECTIONS}",
         "bytes of requests that are unfinished or wait for their turn": f"{server.MAX_PARTIAL // mib} MiB",
         "bytes of replies and events that clients have not read": f"{server.MAX_UNREAD // mib} MiB",
-        "requests that are not answered": f"{verbs.MAX_REQUESTS:,}".replace(",", " "),
-        "watches": f"{verbs.MAX_WATCHES}",
+        "requests that are not answered": f"{dispatch.MAX_REQUESTS:,}".replace(",", " "),
+        "watches": f"{dispatch.MAX_WATCHES}",
     }
     assert [shares.FRACTIONS[scope] for scope in ("run", "tree", "user", "others", "owner")] == [1 / 8, 1 / 4, 1 / 2, 3 / 4, 1]
     assert f"a run may have {server.LEAST_CONNECTIONS} in any" in shared
@@ -192,7 +191,7 @@ def example(name: str) -> tuple[Any, bytes]:
     return notation.read(shown.text), bytes.fromhex(octets.text)
 
 
-def typed(name: str, body: bytes) -> m.AnyRequest | m.AnyReply:
+def typed(name: str, body: bytes) -> m.Request | m.Reply:
     """The message in a frame's body."""
     return m.unpack_request(body) if isinstance(EXAMPLES[name], m.Request) else m.unpack_reply(body)
 

@@ -1,0 +1,119 @@
+"""Requests to the functions that answer them: the handshake, the permission, the verb's function, and what it raised."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable, Sequence
+
+from .. import __version__
+from ..host.giveback import give_back
+from ..loop.runtime import Runtime
+from ..protocol import messages as m
+from ..protocol.errors import ErrorCode
+from ..protocol.version import SUPPORTED
+from . import verbs  # noqa: F401 - each file registers its verb
+from .call import INTERNAL, VERBS, Call, Services
+from .connection import Connection
+from .errors import RequestFailed
+from .handles import Handles
+from .shares import Shares
+from .watching import push
+
+MAX_REQUESTS = 16384
+"""Requests that are not answered, of all connections together: of waits, stops, and of connections that have ended since. Each
+costs 1 or 2 KiB."""
+
+MAX_WATCHES = 2048
+"""Watches of all connections together. Each event of a run is sent to each that watches it or an ancestor."""
+
+
+class Dispatcher:
+    """Has each request answered, now or later."""
+
+    def __init__(self, runtime: Runtime, descriptors: Shares, *, connections: Callable[[], int]) -> None:
+        """`descriptors`: what connections hold of them."""
+        self._runtime = runtime
+        self._services = Services(
+            runtime=runtime,
+            handles=Handles(runtime),
+            requests=Shares("open requests", MAX_REQUESTS),
+            watches=Shares("open watches", MAX_WATCHES),
+            descriptors=descriptors,
+            connections=connections,
+        )
+
+    def greet(self, connection: Connection, request: m.Request) -> bool:
+        """Answer the first message. Return False if the connection is of no use."""
+        peer = connection.peer
+        if not isinstance(request, m.Hello):
+            message = "the first message must be 'hello'"
+            connection.send(m.Error(id=request.id, code=ErrorCode.BAD_REQUEST, message=message))
+            return False
+        self._runtime.log.debug("client", name=request.client[:100], user=peer.user, run=peer.run)
+        common = set(request.versions) & set(SUPPORTED)
+        if not common:
+            spoken, supported = request.versions[:16], list(SUPPORTED)
+            message = f"client speaks protocol versions {spoken}, this daemon {supported}; update the older one"
+            connection.send(m.Error(id=request.id, code=ErrorCode.UNSUPPORTED_VERSION, message=message))
+            return False
+        connection.send(
+            m.Welcome(
+                id=request.id,
+                version=max(common),
+                daemon=__version__,
+                pid=os.getpid(),
+                state_dir=str(self._runtime.state_dir),
+                run=peer.run,
+            )
+        )
+        return True
+
+    def handle(self, connection: Connection, request: m.Request) -> None:
+        """Answer a request, now or later."""
+        verb = VERBS.get(type(request))
+        call = self.open(connection, request.id, verb.permission if verb is not None else None)
+        try:
+            self._check(call, request)
+            if verb is None:
+                raise RequestFailed(ErrorCode.BAD_REQUEST, "'hello' is only said once")
+            if call.permission is not None:
+                call.permit(call.permission)
+            verb.answer(call, request)
+        except RequestFailed as failed:
+            call.fail(failed.code, str(failed))
+        except OSError as error:
+            call.fail(ErrorCode.UNAVAILABLE, f"the daemon could not do it: {error}")
+        except Exception:  # noqa: BLE001 - a bug in one request must not leave every tree without a supervisor
+            self._runtime.log.error(f"internal error while handling {type(request).__name__}", traceback=traceback.format_exc())
+            call.fail(ErrorCode.INTERNAL, INTERNAL)
+
+    def open(self, connection: Connection, request: int, permission: str | None = None) -> Call:
+        """Count a request that is to be answered."""
+        self._services.requests.add(connection.holder, 1)
+        return Call(self._services, connection, request, permission)
+
+    def _check(self, call: Call, request: m.Request) -> None:
+        try:
+            if request.id in call.connection.pending:
+                raise RequestFailed(ErrorCode.BAD_REQUEST, f"request id {request.id} is still in use on this connection")
+            call.demand(self._services.requests, 0)
+        except RequestFailed:
+            if isinstance(request, m.Spawn):
+                give_back(call.connection.take(request.descriptors) or ())
+            raise
+
+    def give_up(self, connection: Connection) -> None:
+        """Fail the requests that another thread works on, because the daemon executes itself again."""
+        for request in sorted(connection.elsewhere):
+            call = Call(self._services, connection, request)
+            call.fail(ErrorCode.UNAVAILABLE, "the daemon restarted itself before this was done; try again")
+        connection.elsewhere.clear()
+
+    def take_over(self, connection: Connection, pending: Sequence[m.Wait | m.Watch]) -> None:
+        """Continue the requests of a connection that was handed over."""
+        for request in pending:
+            if isinstance(request, m.Watch):
+                push(Call(self._services, connection, request.id), request.run)
+            else:
+                self.handle(connection, request)

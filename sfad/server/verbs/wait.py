@@ -1,0 +1,45 @@
+"""`wait`: reply when a run has ended and the ledger has saved that, or after a time."""
+
+from __future__ import annotations
+
+import trio
+
+from ...core.events import ClientBack
+from ...protocol.messages import RunReply, Wait
+from ...protocol.types import RunInfo
+from ..call import Call, answers_about_run
+from ..connection import Pending
+from ..totals import totalled
+
+
+@answers_about_run(Wait)
+def wait(call: Call, request: Wait, run: RunInfo) -> None:
+    runtime, connection = call.runtime, call.connection
+    if request.tie:
+        call.permit("stop", runtime.chain(run.id))  # a tied run is stopped with its client
+        runtime.feed(ClientBack(trio.current_time(), connection.number, run.id))
+    if runtime.over(run.id) or request.timeout == 0:
+        _show(call, run)
+        return
+    timer = ("wait", connection.number, call.id)
+
+    def answer(info: RunInfo | None) -> None:
+        if connection.pending.pop(call.id, None) is None:
+            return  # the connection was closed while waiters were told
+        forget()
+        runtime.timers.disarm(timer)
+        if info is not None:
+            _show(call, info)
+        else:
+            call.drop()
+
+    forget = runtime.on_end(run.id, answer)
+    pending = connection.pending[call.id] = Pending(request, lambda: answer(None))
+    if request.timeout is not None:
+        pending.until = trio.current_time() + max(0.0, request.timeout)
+        runtime.timers.arm(timer, pending.until, lambda: answer(runtime.info(run.id)))
+
+
+def _show(call: Call, run: RunInfo) -> None:
+    (shown,) = totalled(call.runtime, [run])
+    call.reply(RunReply(id=call.id, run=shown))
