@@ -88,18 +88,18 @@ def _config_option(argv: list[str]) -> list[str]:
 async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int) -> None:
     """Does not return. `nofile`: the soft limit of descriptors that this process was started with. Raises `OSError`, `Unfit` if it
     could not be done; then everything is as it was."""
-    await runtime.ends_reported()
+    await runtime.ends.reported()
     server.rest(resting=True)
     try:
         await _threads_done(runtime)
         with _signals_held_back():
             # something has to be written, or nobody knows whether it can be: the next program does not start without
-            runtime.tell("daemon_reexecuting", f"sfad {__version__} executes itself anew")
+            runtime.announcer.tell("daemon_reexecuting", f"sfad {__version__} executes itself anew")
             for _ in range(ROUNDS):
-                runtime.report_held()
+                runtime.ends.report_all()
                 if not await runtime.ledger.flush():
                     raise Unfit(f"the ledger cannot be written: {runtime.ledger.trouble}")
-                if all(live.run.committed for live in runtime.live.values()):
+                if all(live.run.committed for live in runtime.catalogue.live.values()):
                     break
             else:
                 raise Unfit(f"the ledger does not take what was admitted: {runtime.ledger.trouble}")
@@ -151,7 +151,7 @@ def _execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int) -> 
         claim=lock.claim,
         runs=runtime.hand_over(),
         tickets=list(runtime.machine.tickets()),
-        last_token=runtime.last_token,
+        last_token=runtime.requests.last_token,
         clients=server.hand_over(),
         admitted=runtime.machine.admitted,
         refused=runtime.machine.refused,

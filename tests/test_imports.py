@@ -32,7 +32,7 @@ LAYERS = [
     {"sfad.metering", "sfad.durable"},
     {"sfad.loop"},
     {"sfad.server"},
-    {"sfad.daemon", "sfad.reexec", "sfad.serving", "sfad.history", "sfad.app", "sfad.__main__"},
+    {"sfad.daemon", "sfad.startup", "sfad.reloading", "sfad.reexec", "sfad.serving", "sfad.history", "sfad.app", "sfad.__main__"},
 ]
 """`protocol.types ← core ← {launch, meters, ledger, output, observe, spool} ← runs ← {metering, durable} ← loop ←
 server ← __main__`. Other modules (config, faults, host) are leaves: any layer of the shell may use them, and they may use none."""

@@ -32,6 +32,9 @@ from .handover import HandedRun, Handover
 from .journal import Entry, RunJournal
 from .pidfds import name_of_main
 
+Rows = list[tuple[RunInfo, RunExtra]]
+"""Rows of the ledger."""
+
 NOTHING_HANDED = HandedRun(None, [], None)
 
 
@@ -52,7 +55,7 @@ class Adoption:
 
     event: e.Recovered
     runs: list[AdoptedRun]
-    rows: list[tuple[RunInfo, RunExtra]]
+    rows: Rows
     notes: list[str]
     """What could not be adopted, a line each."""
     never: list[RunId]
@@ -109,7 +112,7 @@ class _Adopter:
         entries, broken = self._journal.entries()
         tickets = tuple(self._handed.tickets) if self._handed is not None else ()
         held: list[Remembered] = []
-        rows: list[tuple[RunInfo, RunExtra]] = []
+        rows: Rows = []
         never: list[RunId] = []
         over = list(broken)
         notes = [f"run {run}: its snapshot in the spool cannot be read; it is ended" for run in broken]

@@ -62,6 +62,6 @@ class Background:
         self.start_soon(run)
 
     async def walk(self, work: Callable[[], T]) -> T:
-        """Return what `work` returns, which keeps a CPU busy. It runs in a thread, and only one at a time. Raises what it raises."""
+        """Return what `work` returns, which keeps a CPU busy: only one runs at a time, in a thread. Raises what it raises."""
         async with self._one_walk:
             return await in_thread(work)

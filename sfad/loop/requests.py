@@ -76,9 +76,7 @@ class Requests:
         """Feed the event that `make(token, now)` returns. `answer` is called once, with the core's answer."""
         self._feed(make(self._token(answer), trio.current_time()))
 
-    def spawn(
-        self, peer: Peer, spawn: Spawn, descriptors: list[int], client: int, answer: Asker, admitted: Admitted
-    ) -> None:
+    def spawn(self, peer: Peer, spawn: Spawn, descriptors: list[int], client: int, answer: Asker, admitted: Admitted) -> None:
         """Ask for a run. It takes over `descriptors`, whatever the answer. `admitted` is called before `answer` if it is yes. A
         request with the key of an earlier one gets the same answer.
 

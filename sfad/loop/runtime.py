@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -16,20 +16,19 @@ from ..agents import registered
 from ..core import commands as c
 from ..core import events as e
 from ..core.machine import HOUR, Machine
-from ..durable.adoption import Adoption
+from ..durable.adoption import Adoption, Rows
 from ..durable.budgets import BudgetKeeper
 from ..durable.handover import HandedRun
-from ..durable.maintenance import Maintenance, Pruned, Wanted
+from ..durable.maintenance import Maintenance
 from ..durable.pidfds import StoredPidfds
 from ..host.background import Background
 from ..host.clock import wall_clock
 from ..host.descriptors import Descriptors
 from ..host.lasting import lasting
-from ..ledger import RunExtra
 from ..metering.metering import Metering
 from ..protocol.errors import ErrorCode
-from ..protocol.messages import Change
-from ..protocol.types import RunId, RunInfo
+from ..protocol.messages import Change, Prune, Pruned
+from ..protocol.types import RunId
 from ..runs.catalogue import Catalogue
 from ..runs.watching import Subscribers
 from .advising import Adviser
@@ -43,7 +42,7 @@ from .starting import Starter
 from .state_dir import StateDirWatch
 from .translate import policy_of
 
-Reload = Callable[[], tuple[configuration.Loaded, list[Change]]]
+ReadConfig = Callable[[], tuple[configuration.Loaded, list[Change]]]
 
 
 class Runtime:
@@ -55,14 +54,14 @@ class Runtime:
         loaded: configuration.Loaded,
         *,
         shut_down: Callable[[], None],
-        reload: Reload,
+        read_config: ReadConfig,
         began: float | None = None,
     ) -> None:
-        """`began`: when the daemon was started, if it was re-executed since."""
+        """`read_config` reads the config again, and returns what is in force then and what has changed. `began`: when the daemon
+        was started, if it was re-executed since."""
         now, config = trio.current_time(), loaded.config
         self.log, self.timers, self.journal, self.ledger = opened.log, opened.timers, opened.journal, opened.ledger
         self.output, self.launcher, self.socket, self.state_dir = opened.output, opened.launcher, opened.socket, opened.state_dir
-        self.reload = reload
         self.began = now if began is None else began
         self.adopted = 0
         """Live runs that were adopted from an earlier daemon."""
@@ -99,8 +98,8 @@ class Runtime:
             opened, self.saver, self.requests, self._starter, self.announcer, self.catalogue, self.metering, self._budgets,
             self.adviser, self.background, self._arm, shut_down,
         )  # fmt: skip
-        self.settings, self.agents = loaded.settings, registered(config, loaded.settings)
-        self._config = config
+        self.config, self.settings, self.agents = config, loaded.settings, registered(config, loaded.settings)
+        self._read_config = read_config
 
     # ---- the loop
 
@@ -133,15 +132,14 @@ class Runtime:
 
     def reported(self, event: e.Event) -> None:
         """Take what the launcher reports. Before the core decides about an end, everything is learnt that the run wrote or used."""
-        known = isinstance(event, e.LaunchSucceeded | e.MainExited | e.Emptied)
-        run = self.machine.tree.get(event.run) if known else None
-        if run is None:
-            self.feed(event)
-        elif isinstance(event, e.LaunchSucceeded):
-            self.pidfds.keep(run, event.pid)
-            self.feed(event)
-        elif isinstance(event, End):
-            self.ends.ended(run, event)
+        match event:
+            case e.LaunchSucceeded(run=name) if (run := self.machine.tree.get(name)) is not None:
+                self.pidfds.keep(run, event.pid)
+                self.feed(event)
+            case e.MainExited(run=name) | e.Emptied(run=name) if (run := self.machine.tree.get(name)) is not None:
+                self.ends.ended(run, event)
+            case _:
+                self.feed(event)
 
     def _report(self, event: End | e.TimerFired) -> None:
         run = self.machine.tree.get(event.run)
@@ -170,7 +168,7 @@ class Runtime:
         for one in adoption.runs:
             self.catalogue.add(one.live)
 
-    async def supervise(self, adoption: Adoption, unwritten: Sequence[tuple[RunInfo, RunExtra]]) -> None:
+    async def supervise(self, adoption: Adoption, unwritten: Rows) -> None:
         """Have the core take over, before a client asks anything. `unwritten` are rows that the ledger could not take."""
         self._settle(adoption, unwritten)
         for one in adoption.runs:
@@ -182,9 +180,10 @@ class Runtime:
         learnt = await self.metering.read_ended([one.run for one in runs if one.run.pid is None and not one.starting])
         self.adopted = sum(1 for one in runs if one.run.pid is not None)
         self.feed(replace(adoption.event, learnt=learnt))
-        for one in runs:
-            if one.starting:  # not sooner: its time may come while ended runs are read, when the core does not know it yet
-                self._starter.expect(one.run)
+        for starting in (one.run for one in runs if one.starting):
+            self._starter.expect(
+                starting
+            )  # not sooner: its time may come while ended runs are read, when the core does not know it
         self._budgets.look()  # a tree that was paused for a budget goes on if that was renewed or raised meanwhile
         for one in adoption.runs:
             if one.exited is not None:
@@ -193,7 +192,16 @@ class Runtime:
         if not adoption.event.continued:
             self._tell_of_lost_stdin()
 
-    def _settle(self, adoption: Adoption, unwritten: Sequence[tuple[RunInfo, RunExtra]]) -> None:
+    def tell_adopted(self, adoption: Adoption) -> None:
+        """Announce what became of an earlier daemon's runs, if there were any."""
+        if adoption.event.runs or adoption.rows:
+            message = f"{adoption.event.why}: {adoption}"
+            if adoption.event.continued:
+                self.announcer.tell("daemon_reexecuted", message, "low")
+            else:
+                self.announcer.tell("daemon_recovered", message, "medium")
+
+    def _settle(self, adoption: Adoption, unwritten: Rows) -> None:
         for info, extra in unwritten:
             self.ledger.mend_later(info, extra)
         later = {info.id for info, _ in unwritten}
@@ -238,22 +246,28 @@ class Runtime:
 
     # ---- what the operator asks for
 
-    def reconfigure(self, loaded: configuration.Loaded) -> None:
-        """Follow a new config. Runs that were admitted keep their limits."""
-        self._config, self.settings = loaded.config, loaded.settings
-        self.agents = registered(loaded.config, loaded.settings)
-        self.metering.reconfigure(loaded.config.prices, loaded.config.limits.nearing)
-        self.maintenance.reconfigure(loaded.config.retention)
+    def reload(self) -> tuple[configuration.Loaded, list[Change]]:
+        """Read the config again and follow it. Runs that were admitted keep their limits. Return the config, and what has changed.
+        Raises `ConfigError`, and then nothing has."""
+        loaded, changed = self._read_config()
+        config = loaded.config
+        self.config, self.settings, self.agents = config, loaded.settings, registered(config, loaded.settings)
+        self.metering.reconfigure(config.prices, config.limits.nearing)
+        self.maintenance.reconfigure(config.retention)
         self.feed(e.Reconfigured(trio.current_time(), policy_of(loaded)))
         self._follow_config()
+        self.log.info("config reloaded", files=[str(path) for path in loaded.files])
+        if waiting := [change.key for change in changed if change.waits]:
+            self.log.warning("these take effect at the next start", keys=waiting)
+        return loaded, changed
 
     def _follow_config(self) -> None:
-        self._budgets.know(self._config.budgets)
-        self.adviser.configure(adaptive=self._config.limits.adaptive, policy=self.machine.policy)
+        self._budgets.know(self.config.budgets)
+        self.adviser.configure(adaptive=self.config.limits.adaptive, policy=self.machine.policy)
 
-    async def prune(self, wanted: Wanted) -> Pruned:
+    async def prune(self, wanted: Prune, uid: int | None) -> Pruned:
         """Remove ended runs, in a thread. Raises what `Maintenance.prune` raises."""
-        return await self.maintenance.prune(wanted, self._forget)
+        return await self.maintenance.prune(wanted, uid, self._forget)
 
     def _forget(self, runs: Iterable[RunId]) -> None:
         runs = list(runs)

@@ -30,7 +30,7 @@ SAVE_USE = 1.0
 
 @dataclass(slots=True)
 class Saver:
-    """Keeps the journal and the ledger in step with the core. Its last methods are called by the ledger."""
+    """Keeps the journal and the ledger in step with the core."""
 
     opened: Opened
     catalogue: Catalogue
@@ -41,6 +41,18 @@ class Saver:
     feed: Feed
     _used: set[RunId] = field(default_factory=set)
     """Runs whose use the ledger does not know yet."""
+
+    def start_ledger(self) -> None:
+        """Have the ledger take writes, and report here what became of them."""
+        self.opened.ledger.start(
+            on_committed=self._committed,
+            on_failed=self._commit_failed,
+            on_ended=self._recorded,
+            on_trouble=self._trouble,
+            on_put_back=self.state_dir.ledger_put_back,
+            on_checkpointed=self.opened.journal.checkpointed,
+            lost=self.opened.state_dir_lost,
+        )
 
     def save_snapshots(self, outcome: c.Outcome) -> list[Live]:
         """Save what was decided, before any of it is done: the next daemon may find it half done. Where a run was admitted, return
@@ -67,13 +79,13 @@ class Saver:
         # the ledger tries again for what it holds; clients that go on asking meanwhile must not use up the spool's room for ends
         refused = self.state_dir.look() or (self.opened.ledger.trouble if self.opened.ledger.held else None)
         if refused is not None:
-            self.commit_failed([run], refused)
+            self._commit_failed([run], refused)
             return
         try:
             self.opened.journal.admit(live, changed)
             effect("admitted, not on record")
         except OSError as error:
-            self.commit_failed([run], f"the spool: {error}")
+            self._commit_failed([run], f"the spool: {error}")
             return
         self.opened.ledger.admit(live.info(live.run.created_at), live.extra)
 
@@ -125,18 +137,18 @@ class Saver:
 
     # ---- what the ledger reports
 
-    def committed(self, runs: Iterable[RunId]) -> None:
+    def _committed(self, runs: Iterable[RunId]) -> None:
         """These admissions are on record."""
         self.feed(e.Committed(trio.current_time(), tuple(runs)))
 
-    def commit_failed(self, runs: Iterable[RunId], error: str) -> None:
+    def _commit_failed(self, runs: Iterable[RunId], error: str) -> None:
         """These admissions could not be recorded."""
         runs = list(runs)
         self.opened.journal.never_again(max(map(run_number, runs)))
         self.opened.log.error(f"the ledger cannot be written: {error}", runs=runs)
         self.feed(e.CommitFailed(trio.current_time(), tuple(runs), error))
 
-    def recorded(self, runs: Iterable[RunId]) -> None:
+    def _recorded(self, runs: Iterable[RunId]) -> None:
         """These ends are on record. Clients are not told before: a daemon killed a moment later would call a run lost that clients
         were told is completed."""
         ended = list(runs)
@@ -145,7 +157,7 @@ class Saver:
         effect("forgotten")
         self._tell_ends(ended)
 
-    def trouble(self, error: str | None, lost: int) -> None:
+    def _trouble(self, error: str | None, lost: int) -> None:
         """The ledger cannot be written, or can be again. Ends are held in memory meanwhile, and clients do not wait for that."""
         self.state_dir.ledger_failing(error, lost)
         if error is not None:

@@ -195,8 +195,7 @@ class Catalogue:
     def _live(self, page: Page, loads: Mapping[RunId, Load]) -> Iterator[tuple[RunInfo, Live]]:
         now = trio.current_time()
         for run, live in self.live.items():
-            load = loads.get(run)
-            info = live.info(now, processes=load.processes, memory_bytes=load.memory_bytes) if load else live.info(now)
+            info = live.info(now, loads.get(run))
             if _fits(page, info, live.chain):
                 yield info, live
 

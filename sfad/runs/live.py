@@ -14,7 +14,7 @@ from ..core.limits import COSTS, KINDS, METERED, Held
 from ..core.run import Run
 from ..host.clock import wall_clock
 from ..host.giveback import give_back
-from ..launch.base import Bounds, Launcher
+from ..launch.base import Bounds, Launcher, Load
 from ..ledger import RunExtra
 from ..meters import Program, Reading
 from ..meters.sessions import VARIABLES, SessionFiles, files_of
@@ -131,8 +131,8 @@ class Live:
         """Ids from the root to this run."""
         return tuple(run.id for run in self.run.lineage)
 
-    def info(self, now: float, *, processes: int | None = None, memory_bytes: int | None = None) -> RunInfo:
-        """The run as it is shown at `now`, on the core's clock."""
+    def info(self, now: float, load: Load | None = None) -> RunInfo:
+        """Return the run as it is shown at `now`, on the core's clock. `load`: what it holds then."""
         run = self.run
         lineage = run.lineage
         exit_ = run.exit
@@ -158,8 +158,8 @@ class Live:
             attempts=run.attempt,
             limits=self._limits(now),
             usage=self.usage(elapsed),
-            processes=processes,
-            memory_bytes=memory_bytes,
+            processes=load.processes if load is not None else None,
+            memory_bytes=load.memory_bytes if load is not None else None,
             descendants=run.admitted,
             deadline=self._deadline(now),
             milestone=None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import traceback
 from collections.abc import Callable, Sequence
 
 from .. import __version__
@@ -36,7 +35,7 @@ class Dispatcher:
         self._runtime = runtime
         self._services = Services(
             runtime=runtime,
-            handles=Handles(runtime),
+            handles=Handles(runtime.catalogue),
             requests=Shares("open requests", MAX_REQUESTS),
             watches=Shares("open watches", MAX_WATCHES),
             descriptors=descriptors,
@@ -85,7 +84,7 @@ class Dispatcher:
         except OSError as error:
             call.fail(ErrorCode.UNAVAILABLE, f"the daemon could not do it: {error}")
         except Exception:  # noqa: BLE001 - a bug in one request must not leave every tree without a supervisor
-            self._runtime.log.error(f"internal error while handling {type(request).__name__}", traceback=traceback.format_exc())
+            self._runtime.log.internal_error(request)
             call.fail(ErrorCode.INTERNAL, INTERNAL)
 
     def open(self, connection: Connection, request: int, permission: str | None = None) -> Call:

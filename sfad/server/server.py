@@ -26,7 +26,8 @@ from ..host.giveback import give_back
 from ..host.paths import PathError, bind_socket, socket_inode
 from ..host.peers import run_of
 from ..launch.base import Unplaceable
-from ..loop.runtime import LOOK, Runtime
+from ..loop.runtime import Runtime
+from ..loop.state_dir import LOOK
 from ..observe.log import Log
 from ..protocol.errors import BadMessage, ErrorCode, ProtocolError
 from ..protocol.messages import Error, pack_message, request_id, unpack_request
@@ -112,7 +113,7 @@ class Server:
             token: [
                 (asker.connection.number, asker.id) for asker in askers if isinstance(asker, Call) and not asker.connection.closed
             ]
-            for token, askers in self._runtime.answerers().items()
+            for token, askers in self._runtime.requests.askers().items()
         }
         connections = [connection.hand_over(now) for connection in self._connections.values()]
         return Clients(connections, self._number, answers)
@@ -138,7 +139,7 @@ class Server:
             token: [self._dispatcher.open(numbered[number], request) for number, request in waiting]
             for token, waiting in clients.answers.items()
         }
-        self._runtime.expect_answers(answerers, last_token=last_token)
+        self._runtime.requests.restore(answerers, last_token=last_token)
 
     def go_on(self, clients: Clients) -> None:
         """Goes on with what they wait for, once the runs are there."""
@@ -198,7 +199,7 @@ class Server:
         self._epoll.register(listener, select.EPOLLIN)
         what = f"another process removed or replaced the socket {self._path}; the daemon has made it again"
         self._log.warning(what)
-        self._runtime.tell("daemon_socket_renewed", what, "medium")
+        self._runtime.announcer.tell("daemon_socket_renewed", what, "medium")
 
     def _tell_unbound(self, why: str) -> None:
         if why != self._unbound:
@@ -284,7 +285,7 @@ class Server:
             return Peer(-1, "unknown", owner=False, unplaced=f"it could not be identified: {error}")
 
     def _holder(self, peer: Peer) -> Holder:
-        return Holder.of(peer, self._runtime.root(peer.run) if peer.run is not None else None)
+        return Holder.of(peer, self._runtime.catalogue.root(peer.run) if peer.run is not None else None)
 
     def _count(self, connection: Connection) -> None:
         """Bring the shares up to date with what the connection holds."""
@@ -399,7 +400,7 @@ class Server:
             self._turns[lane] = waiting
 
     def _turn(self, connection: Connection) -> None:
-        if connection.peer.run is not None and connection.peer.run not in self._runtime.live:
+        if connection.peer.run is not None and connection.peer.run not in self._runtime.catalogue.live:
             # No process of an ended run is alive to read the answers, and there may be minutes of its requests.
             self._drop(connection)
             return

@@ -23,13 +23,13 @@ def begin() -> datetime:
 
 def remembered(directory: Path, *charges: float) -> RunJournal:
     """A spool that was told of these charges, one after the other."""
-    journal = RunJournal(directory, pytest.fail)
-    journal.begin(Timers(lambda _error: None), "/d")
+    journal = RunJournal(directory, Timers(print), pytest.fail)
+    journal.begin("/d")
     for usd in charges:
         journal.charge("user", "ann", begin(), usd)
         journal.keep(())
     journal.close()
-    return RunJournal(directory, pytest.fail)
+    return RunJournal(directory, Timers(print), pytest.fail)
 
 
 def damaged(directory: Path, *charges: float) -> RunJournal:
@@ -40,7 +40,7 @@ def damaged(directory: Path, *charges: float) -> RunJournal:
     last = struct.pack(">d", charges[-1])
     assert content.count(last) == 1
     file.write_bytes(content.replace(last, bytes(8)))
-    journal = RunJournal(directory, pytest.fail)
+    journal = RunJournal(directory, Timers(print), pytest.fail)
     assert not journal.sound
     return journal
 
@@ -68,7 +68,7 @@ def test_the_spool_was_told_before_the_ledger(tmp_path: Path) -> None:
 
 def test_what_stands_before_the_damage_does_not_wind_a_budget_back(tmp_path: Path) -> None:
     assert rebuilt(tmp_path, damaged(tmp_path / "spool", 2.0, 9.5), 9.5) == (9.5, [])
-    again = RunJournal(tmp_path / "spool", pytest.fail)
+    again = RunJournal(tmp_path / "spool", Timers(print), pytest.fail)
     assert again.sound  # the damaged file was set aside, and what stood before the damage is in its place
     assert rebuilt(tmp_path, again, None) == (9.5, [])
 

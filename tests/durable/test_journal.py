@@ -16,8 +16,8 @@ from sfad.host.timers import Timers
 def test_ended_runs_are_remembered_until_the_ledger_is_checkpointed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RECORDED", 10)
     runs = [run_id(number) for number in range(1, 13)]
-    with closing(RunJournal(tmp_path / "spool", print)) as journal:
-        journal.begin(Timers(lambda _error: None), "/state")
+    with closing(RunJournal(tmp_path / "spool", Timers(print), print)) as journal:
+        journal.begin("/state")
         journal._store.write({f"{kind}/{run}": b"x" for run in runs for kind in ("run", "now", "meter", "key")})
 
         def remembered() -> list[str]:
