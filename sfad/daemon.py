@@ -196,7 +196,7 @@ class Daemon:
         try:
             if (lost := self.lock.lost()) is not None:
                 raise reexec.Unfit(f"the next program would find nothing of what this one holds: {lost}")
-            await reexec.check(str(self.home.state_dir))
+            await reexec.check(self.home.state_dir, self.home.config_files)
             self.log.info("executing itself anew", version=__version__, live=len(self.runtime.catalogue.live))
             self._notify(systemd.reloading())
             await reexec.execute(self.runtime, self.server, self.lock, self.nofile)

@@ -181,9 +181,8 @@ class Runtime:
         self.adopted = sum(1 for one in runs if one.run.pid is not None)
         self.feed(replace(adoption.event, learnt=learnt))
         for starting in (one.run for one in runs if one.starting):
-            self._starter.expect(
-                starting
-            )  # not sooner: its time may come while ended runs are read, when the core does not know it
+            # not sooner: its time may come while ended runs are read, when the core does not know it yet
+            self._starter.expect(starting)
         self._budgets.look()  # a tree that was paused for a budget goes on if that was renewed or raised meanwhile
         for one in adoption.runs:
             if one.exited is not None:
