@@ -359,7 +359,7 @@ class Daemon:
                 # before anything waits: a daemon that is about to execute itself anew must see that it is draining
                 cause = logout.cause() if number == signal.SIGTERM else None
                 log.info("stopping every tree", signal=signal.Signals(number).name, cause=cause, live=len(runtime.live))
-                server.stop_accepting()
+                server.listener.close()
                 runtime.feed(DrainRequested(trio.current_time(), number, cause))
                 nursery.start_soon(self._bound_drain, runtime, log)
 
