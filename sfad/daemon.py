@@ -173,7 +173,7 @@ class Daemon:
         cause = logout.cause() if number == signal.SIGTERM else None
         live = len(self.runtime.catalogue.live)
         self.log.info("stopping every tree", signal=signal.Signals(number).name, cause=cause, live=live)
-        self.server.stop_accepting()
+        self.server.listener.close()
         self.runtime.feed(DrainRequested(trio.current_time(), number, cause))
         nursery.start_soon(self._bound_drain)
 

@@ -141,8 +141,8 @@ def _execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int) -> 
         raise Unfit(f"the ledger cannot be written: {runtime.ledger.trouble or 'it takes longer than a second'}")
     effect("hand over")
     handover = Handover(
-        listener=server.listener,
-        inode=server.inode,
+        listener=server.listener.fileno(),
+        inode=server.listener.inode,
         lock=lock.file,
         directory=lock.directory,
         claim=lock.claim,

@@ -21,14 +21,15 @@ from ..loop.runtime import Runtime
 from ..protocol import messages as m
 from ..protocol.errors import ErrorCode
 from ..protocol.types import LimitRefusal, RunId, RunInfo
+from .bounds import Bounds
 from .connection import Connection
-from .errors import RequestFailed
+from .errors import RequestError
 from .handles import Handles
 from .shares import Shares
 
 INTERNAL = "internal error; the daemon's log has the traceback"
 
-EXPECTED = (RequestFailed, OSError, sqlite3.Error, LedgerError, CancelledError)
+EXPECTED = (RequestError, OSError, sqlite3.Error, LedgerError, CancelledError)
 """What work in a thread raises where the request, the machine, the disk or the ledger does not allow it."""
 
 T = TypeVar("T")
@@ -52,9 +53,7 @@ class Services:
 
     runtime: Runtime
     handles: Handles
-    requests: Shares
-    watches: Shares
-    descriptors: Shares
+    bounds: Bounds
     connections: Callable[[], int]
     """How many connections are open."""
 
@@ -80,14 +79,14 @@ class Call:
     # ---- checks
 
     def permit(self, verb: str, chain: list[RunId] | None = None) -> None:
-        """Raise `RequestFailed` unless the peer may use `verb`, on the run at the end of `chain` if one is given."""
+        """Raise `RequestError` unless the peer may use `verb`, on the run at the end of `chain` if one is given."""
         refused = self.runtime.machine.refuse(self.peer, verb, chain)
         if refused is not None:
-            raise RequestFailed(ErrorCode.NOT_PERMITTED, refused)
+            raise RequestError(ErrorCode.NOT_PERMITTED, refused)
 
     def resolve(self, handle: str, verb: str | None = None) -> RunInfo:
         """Return the run that an id, a name or a unique prefix means, if the peer may use the request's verb, or `verb`, on it.
-        Raise `RequestFailed`."""
+        Raise `RequestError`."""
         verb = verb or self.permission
         assert verb is not None
         info = self.services.handles.resolve(handle, self.peer.run)
@@ -95,10 +94,10 @@ class Call:
         return info
 
     def demand(self, shares: Shares, more: int) -> None:
-        """Raise `RequestFailed` if the peer's share does not allow `more`."""
+        """Raise `RequestError` if the peer's share does not allow `more`."""
         refusal = shares.refusal(self.connection.holder, more)
         if refusal is not None:
-            raise RequestFailed(ErrorCode.UNAVAILABLE, refusal)
+            raise RequestError(ErrorCode.UNAVAILABLE, refusal)
 
     # ---- answers
 
@@ -113,7 +112,7 @@ class Call:
 
     def drop(self) -> None:
         """Count the request as answered: nobody waits for its reply any more."""
-        self.services.requests.add(self.connection.holder, -1)
+        self.services.bounds.requests.add(self.connection.holder, -1)
 
     def ask(self, make: Callable[[int, float], e.Event]) -> None:
         """Put the event that `make(token, now)` returns to the core, and reply with its answer."""
@@ -174,7 +173,7 @@ class Call:
 
 
 def _told(error: Exception) -> tuple[ErrorCode, str]:
-    if isinstance(error, RequestFailed):
+    if isinstance(error, RequestError):
         return error.code, str(error)
     if isinstance(error, EXPECTED):
         return ErrorCode.UNAVAILABLE, str(error) or type(error).__name__

@@ -12,51 +12,36 @@ from ..protocol import messages as m
 from ..protocol.errors import ErrorCode
 from ..protocol.version import SUPPORTED
 from . import verbs  # noqa: F401 - each file registers its verb
+from .bounds import Bounds
 from .call import INTERNAL, VERBS, Call, Services
 from .connection import Connection
-from .errors import RequestFailed
+from .errors import RequestError
 from .handles import Handles
-from .shares import Shares
 from .watching import push
-
-MAX_REQUESTS = 16384
-"""Requests that are not answered, of all connections together: of waits, stops, and of connections that have ended since. Each
-costs 1 or 2 KiB."""
-
-MAX_WATCHES = 2048
-"""Watches of all connections together. Each event of a run is sent to each that watches it or an ancestor."""
 
 
 class Dispatcher:
     """Has each request answered, now or later."""
 
-    def __init__(self, runtime: Runtime, descriptors: Shares, *, connections: Callable[[], int]) -> None:
-        """`descriptors`: what connections hold of them."""
+    def __init__(self, runtime: Runtime, bounds: Bounds, *, connections: Callable[[], int]) -> None:
         self._runtime = runtime
-        self._services = Services(
-            runtime=runtime,
-            handles=Handles(runtime.catalogue),
-            requests=Shares("open requests", MAX_REQUESTS),
-            watches=Shares("open watches", MAX_WATCHES),
-            descriptors=descriptors,
-            connections=connections,
-        )
+        self._services = Services(runtime, Handles(runtime.catalogue), bounds, connections)
 
-    def greet(self, connection: Connection, request: m.Request) -> bool:
-        """Answer the first message. Return False if the connection is of no use."""
+    def greet(self, connection: Connection, request: m.Request) -> None:
+        """Answer the first message."""
         peer = connection.peer
         if not isinstance(request, m.Hello):
             message = "the first message must be 'hello'"
             connection.send(m.Error(id=request.id, code=ErrorCode.BAD_REQUEST, message=message))
-            return False
+            return
         self._runtime.log.debug("client", name=request.client[:100], user=peer.user, run=peer.run)
         common = set(request.versions) & set(SUPPORTED)
         if not common:
             spoken, supported = request.versions[:16], list(SUPPORTED)
             message = f"client speaks protocol versions {spoken}, this daemon {supported}; update the older one"
             connection.send(m.Error(id=request.id, code=ErrorCode.UNSUPPORTED_VERSION, message=message))
-            return False
-        connection.send(
+            return
+        connection.welcome(
             m.Welcome(
                 id=request.id,
                 version=max(common),
@@ -66,7 +51,6 @@ class Dispatcher:
                 run=peer.run,
             )
         )
-        return True
 
     def handle(self, connection: Connection, request: m.Request) -> None:
         """Answer a request, now or later."""
@@ -75,11 +59,11 @@ class Dispatcher:
         try:
             self._check(call, request)
             if verb is None:
-                raise RequestFailed(ErrorCode.BAD_REQUEST, "'hello' is only said once")
+                raise RequestError(ErrorCode.BAD_REQUEST, "'hello' is only said once")
             if call.permission is not None:
                 call.permit(call.permission)
             verb.answer(call, request)
-        except RequestFailed as failed:
+        except RequestError as failed:
             call.fail(failed.code, str(failed))
         except OSError as error:
             call.fail(ErrorCode.UNAVAILABLE, f"the daemon could not do it: {error}")
@@ -89,15 +73,15 @@ class Dispatcher:
 
     def open(self, connection: Connection, request: int, permission: str | None = None) -> Call:
         """Count a request that is to be answered."""
-        self._services.requests.add(connection.holder, 1)
+        self._services.bounds.requests.add(connection.holder, 1)
         return Call(self._services, connection, request, permission)
 
     def _check(self, call: Call, request: m.Request) -> None:
         try:
             if request.id in call.connection.pending:
-                raise RequestFailed(ErrorCode.BAD_REQUEST, f"request id {request.id} is still in use on this connection")
-            call.demand(self._services.requests, 0)
-        except RequestFailed:
+                raise RequestError(ErrorCode.BAD_REQUEST, f"request id {request.id} is still in use on this connection")
+            call.demand(self._services.bounds.requests, 0)
+        except RequestError:
             if isinstance(request, m.Spawn):
                 give_back(call.connection.take(request.descriptors) or ())
             raise

@@ -9,7 +9,7 @@ from ..protocol.errors import ErrorCode
 from ..protocol.types import RunId, RunInfo, Status
 from ..runs.catalogue import Catalogue
 from ..runs.live import Live
-from .errors import RequestFailed
+from .errors import RequestError
 
 SHOWN = 20
 """Runs that the error for an ambiguous handle lists."""
@@ -24,10 +24,10 @@ class Handles:
 
     def resolve(self, handle: str, own: RunId | None) -> RunInfo:
         """Return the run with the id `handle`; else the live run of this name, else the newest of this name; else the only run
-        whose id begins with it. Raise `RequestFailed` where there is none, or several."""
+        whose id begins with it. Raise `RequestError` where there is none, or several."""
         found = self._catalogue.info(handle) or self._by_name(handle, own) or self._by_prefix(handle, own)
         if found is None:
-            raise RequestFailed(ErrorCode.NO_SUCH_RUN, f"no run has the id or the name '{handle}'; 'sfactl list' shows them")
+            raise RequestError(ErrorCode.NO_SUCH_RUN, f"no run has the id or the name '{handle}'; 'sfactl list' shows them")
         return found
 
     def _by_name(self, name: str, own: RunId | None) -> RunInfo | None:
@@ -38,13 +38,13 @@ class Handles:
             message = (
                 f"'{name}' is the name of {len(named)} live runs ({_some(named)}); give an id, or --name {name} for all of them"
             )
-            raise RequestFailed(ErrorCode.AMBIGUOUS_RUN, message)
+            raise RequestError(ErrorCode.AMBIGUOUS_RUN, message)
         return self._catalogue.info(named[0]) if named else self._catalogue.newest_ended(name, own)
 
     def _by_prefix(self, prefix: str, own: RunId | None) -> RunInfo | None:
         found = self._catalogue.find(prefix, own) if prefix else []
         if len(found) > 1:
-            raise RequestFailed(ErrorCode.AMBIGUOUS_RUN, f"'{prefix}' fits several runs ({_some(found)}); give more of the id")
+            raise RequestError(ErrorCode.AMBIGUOUS_RUN, f"'{prefix}' fits several runs ({_some(found)}); give more of the id")
         return self._catalogue.info(found[0]) if found else None
 
     def sweep(

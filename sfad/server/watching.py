@@ -7,26 +7,26 @@ from ..protocol.messages import EventPush, Watch
 from ..protocol.types import Event, RunId, RunInfo
 from .call import Call
 from .connection import Pending
-from .errors import RequestFailed
+from .errors import RequestError
 
 WATCHES = 64
 """Watches of one connection."""
 
 
 def demand_watch(call: Call) -> None:
-    """Raise `RequestFailed` if the client may not have another watch."""
+    """Raise `RequestError` if the client may not have another watch."""
     open_here = sum(isinstance(pending.request, Watch) for pending in call.connection.pending.values())
     if open_here >= WATCHES:
-        raise RequestFailed(
+        raise RequestError(
             ErrorCode.UNAVAILABLE,
             f"this connection has {open_here} open watches, at most {WATCHES} are allowed; watch a run that is above others",
         )
-    call.demand(call.services.watches, 1)
+    call.demand(call.services.bounds.watches, 1)
 
 
 def push(call: Call, run: RunId) -> None:
     """Push the events of the run and its descendants from now on, until the run is over or the connection is closed."""
-    connection, watches = call.connection, call.services.watches
+    connection, watches = call.connection, call.services.bounds.watches
 
     def send(event: Event) -> None:
         connection.send(EventPush(id=call.id, event=event))

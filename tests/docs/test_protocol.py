@@ -24,7 +24,8 @@ from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, FrameDecoder
 from sfad.protocol.summary import Breach, Costly, Failed, Group, Summary
 from sfad.protocol.version import VERSION
 from sfad.runs import stdin
-from sfad.server import connection, dispatch, server, shares, watching
+from sfad.server import bounds as b
+from sfad.server import connection, server, shares, turns, watching
 from sfad.server.result import MAX_RESULT
 from sfad.server.verbs.list import MAX_ROWS
 from sfad.server.verbs.signal import MAIN_SIGNALS
@@ -151,21 +152,21 @@ def test_bounds() -> None:
         "replies and events that a client leaves unread": f"{connection.MAX_UNSENT // mib} MiB",
         "watches of one connection": f"{watching.WATCHES}",
         "requests of one connection handled in one go": f"{server.TURN}",
-        "requests of one tree, or of one user outside any run, handled in one go": f"{server.SLICE * 1000:g} ms",
+        "requests of one tree, or of one user outside any run, handled in one go": f"{turns.SLICE * 1000:g} ms",
         "bytes that wait for a run's stdin (`send`)": f"{stdin.MAX_PENDING // mib} MiB",
         "rows of ended runs in a page of a `list`": f"{MAX_ROWS:,}".replace(",", " "),
         "bytes of output that a `result` is made from, and of its text": f"{MAX_RESULT // mib} MiB",
     }
     assert {row[0]: row[1] for row in rows(shared)} == {
         "bound": "value",
-        "connections, and descriptors that wait in them": f"{server.MAX_CONNECTIONS}",
-        "bytes of requests that are unfinished or wait for their turn": f"{server.MAX_PARTIAL // mib} MiB",
-        "bytes of replies and events that clients have not read": f"{server.MAX_UNREAD // mib} MiB",
-        "requests that are not answered": f"{dispatch.MAX_REQUESTS:,}".replace(",", " "),
-        "watches": f"{dispatch.MAX_WATCHES}",
+        "connections, and descriptors that wait in them": f"{b.MAX_CONNECTIONS}",
+        "bytes of requests that are unfinished or wait for their turn": f"{b.MAX_PARTIAL // mib} MiB",
+        "bytes of replies and events that clients have not read": f"{b.MAX_UNREAD // mib} MiB",
+        "requests that are not answered": f"{b.MAX_REQUESTS:,}".replace(",", " "),
+        "watches": f"{b.MAX_WATCHES}",
     }
     assert [shares.FRACTIONS[scope] for scope in ("run", "tree", "user", "others", "owner")] == [1 / 8, 1 / 4, 1 / 2, 3 / 4, 1]
-    assert f"a run may have {server.LEAST_CONNECTIONS} in any" in shared
+    assert f"a run may have {b.LEAST_CONNECTIONS} in any" in shared
     reserves = [need * descriptors.RESERVE for need in (Need.CLIENT, Need.RUN, Need.OWNER)]
     assert re.findall(r"\(below (\d+)", shared) == [str(reserve) for reserve in reserves]
     assert f"at least {descriptors.LEAST}." in shared

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from ...host.descriptors import Need
 from ...meters import named
 from ...output.files import Replaced
 from ...protocol.errors import ErrorCode
 from ...protocol.messages import LogFiles, Logs
 from ...protocol.types import RunInfo
 from ..call import Call, answers_about_run
-from ..errors import RequestFailed
+from ..errors import RequestError
 from ..result import no_output
 
 
 @answers_about_run(Logs)
 def logs(call: Call, request: Logs, run: RunInfo) -> None:
     runtime = call.runtime
-    call.demand(call.services.descriptors, 2)
-    refusal = runtime.descriptors.refusal(Need.OWNER if call.connection.holder.owner else Need.CLIENT, 2)
+    refusal = call.services.bounds.refusal(call.connection.holder, uncounted=2, unopened=2)
     if refusal is not None:
-        raise RequestFailed(ErrorCode.UNAVAILABLE, refusal)
+        raise RequestError(ErrorCode.UNAVAILABLE, refusal)
     live = run.id in runtime.catalogue.live
     try:
         descriptors = runtime.output.open_for_reader(run.id, create=live)

@@ -6,7 +6,7 @@ from ...config import ConfigError
 from ...protocol.errors import ErrorCode
 from ...protocol.messages import Reload, Reloaded
 from ..call import Call, answers
-from ..errors import RequestFailed
+from ..errors import RequestError
 
 
 @answers(Reload)
@@ -14,5 +14,5 @@ def reload(call: Call, _request: Reload) -> None:
     try:
         loaded, changed = call.runtime.reload()
     except ConfigError as error:
-        raise RequestFailed(ErrorCode.BAD_REQUEST, f"nothing was changed: {error}") from None
+        raise RequestError(ErrorCode.BAD_REQUEST, f"nothing was changed: {error}") from None
     call.reply(Reloaded(id=call.id, files=[str(path) for path in loaded.files], changed=changed))

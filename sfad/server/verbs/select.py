@@ -7,20 +7,20 @@ from ...protocol.errors import ErrorCode
 from ...protocol.messages import Failure, Select, Selected
 from ..call import Call, answers
 from ..choosing import check_choice, swept
-from ..errors import RequestFailed
+from ..errors import RequestError
 
 
 @answers(Select, permission=None)
 def select(call: Call, request: Select) -> None:
     if request.verb not in VERBS | OUTSIDE:
-        raise RequestFailed(ErrorCode.BAD_REQUEST, f"unknown verb '{request.verb[:80]}'")
+        raise RequestError(ErrorCode.BAD_REQUEST, f"unknown verb '{request.verb[:80]}'")
     call.permit(request.verb)
     check_choice(request)
     named, failed = [], []
     for handle in dict.fromkeys(request.runs):
         try:
             named.append(call.resolve(handle, request.verb).id)
-        except RequestFailed as error:
+        except RequestError as error:
             failed.append(Failure(run=handle, code=error.code, message=str(error)))
     runs = dict.fromkeys([*named, *swept(call, request, request.verb)])
     call.reply(Selected(id=call.id, runs=list(runs), failed=failed))

@@ -12,7 +12,7 @@ from ...protocol.messages import MAX_DESCRIPTORS, Spawn
 from ...protocol.types import RunId
 from ..call import Call, answers
 from ..checks import check_limits, check_most
-from ..errors import RequestFailed
+from ..errors import RequestError
 from ..watching import demand_watch, push
 
 MAX_EXEC = 6 << 20
@@ -30,8 +30,8 @@ def spawn(call: Call, request: Spawn) -> None:
             demand_watch(call)
     except AgentError as error:
         give_back(descriptors)
-        raise RequestFailed(ErrorCode.BAD_REQUEST, str(error)) from None
-    except RequestFailed:
+        raise RequestError(ErrorCode.BAD_REQUEST, str(error)) from None
+    except RequestError:
         give_back(descriptors)
         raise
 
@@ -48,7 +48,7 @@ def _claim(call: Call, request: Spawn) -> list[int]:
     if descriptors is not None and len(descriptors) == expected:
         return descriptors
     give_back(descriptors or [])
-    raise RequestFailed(
+    raise RequestError(
         ErrorCode.BAD_REQUEST,
         f"stdio '{request.stdio}' with stdin '{request.stdin}' takes {expected} descriptors; {request.descriptors} announced",
     )
@@ -60,16 +60,16 @@ def _check(request: Spawn) -> None:
     for what, words in (("argv", request.argv), ("env", request.env), ("cwd", [request.cwd])):
         for word in words:
             if b"\0" in word:
-                raise RequestFailed(ErrorCode.BAD_REQUEST, f"a NUL byte in {what}: {word[:80]!r}")
+                raise RequestError(ErrorCode.BAD_REQUEST, f"a NUL byte in {what}: {word[:80]!r}")
     if not request.cwd.startswith(b"/"):
-        raise RequestFailed(ErrorCode.BAD_REQUEST, f"cwd must be absolute, got {request.cwd!r}")
+        raise RequestError(ErrorCode.BAD_REQUEST, f"cwd must be absolute, got {request.cwd!r}")
     _check_sizes(request)
     check_limits(request.limits)
     _check_meter(request)
     unknown = (set(request.allow) | set(request.deny)) - VERBS
     if unknown:
         known = ", ".join(sorted(VERBS))
-        raise RequestFailed(
+        raise RequestError(
             ErrorCode.BAD_REQUEST, f"unknown verb to allow or deny: {', '.join(sorted(unknown))}; choose from: {known}"
         )
 
@@ -99,8 +99,8 @@ def _check_meter(request: Spawn) -> None:
         return
     if request.meter not in known:
         names = ", ".join([*known, *UNREAD])
-        raise RequestFailed(ErrorCode.BAD_REQUEST, f"unknown meter '{request.meter[:80]}'; choose from: {names}")
+        raise RequestError(ErrorCode.BAD_REQUEST, f"unknown meter '{request.meter[:80]}'; choose from: {names}")
     if request.stdio != "files" or not request.log:
-        raise RequestFailed(
+        raise RequestError(
             ErrorCode.BAD_REQUEST, f"the meter '{request.meter}' has nothing to read: this run's output is not kept in files"
         )

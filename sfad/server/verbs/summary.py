@@ -10,14 +10,14 @@ from ...protocol.errors import ErrorCode
 from ...protocol.messages import List, Summarise, Summarised
 from ..call import Call, answers
 from ..checks import MAX_SECONDS, check_filters
-from ..errors import RequestFailed
+from ..errors import RequestError
 
 
 @answers(Summarise)
 def summary(call: Call, request: Summarise) -> None:
     check_filters(request)
     if not abs(request.since) <= MAX_SECONDS:  # also false for a NaN
-        raise RequestFailed(ErrorCode.BAD_REQUEST, f"since must be Unix seconds, at most {MAX_SECONDS:.0f} from 1970")
+        raise RequestError(ErrorCode.BAD_REQUEST, f"since must be Unix seconds, at most {MAX_SECONDS:.0f} from 1970")
     query = List(id=0, since=request.since, name=request.name, user=request.user, labels=request.labels)
     page = Page(query, within=call.peer.run)
     work = partial(summarise, call.runtime.ledger.directory, page, request.by, call.runtime.catalogue.unwritten(page))

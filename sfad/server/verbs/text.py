@@ -15,7 +15,7 @@ from ...protocol.errors import ErrorCode
 from ...protocol.messages import Text, TextPart
 from ...protocol.types import RunInfo
 from ..call import Call, answers_about_run
-from ..errors import RequestFailed
+from ..errors import RequestError
 from ..result import no_output
 
 
@@ -23,7 +23,7 @@ from ..result import no_output
 def text(call: Call, request: Text, run: RunInfo) -> None:
     program = named(run.meter)
     if program is None:
-        raise RequestFailed(ErrorCode.WRONG_STATE, f"run {run.id} has no meter that knows its events; read its logs")
+        raise RequestError(ErrorCode.WRONG_STATE, f"run {run.id} has no meter that knows its events; read its logs")
     cursor = _cursor(request.cursor)
     ended = run.status.terminal
     try:
@@ -50,7 +50,7 @@ def _cursor(data: bytes) -> Cursor:
     try:
         cursor = msgspec.msgpack.decode(data, type=Cursor) if data else Cursor()
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RequestFailed(ErrorCode.BAD_REQUEST, f"the cursor is none of this daemon's: {error}") from error
+        raise RequestError(ErrorCode.BAD_REQUEST, f"the cursor is none of this daemon's: {error}") from error
     if cursor.form != FORM:
-        raise RequestFailed(ErrorCode.BAD_REQUEST, f"the cursor has form {cursor.form}, this daemon's have form {FORM}")
+        raise RequestError(ErrorCode.BAD_REQUEST, f"the cursor has form {cursor.form}, this daemon's have form {FORM}")
     return cursor

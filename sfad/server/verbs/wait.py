@@ -33,10 +33,10 @@ def wait(call: Call, request: Wait, run: RunInfo) -> None:
             call.drop()
 
     forget = runtime.subscribers.on_end(run.id, answer)
-    pending = connection.pending[call.id] = Pending(request, lambda: answer(None))
-    if request.timeout is not None:
-        pending.until = trio.current_time() + max(0.0, request.timeout)
-        runtime.timers.arm(timer, pending.until, lambda: answer(runtime.catalogue.info(run.id)))
+    until = trio.current_time() + max(0.0, request.timeout) if request.timeout is not None else None
+    connection.pending[call.id] = Pending(request, lambda: answer(None), until)
+    if until is not None:
+        runtime.timers.arm(timer, until, lambda: answer(runtime.catalogue.info(run.id)))
 
 
 def _show(call: Call, run: RunInfo) -> None:
