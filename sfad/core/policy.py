@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ..protocol.known import PROGRAMS
 from ..protocol.types import Action, Bound, Limit, LimitKind
 
 MIN_TIME = 1.0
@@ -71,7 +72,7 @@ class Policy:
     grace: float = 5.0
     polite: float = 1.0
     """The part of the grace that the main processes of `interrupted` programs have for themselves."""
-    interrupted: frozenset[str] = frozenset({"claude"})
+    interrupted: frozenset[str] = frozenset(name for name, program in PROGRAMS.items() if program.interrupted)
     """Programs (`naming.program_name`) whose main process gets SIGINT alone before their run is signalled."""
     kill_wait: float = 10.0
     trees_per_user: int = 32

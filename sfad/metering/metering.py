@@ -23,7 +23,7 @@ from ..core.guard import counted
 from ..core.run import Run
 from ..host.clock import wall_clock
 from ..launch.base import Launcher
-from ..meters import UNREAD, Program, Reading, chosen, named
+from ..meters import UNREAD, AgentProgram, Reading, chosen, named
 from ..meters.base import MAX_LINE
 from ..output.files import OutputStore
 from ..protocol import messages as m
@@ -168,7 +168,9 @@ class Metering:
         began = live.attempted_at or live.started_at or live.created_at
         if files is not None:
             env = environment_of(live.spawn.env)
-            given = session_of(live.spawn.session, run.attempt) if live.spawn.session is not None else files.named(run.asked.argv)
+            given = (
+                session_of(live.spawn.session, run.attempt) if live.spawn.session is not None else files.session_id(run.asked.argv)
+            )
             session = Session(files, run.asked.argv, env, run.asked.cwd, run.uid, began, given)
             self._sessions.begin(run.id, session, live.sessions)
 
@@ -538,7 +540,7 @@ def _said(reading: Reading) -> Said:
     return reading.finished, reading.failed, reading.trouble
 
 
-def program_of(meter: str | None, argv: Sequence[str], *, kept: bool) -> Program | None:
+def program_of(meter: str | None, argv: Sequence[str], *, kept: bool) -> AgentProgram | None:
     """The program whose stream the run's stdout is, if any. Raises `ValueError` for a meter that there is not."""
     if meter in UNREAD or (meter is None and not kept):
         return None

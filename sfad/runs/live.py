@@ -16,8 +16,8 @@ from ..host.clock import wall_clock
 from ..host.giveback import give_back
 from ..launch.base import Bounds, Launcher, Load
 from ..ledger import RunExtra
-from ..meters import Program, Reading
-from ..meters.sessions import VARIABLES, SessionFiles, files_of
+from ..meters import SESSION_VARIABLES, AgentProgram, Reading, session_files_of
+from ..meters.program import SessionFiles
 from ..protocol.known import BY_REPORT, NO_METER
 from ..protocol.messages import Spawn
 from ..protocol.types import Action, LimitKind, LimitState, RunId, RunInfo, Source, Usage
@@ -47,7 +47,7 @@ class Live:
     spawn: Spawn
     launcher: Launcher
     created_at: datetime
-    program: Program | None = None
+    program: AgentProgram | None = None
     """What its stdout is metered as."""
     nonce: str = field(default_factory=lambda: secrets.token_hex(8))
     """Of its cookie (`LaunchSpec.nonce`)."""
@@ -113,12 +113,12 @@ class Live:
     @property
     def session_files(self) -> SessionFiles | None:
         """How its program keeps its sessions, if it is known to."""
-        return None if self.spawn.meter == NO_METER else files_of(self.spawn.meter, self.run.asked.argv)
+        return None if self.spawn.meter == NO_METER else session_files_of(self.spawn.meter, self.run.asked.argv)
 
     @property
     def session_variables(self) -> list[bytes]:
         """Of its environment, what says where its session files are; nothing if there are none."""
-        names = tuple(f"{name}=".encode() for name in VARIABLES)
+        names = tuple(f"{name}=".encode() for name in SESSION_VARIABLES)
         return [item for item in self.spawn.env if item.startswith(names)] if self.session_files is not None else []
 
     @property
