@@ -1,4 +1,4 @@
-"""Words that the daemon and its clients both know: agent programs, meters, profiles of limits."""
+"""Agent programs, meters and profiles of limits that are built in."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ CODING_AGENT = "coding-agent"
 
 
 class Profile(NamedTuple):
-    """Limits of a `--type`: tool calls, seconds, USD."""
+    """The limits of a `--type`, in the units of their kinds, and the action of each."""
 
     turns: int
     time: float
@@ -73,4 +73,4 @@ PROFILES: dict[str, Profile] = {
     "devops": Profile(30, 900, 2.00, Action.TERMINATE),
     CODING_AGENT: Profile(100, 1800, 5.00, Action.TERMINATE),
 }
-"""Any other word is a type, too, but has no profile (docs/limits.md)."""
+"""Documented in docs/limits.md. Any other word is a type without a profile."""
