@@ -27,6 +27,7 @@ from ..ledger import Ledger, RunExtra
 from ..meters import named
 from ..protocol.types import Reason, RunId, RunInfo, Status
 from ..runs.live import Live, bounds_of
+from ..runs.showing import info_of
 from ..runs.stdin import StdinPipe
 from .handover import HandedRun, Handover
 from .journal import Entry, RunJournal
@@ -208,7 +209,7 @@ class _Adopter:
         return e.MainExited(self._now, run.id, code if code >= 0 else None, -code if code < 0 else None, found.empty)
 
     def _row(self, live: Live) -> tuple[RunInfo, RunExtra]:
-        return live.info(self._now), live.extra
+        return info_of(live, self._now), live.extra
 
     def _lost(self, saved: Set[RunId]) -> Iterator[tuple[RunInfo, RunExtra]]:
         """Runs whose rows have no end and that have no snapshot. The sweep ends what is alive of them."""

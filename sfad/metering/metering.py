@@ -133,7 +133,7 @@ class Metering:
         if run.id not in self._runs:
             self._begin(live)
         self._following.begin_attempt(run.id)
-        live.attempted_at, live.sessions = wall_clock(), self._sessions.told(run.id)
+        live.begin_attempt(wall_clock(), self._sessions.told(run.id))
         self._find_session(live)
 
     def take_over(self, live: Live, position: bytes | None) -> None:
@@ -272,7 +272,7 @@ class Metering:
             self._say_silent(metered)
             return
         self._heard(metered)
-        metered.live.model = _most_used(readings) or metered.live.model
+        metered.live.note_model(_most_used(readings))
         self._stream_told(metered)
         latest = readings[-1]
         self._sessions.name(run, latest.session)
@@ -292,7 +292,7 @@ class Metering:
         metered = self._runs.get(run)
         if metered is not None:
             metered.session = readings
-            metered.live.model = metered.live.model or _most_used(readings)
+            metered.live.note_model(metered.live.model or _most_used(readings))
             self._session_told(metered)
 
     def _stream_told(self, metered: _Metered) -> None:
@@ -316,7 +316,7 @@ class Metering:
         live = metered.live
         if live.program is None or live.spawn.meter is None or live.meter_silent:
             return
-        live.meter_silent, live.unused = True, None
+        live.note_silence(silent=True)
         self._publish(
             "meter_silent", live.run.id,
             f"the meter {live.program.name} recognises nothing in what the run prints: its turns, messages, tokens and cost are "
@@ -325,12 +325,12 @@ class Metering:
 
     def _heard(self, metered: _Metered) -> None:
         if metered.live.meter_silent:
-            metered.live.meter_silent, metered.live.unused = False, None
+            metered.live.note_silence(silent=False)
 
     def _session_lost(self, run: RunId, message: str) -> None:
         live = self._runs[run].live
         if live.program is None:
-            live.meter_silent, live.unused = True, None
+            live.note_silence(silent=True)
         self._publish("meter_silent", run, message)
 
     def _lost(self, run: RunId, message: str) -> None:
@@ -475,7 +475,7 @@ class Metering:
             cache_write=request.cache_write_tokens or 0,
         )
         if request.model is not None and (metered := self._runs.get(run)) is not None:
-            metered.live.model = request.model
+            metered.live.note_model(request.model)
         cost = request.cost_usd
         unpriced = False
         if cost is None and tokens.input + tokens.output:

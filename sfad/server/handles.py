@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from ..core.naming import NAME
 from ..protocol.errors import ErrorCode
 from ..protocol.types import RunId, RunInfo, Status
-from ..runs.catalogue import Catalogue
+from ..runs.catalogue import RunCatalogue
 from ..runs.live import Live
 from .errors import RequestError
 
@@ -19,7 +19,7 @@ class Handles:
     """Resolves for a peer that is in the run `own`, or in none. By name and by prefix, a peer inside a run finds only its own
     subtree. An exact id it may know from elsewhere: the caller checks what the peer may do with that run."""
 
-    def __init__(self, catalogue: Catalogue) -> None:
+    def __init__(self, catalogue: RunCatalogue) -> None:
         self._catalogue = catalogue
 
     def resolve(self, handle: str, own: RunId | None) -> RunInfo:
