@@ -229,7 +229,7 @@ class Runtime:
         failed."""
         self.ends.report_all()  # of what was reaped here, the next program could not learn how it ended
         live_runs = self.catalogue.live
-        self.journal.bring_up_to_date(live_runs.values(), self.metering.position)
+        self.journal.save_all(live_runs.values(), self.metering.position)
         remains = self.launcher.hand_over()
         return {
             run: HandedRun(remains.get(run), live.descriptors, live.stdin.hand_over() if live.stdin is not None else None)

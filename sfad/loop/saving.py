@@ -71,7 +71,7 @@ class Saver:
         if any(isinstance(command, c.Admit) for command in outcome.commands):
             return changed
         if changed:
-            self.resources.journal.keep(changed, self.metering.position if charges else nowhere)
+            self.resources.journal.save(changed, self.metering.position if charges else nowhere)
         return []
 
     def admit(self, live: Live, changed: Iterable[Live]) -> None:
@@ -101,7 +101,7 @@ class Saver:
     def refuse(self, live: Live) -> None:
         """Record a run that was refused."""
         info = info_of(live, live.run.created_at)
-        self.resources.journal.never_again(live.run.number)
+        self.resources.journal.skip_number(live.run.number)
         self.resources.ledger.refuse(info, live.extra)
         self.catalogue.refuse(live, info)
 
@@ -129,7 +129,7 @@ class Saver:
         lives = [live for run in used if (live := self.catalogue.live.get(run)) is not None]
         for live in lives:
             self.save(live.run)
-        self.resources.journal.keep(lives, self.metering.position)
+        self.resources.journal.save(lives, self.metering.position)
 
     def _tell_ends(self, runs: Iterable[RunId]) -> None:
         for run in runs:
@@ -146,7 +146,7 @@ class Saver:
     def _commit_failed(self, runs: Iterable[RunId], error: str) -> None:
         """These admissions could not be recorded."""
         runs = list(runs)
-        self.resources.journal.never_again(max(map(run_number, runs)))
+        self.resources.journal.skip_number(max(map(run_number, runs)))
         self.resources.log.error(f"the ledger cannot be written: {error}", runs=runs)
         self.feed(e.CommitFailed(trio.current_time(), tuple(runs), error))
 
