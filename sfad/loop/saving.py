@@ -94,7 +94,7 @@ class Saver:
         """Bring the run's row up to date."""
         live = self.catalogue.live[run.id]
         info = info_of(live, trio.current_time())
-        live.note_saved(info)
+        live.row_is(info)
         self._used.discard(run.id)
         self.resources.ledger.save(info, live.extra)
 

@@ -93,7 +93,7 @@ class Starter:
         self.feed(e.LaunchFailed(trio.current_time(), run.id, number, f"run {run.id} was not started: {why}", kind))
 
     def _save_main(self, live: Live, remains: Remains) -> bool:
-        live.note_main(remains.pid, remains.started)
+        live.main_is(remains.pid, remains.started)
         self.resources.journal.save([live])
         effect("main noted")
         return self.resources.journal.is_saved(live.run.id)

@@ -74,29 +74,28 @@ class Live:
         if self.run.status.terminal and self.ended_at is None:
             self.ended_at = now
 
-    def begin_attempt(self, now: datetime, sessions: tuple[Reading, ...]) -> None:
-        """Another attempt is launched. `sessions`: what the session files of the earlier ones told."""
+    def attempt_begins(self, now: datetime, sessions: tuple[Reading, ...]) -> None:
+        """Note when its next attempt is launched. `sessions`: what the session files of the earlier ones told."""
         self.attempted_at, self.sessions = now, sessions
 
-    def note_main(self, pid: int, started: int | None) -> None:
-        """The main process of the attempt is there."""
+    def main_is(self, pid: int, started: int | None) -> None:
+        """Note the main process of this attempt."""
         self.main = SavedMain(self.run.attempt, pid, started)
 
-    def note_model(self, model: str | None) -> None:
-        """A source named the model that the run uses."""
+    def uses_model(self, model: str | None) -> None:
+        """Note the model that was named last."""
         self.model = model or self.model
 
-    def note_silence(self, *, silent: bool) -> None:
-        """Its meter has recognised nothing, or something after all."""
-        self.meter_silent = silent
-        self.limits_changed()
+    def meter_is(self, *, silent: bool) -> None:
+        """Note whether its meter recognises anything in its output; its limits are shown accordingly."""
+        self.meter_silent, self.unused = silent, None
 
-    def note_saved(self, info: RunInfo) -> None:
-        """The ledger was given this row."""
+    def row_is(self, info: RunInfo) -> None:
+        """Note the row that the ledger was given."""
         self.saved = info
 
-    def note_unused(self, limits: list[LimitState]) -> None:
-        """Nothing of these limits is known to be used."""
+    def unused_are(self, limits: list[LimitState]) -> None:
+        """Note how the limits are shown of which nothing is known to be used."""
         self.unused = limits
 
     def limits_changed(self) -> None:

@@ -73,7 +73,7 @@ def _limits(live: Live, now: float) -> list[LimitState]:
     run, account = live.run, live.run.account
     if live.unused is None or account.sources or account.holds or account.below or account.levels:
         states = [_limit(live, held, now) for held in run.limits.values()]
-        live.note_unused([state for state in states if state.kind is not LimitKind.TIME])
+        live.unused_are([state for state in states if state.kind is not LimitKind.TIME])
         return states
     time = run.limits.get(LimitKind.TIME)
     return [_limit(live, time, now), *live.unused] if time is not None else list(live.unused)
