@@ -1,6 +1,6 @@
-"""What keeps the state directory in bounds: old output and rows deleted, pages given back, a backup now and then.
+"""Keeps the state directory within bounds: deletes old output and rows, gives pages back, makes backups.
 
-One job after the other, in a thread. Output comes first: it frees the room that the others need.
+One job runs after the other, in a thread. Output comes first, because it frees the room that the other jobs need.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from ..protocol.types import RunId
 T = TypeVar("T")
 
 FIRST = 60.0
-"""Seconds after the start, which has other things to do."""
+"""Seconds after the start until the first sweep."""
 
 _PAUSE = 0.02
-"""Seconds between two small steps that the writer takes: 50 000 runs with their events take a minute or so."""
+"""Seconds between two small steps of the ledger's writer: 50 000 runs with their events take about a minute."""
 
 _COPY_PAUSE = 0.004
-"""Seconds between two steps of a backup, which copies 40 MB a second then."""
+"""Seconds between two steps of a backup, which then copies 40 MB a second."""
 
 
 class Maintenance:
-    """Serves the `[retention]` settings of one daemon, in its trio thread.
+    """Carries out the `[retention]` settings.
 
-    `live`: the runs whose output must stay, asked before each sweep. `report`: told what does not work, once until it changes
-    or works. `say`: told what was done, a line each."""
+    `live` returns the runs whose output must stay. `report` is told of each failure once, until it changes or is over. `say` is
+    told what was done, a line each."""
 
     def __init__(
         self,
@@ -72,23 +72,23 @@ class Maintenance:
         self._told: dict[str, str] = {}
         self._changed = trio.Event()
         self._one = trio.Lock()
-        """Held by the sweep or the prune that deletes: two would count the same rows."""
+        """Held while a sweep or a prune deletes: two at once would count the same rows."""
 
     def reconfigure(self, settings: Retention) -> None:
-        """What follows is done by these settings; the next look comes when they say, counted from now."""
+        """Follow other settings. The next sweep comes when they say, counted from now."""
         self._settings = settings
         self._changed.set()
 
     async def serve(self) -> None:
-        """Looks a minute after the start and then every `sweep_every`, for ever. Cancelling it waits for a step that has begun:
-        some milliseconds, or, while a large file is checked, what that takes."""
+        """Sweep a minute after the start and then every `sweep_every`, until cancelled. That waits for a step that has begun: some
+        milliseconds, or as long as it takes to check a large file."""
         await trio.sleep(FIRST)
         while True:
             await self.look()
             await self._rest()
 
     async def look(self) -> None:
-        """Does everything that is due. Raises nothing."""
+        """Do everything that is due. Raises nothing."""
         await self._try("ballast", self._ballast.take_on)
         await self._try("check", self._check)
         async with self._one:
@@ -99,10 +99,9 @@ class Maintenance:
             await self._try("backup", self._back_up)
 
     async def prune(self, wanted: Prune, uid: int | None, forget: Callable[[Collection[RunId]], object]) -> Pruned:
-        """Remove trees that have ended, of one user or of all, with their output and events. `forget` is told which
-        runs are gone, in the trio thread.
-        Raises `OSError`, `sqlite3.Error`, `LedgerError`, and `CancelledError` when the ledger is closed meanwhile; what was removed
-        until then stays removed."""
+        """Remove trees that have ended, of one user or of all, with their output and events. `forget` is told in the
+        trio thread which runs are gone. Raises `OSError`, `sqlite3.Error`, `LedgerError`, and `CancelledError` if the ledger is
+        closed in the meantime. What was removed until then stays removed."""
         async with self._one:
             return await in_thread(self._prune, wanted, uid, forget)
 
@@ -116,7 +115,7 @@ class Maintenance:
             if live.isdisjoint(run_id(run.number) for run in tree)
         ]
         runs = [run_id(run.number) for tree in trees for run in tree]
-        # output first: a row without output can be removed again, output without its row would stay
+        # output first: a row without output can be pruned again, output without its row would stay
         files, freed = remove(self._output.directory, runs, dry=dry, between=_copy_pause)
         deleted = sweeper.remove(trees, dry=dry)
         pruned = Pruned(
@@ -130,7 +129,7 @@ class Maintenance:
         )
         if dry:
             return pruned
-        sweeper.checkpoint()  # a power failure may lose what is in the log only, and then the spool alone knows how a run ended
+        sweeper.checkpoint()  # a power failure may lose what is in the log only, and then only the spool has the runs' ends
         trio.from_thread.run_sync(forget, runs)
         before = self._ledger.size_bytes
         sweeper.compact()
@@ -233,7 +232,7 @@ class Maintenance:
 
 @contextmanager
 def _reader(ledger: Ledger) -> Iterator[Reader]:
-    """A reader of this thread's own."""
+    """Open a reader for this thread."""
     reader = Reader(open_reader(ledger.directory))
     try:
         yield reader
