@@ -15,7 +15,6 @@ from pathlib import Path
 import trio
 
 from . import config as configuration
-from .core.guard import counted
 from .durable.adoption import Adoption, Rows, adopt
 from .durable.budgets import rebuild
 from .durable.handover import Handover
@@ -36,6 +35,7 @@ from .loop.runtime import Runtime
 from .observe.log import Log
 from .output.files import OutputStore
 from .protocol.types import RunId
+from .protocol.units import counted
 from .spool import JournalError
 
 
