@@ -13,13 +13,14 @@ from ..config import Price
 from ..core import events as e
 from ..core.account import Hold, Use
 from ..core.run import Run
-from ..launch.base import Bounds, Launcher
+from ..host.clock import wall_clock
+from ..launch.base import Launcher
 from ..meters import UNREAD, AgentProgram, Reading, chosen, named
 from ..output.files import OutputStore
 from ..protocol import messages as m
 from ..protocol.kinds import BY_KERNEL, KINDS
-from ..protocol.types import Action, LimitKind, RunId
-from ..runs.live import Live, wall_clock
+from ..protocol.types import LimitKind, RunId
+from ..runs.live import Live, bounds_of
 from .pricelist import PRICES_WAIT, PriceList
 from .run import Feed, MeteredRun, Publish
 from .sampling import Sampler
@@ -28,7 +29,7 @@ from .sessions import Sessions
 from .tail import Tail
 from .uses import hold_of, report_of_settlement, use_of_report
 
-__all__ = ["PRICES_WAIT", "Metering", "bounds_of", "program_of"]
+__all__ = ["PRICES_WAIT", "Metering", "program_of"]
 
 ENDED_SECONDS = 2.0
 """Seconds of reading what runs wrote that ended while no daemon was running, for all of them together, before a daemon serves: 20
@@ -273,14 +274,3 @@ def program_of(meter: str | None, argv: Sequence[str], *, kept: bool) -> AgentPr
     if program is None:
         raise ValueError(f"there is no meter '{meter}'")
     return program
-
-
-def bounds_of(run: Run) -> Bounds:
-    """Return what the kernel must enforce: limits that terminate, and cores. It may not take from a run that is only to be
-    warned."""
-    memory, pids, cpu = (run.limits.get(kind) for kind in (LimitKind.MEMORY, LimitKind.PIDS, LimitKind.CPU))
-    return Bounds(
-        memory=int(memory.limit.threshold) if memory is not None and memory.action is Action.TERMINATE else None,
-        pids=int(pids.limit.threshold) if pids is not None and pids.action is Action.TERMINATE else None,
-        cpu=cpu.limit.threshold if cpu is not None else None,
-    )
