@@ -165,7 +165,7 @@ class Limiter:
             run.account.release(settled)
             del self._reservations[settled]
         run.account.sources["report"] = run.account.sources.get("report", NOTHING).plus(more)
-        self._machine.do(c.Keep(run))  # before it may end of it
+        self._machine.changed(run)  # before it may end of it
         self._changed(run, before, at, periods)
 
     def _changed(self, run: Run, before: tuple[float, ...], at: float, periods: Periods | None = None) -> None:
@@ -173,7 +173,7 @@ class Limiter:
         if after != before:
             add_below((above.account for above in run.lineage[:-1]), before, after)
             self._charge(run, after[_COST] - before[_COST], periods)
-        self._machine.do(c.NoteUse(run))
+        self._machine.used_more(run)
         self._enforce(run, at)
         if any(budget.over or budget.exhausted for budget in self.budgets.of(run.user)):
             self.look_at_budgets(at)
@@ -232,7 +232,7 @@ class Limiter:
         if root.out_of_money is None:
             root.by_hand = root.frozen and root.held_by is None
         root.out_of_money = reason
-        self._machine.do(c.Keep(root))
+        self._machine.changed(root)
         if not root.frozen:
             self._machine.pause(root, at, reason.message)
 
@@ -241,7 +241,7 @@ class Limiter:
             return
         stays = root.by_hand or root.held_by is not None
         root.out_of_money, root.by_hand = None, False
-        self._machine.do(c.Keep(root))
+        self._machine.changed(root)
         if not stays:
             self._machine.resume(root, at)
             self.recheck(root, at)
@@ -262,7 +262,7 @@ class Limiter:
             forbidden = _forbidden(run, tool)
             if forbidden is not None and tool not in run.tools_said and len(run.tools_said) < MAX_TOOLS_SAID:
                 run.tools_said.add(tool)
-                self._machine.do(c.Keep(run))
+                self._machine.changed(run)
                 self._forbid(run, f"its agent called the tool '{tool}', {forbidden}", ev.at)
 
     def _forbid(self, run: Run, message: str, at: float) -> None:
@@ -291,7 +291,7 @@ class Limiter:
         periods = tuple((budget.scope, budget.name, budget.begins) for budget in self.budgets.of(run.user))
         run.account.hold(name, replace(ev.hold, periods=periods))
         self._reservations[name] = run
-        machine.do(c.Keep(run))
+        machine.changed(run)
         machine.reply(ev.token, c.Reserved(run, name))
         self._changed(run, before, ev.at)
 
@@ -322,7 +322,7 @@ class Limiter:
         elif not held.refused:
             held.refused = True
             self._say(owner, Crossing(held, used + more, exceeded=True), more)
-            self._machine.do(c.Keep(owner))
+            self._machine.changed(owner)
 
     def reservation(self, name: str) -> tuple[Run, Hold] | None:
         """The live run that holds it, and what is held."""
@@ -358,7 +358,7 @@ class Limiter:
         if any(used):
             add_ended((each.account for each in above), used)
             for each in above:
-                self._machine.do(c.Keep(each))
+                self._machine.changed(each)
         return bool(held)
 
     # ---- enforcement
@@ -382,7 +382,7 @@ class Limiter:
         for crossing in found:
             self._say(run, crossing, refused)
         if found:
-            self._machine.do(c.Keep(run))  # that it has been said
+            self._machine.changed(run)  # that it has been said
         breaches = [crossing for crossing in found if crossing.exceeded]
         if not breaches:
             return
@@ -473,7 +473,7 @@ class Limiter:
         self.release(run)  # first: below, what holds it may turn into a warning, which has no timer to disarm
         for limit in limits:
             self._replace(run, limit, peer)
-        self._machine.do(c.Keep(run))
+        self._machine.changed(run)
         if limits:
             self._machine.do(c.Rebound(run))
         for held in holding if not limits else ():
@@ -513,8 +513,9 @@ class Limiter:
             before = run.limits.get(limit.kind)
             self._replace(run, limit, ev.peer)
             self._say_changed(run, before, run.limits[limit.kind], ev.peer)
-        for command in (c.Keep(run), c.NoteUse(run), c.Rebound(run)):
-            self._machine.do(command)
+        self._machine.changed(run)
+        self._machine.used_more(run)
+        self._machine.do(c.Rebound(run))
         self._look_again(run, kinds, ev.at)
         if freed and run.held_by is None and run.outcome is None:
             self._go_on(run, ev.at)
@@ -610,7 +611,7 @@ class Limiter:
             return
         if run.out_of_money is not None and run.held_by is None and not run.by_hand:
             run.frozen_until = at + self._machine.policy.pause_max  # it goes on when its budget does, which may be next month
-            self._machine.do(c.Keep(run))
+            self._machine.changed(run)
             self._machine.do(c.Arm(run.id, "pause_max", run.frozen_until))
             return
         why = f"it was paused for {self._machine.policy.pause_max:g} s (limits.pause_max)"

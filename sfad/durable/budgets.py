@@ -12,10 +12,10 @@ import trio
 from .. import config as configuration
 from ..core import events as e
 from ..core.budgets import Budget, Budgets
+from ..host.clock import wall_clock
 from ..host.timers import Timers
 from ..ledger import Ledger
-from ..runs.live import wall_clock
-from .journal import Memory
+from .journal import RunJournal
 
 LOOK_AGAIN_SOON = 10.0
 """Seconds until the next look where the ledger could not be read."""
@@ -34,9 +34,9 @@ class BudgetKeeper:
         timers: Timers,
         feed: Callable[[e.Event], None],
         trouble: Callable[[str], None],
-        memory: Memory,
+        journal: RunJournal,
     ) -> None:
-        self._memory = memory
+        self._journal = journal
         self._known = known
         self._ledger = ledger
         self._timers = timers
@@ -57,7 +57,7 @@ class BudgetKeeper:
     def remember(self, scope: str, name: str) -> None:
         """Has it remembered what a budget was charged, with what is kept next."""
         budget = next(budget for budget in self._known if (budget.scope, budget.name) == (scope, name))
-        self._memory.charge(scope, name, self._periods[scope, name], budget.charged, partial=budget.partial)
+        self._journal.charge(scope, name, self._periods[scope, name], budget.charged, partial=budget.partial)
 
     def look(self) -> None:
         """Tell the core what the budgets stand at now, and again when a period begins."""
@@ -70,12 +70,12 @@ class BudgetKeeper:
 
     def _charged(self, scope: str, name: str, begin: datetime) -> float:
         """The ledger may lag behind the spool: it could not be written when a daemon died, or when this one began."""
-        remembered = self._memory.charged(scope, name)
+        remembered = self._journal.charged(scope, name)
         known = remembered.usd if remembered is not None and remembered.begins == begin else 0.0
         return max(known, self._ledger.charged(scope, name, begin))
 
     def _was_partial(self, scope: str, name: str, begin: datetime) -> bool:
-        remembered = self._memory.charged(scope, name)
+        remembered = self._journal.charged(scope, name)
         return remembered is not None and remembered.begins == begin and remembered.partial
 
     def _renew(self, now: datetime) -> None:
@@ -126,7 +126,7 @@ def _midnight(day: date) -> datetime:
     return datetime(day.year, day.month, day.day).astimezone()
 
 
-def rebuild(config: configuration.Budgets, ledger: Ledger, memory: Memory) -> list[str]:
+def rebuild(config: configuration.Budgets, ledger: Ledger, journal: RunJournal) -> list[str]:
     """Brings the ledger in line with what the spool remembers that budgets were charged: it was told before the ledger, which may
     have been begun anew. There, if something may have been forgotten, they count as exhausted until their period ends or they
     are given more: nobody knows what of them is left (SPEC section 10). Before the ledger is started; returns what there is to
@@ -134,12 +134,12 @@ def rebuild(config: configuration.Budgets, ledger: Ledger, memory: Memory) -> li
     notes: list[str] = []
     for budget in wanted(config):
         begin, _ = period(wall_clock().astimezone(), budget.period)
-        remembered = memory.charged(budget.scope, budget.name)
+        remembered = journal.charged(budget.scope, budget.name)
         # neither is wound back: a spool is older than the ledger where its newest part was damaged, and so is a restored ledger
         charged = recorded = ledger.charged(budget.scope, budget.name, begin)
         if remembered is not None and remembered.begins == begin:
             charged = max(charged, remembered.usd)
-        lost = ledger.begun_anew and not memory.sound
+        lost = ledger.begun_anew and not journal.sound
         charged = max(charged, budget.usd) if lost else charged
         if charged != recorded:
             ledger.set_charged(budget.scope, budget.name, begin, charged)

@@ -19,6 +19,7 @@ from ..launch.base import Remains
 from ..protocol.messages import Wait, Watch
 from ..protocol.types import RunId
 from ..protocol.units import parse_whole
+from ..runs.stdin import Stdin
 
 VARIABLE = "SFAD_HANDOVER"
 """Where the number of the memfd stands."""
@@ -26,17 +27,8 @@ VARIABLE = "SFAD_HANDOVER"
 FORMAT = 1
 
 
-class Stdin(Struct, frozen=True):
-    """The pipe behind `--stdin`, and what has not been written to it yet."""
-
-    read_end: int
-    write_end: int
-    pending: list[bytes]
-    eof: bool
-
-
-class Held(Struct, frozen=True):
-    """Of one live run."""
+class HandedRun(Struct, frozen=True):
+    """What is handed over of one live run."""
 
     remains: Remains | None
     descriptors: list[int]
@@ -74,7 +66,7 @@ class Handover(Struct, frozen=True):
 
     listener: int
     lock: int
-    runs: dict[RunId, Held]
+    runs: dict[RunId, HandedRun]
     tickets: list[Ticket]
     last_token: int
     clients: Clients

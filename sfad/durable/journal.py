@@ -31,7 +31,7 @@ from ..ledger.ledger import current_boot
 from ..meters import Reading
 from ..protocol.messages import Spawn
 from ..protocol.types import RunId, Status
-from ..runs.live import Live, Main
+from ..runs.live import Live, SavedMain, SpawnKey
 from ..spool import Journal, Spawns
 
 AHEAD = 256
@@ -63,10 +63,6 @@ _NUMBERS = "numbers"
 _PLACE = "place"
 
 
-SpawnKey = tuple[int, RunId | None, str]
-"""A uid, the run that asked, and what it called its request (`Spawn.key`)."""
-
-
 class Origin(Struct, frozen=True, array_like=True):
     """What is settled when a run is admitted."""
 
@@ -88,7 +84,7 @@ class Progress(Struct, frozen=True, array_like=True):
     state: State
     started_at: datetime | None
     ended_at: datetime | None
-    main: Main | None
+    main: SavedMain | None
     attempted_at: datetime | None = None
     sessions: tuple[Reading, ...] = ()
     """What the session files of earlier attempts told."""
@@ -111,16 +107,19 @@ class Entry:
     meter: bytes | None
 
 
-class Memory:
+class RunJournal:
     """The spool in `directory`. Raises `OSError` and `JournalError`. Failures to write are told to `trouble` and tried again; only
     what must not begin without it raises."""
 
-    def __init__(self, directory: Path, trouble: Callable[[str], None], lost: Callable[[], str | None] = lambda: None) -> None:
+    def __init__(
+        self, directory: Path, timers: Timers, trouble: Callable[[str], None], lost: Callable[[], str | None] = lambda: None
+    ) -> None:
         """`lost`: see `Journal`."""
         self.spawns = Spawns(directory)
-        self._journal = Journal(directory / "runs", lost)
-        self.notes = self._journal.take_notes()
+        self._store = Journal(directory / "runs", lost)
+        self.notes = self._store.take_notes()
         """What opening had to fix, a line each."""
+        self._timers = timers
         self._trouble = trouble
         self._late: dict[RunId, Live] = {}
         """Runs of which something newer is to be remembered than could be written."""
@@ -129,8 +128,8 @@ class Memory:
         self._recorded: dict[RunId, None] = {}
         """Ended runs that may be in the ledger's log only, the first recorded first."""
         self._encode = msgspec.msgpack.Encoder().encode
-        known = (key.removeprefix(_KEY) for key in self._journal.items if key.startswith(_KEY))
-        ended = sorted((run for run in known if f"{_RUN}{run}" not in self._journal.items), key=run_number)
+        known = (key.removeprefix(_KEY) for key in self._store.items if key.startswith(_KEY))
+        ended = sorted((run for run in known if f"{_RUN}{run}" not in self._store.items), key=run_number)
         self._known = dict.fromkeys(ended)
         """Ended runs whose requests are known, the oldest first."""
         self._closed = False
@@ -139,29 +138,28 @@ class Memory:
         """Another process has removed or replaced the spool, maybe with the files of `spawns`."""
         self._first: dict[str, bytes | None] = {}
         """What goes with the next change."""
-        self._timers: Timers
-        self.same_boot = self._journal.items.get(_BOOT) == _boot()
+        self.same_boot = self._store.items.get(_BOOT) == _boot()
         """Whether what is remembered was so since the machine was booted."""
 
     @property
     def sound(self) -> bool:
         """Whether everything that was remembered can be read: if not, something may have been forgotten, such as what a budget was
         charged."""
-        return self._journal.sound
+        return self._store.sound
 
     @property
     def found(self) -> bool:
         """Whether there was one."""
-        return self._journal.found
+        return self._store.found
 
     @property
     def highest_number(self) -> int:
         """That was given to a run, as far as is remembered; 0 for none."""
-        return max([self._told, *(_number(key) for key in self._journal.items if key.startswith(_RUN))])
+        return max([self._told, *(_number(key) for key in self._store.items if key.startswith(_RUN))])
 
     @property
     def _told(self) -> int:
-        return int(self._journal.items.get(_NUMBERS, b"0"))
+        return int(self._store.items.get(_NUMBERS, b"0"))
 
     def never_again(self, number: int) -> None:
         """Somebody is told of a run with this number that may never be on record: no other run is to have it. Written down
@@ -172,7 +170,7 @@ class Memory:
     @property
     def place(self) -> str | None:
         """The state directory that it was written for; its path is what processes of runs are known by."""
-        kept = self._journal.items.get(_PLACE)
+        kept = self._store.items.get(_PLACE)
         return kept.decode(errors="surrogateescape") if kept is not None else None
 
     def moved_alive(self, here: Path) -> list[RunId]:
@@ -181,16 +179,15 @@ class Memory:
             return []
         return [run for run, main in self.mains() if is_alive(main.pid, main.started)]
 
-    def begin(self, timers: Timers, place: str) -> None:
+    def begin(self, place: str) -> None:
         """From now on things are remembered, of this boot, and of the state directory `place`."""
-        self._timers = timers
         self._first = {_BOOT: _boot(), _PLACE: place.encode(errors="surrogateescape")}
         self._written({})
 
     @property
     def events(self) -> int:
         """No event bears a higher number, as far as is known."""
-        return int(self._journal.items.get(_EVENTS, b"0"))
+        return int(self._store.items.get(_EVENTS, b"0"))
 
     def reserve_events(self, number: int) -> None:
         """Events may bear numbers up to this one from now on. They are pushed before they are on record, and a daemon that comes
@@ -200,7 +197,7 @@ class Memory:
     def close(self) -> None:
         """Gives the descriptor back. What the ledger still has to tell is for the next daemon to find."""
         self._closed = True
-        self._journal.close()
+        self._store.close()
 
     # ---- runs
 
@@ -208,7 +205,7 @@ class Memory:
         """What is remembered, by run, and the runs of which it cannot be read."""
         found: dict[RunId, Entry] = {}
         broken: list[RunId] = []
-        for key, value in self._journal.items.items():
+        for key, value in self._store.items.items():
             if not key.startswith(_RUN):
                 continue
             run = key.removeprefix(_RUN)
@@ -219,14 +216,14 @@ class Memory:
         return found, broken
 
     def _entry(self, run: RunId, origin: bytes) -> Entry:
-        items = self._journal.items
+        items = self._store.items
         return Entry(
             msgspec.msgpack.decode(origin, type=Origin),
             msgspec.msgpack.decode(items[f"now/{run}"], type=Progress),
             items.get(f"meter/{run}"),
         )
 
-    def mains(self) -> list[tuple[RunId, Main]]:
+    def mains(self) -> list[tuple[RunId, SavedMain]]:
         """The main processes that are remembered, if they were launched since the machine was booted."""
         entries = self.entries()[0] if self.same_boot else {}
         return [(run, entry.progress.main) for run, entry in entries.items() if entry.progress.main is not None]
@@ -255,7 +252,7 @@ class Memory:
         if self._closed:
             return
         try:
-            self._journal.stay()
+            self._store.stay()
             self._tell_notes()
             if self._displaced:
                 self._keep_spawns(runs)
@@ -270,7 +267,7 @@ class Memory:
                 self.spawns.keep(run.id, self._encode(live.spawn))
 
     def _tell_notes(self) -> None:
-        for note in self._journal.take_notes():
+        for note in self._store.take_notes():
             self._displaced = True
             self._trouble(note)
 
@@ -286,13 +283,13 @@ class Memory:
     def _all(self, runs: Iterable[Live], position: Position) -> dict[str, bytes | None]:
         changes: dict[str, bytes | None] = {}
         for live in runs:
-            if f"{_RUN}{live.run.id}" not in self._journal.items:
+            if f"{_RUN}{live.run.id}" not in self._store.items:
                 continue  # it was refused, and there is nothing to find again
             changes |= self._now(live)
             if (where := position(live.run.id)) is not None:
                 changes[f"meter/{live.run.id}"] = where
         # a daemon that takes runs over keeps all of them, and few have changed
-        return {key: value for key, value in changes.items() if self._journal.items.get(key) != value}
+        return {key: value for key, value in changes.items() if self._store.items.get(key) != value}
 
     def started(self, run: Run) -> None:
         """An attempt was launched; if there cannot be another, its environment is needed no more."""
@@ -325,8 +322,8 @@ class Memory:
         self._gone.update(runs)
         changes: dict[str, bytes | None] = {}
         for run in self._gone:
-            changes |= {key: None for key in (f"{_RUN}{run}", f"now/{run}", f"meter/{run}") if key in self._journal.items}
-            if f"{_KEY}{run}" in self._journal.items:
+            changes |= {key: None for key in (f"{_RUN}{run}", f"now/{run}", f"meter/{run}") if key in self._store.items}
+            if f"{_KEY}{run}" in self._store.items:
                 self._known.setdefault(run)
         for run in list(self._known)[: max(0, len(self._known) - KEYS)]:
             del self._known[run]
@@ -337,7 +334,7 @@ class Memory:
     def forget_entirely(self, runs: Iterable[RunId]) -> None:
         """Nobody was ever told of them: whoever asks again is to have another."""
         never = list(runs)
-        self._written({f"{_KEY}{run}": None for run in never if f"{_KEY}{run}" in self._journal.items})
+        self._written({f"{_KEY}{run}": None for run in never if f"{_KEY}{run}" in self._store.items})
         self.recorded(never)
         for run in never:
             self._recorded.pop(run, None)
@@ -345,7 +342,7 @@ class Memory:
 
     def pruned(self, runs: Iterable[RunId]) -> None:
         """Forget runs that were deleted from the ledger: the next daemon would write again what is remembered of their ends."""
-        self.forget_entirely([run for run in runs if f"{_RUN}{run}" in self._journal.items])
+        self.forget_entirely([run for run in runs if f"{_RUN}{run}" in self._store.items])
 
     def forget_spawns(self, *, but: Container[RunId]) -> None:
         """Removes what was to start runs that are not live: a daemon was killed before it had remembered them."""
@@ -356,7 +353,7 @@ class Memory:
 
     def keys(self) -> dict[SpawnKey, RunId]:
         """By what requests are known by: the runs that were admitted for them."""
-        items = self._journal.items.items()
+        items = self._store.items.items()
         found = {key.removeprefix(_KEY): value for key, value in items if key.startswith(_KEY)}
         return {msgspec.msgpack.decode(value, type=SpawnKey): run for run, value in found.items()}
 
@@ -389,7 +386,7 @@ class Memory:
 
     def charged(self, scope: str, name: str) -> Charged | None:
         """What a budget was charged, as far as it is remembered."""
-        kept = self._journal.items.get(f"charge/{scope}/{name}")
+        kept = self._store.items.get(f"charge/{scope}/{name}")
         return msgspec.msgpack.decode(kept, type=Charged) if kept is not None else None
 
     def charge(self, scope: str, name: str, begins: datetime, usd: float, *, partial: bool = False) -> None:
@@ -400,7 +397,7 @@ class Memory:
 
     def _write(self, changes: dict[str, bytes | None]) -> None:
         effect("remember")
-        self._journal.write(self._first | changes)
+        self._store.write(self._first | changes)
         effect("remembered")
         self._first = {}
         self._tell_notes()

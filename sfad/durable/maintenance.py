@@ -10,14 +10,15 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import CancelledError, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TypeVar
 
 import trio
+from msgspec.structs import replace
 
 from ..config import Retention
 from ..core.ids import run_id
+from ..host.clock import wall_clock
 from ..host.private import make_directory
 from ..host.reserve import Ballast
 from ..host.threads import in_thread
@@ -28,8 +29,8 @@ from ..ledger.reader import Reader
 from ..ledger.retention import Sweeper
 from ..output import OutputStore
 from ..output.retention import remove, remove_old
+from ..protocol.messages import Prune, Pruned
 from ..protocol.types import RunId
-from ..runs.live import wall_clock
 
 T = TypeVar("T")
 
@@ -78,31 +79,6 @@ class Clock:
             f"the clock says {self.now():%Y-%m-%d}, and before its last day nothing has happened since {before:%Y-%m-%d}: "
             "nothing is deleted until it has gone on like that for a day"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a person wants to have removed: trees that have ended."""
-
-    older_than: float | None
-    """Seconds since their end at least."""
-    keep: int
-    """The newest trees that stay."""
-    uid: int | None
-    """Only trees of this user."""
-    dry_run: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Pruned:
-    """What was removed: `protocol.messages.Pruned`."""
-
-    trees: int
-    runs: int
-    events: int
-    files: int
-    output_bytes: int
-    ledger_bytes: int
 
 
 def _boottime() -> float:
@@ -165,35 +141,45 @@ class Maintenance:
         if self._backup_is_due():
             await self._try("backup", self._back_up)
 
-    async def prune(self, wanted: Wanted, forget: Callable[[Collection[RunId]], object]) -> Pruned:
-        """Remove trees that have ended, with their output and events. `forget` is told which runs are gone, in the trio thread.
+    async def prune(self, wanted: Prune, uid: int | None, forget: Callable[[Collection[RunId]], object]) -> Pruned:
+        """Remove trees that have ended, of one user or of all, with their output and events. `forget` is told which
+        runs are gone, in the trio thread.
         Raises `OSError`, `sqlite3.Error`, `LedgerError`, and `CancelledError` when the ledger is closed meanwhile; what was removed
         until then stays removed."""
         async with self._one:
-            return await in_thread(self._prune, wanted, forget)
+            return await in_thread(self._prune, wanted, uid, forget)
 
-    def _prune(self, wanted: Wanted, forget: Callable[[Collection[RunId]], object]) -> Pruned:
+    def _prune(self, wanted: Prune, uid: int | None, forget: Callable[[Collection[RunId]], object]) -> Pruned:
         sweeper, dry = Sweeper(self._ledger.directory, self._errand, _copy_pause), wanted.dry_run
         cutoff = self._clock.now() - timedelta(seconds=wanted.older_than or 0)
         live = trio.from_thread.run_sync(lambda: frozenset(self._live()))
         trees = [
             tree
-            for tree in sweeper.choose(cutoff, keep=wanted.keep, uid=wanted.uid)
+            for tree in sweeper.choose(cutoff, keep=wanted.keep, uid=uid)
             if live.isdisjoint(run_id(run.number) for run in tree)
         ]
         runs = [run_id(run.number) for tree in trees for run in tree]
         # output first: a row without output can be removed again, output without its row would stay
         files, freed = remove(self._output.directory, runs, dry=dry, between=_copy_pause)
         deleted = sweeper.remove(trees, dry=dry)
+        pruned = Pruned(
+            id=wanted.id,
+            trees=len(trees),
+            runs=deleted.runs,
+            events=deleted.events,
+            files=files,
+            output_bytes=freed,
+            ledger_bytes=0,
+        )
         if dry:
-            return Pruned(len(trees), deleted.runs, deleted.events, files, freed, 0)
+            return pruned
         sweeper.checkpoint()  # a power failure may lose what is in the log only, and then the spool alone knows how a run ended
         trio.from_thread.run_sync(forget, runs)
         before = self._ledger.size_bytes
         sweeper.compact()
         shrunk = max(0, before - self._ledger.size_bytes)
         self._said(f"pruned {deleted.runs} runs and {deleted.events} events, and {files} output files of {freed} bytes")
-        return Pruned(len(trees), deleted.runs, deleted.events, files, freed, shrunk)
+        return replace(pruned, ledger_bytes=shrunk)
 
     async def _rest(self) -> None:
         while True:

@@ -1,10 +1,16 @@
-"""The core's clock."""
+"""The two clocks of the daemon: one that decisions use, one that people read."""
 
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 
 import trio
+
+
+def wall_clock() -> datetime:
+    """Return the present time in UTC. It is for people only: nothing is decided by it, so setting the clock cannot end a run."""
+    return datetime.now(UTC)
 
 
 class MonotonicClock(trio.abc.Clock):

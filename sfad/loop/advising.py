@@ -11,6 +11,7 @@ import trio
 from ..core import events as e
 from ..core.limits import advice_key
 from ..core.policy import Policy
+from ..host.background import Background
 from ..host.threads import in_thread
 from ..ledger.advice import learn
 from ..ledger.errors import LedgerError
@@ -34,27 +35,23 @@ class Adviser:
     first run of a type starts with the limits that it has without advice.
     """
 
-    def __init__(self, directory: Path, feed: Callable[[e.Event], None], trouble: Callable[[str], None]) -> None:
+    def __init__(
+        self, directory: Path, background: Background, feed: Callable[[e.Event], None], trouble: Callable[[str], None]
+    ) -> None:
         self.adaptive = False
         self._policy = Policy()
         self._directory = directory
+        self._background = background
         self._feed = feed
         self._trouble = trouble
         self._ended: dict[str, int] = {}
         self._one_at_a_time = trio.CapacityLimiter(1)
         """A hundred who ask at once are answered one after the other; each walk keeps a CPU busy."""
-        self._nursery: trio.Nursery
 
     def configure(self, *, adaptive: bool, policy: Policy) -> None:
         """Follow a new config. What was learnt is learnt again, because the ranges in `policy` may have changed."""
         self.adaptive, self._policy = adaptive, policy
         self._ended.clear()
-
-    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Learns, until cancelled."""
-        async with trio.open_nursery() as self._nursery:
-            task_status.started()
-            await trio.sleep_forever()
 
     async def advise(self, run_type: str | None, name: str | None) -> list[Advice]:
         """Advice of each kind. Raises `LedgerError`, `OSError`."""
@@ -73,7 +70,7 @@ class Adviser:
         self._ended[key] = 0 if seen is None else seen + 1
         if seen is None or seen + 1 >= LEARN_AGAIN:
             self._ended[key] = 0
-            self._nursery.start_soon(self._learn, key, run_type, None if run_type is not None else name)
+            self._background.start_soon(self._learn, key, run_type, None if run_type is not None else name)
 
     async def _learn(self, key: str, run_type: str | None, name: str | None) -> None:
         try:

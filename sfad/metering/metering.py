@@ -21,13 +21,14 @@ from ..core import events as e
 from ..core.account import NOTHING, Hold, Use
 from ..core.guard import counted
 from ..core.run import Run
-from ..launch.base import Bounds, Launcher
+from ..host.clock import wall_clock
+from ..launch.base import Launcher
 from ..meters import UNREAD, Program, Reading, chosen, named
 from ..meters.base import MAX_LINE
 from ..output.files import OutputStore
 from ..protocol import messages as m
-from ..protocol.types import Action, ApiTrouble, LimitKind, RunId, Source, Tokens
-from ..runs.live import Live, wall_clock
+from ..protocol.types import ApiTrouble, LimitKind, RunId, Source, Tokens
+from ..runs.live import Live, bounds_of
 from .pricing import Catalogue, Prices, PricesUnavailable
 from .sampling import Sampler
 from .sessions import Session, Sessions, environment_of
@@ -547,13 +548,3 @@ def program_of(meter: str | None, argv: Sequence[str], *, kept: bool) -> Program
     if program is None:
         raise ValueError(f"there is no meter '{meter}'")
     return program
-
-
-def bounds_of(run: Run) -> Bounds:
-    """What the kernel is to enforce: limits that terminate, and cores. It may not take from a run that is only to be warned."""
-    memory, pids, cpu = (run.limits.get(kind) for kind in (LimitKind.MEMORY, LimitKind.PIDS, LimitKind.CPU))
-    return Bounds(
-        memory=int(memory.limit.threshold) if memory is not None and memory.action is Action.TERMINATE else None,
-        pids=int(pids.limit.threshold) if pids is not None and pids.action is Action.TERMINATE else None,
-        cpu=cpu.limit.threshold if cpu is not None else None,
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Literal
 
 from msgspec import Struct
@@ -12,8 +12,9 @@ from msgspec import Struct
 from ..core.account import Use
 from ..core.limits import COSTS, KINDS, METERED, Held
 from ..core.run import Run
+from ..host.clock import wall_clock
 from ..host.giveback import give_back
-from ..launch.base import Launcher
+from ..launch.base import Bounds, Launcher, Load
 from ..ledger import RunExtra
 from ..meters import Program, Reading
 from ..meters.sessions import VARIABLES, SessionFiles, files_of
@@ -25,7 +26,11 @@ from .stdin import StdinPipe
 Enforcer = Literal["clock", "meter", "kernel", "watching", "nothing"]
 
 
-class Main(Struct, frozen=True, array_like=True):
+SpawnKey = tuple[int, RunId | None, str]
+"""What a client calls its request (`Spawn.key`), after its uid and the run that it is in."""
+
+
+class SavedMain(Struct, frozen=True, array_like=True):
     """The main process of an attempt, as it was launched."""
 
     attempt: int
@@ -56,7 +61,7 @@ class Live:
     """The meter that was asked for has recognised nothing."""
     unused: list[LimitState] | None = None
     """The limits but time, as they are shown while nothing of them is known to be used; `None` if they have changed."""
-    main: Main | None = None
+    main: SavedMain | None = None
     """Of the attempt that was launched last."""
     model: str | None = None
     """The one that was named last, or by its stream the one with most tokens."""
@@ -75,6 +80,10 @@ class Live:
             self.stdin.close()
             self.stdin = None
 
+    def limits_changed(self) -> None:
+        """Show the limits as they are now."""
+        self.unused = None
+
     def look_at_the_clock(self, now: datetime) -> None:
         """Notes when it started or ended, for people."""
         if self.run.started_at is not None and self.started_at is None:
@@ -83,7 +92,7 @@ class Live:
             self.ended_at = now
 
     @property
-    def key(self) -> tuple[int, RunId | None, str] | None:
+    def key(self) -> SpawnKey | None:
         """What its request is known by, if it has a key."""
         return (self.run.uid, self.asker, self.spawn.key) if self.spawn.key is not None else None
 
@@ -122,8 +131,8 @@ class Live:
         """Ids from the root to this run."""
         return tuple(run.id for run in self.run.lineage)
 
-    def info(self, now: float, *, processes: int | None = None, memory_bytes: int | None = None) -> RunInfo:
-        """The run as it is shown at `now`, on the core's clock."""
+    def info(self, now: float, load: Load | None = None) -> RunInfo:
+        """Return the run as it is shown at `now`, on the core's clock. `load`: what it holds then."""
         run = self.run
         lineage = run.lineage
         exit_ = run.exit
@@ -149,8 +158,8 @@ class Live:
             attempts=run.attempt,
             limits=self._limits(now),
             usage=self.usage(elapsed),
-            processes=processes,
-            memory_bytes=memory_bytes,
+            processes=load.processes if load is not None else None,
+            memory_bytes=load.memory_bytes if load is not None else None,
             descendants=run.admitted,
             deadline=self._deadline(now),
             milestone=None,
@@ -253,11 +262,11 @@ def _money(usd: float | None) -> float | None:
     return None if usd is None else round(usd, 9)
 
 
-def wall_clock() -> datetime:
-    """Now, in UTC. For people only: nothing is decided by it, so a clock that is set cannot end a run."""
-    return datetime.now(UTC)
-
-
-def name_of_main(run: Run) -> str:
-    """What systemd keeps the pidfd of its main process by: of another attempt it tells nothing."""
-    return f"{run.id}.{run.attempt}"
+def bounds_of(run: Run) -> Bounds:
+    """What the kernel is to enforce: limits that terminate, and cores. It may not take from a run that is only to be warned."""
+    memory, pids, cpu = (run.limits.get(kind) for kind in (LimitKind.MEMORY, LimitKind.PIDS, LimitKind.CPU))
+    return Bounds(
+        memory=int(memory.limit.threshold) if memory is not None and memory.action is Action.TERMINATE else None,
+        pids=int(pids.limit.threshold) if pids is not None and pids.action is Action.TERMINATE else None,
+        cpu=cpu.limit.threshold if cpu is not None else None,
+    )

@@ -3,40 +3,43 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 
 import trio
-
-from ..durable.handover import Stdin
+from msgspec import Struct
 
 MAX_PENDING = 1024 * 1024
 """Bytes that may wait for a run that does not read; more is refused, so that a sender learns of it."""
 
 
+class Stdin(Struct, frozen=True):
+    """A pipe as it is handed to the program that replaces this one."""
+
+    read_end: int
+    write_end: int
+    pending: list[bytes]
+    """What has not been written to it yet."""
+    eof: bool
+
+
 class StdinPipe:
     """Both ends of a pipe: the run inherits `read_end`; `write` never blocks."""
 
-    def __init__(self) -> None:
-        self.read_end, self._write_end = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(self._write_end, False)
-        self._begin((), eof=False)
+    def __init__(self, pipe: Stdin) -> None:
+        self.read_end, self._write_end = pipe.read_end, pipe.write_end
+        self._pending = bytearray().join(pipe.pending)  # one object, because a sender may send a byte at a time
+        self._eof = pipe.eof
+        self._more = trio.Event()
 
     @classmethod
-    def resumed(cls, handed: Stdin) -> StdinPipe:
-        """The same pipe in a process that has executed itself anew."""
-        pipe = cls.__new__(cls)
-        pipe.read_end, pipe._write_end = handed.read_end, handed.write_end
-        pipe._begin(handed.pending, eof=handed.eof)
-        return pipe
+    def new(cls) -> StdinPipe:
+        """Make a pipe. Raises `OSError`."""
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(write_end, False)
+        return cls(Stdin(read_end, write_end, [], eof=False))
 
     def hand_over(self) -> Stdin:
-        """What `resumed` needs."""
+        """Return what the next program needs to go on with the pipe."""
         return Stdin(self.read_end, self._write_end, [bytes(self._pending)], self._eof)
-
-    def _begin(self, pending: Iterable[bytes], *, eof: bool) -> None:
-        self._pending = bytearray().join(pending)  # one object: a sender may send a byte at a time
-        self._eof = eof
-        self._more = trio.Event()
 
     def write(self, data: bytes, *, eof: bool) -> str | None:
         """Queues `data`, in order. Returns why not, or `None`."""

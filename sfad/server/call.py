@@ -91,7 +91,7 @@ class Call:
         verb = verb or self.permission
         assert verb is not None
         info = self.services.handles.resolve(handle, self.peer.run)
-        self.permit(verb, self.runtime.chain(info.id))
+        self.permit(verb, self.runtime.catalogue.chain(info.id))
         return info
 
     def demand(self, shares: Shares, more: int) -> None:
@@ -117,7 +117,7 @@ class Call:
 
     def ask(self, make: Callable[[int, float], e.Event]) -> None:
         """Put the event that `make(token, now)` returns to the core, and reply with its answer."""
-        self.runtime.ask(self, make)
+        self.runtime.requests.ask(self, make)
 
     def __call__(self, answer: c.Answer) -> None:
         """Reply with the core's answer."""
@@ -139,7 +139,7 @@ class Call:
                 assert_never(answer)
 
     def _known(self, run: RunId) -> RunInfo:
-        info = self.runtime.info(run)
+        info = self.runtime.catalogue.info(run)
         assert info is not None
         return info
 
@@ -170,7 +170,7 @@ class Call:
             if is_wanted():
                 self.fail(code, f"{failing}{said}")
 
-        self.runtime.in_background(work, done, failed, EXPECTED)
+        self.runtime.background.answer(work, done, failed, EXPECTED)
 
 
 def _told(error: Exception) -> tuple[ErrorCode, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,7 +26,7 @@ class Dispatcher:
 
     def __init__(self, runtime: Runtime, bounds: Bounds, *, connections: Callable[[], int]) -> None:
         self._runtime = runtime
-        self._services = Services(runtime, Handles(runtime), bounds, connections)
+        self._services = Services(runtime, Handles(runtime.catalogue), bounds, connections)
 
     def greet(self, connection: Connection, request: m.Request) -> None:
         """Answer the first message."""
@@ -68,7 +67,7 @@ class Dispatcher:
         except OSError as error:
             call.fail(ErrorCode.UNAVAILABLE, f"the daemon could not do it: {error}")
         except Exception:  # noqa: BLE001 - a bug in one request must not leave every tree without a supervisor
-            self._runtime.log.error(f"internal error while handling {type(request).__name__}", traceback=traceback.format_exc())
+            self._runtime.log.internal_error(request)
             call.fail(ErrorCode.INTERNAL, INTERNAL)
 
     def open(self, connection: Connection, request: int, permission: str | None = None) -> Call:

@@ -10,7 +10,8 @@ from pathlib import Path
 import trio
 
 from ..host.paths import PathError, bind_socket, socket_inode
-from ..loop.runtime import LOOK, Runtime
+from ..loop.runtime import Runtime
+from ..loop.state_dir import LOOK
 from ..observe.log import Log
 
 REST = 1.0
@@ -95,7 +96,7 @@ class Listener:
             self._listen_on(*bound)
             what = f"another process removed or replaced the socket {self._path}; the daemon has made it again"
             self._log.warning(what)
-            self._runtime.tell("daemon_socket_renewed", what, "medium")
+            self._runtime.announcer.tell("daemon_socket_renewed", what, "medium")
 
     def _bound_again(self) -> tuple[socket.socket, tuple[int, int] | None] | None:
         if self._sock.fileno() < 0 or socket_inode(self._path) == self.inode:

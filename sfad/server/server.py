@@ -75,7 +75,7 @@ class Server:
             token: [
                 (asker.connection.number, asker.id) for asker in askers if isinstance(asker, Call) and not asker.connection.closed
             ]
-            for token, askers in self._runtime.answerers().items()
+            for token, askers in self._runtime.requests.askers().items()
         }
         connections = [connection.hand_over(now) for connection in self._connections.values()]
         return Clients(connections, self._number, answers)
@@ -100,7 +100,7 @@ class Server:
             token: [self._dispatcher.open(numbered[number], request) for number, request in waiting]
             for token, waiting in clients.answers.items()
         }
-        self._runtime.expect_answers(askers, last_token=last_token)
+        self._runtime.requests.restore(askers, last_token=last_token)
 
     def go_on(self, clients: Clients) -> None:
         """Continue the requests that wait for runs, once the runs are adopted."""
@@ -207,7 +207,7 @@ class Server:
             return Peer(-1, "unknown", owner=False, unplaced=f"it could not be identified: {error}")
 
     def _holder(self, peer: Peer) -> Holder:
-        return Holder.of(peer, self._runtime.root(peer.run) if peer.run is not None else None)
+        return Holder.of(peer, self._runtime.catalogue.root(peer.run) if peer.run is not None else None)
 
     # ---- input
 
@@ -281,7 +281,7 @@ class Server:
             self._requests(connection)
 
     def _requests(self, connection: Connection) -> None:
-        if connection.peer.run is not None and connection.peer.run not in self._runtime.live:
+        if connection.peer.run is not None and connection.peer.run not in self._runtime.catalogue.live:
             # No process of an ended run is alive to read the answers, and there may be minutes of its requests.
             self._drop(connection)
             return

@@ -31,8 +31,8 @@ def push(call: Call, run: RunId) -> None:
     def send(event: Event) -> None:
         connection.send(EventPush(id=call.id, event=event))
 
-    forget = call.runtime.watch(run, send)
-    if call.runtime.over(run):
+    forget = call.runtime.subscribers.watch(run, send)
+    if call.runtime.catalogue.over(run):
         forget()
         return
 
@@ -43,6 +43,6 @@ def push(call: Call, run: RunId) -> None:
         unwait()
         watches.add(connection.holder, -1)
 
-    unwait = call.runtime.on_end(run, over)
+    unwait = call.runtime.subscribers.on_end(run, over)
     watches.add(connection.holder, 1)
     connection.pending[call.id] = Pending(Watch(id=call.id, run=run), over)

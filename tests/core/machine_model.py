@@ -211,11 +211,9 @@ class World:
         self._token = 0
         self._appliers: dict[type, Any] = {
             c.Admit: self._admit,
-            c.Keep: lambda x: self._alive(x.run.id),
             c.Save: self._save,
             c.RecordRefusal: self._record_refusal,
             c.CountRefusal: lambda x: self._has_row(x.run),
-            c.NoteUse: self._note_use,
             c.Rebound: lambda x: self._alive(x.run.id),
             c.Charge: self._charge,
             c.Launch: self._launch,
@@ -247,10 +245,14 @@ class World:
         if self.crash_after == BEFORE:
             self.batch = []
             raise Crashed
-        self.batch = self.machine.handle(event)
-        for command in self.batch:
-            if isinstance(command, c.Keep | c.Save) and command.run.id in self.copies:
-                self.remember(command.run)
+        outcome = self.machine.handle(event)
+        self.batch = outcome.commands
+        for name in (*outcome.changed, *outcome.used):
+            self._alive(name)
+        for changed in outcome.changed.values():
+            if changed.id in self.copies:
+                self.remember(changed)
+        self.noted.update(outcome.used)
         for index, command in enumerate(self.batch):
             if index == self.crash_after:
                 raise Crashed
@@ -786,10 +788,6 @@ class World:
             box.parent.children.remove(box)
         del self.boxes[box.id]
         self.books[box.id].released = True
-
-    def _note_use(self, command: c.NoteUse) -> None:
-        self._alive(command.run.id)
-        self.noted.add(command.run.id)
 
     def _alive(self, run: RunId) -> None:
         book = self.books[run]

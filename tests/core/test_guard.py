@@ -27,7 +27,7 @@ def test_a_refusal_is_recorded_published_and_answered_and_that_is_all() -> None:
 
 def test_a_refused_run_has_the_rules_status_and_reason() -> None:
     t = Transcript(enabled=False)
-    commands = t.machine.handle(t.spawn("a"))
+    commands = t.machine.handle(t.spawn("a")).commands
     run = next(command.run for command in commands if isinstance(command, c.RecordRefusal))
     assert run.status is Status.REJECTED_ENABLED
     assert run.reason is not None

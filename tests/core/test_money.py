@@ -106,13 +106,15 @@ def test_roles_have_costs_of_their_own() -> None:
 
 
 def test_reserve_and_settle() -> None:
-    t = Transcript(hear=frozenset({"noteuse"}))
+    t = Transcript()
     t >> t.budgets(purse(9, "ann"))
     a, b = t.chain("a", "b")
-    t >> t.reserve(b, 0.5, 100) << "reply 3 Reserved a2-1" << "charge user ann 0.5" << "noteuse a2"
+    t >> t.reserve(b, 0.5, 100) << "reply 3 Reserved a2-1" << "charge user ann 0.5"
+    assert t.noted == {"a2"}
     assert cost(t, a, b) == [0.5, 0.5]
     assert t.run(b).account.used(TOKENS) == 100
-    t >> t.settle("a2-1", cost=0.125, input_tokens=10, output_tokens=7, turns=1) << "charge user ann -0.375" << "noteuse a2"
+    t >> t.settle("a2-1", cost=0.125, input_tokens=10, output_tokens=7, turns=1) << "charge user ann -0.375"
+    assert t.noted == {"a2"}
     t << "reply 4 Changed a2 running"
     assert cost(t, a, b) == [0.125, 0.125]
     assert [t.run(run).account.used(TOKENS) for run in (a, b)] == [17, 17]

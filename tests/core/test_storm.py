@@ -77,6 +77,7 @@ class Walk:
         weights = [weight for weight, _ in self.steps]
         for _, step in self.dice.choices(self.steps, weights, k=steps):
             step()
+            self.done["used"] += len(self.world.noted)
             for command in self.world.batch:
                 name = command.event.type if isinstance(command, c.Publish) else type(command).__name__
                 self.done[f"{name} {command.event.limit_kind}" if isinstance(command, c.Publish) else name] += 1
@@ -295,7 +296,7 @@ def test_walks() -> None:
     # they were worth walking
     for met in ("increase_requested", "increase_approved", "increase_denied", "run_paused", "run_resumed", "run_timeout"):
         assert sum(count for name, count in done.items() if name.startswith(met)) > 2, met
-    for met in ("Rebound", "Charge", "NoteUse", "limit_exceeded cost", "limit_exceeded turns", "limit_exceeded time"):
+    for met in ("Rebound", "Charge", "used", "limit_exceeded cost", "limit_exceeded turns", "limit_exceeded time"):
         assert done[met] > 5, met
 
 

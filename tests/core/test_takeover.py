@@ -123,13 +123,15 @@ def test_birth_and_state_are_read_as_they_were_written() -> None:
 
 
 def test_what_a_run_below_does_to_those_above_is_remembered() -> None:
-    t = Life(hear=frozenset({"keep"}))
+    t = Life()
     a, b = t.chain("a", "b")
     (t >> t.report(b, cost=0.5)).skip()
-    t >> t.spawn("d", inside(b)) << "keep a1" << "keep a2" << "admit a3"
-    t >> t.commit_failed("a3") << "reply 4 Failed unavailable" << "keep a1" << "keep a2" << "keep a3" << "keep a3"
-    t.quiet()
-    t >> t.exited(b) << "keep a2" << "keep a2" << "keep a1" << "release a2"
+    t >> t.spawn("d", inside(b)) << "admit a3"
+    assert t.changed == {"a1", "a2"}
+    t >> t.commit_failed("a3") << "reply 4 Failed unavailable"
+    assert t.changed == {"a1", "a2", "a3"}
+    t >> t.exited(b) << "release a2"
+    assert t.changed == {"a1", "a2"}
     t.quiet()
     assert t.run(a).account.ended == {"cost": 0.5}
 
@@ -824,10 +826,11 @@ def test_who_is_tied_to_a_client_that_does_not_come_back_is_stopped() -> None:
 
 
 def test_a_client_that_comes_back() -> None:
-    t = Life(hear=frozenset({"disarm", "keep"}))
+    t = Life(hear=frozenset({"disarm"}))
     a = t.start("a", tied_to=3)
     (t >> t.anew(a)).skip()
-    t >> t.back(a, 7) << "disarm a1 reconnect" << "keep a1"
+    t >> t.back(a, 7) << "disarm a1 reconnect"
+    assert t.changed == {"a1"}
     t >> t.back("a9", 7)
     t.quiet()
     assert t.run(a).tied_to == 7

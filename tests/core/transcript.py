@@ -1,6 +1,6 @@
 """Transcripts: `t >> event` happened, `t << "command"` is what it called for, in order, nothing more and nothing less.
 
-Commands are written as one line each (`show`). What every step does anyway (Save, Keep, NoteUse, Publish, Disarm) is left out
+Commands are written as one line each (`show`). What every step does anyway (Save, Publish, Disarm) is left out
 unless a test asks for it; `Ended` too, since it always stands beside the end. That whatever changes is kept is looked at each time.
 """
 
@@ -39,7 +39,7 @@ from sfad.protocol.types import (
 
 ANN = Peer(1000, "ann")
 BOB = Peer(1001, "bob")
-NOISE = frozenset({"save", "keep", "noteuse", "publish", "disarm", "ended"})
+NOISE = frozenset({"save", "publish", "disarm", "ended"})
 LIMIT_EVENTS = {"limit_nearing": "near", "limit_exceeded": "over"}
 
 
@@ -98,6 +98,10 @@ class Transcript:
         """Messages of `run_progress`."""
         self.reasons: dict[RunId, Reason | None] = {}
         self._quiet = NOISE - hear
+        self.changed: set[RunId] = set()
+        """Runs that are saved at once because of the last event."""
+        self.noted: set[RunId] = set()
+        """Runs that have used more by it."""
         self._left: list[str] = []
         self._copies: dict[RunId, State] = {}
         self._token = 0
@@ -105,8 +109,10 @@ class Transcript:
     def __rshift__(self, event: e.Event) -> Transcript:
         """It happened. Everything it calls for must be claimed before the next `>>`."""
         self.quiet()
-        commands = self.machine.handle(event)
-        self._keep(commands)
+        outcome = self.machine.handle(event)
+        commands = outcome.commands
+        self.changed, self.noted = set(outcome.changed), set(outcome.used)
+        self._keep(outcome)
         self.answers |= {x.token: x.answer for x in commands if isinstance(x, c.Reply)}
         for command in commands:
             self._note(command)
@@ -134,8 +140,8 @@ class Transcript:
         self.at += by
         return self
 
-    def _keep(self, commands: list[c.Command]) -> None:
-        kept = {x.run.id for x in commands if isinstance(x, c.Admit | c.Keep | c.Save)}
+    def _keep(self, outcome: c.Outcome) -> None:
+        kept = {*outcome.changed, *(x.run.id for x in outcome.commands if isinstance(x, c.Admit))}
         for run in self.machine.tree:
             now = at_once(run)
             if run.id in kept:
@@ -340,7 +346,7 @@ class Transcript:
                 return f"publish {event.type} {event.run_id}"
             case c.Reply(token, answer):
                 return f"reply {token} {_answer(answer)}"
-            case c.Keep(run) | c.NoteUse(run) | c.Rebound(run):
+            case c.Rebound(run):
                 return f"{type(command).__name__.lower()} {run.id}"
             case c.Charge(scope, name, usd):
                 return f"charge {scope} {name} {usd:g}"

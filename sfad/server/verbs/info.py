@@ -7,14 +7,13 @@ import trio
 from ...protocol.messages import Info, RunReply
 from ...protocol.types import RunInfo
 from ..call import Call, answers_about_run
-from ..totals import totalled
 
 
 @answers_about_run(Info)
 def info(call: Call, _request: Info, run: RunInfo) -> None:
-    live = call.runtime.live.get(run.id)
+    live = call.runtime.catalogue.live.get(run.id)
     load = call.runtime.launcher.load(run.id) if live is not None and live.run.attempt else None
     if live is not None and load is not None:
-        run = live.info(trio.current_time(), processes=load.processes, memory_bytes=load.memory_bytes)
-    (shown,) = totalled(call.runtime, [run])
+        run = live.info(trio.current_time(), load)
+    (shown,) = call.runtime.catalogue.with_totals([run])
     call.reply(RunReply(id=call.id, run=shown))

@@ -17,4 +17,4 @@ def result(call: Call, request: Result, run: RunInfo) -> None:
     if not run.status.terminal:
         raise RequestError(ErrorCode.WRONG_STATE, f"run {run.id} is {run.status}; wait for its end, or read its logs")
     work = partial(result_of, call.runtime.output, run, request)
-    call.later(lambda: call.runtime.walk(work), lambda found: found)
+    call.later(lambda: call.runtime.background.walk(work), lambda found: found)

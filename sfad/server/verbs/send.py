@@ -11,7 +11,7 @@ from ..errors import RequestError
 
 @answers_about_run(Send)
 def send(call: Call, request: Send, run: RunInfo) -> None:
-    live = call.runtime.live.get(run.id)
+    live = call.runtime.catalogue.live.get(run.id)
     if live is None:
         raise RequestError(ErrorCode.WRONG_STATE, f"run {run.id} is {run.status}; it reads nothing any more")
     if live.stdin is None and live.spawn.stdin == "pipe":

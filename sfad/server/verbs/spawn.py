@@ -39,7 +39,7 @@ def spawn(call: Call, request: Spawn) -> None:
         if request.watch:
             push(call, run)
 
-    call.runtime.spawn(call.peer, request, descriptors, call.connection.number, call, admitted)
+    call.runtime.requests.spawn(call.peer, request, descriptors, call.connection.number, call, admitted)
 
 
 def _claim(call: Call, request: Spawn) -> list[int]:

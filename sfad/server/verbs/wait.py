@@ -9,16 +9,15 @@ from ...protocol.messages import RunReply, Wait
 from ...protocol.types import RunInfo
 from ..call import Call, answers_about_run
 from ..connection import Pending
-from ..totals import totalled
 
 
 @answers_about_run(Wait)
 def wait(call: Call, request: Wait, run: RunInfo) -> None:
     runtime, connection = call.runtime, call.connection
     if request.tie:
-        call.permit("stop", runtime.chain(run.id))  # a tied run is stopped with its client
+        call.permit("stop", runtime.catalogue.chain(run.id))  # a tied run is stopped with its client
         runtime.feed(ClientBack(trio.current_time(), connection.number, run.id))
-    if runtime.over(run.id) or request.timeout == 0:
+    if runtime.catalogue.over(run.id) or request.timeout == 0:
         _show(call, run)
         return
     timer = ("wait", connection.number, call.id)
@@ -33,13 +32,13 @@ def wait(call: Call, request: Wait, run: RunInfo) -> None:
         else:
             call.drop()
 
-    forget = runtime.on_end(run.id, answer)
+    forget = runtime.subscribers.on_end(run.id, answer)
     until = trio.current_time() + max(0.0, request.timeout) if request.timeout is not None else None
     connection.pending[call.id] = Pending(request, lambda: answer(None), until)
     if until is not None:
-        runtime.timers.arm(timer, until, lambda: answer(runtime.info(run.id)))
+        runtime.timers.arm(timer, until, lambda: answer(runtime.catalogue.info(run.id)))
 
 
 def _show(call: Call, run: RunInfo) -> None:
-    (shown,) = totalled(call.runtime, [run])
+    (shown,) = call.runtime.catalogue.with_totals([run])
     call.reply(RunReply(id=call.id, run=shown))
