@@ -17,13 +17,13 @@ from .core.events import DrainRequested
 from .durable.adoption import Adoption, Rows
 from .durable.handover import Handover
 from .host import logout, systemd
+from .host.descriptors import hold_back
 from .host.lasting import lasting
 from .host.paths import PathError, bind_socket, unbind_socket
 from .host.peers import identify
 from .host.priority import go_ahead
 from .host.state_dir import StateLock
-from .launch.reaper import ChildSignals
-from .launch.reserve import hold_back
+from .launch.watch.reaper import ChildSignals
 from .loop.runtime import Runtime
 from .observe.log import Log
 from .protocol.types import RunId

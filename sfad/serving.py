@@ -15,7 +15,7 @@ from . import daemon
 from .durable.handover import taken
 from .host.clock import MonotonicClock
 from .host.paths import PathError, config_files
-from .launch import CgroupImpossible
+from .launch.base import CgroupImpossible
 from .ledger import LedgerError
 from .protocol.paths import daemon_socket
 from .protocol.paths import state_dir as resolve_state_dir

@@ -26,8 +26,8 @@ from .host.paths import PathError, prepare_socket
 from .host.reserve import Ballast
 from .host.state_dir import StateLock, resume_lock, take_state_dir
 from .host.timers import Timers
-from .launch import choose
 from .launch.base import Launcher
+from .launch.choose import choose
 from .launch.sweep import sweep
 from .ledger import Ledger, LedgerError
 from .loop.opened import Opened
@@ -148,7 +148,7 @@ def _tell_unwritten(count: int, log: Log) -> None:
 def _choose_launcher(instance: str, containment: configuration.Containment, reports: Reports, log: Log) -> Launcher:
     return choose(
         instance=instance,
-        forced=containment.mode,
+        mode=containment.mode,
         cgroup_parent=containment.cgroup_parent,
         emit=reports.put,
         clock=trio.current_time,

@@ -37,11 +37,11 @@ class Rebound:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """Add to what a user's or a team's budget has been charged in its present period."""
+    """Add nano-dollars to what a user's or a team's budget has been charged in its present period."""
 
     scope: Literal["user", "team"]
     name: str
-    usd: float
+    nanos: int
 
 
 @dataclass(frozen=True, slots=True)

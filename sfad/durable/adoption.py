@@ -21,7 +21,7 @@ from ..core.run import Run
 from ..core.snapshot import Remembered, rebased, restored
 from ..faults import effect
 from ..host.clock import wall_clock
-from ..launch.base import Found, Launcher, Remains
+from ..launch.base import Adopted, Launcher, Remains
 from ..launch.pidfd import exit_status
 from ..ledger import Ledger, RunExtra
 from ..meters import named
@@ -191,14 +191,14 @@ class _Adopter:
         complete = self._journal.sound and self._same_boot
         return saved or not complete
 
-    def _found(self, live: Live) -> Found:
+    def _found(self, live: Live) -> Adopted:
         run = live.run
         if not run.attempt or not self._same_boot:
-            return Found(None, empty=True)
+            return Adopted(None, empty=True)
         handed = self._handed.runs.get(run.id, NOTHING_HANDED) if self._handed is not None else NOTHING_HANDED
         return self._launcher.adopt(run.id, run.parent.id if run.parent is not None else None, handed.remains or _remains(live))
 
-    def _exited(self, run: Run, found: Found) -> e.MainExited | None:
+    def _exited(self, run: Run, found: Adopted) -> e.MainExited | None:
         """How a main process ended that is gone, if systemd kept its pidfd and the kernel tells by that."""
         pidfd = self._stored.get(name_of_main(run))
         status = exit_status(pidfd) if run.pid and found.pid is None and pidfd is not None else None

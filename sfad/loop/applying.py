@@ -73,8 +73,8 @@ class Applier:
                 self._refuse(refused)
             case c.CountRefusal(run):
                 self.opened.ledger.count_refusal(run)
-            case c.Charge(scope, name, usd):
-                self.budgets.charge(scope, name, usd)
+            case c.Charge(scope, name, nanos):
+                self.budgets.charge(scope, name, nanos)
             case c.Launch(launched):
                 self.starter.launch(launched)
             case c.Interrupt(run):

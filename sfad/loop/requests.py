@@ -16,7 +16,7 @@ from ..host.descriptors import Descriptors
 from ..host.giveback import give_back
 from ..launch.base import Launcher
 from ..metering.metering import program_of
-from ..meters import Program
+from ..meters import AgentProgram
 from ..protocol.messages import Spawn
 from ..protocol.types import RunId
 from ..runs.catalogue import Catalogue
@@ -36,7 +36,7 @@ class PendingSpawn:
     spawn: Spawn
     descriptors: list[int]
     admitted: Admitted
-    program: Program | None
+    program: AgentProgram | None
     asker: RunId | None
     stdin: StdinPipe | None = None
 

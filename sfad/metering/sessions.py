@@ -24,8 +24,9 @@ from itertools import islice
 import trio
 
 from ..host.threads import in_thread
+from ..meters import SESSION_VARIABLES
 from ..meters.base import MAX_LINE, Meter, Reading
-from ..meters.sessions import SESSION_ID, VARIABLES, Head, Name, Place, Search, SessionFiles, timestamp
+from ..meters.program import SESSION_ID, FileName, SessionFiles, SessionHead, SessionPlace, SessionSearch, timestamp
 from ..protocol.types import RunId
 
 INTERVAL = 1.0
@@ -55,7 +56,7 @@ class TooMany(Exception):
 @dataclass(slots=True)
 class _File:
     meter: Meter
-    head: Head
+    head: SessionHead
     inode: int
     offset: int = 0
 
@@ -130,13 +131,13 @@ class Session:
             self.names = session if SESSION_ID.fullmatch(session) else None
         return self.names
 
-    def _head(self, path: str, descriptor: int) -> Head | None:
+    def _head(self, path: str, descriptor: int) -> SessionHead | None:
         known = self._read.get(path)
         if known is not None and known.inode == os.fstat(descriptor).st_ino:
             return known.head
         return self.files.head(os.pread(descriptor, HEAD, 0))
 
-    def _advance(self, path: str, descriptor: int, head: Head, until: float) -> bool:
+    def _advance(self, path: str, descriptor: int, head: SessionHead, until: float) -> bool:
         status = os.fstat(descriptor)
         file = self._read.get(path)
         if file is None or file.inode != status.st_ino or status.st_size < file.offset:
@@ -153,13 +154,13 @@ class Session:
     def _candidates(self, session: str | None) -> Iterator[tuple[str, int]]:
         """Files that may be the session's, open for reading: regular, the user's, written since the attempt began."""
         done: set[str] = set()
-        for place in self.files.places(Search(self.env, os.path.realpath(self.cwd), self.began, session)):
+        for place in self.files.places(SessionSearch(self.env, os.path.realpath(self.cwd), self.began, session)):
             for path, descriptor in self._below(place):
                 if path not in done:
                     done.add(path)
                     yield path, descriptor
 
-    def _below(self, place: Place) -> Iterator[tuple[str, int]]:
+    def _below(self, place: SessionPlace) -> Iterator[tuple[str, int]]:
         if not os.path.isabs(place.root):
             return
         try:
@@ -169,7 +170,7 @@ class Session:
         with _closing(root):
             yield from self._walk(root, place.root, place.names)
 
-    def _walk(self, directory: int, above: str, names: Sequence[Name]) -> Iterator[tuple[str, int]]:
+    def _walk(self, directory: int, above: str, names: Sequence[FileName]) -> Iterator[tuple[str, int]]:
         for name in self._matching(directory, names[0]):
             path = f"{above}/{name}"
             descriptor = self._opened(name, directory) if len(names) == 1 else _directory(name, directory)
@@ -181,7 +182,7 @@ class Session:
                 else:
                     yield from self._walk(descriptor, path, names[1:])
 
-    def _matching(self, directory: int, name: Name) -> list[str]:
+    def _matching(self, directory: int, name: FileName) -> list[str]:
         if isinstance(name, str):
             return [name]
         found = []
@@ -250,7 +251,7 @@ def _merged(readings: list[Reading], *, final: bool) -> Iterator[Reading]:
 def environment_of(env: Sequence[bytes]) -> dict[str, str]:
     """Return what a run's environment says of where session files are."""
     pairs = (os.fsdecode(item).partition("=") for item in env)
-    return {key: value for key, _, value in pairs if key in VARIABLES and value}
+    return {key: value for key, _, value in pairs if key in SESSION_VARIABLES and value}
 
 
 class Sessions:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import trio
 
 from ..core.labels import fits, values_of
-from ..launch.base import Load
+from ..launch.base import RunLoad
 from ..ledger import Ledger
 from ..ledger.reader import Page, Selection
 from ..ledger.summary import Unwritten
@@ -168,7 +168,7 @@ class Catalogue:
         page = Page(List(id=0, name=name, rows=1), within=within)
         return max(self._ended(page).runs, key=lambda info: info.id, default=None)
 
-    def select(self, page: Page, loads: Mapping[RunId, Load] | None = None) -> Selection:
+    def select(self, page: Page, loads: Mapping[RunId, RunLoad] | None = None) -> Selection:
         """Return the runs of a page. `loads` says what live runs hold, where that is to be shown."""
         found = self._ended(page)
         runs = [*found.runs, *(info for info, _ in self._live(page, loads or {}))]
@@ -192,7 +192,7 @@ class Catalogue:
                 used[live.run.id] = used_by(parent.id, live.usage())
         return with_totals(runs, used)
 
-    def _live(self, page: Page, loads: Mapping[RunId, Load]) -> Iterator[tuple[RunInfo, Live]]:
+    def _live(self, page: Page, loads: Mapping[RunId, RunLoad]) -> Iterator[tuple[RunInfo, Live]]:
         now = trio.current_time()
         for run, live in self.live.items():
             info = live.info(now, loads.get(run))

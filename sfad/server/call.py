@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol, TypeVar, assert_never
 from ..core import commands as c
 from ..core import events as e
 from ..core.access import Peer
+from ..core.money import to_usd
 from ..core.run import Run
 from ..ledger.errors import LedgerError
 from ..loop.runtime import Runtime
@@ -183,7 +184,7 @@ def _told(error: Exception) -> tuple[ErrorCode, str]:
 
 def _reserved(request: int, run: Run, reservation: str | None, refusal: LimitRefusal | None) -> m.Reserved:
     cost = run.account.holds[reservation].cost if reservation is not None else None
-    return m.Reserved(id=request, run=run.id, reservation=reservation, cost_usd=cost, refused=refusal)
+    return m.Reserved(id=request, run=run.id, reservation=reservation, cost_usd=to_usd(cost), refused=refusal)
 
 
 # ---- the registry

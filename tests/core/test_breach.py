@@ -309,7 +309,7 @@ def test_time_that_pauses_and_goes_on_with_more() -> None:
     t.later(2)
     t >> t.fired(a, "deadline") << "publish limit_exceeded a1" << "freeze a1" << f"arm a1 pause_max +{DAY}"
     t << "publish run_paused a1"
-    assert t.failed(t.resume(a, room="time=10")) == "run a1 has used 10 s already: the new limit must be above that"
+    assert t.failed(t.resume(a, room="time=10")) == "run a1 has used 10s already: the new limit must be above that"
     t >> t.resume(a, room="time=40") << "rebound a1" << "thaw a1" << "arm a1 deadline +22" << "publish run_resumed a1"
     t << "reply 3 Changed a1 running"
     t.later(22)
@@ -410,7 +410,7 @@ def test_what_a_child_uses_counts_against_every_ancestor() -> None:
     (t >> t.used(sibling, input_tokens=1000)).skip()
     accounts = {name: t.run(run).account for name, run in (("a", a), ("b", b), ("d", d), ("s", sibling))}
     assert [accounts[name].used(LimitKind.TOKENS) for name in "abds"] == [1115, 115, 15, 1000]
-    assert [accounts[name].used(LimitKind.COST) for name in "abds"] == [0.25, 0.25, 0.25, None]
+    assert [accounts[name].used(LimitKind.COST) for name in "abds"] == [250_000_000] * 3 + [None]
     # turns and messages are a run's own
     assert [accounts[name].used(LimitKind.TURNS) for name in "abds"] == [None, None, 3, None]
     assert [accounts[name].used(LimitKind.MESSAGES) for name in "abds"] == [None, None, 4, None]

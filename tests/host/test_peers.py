@@ -16,7 +16,7 @@ import trio
 
 from sfad.core.events import LaunchSucceeded, MainExited
 from sfad.host import peers
-from sfad.launch.fake import FakeLauncher
+from tests.launch.fake import FakeLauncher
 from tests.launch.rig import Rig, rigged
 
 CONNECT = """

@@ -18,7 +18,6 @@ from sfad.core import events as e
 from sfad.core.access import Peer
 from sfad.durable.journal import RunJournal
 from sfad.host.timers import Timers
-from sfad.launch.fake import FakeLauncher, Script
 from sfad.ledger import Ledger
 from sfad.loop.opened import Opened
 from sfad.loop.reports import Reports
@@ -30,6 +29,7 @@ from sfad.protocol.messages import Spawn
 from sfad.protocol.types import Status
 from sfad.spool import Journal
 from tests.harness import PATIENCE
+from tests.launch.fake import FakeLauncher, Script
 
 ANN = Peer(0, "ann")
 

@@ -15,8 +15,7 @@ import trio
 
 from sfad.metering import sessions
 from sfad.metering.sessions import Session, Sessions, TooMany
-from sfad.meters import Reading
-from sfad.meters.sessions import files_of
+from sfad.meters import Reading, session_files_of
 from sfad.protocol.types import Tokens
 from tests.harness import NOBODY, as_root
 
@@ -37,10 +36,10 @@ class Home:
 
     def session(self, *argv: str, uid: int = os.getuid()) -> Session:
         """What a run that began a minute ago would look for."""
-        files = files_of(None, ["claude"])
+        files = session_files_of(None, ["claude"])
         assert files is not None
         found = Session(files, ["claude", *argv], {"HOME": str(self.path)}, str(self.work), uid, BEGAN)
-        found.names = files.named(found.argv)
+        found.names = files.session_id(found.argv)
         return found
 
     def file(self, session: str = ONE, *, calls: int = 1, at: datetime | None = None, name: str = "") -> Path:
@@ -224,7 +223,7 @@ def test_a_reply_after_which_a_tool_may_have_been_called_is_the_last_only_if_the
     chats.mkdir(parents=True)
     name = json.loads(recorded[0])["sessionId"]
     (chats / f"session-2026-{name[:8]}.jsonl").write_text("".join(recorded[:5]))
-    files = files_of(None, ["gemini"])
+    files = session_files_of(None, ["gemini"])
     assert files is not None
     began = datetime(2026, 1, 1, tzinfo=UTC)
     session = Session(files, ["gemini"], {"HOME": str(home.path)}, str(home.work), os.getuid(), began, name, over=True)

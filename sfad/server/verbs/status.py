@@ -10,6 +10,7 @@ import trio
 
 from ... import __version__
 from ...core.budgets import Budget
+from ...core.money import to_usd
 from ...core.run import Run
 from ...host import logout
 from ...protocol.messages import DaemonInfo, DaemonStatus
@@ -56,8 +57,8 @@ def _state(budget: Budget, tree: Iterable[Run]) -> BudgetState:
         scope=budget.scope,
         name=budget.name,
         period=budget.period,
-        usd=budget.usd,
-        used_usd=round(budget.charged, 9),
+        usd=to_usd(budget.allowed),
+        used_usd=to_usd(budget.charged),
         renews=budget.renews,
         partial=budget.partial or any(run.user in budget.members and run.account.grows for run in tree),
     )

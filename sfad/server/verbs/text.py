@@ -8,7 +8,7 @@ from functools import partial
 import msgspec
 
 from ...meters import named
-from ...meters.speech import FORM, Cursor, Reader
+from ...meters.speech import FORM, Cursor, TextReader
 from ...output import holes
 from ...output.files import Replaced
 from ...protocol.errors import ErrorCode
@@ -29,7 +29,7 @@ def text(call: Call, request: Text, run: RunInfo) -> None:
     try:
         with call.runtime.output.stdout(run.id) as descriptor:
             size = os.fstat(descriptor).st_size
-            shown = Reader(program, cursor, partial(holes.read, descriptor), size).step(ended=ended)
+            shown = TextReader(program, cursor, partial(holes.read, descriptor), size).step(ended=ended)
     except (FileNotFoundError, Replaced) as error:
         raise no_output(run.id, error) from None
     call.reply(
