@@ -24,8 +24,8 @@ from ..protocol.errors import ErrorCode
 from ..protocol.types import LimitRefusal, RunId, RunInfo
 from .bounds import Bounds
 from .connection import Connection
-from .errors import RequestError
-from .handles import Handles
+from .errors import RequestError, unavailable
+from .handles import resolve
 from .shares import Shares
 
 INTERNAL = "internal error; the daemon's log has the traceback"
@@ -54,7 +54,6 @@ class Services:
     """What the answers to all requests share."""
 
     runtime: Runtime
-    handles: Handles
     bounds: Bounds
     connections: Callable[[], int]
     """How many connections are open."""
@@ -91,7 +90,7 @@ class Call:
         Raise `RequestError`."""
         verb = verb or self.permission
         assert verb is not None
-        info = self.services.handles.resolve(handle, self.peer.run)
+        info = resolve(self.runtime.catalogue, handle, self.peer.run)
         self.permit(verb, self.runtime.catalogue.chain(info.id))
         return info
 
@@ -99,7 +98,7 @@ class Call:
         """Raise `RequestError` if the peer's share does not allow `more`."""
         refusal = shares.refusal(self.connection.holder, more)
         if refusal is not None:
-            raise RequestError(ErrorCode.UNAVAILABLE, refusal)
+            raise unavailable(refusal)
 
     # ---- answers
 
