@@ -98,8 +98,8 @@ class Connection:
         self.received: deque[int] = deque()
         self.bodies_size = 0
         self.unsent: deque[tuple[bytearray, list[int]]] = deque()
-        """Bytes, and the descriptors that travel with their first byte. A message without descriptors is appended to the last entry: an
-        object of its own would take several times its bytes."""
+        """Bytes, and the descriptors that travel with their first byte. A message without descriptors is appended to the last entry:
+        an object of its own would take several times its bytes."""
         self.unsent_size = 0
         self.messages = 0
         """Messages that were added to `unsent` since it was last empty."""
