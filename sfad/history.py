@@ -1,7 +1,7 @@
-"""The past of a state directory without its daemon: `python -m sfad.history STATE_DIR`, with a socket as stdin.
+"""Answers from a state directory without its daemon: `python -m sfad.history STATE_DIR`, with a socket as stdin.
 
-`sfactl` starts it where no daemon listens, and speaks with it as with a daemon. It reads the ledger and the output files, and
-makes, changes and migrates nothing. A process of its own, so that the client imports nothing of the daemon.
+`sfactl` starts this program where no daemon listens, and speaks the protocol with it. The program reads the ledger and the output
+files; it creates, changes and migrates nothing. It is a process of its own so that the client imports nothing of the daemon.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class PastRuns:
 
 
 class History:
-    """Answers the requests that only read."""
+    """Answers requests that only read."""
 
     def __init__(self, state: Path, connection: sqlite3.Connection) -> None:
         self._state = state

@@ -98,7 +98,7 @@ class Connection:
         self.received: deque[int] = deque()
         self.bodies_size = 0
         self.unsent: deque[tuple[bytearray, list[int]]] = deque()
-        """Bytes, and the descriptors that travel with their first byte. A message without descriptors is appended to the last entry:
+        """Bytes, and the descriptors that travel with their first byte. A message without descriptors is added to the last entry:
         an object of its own would take several times its bytes."""
         self.unsent_size = 0
         self.messages = 0
