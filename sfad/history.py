@@ -86,7 +86,7 @@ class History:
         except RequestError as error:
             return m.Error(id=request.id, code=error.code, message=str(error)), ()
         except (sqlite3.Error, msgspec.MsgspecError, OSError) as error:
-            message = f"what a daemon left in {self._state} cannot be read: {error}"
+            message = f"the state directory {self._state} cannot be read: {error}"
             return m.Error(id=request.id, code=ErrorCode.UNAVAILABLE, message=message), ()
 
     def _answer(self, request: m.Request) -> tuple[m.Reply, Sequence[int]]:

@@ -180,7 +180,7 @@ class Connection:
                 # pid 0: the sender is in an outer pid namespace, or sent before SO_PASSCRED was set; it is in no run
                 self.sender = _UCRED.unpack(payload)[0] or self.maker
         if flags & socket.MSG_CTRUNC or len(self.received) > 4 * MAX_DESCRIPTORS:
-            raise DescriptorsLost(f"{len(self.received)} descriptors that no request has taken, or no room for more")
+            raise DescriptorsLost(f"{len(self.received)} descriptors that no request took, or the kernel had no room for more")
         self._take_in(self.decoder.feed(data))
         self.ended = not data
 

@@ -59,7 +59,7 @@ class Dispatcher:
         try:
             self._check(call, request)
             if verb is None:
-                raise bad_request("'hello' is only said once")
+                raise bad_request("'hello' is sent only once")
             _answer(verb, call, request)
         except RequestError as error:
             call.fail(error.code, str(error))

@@ -243,7 +243,7 @@ class Server:
         made_in, sent_in = (f"run {each}" if each is not None else "no run" for each in (connection.peer.run, run))
         return (
             f"this connection was made by a process in {made_in} and used by process {connection.sender} in {sent_in}; "
-            "each has to make its own"
+            "each process must make its own"
         )
 
     def _time_frame(self, connection: Connection, before: int) -> None:

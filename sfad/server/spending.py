@@ -16,7 +16,7 @@ def spender(call: Call, run: str | None) -> RunId:
     """Return the run whose use is meant: the one that is named, else the one that the peer is in."""
     name = run if run is not None else call.peer.run
     if name is None:
-        raise bad_request(f"say whose use to {call.permission}: this process is in no run")
+        raise bad_request(f"say which run to {call.permission} for: this process is in no run")
     return call.resolve(name).id
 
 

@@ -65,7 +65,7 @@ def replies(sock: socket.socket, count: int) -> list[m.Reply]:
 
 
 def serves(daemon: Daemon) -> bool:
-    """Serve an ordinary client, or fail."""
+    """Return whether the daemon serves an ordinary client."""
     with daemon.client() as client:
         return client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).pid == daemon.pid
 

@@ -12,12 +12,12 @@ from ..errors import unavailable, wrong_state
 def send(call: Call, request: Send, run: RunInfo) -> None:
     live = call.runtime.catalogue.live.get(run.id)
     if live is None:
-        raise wrong_state(f"run {run.id} is {run.status}; it reads nothing any more")
+        raise wrong_state(f"run {run.id} is {run.status}; it reads no input any more")
     if live.stdin is None and live.spawn.stdin == "pipe":
-        raise wrong_state(f"run {run.id} reads nothing any more: its stdin ended with the daemon that held it")
+        raise wrong_state(f"run {run.id} reads no input any more: its stdin ended with the daemon that held it")
     if live.stdin is None:
         raise wrong_state(f"run {run.id} was not started with --stdin, so nothing can be sent to it")
     refused = live.stdin.write(request.data, eof=request.eof)
     if refused is not None:
-        raise unavailable(f"run {run.id} was not sent {len(request.data)} bytes: {refused}")
+        raise unavailable(f"could not send {len(request.data)} bytes to run {run.id}: {refused}")
     call.reply(Done(id=call.id))

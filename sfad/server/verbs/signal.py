@@ -21,7 +21,7 @@ MAIN_SIGNALS = frozenset({
 def signal(call: Call, request: Signal, run: RunInfo) -> None:
     check_signal(request.signal, MAIN_SIGNALS)
     if request.signal == os_signal.SIGCONT and run.status is Status.PAUSED:
-        raise wrong_state(f"run {run.id} is paused; 'sfactl resume {run.id}' lets it go on")
+        raise wrong_state(f"run {run.id} is paused; 'sfactl resume {run.id}' thaws it")
     if not call.runtime.launcher.signal_main(run.id, request.signal):
         raise wrong_state(f"run {run.id} is {run.status}; it has no main process to signal")
     call.reply(Done(id=call.id))

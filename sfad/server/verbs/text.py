@@ -48,7 +48,7 @@ def _cursor(data: bytes) -> Cursor:
     try:
         cursor = msgspec.msgpack.decode(data, type=Cursor) if data else Cursor()
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise bad_request(f"the cursor is none of this daemon's: {error}") from error
+        raise bad_request(f"this daemon did not make the cursor: {error}") from error
     if cursor.form != FORM:
-        raise bad_request(f"the cursor has form {cursor.form}, this daemon's have form {FORM}")
+        raise bad_request(f"the cursor has form {cursor.form}, this daemon uses form {FORM}")
     return cursor
