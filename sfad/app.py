@@ -32,7 +32,7 @@ from .ledger.opening import check_known
 from .serving import EXIT_SURVIVED, EXIT_UNAVAILABLE, EXIT_USAGE, die, load, place
 from .spool import JournalError
 from .spool.store import check_version
-from .startup import Home
+from .startup import DaemonHome
 
 EXIT_IO = 74
 
@@ -183,7 +183,7 @@ def version() -> None:
     print(__version__)
 
 
-def _die_if_elsewhere(where: Home) -> None:
+def _die_if_elsewhere(where: DaemonHome) -> None:
     """Nothing was found, and that says nothing: it is not the path by which the runs are known."""
     if not where.state_dir.is_dir():
         die(f"{where.state_dir} is no directory, and nothing of a daemon of that state directory was found", EXIT_UNAVAILABLE)
@@ -194,7 +194,7 @@ def _die_if_elsewhere(where: Home) -> None:
             _die_if_moved(where, journal)
 
 
-def _die_if_moved(where: Home, journal: RunJournal) -> None:
+def _die_if_moved(where: DaemonHome, journal: RunJournal) -> None:
     if journal.moved_alive(where.state_dir):
         text = f"{where.state_dir} was {journal.place} when runs began that are still alive, and by that path they are known"
         die(f"{text}: --state-dir {journal.place}", EXIT_UNAVAILABLE)

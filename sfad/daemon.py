@@ -29,7 +29,7 @@ from .observe.log import Log
 from .protocol.types import RunId
 from .reloading import ConfigFiles
 from .server.server import Server
-from .startup import Home, adopt_runs, close_all, inherited_listener, open_log, open_state, sweep_others, take_lock
+from .startup import DaemonHome, adopt_runs, close_all, inherited_listener, open_log, open_state, sweep_others, take_lock
 
 LAST_WORDS = 2.0
 """Seconds that clients have to take their last replies when the daemon ends."""
@@ -41,7 +41,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 
 
 async def serve(
-    home: Home, loaded: configuration.Loaded, *, handed: Handover | None = None, ready_fd: int | None = None
+    home: DaemonHome, loaded: configuration.Loaded, *, handed: Handover | None = None, ready_fd: int | None = None
 ) -> list[RunId]:
     """Serve until told to end. Return the runs whose processes could not be killed. `handed`: this process was re-executed.
 
@@ -57,12 +57,12 @@ async def serve(
         listener = inherited_listener(home, handed, stored)
         lock = take_lock(home, handed, listening=listener is not None)
         stack.callback(lock.close)
-        opened = open_state(home, loaded, lock, log, stack, handed=handed is not None)
+        resources = open_state(home, loaded, lock, log, stack, handed=handed is not None)
         nofile = hold_back()  # after the launcher has seen the limit that runs are to have
         drained = trio.Event()
         files = ConfigFiles(home.config_files, loaded, log)
         began = handed.began if handed is not None else None
-        runtime = Runtime(opened, loaded, shut_down=drained.set, read_config=files.read, began=began)
+        runtime = Runtime(resources, loaded, shut_down=drained.set, read_config=files.read, began=began)
         stack.callback(runtime.close)
         adoption, unwritten = adopt_runs(runtime, handed, stored, log)
         runtime.saver.start_ledger()
@@ -91,7 +91,7 @@ async def serve(
 class Daemon:
     """One daemon on one state directory, when everything is open."""
 
-    home: Home
+    home: DaemonHome
     runtime: Runtime
     server: Server
     lock: StateLock
@@ -213,7 +213,7 @@ class Daemon:
             self.log.warning(f"cannot send {state} to systemd: {error}")
 
 
-def _unbind(home: Home, log: Log) -> None:
+def _unbind(home: DaemonHome, log: Log) -> None:
     try:
         unbind_socket(home.socket, held=home.state_dir)
     except PathError as error:

@@ -19,7 +19,7 @@ from .launch.base import CgroupImpossible
 from .ledger import LedgerError
 from .protocol.paths import daemon_socket
 from .protocol.paths import state_dir as resolve_state_dir
-from .startup import Home
+from .startup import DaemonHome
 
 EXIT_USAGE = 2
 EXIT_SURVIVED = 5
@@ -54,11 +54,11 @@ def _check_descriptor(ready_fd: int) -> None:
         die(f"--ready-fd {ready_fd}: not an open descriptor: {error}", EXIT_USAGE)
 
 
-def place(socket: str | None, state_dir: str | None, config: str | None) -> Home:
+def place(socket: str | None, state_dir: str | None, config: str | None) -> DaemonHome:
     """Where this daemon listens, keeps its state and is configured. Ends the process for what cannot be a path."""
     try:
         uid = os.geteuid()
-        return Home(
+        return DaemonHome(
             socket=Path(daemon_socket(os.environ, uid, socket)),
             state_dir=Path(resolve_state_dir(os.environ, uid, state_dir)),
             config_files=config_files(os.environ, config),

@@ -30,8 +30,8 @@ from .launch.base import Launcher
 from .launch.choose import choose
 from .launch.sweep import sweep
 from .ledger import Ledger, LedgerError
-from .loop.opened import Opened
 from .loop.reports import Reports
+from .loop.resources import Resources
 from .loop.runtime import Runtime
 from .observe.log import Log
 from .output.files import OutputStore
@@ -40,7 +40,7 @@ from .spool import JournalError
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class DaemonHome:
     """Where a daemon lives."""
 
     socket: Path
@@ -66,7 +66,7 @@ def open_log(setting: configuration.Log, *, handed: bool) -> Log:
         return log
 
 
-def inherited_listener(home: Home, handed: Handover | None, stored: dict[str, int]) -> socket.socket | None:
+def inherited_listener(home: DaemonHome, handed: Handover | None, stored: dict[str, int]) -> socket.socket | None:
     """Return the socket on which systemd listens for this daemon, or the daemon before it did. Raises `PathError`."""
     if handed is not None:
         return socket.socket(fileno=handed.listener)
@@ -82,7 +82,7 @@ def inherited_listener(home: Home, handed: Handover | None, stored: dict[str, in
     return listener
 
 
-def take_lock(home: Home, handed: Handover | None, *, listening: bool) -> StateLock:
+def take_lock(home: DaemonHome, handed: Handover | None, *, listening: bool) -> StateLock:
     """Take the state directory. `listening`: the socket is there already. Raises `PathError`."""
     path, instance = home.state_dir, home.instance
     if handed is not None:
@@ -93,7 +93,9 @@ def take_lock(home: Home, handed: Handover | None, *, listening: bool) -> StateL
     return lock
 
 
-def open_state(home: Home, loaded: configuration.Loaded, lock: StateLock, log: Log, stack: ExitStack, *, handed: bool) -> Opened:
+def open_state(
+    home: DaemonHome, loaded: configuration.Loaded, lock: StateLock, log: Log, stack: ExitStack, *, handed: bool
+) -> Resources:
     """Open what is in the state directory, and choose the launcher. Raises `PathError`, `LedgerError`, `CgroupImpossible`."""
     state_dir, timers, reports = home.state_dir, Timers(log.internal_error), Reports()
     try:
@@ -114,7 +116,7 @@ def open_state(home: Home, loaded: configuration.Loaded, lock: StateLock, log: L
         log.warning(f"there was no ledger in {state_dir}, though runs have been there: one was begun, without those that had ended")
     launcher = _choose_launcher(home.instance, loaded.config.containment, reports, log)
     stack.callback(launcher.close)
-    return Opened(log, timers, journal, ledger, output, launcher, reports, str(home.socket), str(state_dir), lock.lost)
+    return Resources(log, timers, journal, ledger, output, launcher, reports, str(home.socket), str(state_dir), lock.lost)
 
 
 def _refuse_moved(here: Path, journal: RunJournal) -> None:
@@ -191,7 +193,7 @@ def close_all(descriptors: dict[str, int]) -> None:
         os.close(descriptors.popitem()[1])
 
 
-def sweep_others(home: Home, cgroup_parent: str | None, log: Log, spare: frozenset[RunId], keep: str | None = None) -> None:
+def sweep_others(home: DaemonHome, cgroup_parent: str | None, log: Log, spare: frozenset[RunId], keep: str | None = None) -> None:
     """Kill what carries this daemon's name and belongs to no run of `spare`. `keep`: the cgroup where runs are contained."""
     try:
         effect("sweep")

@@ -27,10 +27,12 @@ from ..ledger import Ledger, RunExtra
 from ..meters import named
 from ..protocol.types import Reason, RunId, RunInfo, Status
 from ..runs.live import Live, bounds_of
+from ..runs.showing import info_of
 from ..runs.stdin import StdinPipe
 from .handover import HandedRun, Handover
-from .journal import Entry, RunJournal
+from .journal import RunJournal
 from .pidfds import name_of_main
+from .snapshots import RunSnapshot
 
 Rows = list[tuple[RunInfo, RunExtra]]
 """Rows of the ledger."""
@@ -109,15 +111,15 @@ class _Adopter:
 
     def adoption(self) -> Adoption:
         effect("recover")
-        entries, broken = self._journal.entries()
+        snapshots, broken = self._journal.snapshots()
         tickets = tuple(self._handed.tickets) if self._handed is not None else ()
         held: list[Remembered] = []
         rows: Rows = []
         never: list[RunId] = []
         over = list(broken)
         notes = [f"run {run}: its snapshot in the spool cannot be read; it is ended" for run in broken]
-        for entry in sorted(entries.values(), key=lambda each: each.origin.birth.number):
-            live = self._live(entry)
+        for saved in sorted(snapshots.values(), key=lambda each: each.origin.birth.number):
+            live = self._live(saved)
             if self._over(live.run):
                 over.append(live.run.id)
             elif live.run.status.terminal:
@@ -125,10 +127,10 @@ class _Adopter:
             elif self._never_was(live.run):
                 never.append(live.run.id)
             else:
-                held.append(self._hold(live, entry))
+                held.append(self._hold(live, saved))
                 if live.run.id not in self._open:
                     rows.append(self._row(live))
-        rows += self._lost(entries.keys() - over)
+        rows += self._lost(snapshots.keys() - over)
         event = e.Recovered(self._now, tuple(_with_descendants(held)), self._why(), self._handed is not None, tickets)
         return Adoption(event, self._adopted, rows, notes, never, over)
 
@@ -138,8 +140,8 @@ class _Adopter:
         rebooted = self._journal.found and not self._journal.same_boot
         return "the machine was restarted" if rebooted else "the daemon died"
 
-    def _live(self, entry: Entry) -> Live:
-        origin, progress = entry.origin, entry.progress
+    def _live(self, saved: RunSnapshot) -> Live:
+        origin, progress = saved.origin, saved.progress
         birth, state = origin.birth, progress.state
         if not self._same_boot:
             birth, state = rebased(birth, state, self._now)
@@ -174,13 +176,13 @@ class _Adopter:
         row = self._open.get(run.id) or self._ledger.get(run.id)
         return row is not None and (row.status.terminal or row.attempts > run.attempt)
 
-    def _hold(self, live: Live, entry: Entry) -> Remembered:
+    def _hold(self, live: Live, saved: RunSnapshot) -> Remembered:
         run = live.run
         found = self._found(live)
         exited = self._exited(run, found)
         if exited is None:  # else the core is told in a moment that it is over
             run.pid = found.pid
-        self._adopted.append(AdoptedRun(live, entry.meter, exited))
+        self._adopted.append(AdoptedRun(live, saved.meter, exited))
         effect("adopted")
         begun = self._may_have_begun(live)
         return Remembered(run, empty=found.empty, starting=found.starting, startable=_startable(live), begun=begun)
@@ -208,7 +210,7 @@ class _Adopter:
         return e.MainExited(self._now, run.id, code if code >= 0 else None, -code if code < 0 else None, found.empty)
 
     def _row(self, live: Live) -> tuple[RunInfo, RunExtra]:
-        return live.info(self._now), live.extra
+        return info_of(live, self._now), live.extra
 
     def _lost(self, saved: Set[RunId]) -> Iterator[tuple[RunInfo, RunExtra]]:
         """Runs whose rows have no end and that have no snapshot. The sweep ends what is alive of them."""

@@ -48,7 +48,7 @@ _GAP = 30 * 86400.0
 _JUMP = 3600.0
 
 
-class Clock:
+class ClockTrust:
     """Whether the wall clock can be believed when it says that things are old.
 
     It can if the ledger holds an event that is a day old by it, and not older than a month and a day; or if this process has
@@ -110,7 +110,7 @@ class Maintenance:
         self._live = live
         self._report = report
         self._say = say
-        self._clock = Clock(now, boottime)
+        self._clock = ClockTrust(now, boottime)
         self._told: dict[str, str] = {}
         self._changed = trio.Event()
         self._one = trio.Lock()

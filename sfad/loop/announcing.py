@@ -8,9 +8,9 @@ import msgspec
 
 from ..host.clock import wall_clock
 from ..protocol.types import Event, RunId
-from ..runs.catalogue import Catalogue
+from ..runs.catalogue import RunCatalogue
 from ..runs.watching import Subscribers
-from .opened import Opened
+from .resources import Resources
 
 RESERVED = 1000
 """Numbers of events that are reserved at once. After a daemon was killed, the next one skips as many."""
@@ -21,8 +21,8 @@ Severity = Literal["low", "medium", "high"]
 class Announcer:
     """Tells clients, the ledger and the log what happens."""
 
-    def __init__(self, opened: Opened, catalogue: Catalogue, subscribers: Subscribers) -> None:
-        self._ledger, self._journal, self._log = opened.ledger, opened.journal, opened.log
+    def __init__(self, resources: Resources, catalogue: RunCatalogue, subscribers: Subscribers) -> None:
+        self._ledger, self._journal, self._log = resources.ledger, resources.journal, resources.log
         self._catalogue = catalogue
         self._subscribers = subscribers
         self._reserved = 0

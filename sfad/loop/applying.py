@@ -14,12 +14,12 @@ from ..faults import effect
 from ..host.background import Background
 from ..host.clock import wall_clock
 from ..metering.metering import Metering
-from ..runs.catalogue import Catalogue
+from ..runs.catalogue import RunCatalogue
 from ..runs.live import Live
 from .advising import Adviser
 from .announcing import Announcer
-from .opened import Opened
 from .requests import Requests
+from .resources import Resources
 from .saving import Saver
 from .starting import Arm, Starter
 
@@ -31,12 +31,12 @@ _INTERNAL = c.Arm | c.Disarm
 class Applier:
     """Has each command carried out by the part that it is for."""
 
-    opened: Opened
+    resources: Resources
     saver: Saver
     requests: Requests
     starter: Starter
     announcer: Announcer
-    catalogue: Catalogue
+    catalogue: RunCatalogue
     metering: Metering
     budgets: BudgetKeeper
     adviser: Adviser
@@ -53,7 +53,7 @@ class Applier:
             try:
                 self._apply(command, changed)
             except Exception:  # noqa: BLE001 - what was decided stands: the commands after it, a timer, a reply, must be applied
-                self.opened.log.internal_error(command)
+                self.resources.log.internal_error(command)
 
     def _apply(self, command: c.Command, changed: Iterable[Live]) -> None:
         match command:
@@ -62,7 +62,7 @@ class Applier:
             case c.Arm(run, timer, at):
                 self.arm(run, timer, at)
             case c.Disarm(run, timer):
-                self.opened.timers.disarm((run, timer))
+                self.resources.timers.disarm((run, timer))
             case c.Reply(token, answer):
                 self.requests.answer(token, answer)
             case c.Save(saved):
@@ -72,29 +72,29 @@ class Applier:
             case c.RecordRefusal(refused):
                 self._refuse(refused)
             case c.CountRefusal(run):
-                self.opened.ledger.count_refusal(run)
+                self.resources.ledger.count_refusal(run)
             case c.Charge(scope, name, nanos):
                 self.budgets.charge(scope, name, nanos)
             case c.Launch(launched):
                 self.starter.launch(launched)
             case c.Interrupt(run):
-                self.opened.launcher.signal_main(run, SIGINT)  # if it has ended meanwhile, the core will hear of that
+                self.resources.launcher.signal_main(run, SIGINT)  # if it has ended meanwhile, the core will hear of that
             case c.Terminate(run, signal):
-                self.opened.launcher.terminate(run, signal)
+                self.resources.launcher.terminate(run, signal)
             case c.Kill(run):
-                self.opened.launcher.kill(run)
+                self.resources.launcher.kill(run)
             case c.Survey(run):
-                self.opened.launcher.survey(run)
+                self.resources.launcher.survey(run)
             case c.Freeze(run):
-                self.opened.launcher.freeze(run)
+                self.resources.launcher.freeze(run)
             case c.Thaw(run):
-                self.opened.launcher.thaw(run)
+                self.resources.launcher.thaw(run)
             case c.Rebound(bound):
                 self.catalogue.live[bound.id].limits_changed()
                 self.metering.rebound(bound)
             case c.Release(run):
                 self.metering.forget(run)
-                self.opened.launcher.release(run)
+                self.resources.launcher.release(run)
             case c.Ended(ended):
                 self._end(ended)
             case c.Shutdown():
@@ -105,7 +105,7 @@ class Applier:
     def _admit(self, run: Run, changed: Iterable[Live]) -> None:
         assert run.admit_token is not None
         pending = self.requests.admitted(run.admit_token)
-        live = pending.live(run, self.opened.launcher)
+        live = pending.live(run, self.resources.launcher)
         self.catalogue.add(live)
         if live.stdin is not None:
             self.background.start_soon(live.stdin.serve)
@@ -116,7 +116,7 @@ class Applier:
     def _refuse(self, run: Run) -> None:
         assert run.admit_token is not None
         now = wall_clock()
-        self.saver.refuse(Live(run, self.requests.refused(run.admit_token), self.opened.launcher, now, ended_at=now))
+        self.saver.refuse(Live(run, self.requests.refused(run.admit_token), self.resources.launcher, now, ended_at=now))
 
     def _end(self, run: Run) -> None:
         self.adviser.noticed(run.asked.type, run.name)

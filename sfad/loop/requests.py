@@ -19,7 +19,7 @@ from ..metering.metering import program_of
 from ..meters import AgentProgram
 from ..protocol.messages import Spawn
 from ..protocol.types import RunId
-from ..runs.catalogue import Catalogue
+from ..runs.catalogue import RunCatalogue
 from ..runs.live import Live
 from ..runs.stdin import StdinPipe
 from .starting import Feed, demand_descriptors
@@ -63,7 +63,7 @@ class PendingSpawn:
 class Requests:
     """Puts requests to the core, each with a token, and passes the core's answers on."""
 
-    def __init__(self, feed: Feed, catalogue: Catalogue, descriptors: Descriptors) -> None:
+    def __init__(self, feed: Feed, catalogue: RunCatalogue, descriptors: Descriptors) -> None:
         self._feed = feed
         self._catalogue = catalogue
         self._descriptors = descriptors

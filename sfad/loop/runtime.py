@@ -29,14 +29,14 @@ from ..metering.metering import Metering
 from ..protocol.errors import ErrorCode
 from ..protocol.messages import Change, Prune, Pruned
 from ..protocol.types import RunId
-from ..runs.catalogue import Catalogue
+from ..runs.catalogue import RunCatalogue
 from ..runs.watching import Subscribers
 from .advising import Adviser
 from .announcing import Announcer
 from .applying import Applier
 from .ends import End, PendingEnds
-from .opened import Opened
 from .requests import Requests
+from .resources import Resources
 from .saving import Saver
 from .starting import Starter
 from .state_dir import StateDirWatch
@@ -50,7 +50,7 @@ class Runtime:
 
     def __init__(
         self,
-        opened: Opened,
+        resources: Resources,
         loaded: configuration.Loaded,
         *,
         shut_down: Callable[[], None],
@@ -60,12 +60,13 @@ class Runtime:
         """`read_config` reads the config again, and returns what is in force then and what has changed. `began`: when the daemon
         was started, if it was re-executed since."""
         now, config = trio.current_time(), loaded.config
-        self.log, self.timers, self.journal, self.ledger = opened.log, opened.timers, opened.journal, opened.ledger
-        self.output, self.launcher, self.socket, self.state_dir = opened.output, opened.launcher, opened.socket, opened.state_dir
+        self.log, self.timers, self.journal, self.ledger = resources.log, resources.timers, resources.journal, resources.ledger
+        self.output, self.launcher = resources.output, resources.launcher
+        self.socket, self.state_dir = resources.socket, resources.state_dir
         self.began = now if began is None else began
         self.adopted = 0
         """Live runs that were adopted from an earlier daemon."""
-        self._reports = opened.reports
+        self._reports = resources.reports
         self._events: deque[e.Event] = deque()
         self._feeding = False
         # the clock has gone on since an earlier daemon named its reservations, so these names are new
@@ -75,8 +76,8 @@ class Runtime:
         self.pidfds = StoredPidfds()
         self.subscribers = Subscribers()
         self.journal.begin(os.path.realpath(self.state_dir))
-        self.catalogue = Catalogue(self.ledger, self.journal.keys(), self.output.forget)
-        self.announcer = Announcer(opened, self.catalogue, self.subscribers)
+        self.catalogue = RunCatalogue(self.ledger, self.journal.keys(), self.output.forget)
+        self.announcer = Announcer(resources, self.catalogue, self.subscribers)
         self.metering = Metering(
             feed=self.feed, publish=self.announcer.tell_of_run, trouble=self.log.warning, output=self.output,
             launcher=self.launcher, prices=config.prices, nearing=config.limits.nearing,
@@ -87,15 +88,15 @@ class Runtime:
             live=lambda: self.catalogue.live, report=self.log.warning, say=self.log.info,
         )  # fmt: skip
         self.requests = Requests(self.feed, self.catalogue, self.descriptors)
-        self.state = StateDirWatch(opened, self.catalogue, self.metering, self.announcer)
+        self.state = StateDirWatch(resources, self.catalogue, self.metering, self.announcer)
         self.ends = PendingEnds(self.machine.tree, self.metering, self.background, self._report)
         self._budgets = BudgetKeeper(
             self.machine.limiter.budgets, self.ledger, self.timers, self.feed, self.log.warning, self.journal
         )
-        self.saver = Saver(opened, self.catalogue, self.subscribers, self._budgets, self.metering, self.state, self.feed)
-        self._starter = Starter(opened, self.catalogue, self.metering, self.descriptors, self.feed, self._arm)
+        self.saver = Saver(resources, self.catalogue, self.subscribers, self._budgets, self.metering, self.state, self.feed)
+        self._starter = Starter(resources, self.catalogue, self.metering, self.descriptors, self.feed, self._arm)
         self._applier = Applier(
-            opened, self.saver, self.requests, self._starter, self.announcer, self.catalogue, self.metering, self._budgets,
+            resources, self.saver, self.requests, self._starter, self.announcer, self.catalogue, self.metering, self._budgets,
             self.adviser, self.background, self._arm, shut_down,
         )  # fmt: skip
         self.config, self.settings, self.agents = config, loaded.settings, registered(config, loaded.settings)
@@ -228,7 +229,7 @@ class Runtime:
         failed."""
         self.ends.report_all()  # of what was reaped here, the next program could not learn how it ended
         live_runs = self.catalogue.live
-        self.journal.bring_up_to_date(live_runs.values(), self.metering.position)
+        self.journal.save_all(live_runs.values(), self.metering.position)
         remains = self.launcher.hand_over()
         return {
             run: HandedRun(remains.get(run), live.descriptors, live.stdin.hand_over() if live.stdin is not None else None)

@@ -17,10 +17,11 @@ from ..faults import effect
 from ..host.clock import wall_clock
 from ..metering.metering import Metering
 from ..protocol.types import RunId
-from ..runs.catalogue import Catalogue
+from ..runs.catalogue import RunCatalogue
 from ..runs.live import Live
+from ..runs.showing import info_of
 from ..runs.watching import Subscribers
-from .opened import Opened
+from .resources import Resources
 from .starting import Feed
 from .state_dir import StateDirWatch
 
@@ -32,8 +33,8 @@ SAVE_USE = 1.0
 class Saver:
     """Keeps the journal and the ledger in step with the core."""
 
-    opened: Opened
-    catalogue: Catalogue
+    resources: Resources
+    catalogue: RunCatalogue
     subscribers: Subscribers
     budgets: BudgetKeeper
     metering: Metering
@@ -44,14 +45,14 @@ class Saver:
 
     def start_ledger(self) -> None:
         """Have the ledger take writes, and report here what became of them."""
-        self.opened.ledger.start(
+        self.resources.ledger.start(
             on_committed=self._committed,
             on_failed=self._commit_failed,
             on_ended=self._recorded,
             on_trouble=self._trouble,
             on_put_back=self.state_dir.ledger_put_back,
-            on_checkpointed=self.opened.journal.checkpointed,
-            lost=self.opened.state_dir_lost,
+            on_checkpointed=self.resources.journal.checkpointed,
+            lost=self.resources.state_dir_lost,
         )
 
     def save_snapshots(self, outcome: c.Outcome) -> list[Live]:
@@ -70,56 +71,57 @@ class Saver:
         if any(isinstance(command, c.Admit) for command in outcome.commands):
             return changed
         if changed:
-            self.opened.journal.keep(changed, self.metering.position if charges else nowhere)
+            self.resources.journal.save(changed, self.metering.position if charges else nowhere)
         return []
 
     def admit(self, live: Live, changed: Iterable[Live]) -> None:
         """Save an admission, with the runs that it has changed."""
         run = live.run.id
         # the ledger tries again for what it holds; clients that go on asking meanwhile must not use up the spool's room for ends
-        refused = self.state_dir.look() or (self.opened.ledger.trouble if self.opened.ledger.held else None)
+        refused = self.state_dir.look() or (self.resources.ledger.trouble if self.resources.ledger.held else None)
         if refused is not None:
             self._commit_failed([run], refused)
             return
         try:
-            self.opened.journal.admit(live, changed)
+            self.resources.journal.admit(live, changed)
             effect("admitted, not on record")
         except OSError as error:
             self._commit_failed([run], f"the spool: {error}")
             return
-        self.opened.ledger.admit(live.info(live.run.created_at), live.extra)
+        self.resources.ledger.admit(info_of(live, live.run.created_at), live.extra)
 
     def save(self, run: Run) -> None:
         """Bring the run's row up to date."""
         live = self.catalogue.live[run.id]
-        live.saved = live.info(trio.current_time())
+        info = info_of(live, trio.current_time())
+        live.row_is(info)
         self._used.discard(run.id)
-        self.opened.ledger.save(live.saved, live.extra)
+        self.resources.ledger.save(info, live.extra)
 
     def refuse(self, live: Live) -> None:
         """Record a run that was refused."""
-        info = live.info(live.run.created_at)
-        self.opened.journal.never_again(live.run.number)
-        self.opened.ledger.refuse(info, live.extra)
+        info = info_of(live, live.run.created_at)
+        self.resources.journal.skip_number(live.run.number)
+        self.resources.ledger.refuse(info, live.extra)
         self.catalogue.refuse(live, info)
 
     def end(self, live: Live) -> None:
         """A run has ended. Clients are told when that is on record, or at once while the ledger cannot be written."""
         saved = live.saved if live.saved is not None and live.saved.status.terminal else None
-        info = saved or live.info(trio.current_time())
+        info = saved or info_of(live, trio.current_time())
         self.catalogue.end(live, info)
         if saved is None:  # it was never admitted: a request with the same key is to get another run
             self.catalogue.forget_requests([info.id])
-            self.opened.journal.forget_entirely([info.id])
+            self.resources.journal.forget_entirely([info.id])
             self._tell_ends([info.id])
-        elif self.opened.ledger.trouble is not None:
+        elif self.resources.ledger.trouble is not None:
             self._tell_ends([info.id])
         live.close()
 
     def _note_use(self, runs: Iterable[RunId]) -> None:
         for run in runs:
             if not self._used:
-                self.opened.timers.arm("save use", trio.current_time() + SAVE_USE, self._save_use)
+                self.resources.timers.arm("save use", trio.current_time() + SAVE_USE, self._save_use)
             self._used.add(run)
 
     def _save_use(self) -> None:
@@ -127,7 +129,7 @@ class Saver:
         lives = [live for run in used if (live := self.catalogue.live.get(run)) is not None]
         for live in lives:
             self.save(live.run)
-        self.opened.journal.keep(lives, self.metering.position)
+        self.resources.journal.save(lives, self.metering.position)
 
     def _tell_ends(self, runs: Iterable[RunId]) -> None:
         for run in runs:
@@ -144,8 +146,8 @@ class Saver:
     def _commit_failed(self, runs: Iterable[RunId], error: str) -> None:
         """These admissions could not be recorded."""
         runs = list(runs)
-        self.opened.journal.never_again(max(map(run_number, runs)))
-        self.opened.log.error(f"the ledger cannot be written: {error}", runs=runs)
+        self.resources.journal.skip_number(max(map(run_number, runs)))
+        self.resources.log.error(f"the ledger cannot be written: {error}", runs=runs)
         self.feed(e.CommitFailed(trio.current_time(), tuple(runs), error))
 
     def _recorded(self, runs: Iterable[RunId]) -> None:
@@ -153,7 +155,7 @@ class Saver:
         were told is completed."""
         ended = list(runs)
         effect("end on record")
-        self.opened.journal.recorded(ended)
+        self.resources.journal.recorded(ended)
         effect("forgotten")
         self._tell_ends(ended)
 

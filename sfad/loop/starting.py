@@ -21,10 +21,10 @@ from ..host.descriptors import Descriptors, Need
 from ..launch.base import LaunchSpec, Remains
 from ..metering.metering import Metering
 from ..protocol.types import RunId
-from ..runs.catalogue import Catalogue
-from ..runs.live import Live, SavedMain, bounds_of
+from ..runs.catalogue import RunCatalogue
+from ..runs.live import Live, bounds_of
 from .environment import run_environment
-from .opened import Opened
+from .resources import Resources
 
 LAUNCH = 8
 """Descriptors that a launch takes for some milliseconds: files for the output, pipes of the trampoline, the way into the
@@ -46,8 +46,8 @@ def demand_descriptors(descriptors: Descriptors) -> None:
 class Starter:
     """Starts the command of a run. Its main process is saved before it executes anything."""
 
-    opened: Opened
-    catalogue: Catalogue
+    resources: Resources
+    catalogue: RunCatalogue
     metering: Metering
     descriptors: Descriptors
     feed: Feed
@@ -70,16 +70,16 @@ class Starter:
                 self._fail(run, error.errno or 0, f"its output could not be opened: {error}", "output")
                 return
             if run.attempt > 1:  # where the meter was in an earlier attempt says nothing about this one
-                self.opened.journal.keep([live], self.metering.position)
-            if not self.opened.journal.remembers(run.id):
+                self.resources.journal.save([live], self.metering.position)
+            if not self.resources.journal.is_saved(run.id):
                 # the next daemon would take it for queued, and start it a second time
                 self._fail(run, errno.ENOSPC, "the disk has no room to remember that it was, free some", "output")
                 return
             parent = run.parent.id if run.parent is not None else None
-            self.opened.launcher.launch(run.id, parent, spec, partial(self._save_main, live))
+            self.resources.launcher.launch(run.id, parent, spec, partial(self._save_main, live))
             effect("launched")
             self.expect(run)
-            self.opened.journal.started(run)
+            self.resources.journal.launched(run)
         finally:
             for descriptor in opened:
                 os.close(descriptor)
@@ -93,10 +93,10 @@ class Starter:
         self.feed(e.LaunchFailed(trio.current_time(), run.id, number, f"run {run.id} was not started: {why}", kind))
 
     def _save_main(self, live: Live, remains: Remains) -> bool:
-        live.main = SavedMain(live.run.attempt, remains.pid, remains.started)
-        self.opened.journal.keep([live])
+        live.main_is(remains.pid, remains.started)
+        self.resources.journal.save([live])
         effect("main noted")
-        return self.opened.journal.remembers(live.run.id)
+        return self.resources.journal.is_saved(live.run.id)
 
     def _spec(self, live: Live, opened: list[int]) -> LaunchSpec:
         run, spawn = live.run, live.spawn
@@ -106,7 +106,7 @@ class Starter:
         return LaunchSpec(
             argv=argv_of(spawn, run.attempt),
             cwd=spawn.cwd,
-            env=run_environment(run, spawn, socket=self.opened.socket, deadline=deadline),
+            env=run_environment(run, spawn, socket=self.resources.socket, deadline=deadline),
             umask=spawn.umask,
             stdin=stdin,
             stdout=stdout,
@@ -123,7 +123,7 @@ class Starter:
         piped = live.stdin.read_end if live.stdin is not None else (live.descriptors[0] if live.descriptors else None)
         if not live.kept:
             return piped, None, None
-        opened += self.opened.output.open_for_run(live.run.id)
+        opened += self.resources.output.open_for_run(live.run.id)
         return piped, opened[0], opened[1]
 
 

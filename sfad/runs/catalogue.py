@@ -17,13 +17,14 @@ from ..ledger.totals import used_by, with_totals
 from ..protocol.messages import List
 from ..protocol.types import RunId, RunInfo
 from .live import Live, SpawnKey
+from .showing import info_of, usage_of
 
 RECENT = 1000
 """Ended runs kept in memory. They cover what the ledger's writer has not committed yet, and the pages that clients ask for most."""
 
 
 @dataclass(frozen=True, slots=True)
-class EndedRun:
+class RecentRun:
     """A run that ended a short while ago."""
 
     info: RunInfo
@@ -34,7 +35,7 @@ class EndedRun:
     key: SpawnKey | None = None
 
 
-class Catalogue:
+class RunCatalogue:
     """Knows every run. `live` is read by others, and changed here only.
 
     `keys`: the runs of an earlier daemon, by the keys of their requests. `forgotten` is told of each run that is not in memory any
@@ -42,7 +43,7 @@ class Catalogue:
 
     def __init__(self, ledger: Ledger, keys: dict[SpawnKey, RunId], forgotten: Callable[[RunId], object]) -> None:
         self.live: dict[RunId, Live] = {}
-        self._recent: OrderedDict[RunId, EndedRun] = OrderedDict()
+        self._recent: OrderedDict[RunId, RecentRun] = OrderedDict()
         self._unrecorded: dict[RunId, RunInfo] = {}
         """Ended runs whose end the ledger has not confirmed yet."""
         self._keys = keys
@@ -61,11 +62,11 @@ class Catalogue:
         """A live run has ended."""
         del self.live[info.id]
         self._unrecorded[info.id] = info
-        self._keep(EndedRun(info, live.chain, live.kept, live.key))
+        self._keep(RecentRun(info, live.chain, live.kept, live.key))
 
     def refuse(self, live: Live, info: RunInfo) -> None:
         """A run was refused, so it was never live."""
-        self._keep(EndedRun(info, live.chain, kept=False))
+        self._keep(RecentRun(info, live.chain, kept=False))
 
     def recorded(self, run: RunId) -> RunInfo | None:
         """The ledger holds the end of this run, or cannot be waited for. Return the run, the first time."""
@@ -94,12 +95,12 @@ class Catalogue:
             live.close()
         self.live.clear()
 
-    def _keep(self, ended: EndedRun) -> None:
+    def _keep(self, ended: RecentRun) -> None:
         self._recent[ended.info.id] = ended
         if len(self._recent) > RECENT:
             self._drop(*self._recent.popitem(last=False))
 
-    def _drop(self, run: RunId, ended: EndedRun) -> None:
+    def _drop(self, run: RunId, ended: RecentRun) -> None:
         self._forgotten(run)
         if ended.key is not None:
             self._keys.pop(ended.key, None)
@@ -110,7 +111,7 @@ class Catalogue:
         """Return a run by its whole id."""
         live = self.live.get(run)
         if live is not None:
-            return live.info(trio.current_time())
+            return info_of(live, trio.current_time())
         ended = self._recent.get(run)
         return ended.info if ended is not None else self._ledger.get(run)
 
@@ -189,13 +190,13 @@ class Catalogue:
         for live in self.live.values():
             parent = live.run.parent
             if parent is not None and live.run.root.id in roots:
-                used[live.run.id] = used_by(parent.id, live.usage())
+                used[live.run.id] = used_by(parent.id, usage_of(live))
         return with_totals(runs, used)
 
     def _live(self, page: Page, loads: Mapping[RunId, RunLoad]) -> Iterator[tuple[RunInfo, Live]]:
         now = trio.current_time()
         for run, live in self.live.items():
-            info = live.info(now, loads.get(run))
+            info = info_of(live, now, loads.get(run))
             if _fits(page, info, live.chain):
                 yield info, live
 

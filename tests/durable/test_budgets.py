@@ -27,7 +27,7 @@ def remembered(directory: Path, *charges: float) -> RunJournal:
     journal.begin("/d")
     for usd in charges:
         journal.charge("user", "ann", begin(), usd)
-        journal.keep(())
+        journal.save(())
     journal.close()
     return RunJournal(directory, Timers(print), pytest.fail)
 

@@ -16,7 +16,7 @@ import trio
 
 from sfad.config import Retention
 from sfad.durable import maintenance
-from sfad.durable.maintenance import Clock, Maintenance
+from sfad.durable.maintenance import ClockTrust, Maintenance
 from sfad.host.reserve import Ballast
 from sfad.ledger import Ledger, backup, opening
 from sfad.output import OutputStore
@@ -145,7 +145,7 @@ async def test_a_restart_does_not_make_a_wrong_clock_right(tmp_path: Path) -> No
 
 def test_a_clock_that_is_set_back_and_forth() -> None:
     wall, boot = [NOW], [0.0]
-    clock = Clock(lambda: wall[0], lambda: boot[0])
+    clock = ClockTrust(lambda: wall[0], lambda: boot[0])
     newest = NOW - 400 * DAY
     assert clock.doubt(lambda _: newest.timestamp())
     assert clock.doubt(lambda _: None) is None

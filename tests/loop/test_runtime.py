@@ -19,8 +19,8 @@ from sfad.core.access import Peer
 from sfad.durable.journal import RunJournal
 from sfad.host.timers import Timers
 from sfad.ledger import Ledger
-from sfad.loop.opened import Opened
 from sfad.loop.reports import Reports
+from sfad.loop.resources import Resources
 from sfad.loop.runtime import Runtime
 from sfad.loop.translate import MAX_SHOWN, asked_of
 from sfad.observe.log import Log
@@ -51,11 +51,11 @@ async def shell(directory: Path, kind: type[FakeLauncher], config: str = "") -> 
     log, reports = Log("error", file=directory / "log"), Reports()
     timers = Timers(log.internal_error)
     launcher = kind(emit=reports.put, clock=trio.current_time, script=lambda _run, _spec: Script(after=None))
-    opened = Opened(
+    resources = Resources(
         log, timers, RunJournal(directory / "spool", timers, print), ledger, OutputStore(directory / "output"), launcher,
         reports, "/s", str(directory),
     )  # fmt: skip
-    runtime = Runtime(opened, loaded, shut_down=lambda: None, read_config=lambda: (loaded, []))
+    runtime = Runtime(resources, loaded, shut_down=lambda: None, read_config=lambda: (loaded, []))
     runtime.saver.start_ledger()
     reports.pass_on(runtime.reported)
     with trio.fail_after(PATIENCE):

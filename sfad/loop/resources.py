@@ -20,7 +20,7 @@ def never_lost() -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class Resources:
     """The daemon's files, its launcher and its timers. They are closed by the caller of the loop, but for `journal`."""
 
     log: Log
