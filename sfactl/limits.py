@@ -12,11 +12,11 @@ from sfad.protocol import limits as written
 from sfad.protocol.kinds import COUNTS, KINDS, METERED
 from sfad.protocol.limits import format_amount
 from sfad.protocol.types import Action, Event, Limit, LimitKind, LimitState, RunInfo, Usage
-from sfad.protocol.units import format_usd
+from sfad.protocol.units import counted, format_usd
 
 from .exits import UsageError
 from .options import Option
-from .output import counted, plain, seconds
+from .output import plain, seconds
 
 OPTION = Option(
     ("--limit",),
@@ -162,7 +162,7 @@ def amounts(usage: Usage) -> str:
 def _amounts(usage: Usage) -> Iterator[str]:
     for name in COUNTS:
         if (number := getattr(usage, name)) is not None:
-            yield counted(number, name.removesuffix("s"), name)
+            yield counted(number, name.removesuffix("s"))
     least = "at least " if usage.partial else ""
     if usage.input_tokens is not None:
         cached = "" if usage.cached_tokens is None else f" ({usage.cached_tokens} from a cache)"

@@ -15,7 +15,6 @@ from pathlib import Path
 import trio
 
 from . import config as configuration
-from .core.guard import counted
 from .durable.adoption import Adoption, Rows, adopt
 from .durable.budgets import rebuild
 from .durable.handover import Handover

@@ -16,7 +16,6 @@ import msgspec
 import trio
 
 from ..core import events as e
-from ..core.guard import counted
 from ..core.run import Run
 from ..core.snapshot import Remembered, rebased, restored
 from ..faults import effect
@@ -26,6 +25,7 @@ from ..launch.pidfd import exit_status
 from ..ledger import Ledger, RunExtra
 from ..meters import named
 from ..protocol.types import Reason, RunId, RunInfo, Status
+from ..protocol.units import counted
 from ..runs.live import Live, bounds_of
 from ..runs.showing import info_of
 from ..runs.stdin import StdinPipe
