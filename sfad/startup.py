@@ -35,6 +35,7 @@ from .loop.runtime import Runtime
 from .observe.log import Log
 from .output.files import OutputStore
 from .protocol.types import RunId
+from .protocol.units import counted
 from .spool import JournalError
 
 
