@@ -8,7 +8,7 @@ from typing import Any, cast
 from sfad.protocol.types import Role
 from sfad.protocol.units import parse_count, parse_usd
 
-from .exits import UsageError
+from .exits import UsageError, understood
 from .options import Argument, Option
 
 RUN = Argument("run", "RUN", "Run id; without it, the run that this process is in", required=False)
@@ -41,10 +41,7 @@ def read(given: Mapping[str, str], *needed: Option) -> dict[str, Any]:
 
 
 def _amount(option: Option, text: str) -> float:
-    try:
-        return parse_usd(text) if option.metavar == "USD" else parse_count(text)
-    except ValueError as error:
-        raise UsageError(f"{option.flags[0]}: {error}") from None
+    return understood(option.flags[0], parse_usd if option.metavar == "USD" else parse_count, text)
 
 
 def role(text: str | None) -> Role | None:

@@ -1,4 +1,4 @@
-"""What the command line of `sfad` needs without a parser of command lines: paths, config, ways out, and serving."""
+"""Serving without a parser of command lines: paths, config, exit codes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EXIT_UNAVAILABLE = 69
 
 
 def serve(socket: str | None = None, state_dir: str | None = None, config: str | None = None, ready_fd: int | None = None) -> None:
-    """Serves until told to end."""
+    """Serve until told to end."""
     where = place(socket, state_dir, config)
     loaded = load(where.config_files)
     try:
@@ -55,7 +55,7 @@ def _check_descriptor(ready_fd: int) -> None:
 
 
 def place(socket: str | None, state_dir: str | None, config: str | None) -> DaemonHome:
-    """Where this daemon listens, keeps its state and is configured. Ends the process for what cannot be a path."""
+    """Return where this daemon lives. Exits if a path cannot be one."""
     try:
         uid = os.geteuid()
         return DaemonHome(
@@ -68,7 +68,7 @@ def place(socket: str | None, state_dir: str | None, config: str | None) -> Daem
 
 
 def load(files: tuple[list[Path], bool]) -> configuration.Loaded:
-    """The config. Ends the process for a wrong one."""
+    """Return the config. Exits if it is wrong."""
     try:
         return configuration.load(files[0], required=files[1])
     except configuration.ConfigError as error:
@@ -76,6 +76,6 @@ def load(files: tuple[list[Path], bool]) -> configuration.Loaded:
 
 
 def die(message: str, code: int) -> NoReturn:
-    """Says why, and ends the process."""
+    """Say why, and exit."""
     print(f"sfad: {message}", file=sys.stderr)
     sys.exit(code)

@@ -8,7 +8,7 @@ import trio
 from msgspec import Struct
 
 MAX_PENDING = 1024 * 1024
-"""Bytes that may wait for a run that does not read; more is refused, so that a sender learns of it."""
+"""Bytes that may wait for a run that does not read. More is refused, so that the sender learns of it."""
 
 
 class Stdin(Struct, frozen=True):
@@ -42,7 +42,7 @@ class StdinPipe:
         return Stdin(self.read_end, self._write_end, [bytes(self._pending)], self._eof)
 
     def write(self, data: bytes, *, eof: bool) -> str | None:
-        """Queues `data`, in order. Returns why not, or `None`."""
+        """Queue `data`. Return why not, or `None`."""
         if self._eof:
             return "its stdin was closed by an earlier send"
         if len(self._pending) + len(data) > MAX_PENDING:
@@ -53,7 +53,7 @@ class StdinPipe:
         return None
 
     async def serve(self) -> None:
-        """Writes what is queued until the end of file, the reader's end, or cancellation."""
+        """Write what is queued, until the end of file or of the reader, or until cancelled."""
         try:
             while not (self._eof and not self._pending):
                 if not self._pending:
@@ -62,7 +62,7 @@ class StdinPipe:
                     continue
                 await self._write_some()
         except BrokenPipeError:
-            self._eof = True  # nobody reads it any more; the next send is told
+            self._eof = True  # the run has closed it; the next `send` fails
         finally:
             self._close_write_end()
 
@@ -80,12 +80,12 @@ class StdinPipe:
             self._write_end = -1
 
     def discard(self) -> None:
-        """Nobody will read it, and nobody serves it."""
+        """Close both ends of a pipe that is not served."""
         os.close(self.read_end)
         self._close_write_end()
 
     def close(self) -> None:
-        """The run is over: whoever still writes gets EPIPE, and `serve` ends."""
+        """The run is over. Writing fails with EPIPE, so `serve` ends."""
         os.close(self.read_end)
         self._eof = True
         self._more.set()
