@@ -29,7 +29,7 @@ from .protocol.errors import ErrorCode
 from .protocol.framing import MAX_REQUEST, FrameDecoder
 from .protocol.types import Reason, RunInfo
 from .protocol.version import SUPPORTED
-from .server.errors import RequestFailed
+from .server.errors import RequestError
 from .server.result import no_output, result
 
 FOUND = 2
@@ -54,16 +54,16 @@ class History:
             m.Result: self._result,
         }
 
-    def answer(self, request: m.AnyRequest) -> tuple[m.Reply, Sequence[int]]:
+    def answer(self, request: m.Request) -> tuple[m.Reply, Sequence[int]]:
         """The reply, and the descriptors that travel with it, which are the caller's to close."""
         try:
             if isinstance(request, m.Logs):
                 return self._logs(request)
             handler = self._handlers.get(type(request))
             if handler is None:
-                raise RequestFailed(ErrorCode.UNAVAILABLE, "no daemon is running; start one with 'sfad serve'")
+                raise RequestError(ErrorCode.UNAVAILABLE, "no daemon is running; start one with 'sfad serve'")
             return handler(request), ()
-        except RequestFailed as error:
+        except RequestError as error:
             return m.Error(id=request.id, code=error.code, message=str(error)), ()
         except (sqlite3.Error, msgspec.MsgspecError, OSError) as error:
             message = f"what a daemon left in {self._state} cannot be read: {error}"
@@ -100,7 +100,7 @@ class History:
     def _result(self, request: m.Result) -> m.Reply:
         info = self._resolve(request.run)
         if not info.status.terminal:
-            raise RequestFailed(
+            raise RequestError(
                 ErrorCode.WRONG_STATE, f"run {info.id} was {info.status} when its daemon was last there; read its logs"
             )
         return result(self._output, info, request)
@@ -115,10 +115,10 @@ class History:
             return max(named, key=lambda info: (not info.status.terminal, info.id))
         ids = self._reader.find(handle, FOUND) if handle else []
         if len(ids) > 1:
-            raise RequestFailed(ErrorCode.AMBIGUOUS_RUN, f"'{handle}' fits several runs ({', '.join(ids)}, …); give more of the id")
+            raise RequestError(ErrorCode.AMBIGUOUS_RUN, f"'{handle}' fits several runs ({', '.join(ids)}, …); give more of the id")
         found = self._reader.get(ids[0]) if ids else None
         if found is None:
-            raise RequestFailed(ErrorCode.NO_SUCH_RUN, f"no run has the id or the name '{handle}'; 'sfactl list' shows them")
+            raise RequestError(ErrorCode.NO_SUCH_RUN, f"no run has the id or the name '{handle}'; 'sfactl list' shows them")
         return found[0]
 
     def _shown(self, runs: Sequence[RunInfo]) -> list[RunInfo]:
@@ -145,7 +145,7 @@ def serve(state: Path, sock: socket.socket) -> None:
         _serve(lambda request: (m.Error(id=request.id, code=ErrorCode.UNAVAILABLE, message=message), ()), sock)
 
 
-def _serve(answer: Callable[[m.AnyRequest], tuple[m.Reply, Sequence[int]]], sock: socket.socket) -> None:
+def _serve(answer: Callable[[m.Request], tuple[m.Reply, Sequence[int]]], sock: socket.socket) -> None:
     decoder = FrameDecoder(MAX_REQUEST)
     while data := sock.recv(65536):
         for body in decoder.feed(data):

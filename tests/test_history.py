@@ -24,7 +24,7 @@ R = TypeVar("R", bound=m.Reply)
 OLD = sorted((Path(__file__).parent / "ledger").glob("v*.sql"))
 
 
-def asked(state: Path, request: m.AnyRequest, expected: type[R]) -> R:
+def asked(state: Path, request: m.Request, expected: type[R]) -> R:
     with closing(open_past(state)) as connection:
         reply, descriptors = History(state, connection).answer(request)
     for descriptor in descriptors:
@@ -73,7 +73,7 @@ def test_what_a_daemon_would_answer(state: Path) -> None:
         (m.Stop(id=1, everything=True), ErrorCode.UNAVAILABLE),
     ],
 )
-def test_what_it_cannot_answer(state: Path, request_: m.AnyRequest, code: ErrorCode) -> None:
+def test_what_it_cannot_answer(state: Path, request_: m.Request, code: ErrorCode) -> None:
     assert asked(state, request_, m.Error).code is code
 
 

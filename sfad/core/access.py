@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..protocol.messages import REQUESTS, tag
 from ..protocol.types import RunId
 
-READING = frozenset({"info", "list", "logs", "result", "summary", "wait", "watch"})
-STEERING = frozenset({"stop", "pause", "resume", "limit", "send", "signal"})
-SPENDING = frozenset({"report", "reserve", "settle"})
-GENERAL = frozenset({"spawn", "status", "config", "agents"})
-VERBS = READING | STEERING | SPENDING | GENERAL
-"""Everything that `--allow` and `--deny` can name."""
+VERBS = frozenset(tag(kind) for kind in REQUESTS if kind.access == "permission")
+"""What `--allow` and `--deny` can name."""
 
-OUTSIDE = frozenset({"approve", "deny", "recommend", "reload", "prune"})
-"""Verbs that no run may use: it would give itself, or what it started, more than it was given, or it would learn of runs, or remove
-runs, that are not its own."""
+OUTSIDE = frozenset(tag(kind) for kind in REQUESTS if kind.access == "outside")
+"""Verbs that no run may use."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from operator import sub
 from typing import NamedTuple
 
 from msgspec import structs
@@ -18,7 +18,7 @@ from ..core.access import Peer
 from ..durable.handover import Connected
 from ..host.giveback import give_back
 from ..protocol.framing import MAX_REQUEST, FrameDecoder
-from ..protocol.messages import MAX_DESCRIPTORS, Reply, Wait, Watch, pack_message
+from ..protocol.messages import MAX_DESCRIPTORS, Reply, Wait, Watch, Welcome, pack_message
 from .shares import Holder
 
 READ = 64 * 1024
@@ -40,7 +40,7 @@ class DescriptorsLost(Exception):
     """The client sent more descriptors than any request carries, or the kernel found no room for them."""
 
 
-class Load(NamedTuple):
+class Holding(NamedTuple):
     """What a connection makes the daemon hold."""
 
     descriptors: int = 0
@@ -50,25 +50,24 @@ class Load(NamedTuple):
     """Bytes of replies and events that the client has not read."""
 
 
-@dataclass(slots=True)
-class Pending:
+class Pending(NamedTuple):
     """A request that waits for something to happen."""
 
     request: Wait | Watch
     forget: Callable[[], None]
-    """Does so."""
+    """Give up waiting."""
     until: float | None = None
-    """When it gives up waiting, on the core's clock."""
+    """When the request gives up waiting, on the core's clock."""
 
 
 class Connection:
     """State of one client. `number` is never used twice; descriptors in `received` are owned until taken."""
 
     __slots__ = (
+        "_counted",
         "bodies",
         "bodies_size",
         "closed",
-        "counted",
         "decoder",
         "elsewhere",
         "ended",
@@ -112,8 +111,7 @@ class Connection:
         self.peer = peer
         self.holder = holder
         self.greeted = False
-        self.counted = Load()
-        """What the server has counted of it."""
+        self._counted = Holding()
         self.on_unsent = on_unsent
         self.closed = False
         self.ended = False
@@ -149,19 +147,32 @@ class Connection:
         self.ended = handed.ended
 
     @property
-    def load(self) -> Load:
-        """What it makes the daemon hold now."""
+    def holding(self) -> Holding:
+        """What the connection makes the daemon hold now."""
         if self.closed:
-            return Load()
+            return Holding()
         descriptors = 1 + len(self.received) + sum(len(descriptors) for _, descriptors in self.unsent)
-        return Load(descriptors, self.decoder.pending + self.bodies_size, self.unsent_size)
+        return Holding(descriptors, self.decoder.pending + self.bodies_size, self.unsent_size)
 
-    def read(self) -> bool:
-        """Takes what has arrived. False at the end. Raises `ProtocolError`, `DescriptorsLost` and `OSError`."""
+    @property
+    def counted(self) -> Holding:
+        """What the connection held when it was last counted."""
+        return self._counted
+
+    def count(self) -> Holding:
+        """Return how much more the connection holds than when it was last counted."""
+        before, self._counted = self._counted, self.holding
+        return Holding(*map(sub, self._counted, before))
+
+    def read(self) -> None:
+        """Take in what has arrived; `ended` is set at the end. Raise `ProtocolError`, `DescriptorsLost`."""
         try:
             data, ancillary, flags, _ = self.sock.recvmsg(READ, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
-            return True
+            return
+        except OSError:
+            self.ended = True
+            return
         for level, kind, payload in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 self.received.extend(_descriptors(payload))
@@ -171,7 +182,7 @@ class Connection:
         if flags & socket.MSG_CTRUNC or len(self.received) > 4 * MAX_DESCRIPTORS:
             raise DescriptorsLost(f"{len(self.received)} descriptors that no request has taken, or no room for more")
         self._take_in(self.decoder.feed(data))
-        return bool(data)
+        self.ended = not data
 
     def _take_in(self, bodies: Iterable[bytes]) -> None:
         for body in bodies:
@@ -189,6 +200,11 @@ class Connection:
         if len(self.received) < count:
             return None
         return [self.received.popleft() for _ in range(count)]
+
+    def welcome(self, reply: Welcome) -> None:
+        """Answer the handshake."""
+        self.greeted = True
+        self.send(reply)
 
     def send(self, reply: Reply, descriptors: Sequence[int] = ()) -> None:
         """Sends now what the socket takes and keeps the rest. Closes `descriptors` once the kernel has duplicated them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..protocol.errors import ErrorCode
 
 
-class RequestFailed(Exception):
+class RequestError(Exception):
     """The request ends with an `Error`."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:

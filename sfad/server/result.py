@@ -9,7 +9,7 @@ from ..output.sanitise import cut_oldest, sanitise, wrap_result
 from ..protocol import messages as m
 from ..protocol.errors import ErrorCode
 from ..protocol.types import RunId, RunInfo
-from .errors import RequestFailed
+from .errors import RequestError
 
 MAX_RESULT = 1024 * 1024
 """Bytes of a result at most: it is meant for a model's context."""
@@ -20,7 +20,7 @@ MAX_SEARCHED = 8 * MAX_RESULT
 
 def result(output: OutputStore, info: RunInfo, request: m.Result) -> m.ResultText:
     """Return the result of a run that has ended. For a thread: to decode its events takes some 20 ms, and a second where an agent
-    means harm. Raises `RequestFailed` where nothing was kept, `OSError`."""
+    means harm. Raises `RequestError` where nothing was kept, `OSError`."""
     most = max(1, min(request.max_bytes, MAX_RESULT))
     program = None if request.raw else named(info.meter)
     try:
@@ -35,7 +35,7 @@ def result(output: OutputStore, info: RunInfo, request: m.Result) -> m.ResultTex
     return m.ResultText(id=request.id, run=info.id, text=text, truncated=truncated)
 
 
-def no_output(run: RunId, error: OSError) -> RequestFailed:
+def no_output(run: RunId, error: OSError) -> RequestError:
     """Return the failure of a request for output that is not there."""
     missing = f"the output of run {run} is not there: it was not kept, or has been removed since"
-    return RequestFailed(ErrorCode.WRONG_STATE, error.message if isinstance(error, Replaced) else missing)
+    return RequestError(ErrorCode.WRONG_STATE, error.message if isinstance(error, Replaced) else missing)

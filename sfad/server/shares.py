@@ -21,7 +21,7 @@ FRACTIONS: dict[Scope, float] = {"run": 1 / 8, "tree": 1 / 4, "unplaced": 1 / 8,
 """The part of the whole that each group may hold. `others` is everything but the owner outside any run."""
 
 
-class Group(NamedTuple):
+class ShareGroup(NamedTuple):
     """Peers that share a bound."""
 
     scope: Scope
@@ -45,20 +45,20 @@ class Group(NamedTuple):
 class Holder:
     """The groups that count what a peer holds, the narrowest first."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[ShareGroup, ...]
 
     @classmethod
     def of(cls, peer: Peer, root: RunId | None) -> Holder:
         """`root` is the root of the tree that the peer is in."""
         if peer.unplaced:
-            inside = [Group("unplaced")]
+            inside = [ShareGroup("unplaced")]
         elif peer.run is None or root is None:
             if peer.owner:
-                return cls((Group("owner"),))
+                return cls((ShareGroup("owner"),))
             inside = []
         else:
-            inside = [Group("run", peer.run), Group("tree", root)]
-        return cls((*inside, Group("user", peer.user), Group("others")))
+            inside = [ShareGroup("run", peer.run), ShareGroup("tree", root)]
+        return cls((*inside, ShareGroup("user", peer.user), ShareGroup("others")))
 
     @property
     def owner(self) -> bool:
@@ -66,7 +66,7 @@ class Holder:
         return self.groups[0].scope == "owner"
 
     @cached_property
-    def lane(self) -> Group:
+    def lane(self) -> ShareGroup:
         """The group whose requests take turns with those of other groups: its tree, else its user."""
         return next(group for group in self.groups if group.scope != "run")
 
@@ -78,13 +78,13 @@ class Shares:
         self.what = what
         self.whole = whole
         self._least = least
-        self._held: Counter[Group] = Counter()
+        self._held: Counter[ShareGroup] = Counter()
 
-    def share(self, group: Group) -> int:
+    def share(self, group: ShareGroup) -> int:
         """How much the group may hold."""
         return max(self._least, int(self.whole * FRACTIONS[group.scope]))
 
-    def held(self, group: Group) -> int:
+    def held(self, group: ShareGroup) -> int:
         """How much the group holds."""
         return self._held[group]
 
@@ -95,7 +95,7 @@ class Shares:
             if not self._held[group]:
                 del self._held[group]
 
-    def over(self, holder: Holder, more: int = 0) -> list[Group]:
+    def over(self, holder: Holder, more: int = 0) -> list[ShareGroup]:
         """Return the groups of the holder that would have more than their share if it took `more`."""
         return [group for group in holder.groups if self._held[group] + more > self.share(group)]
 

@@ -49,10 +49,10 @@ def greeted(daemon: Daemon) -> socket.socket:
     return sock
 
 
-def replies(sock: socket.socket, count: int) -> list[m.AnyReply]:
+def replies(sock: socket.socket, count: int) -> list[m.Reply]:
     """The next `count` replies, or as many as come before the end."""
     decoder = FrameDecoder(MAX_REPLY)
-    found: list[m.AnyReply] = []
+    found: list[m.Reply] = []
     while len(found) < count:
         try:
             data = sock.recv(65536)

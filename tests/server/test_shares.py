@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sfad.core.access import Peer
 from sfad.host.descriptors import LEAST, RESERVE, Descriptors, Need
-from sfad.server.shares import FRACTIONS, Group, Holder, Shares
+from sfad.server.shares import FRACTIONS, Holder, ShareGroup, Shares
 
 OWNER = Holder.of(Peer(0, "root"), None)
 
@@ -53,7 +53,7 @@ def test_children_do_not_multiply_the_share_of_a_tree() -> None:
         while shares.refusal(holder, 1) is None:
             shares.add(holder, 1)
             got += 1
-    assert got == shares.share(Group("tree", "a1")) == 200
+    assert got == shares.share(ShareGroup("tree", "a1")) == 200
     assert shares.refusal(inside("b1", "a1"), 1) == (
         "run b1 would have 101 connections, at most 100 are allowed; close some, or try again later"
     )
@@ -61,7 +61,7 @@ def test_children_do_not_multiply_the_share_of_a_tree() -> None:
 
 
 def test_a_share_is_never_too_small_to_be_of_use() -> None:
-    assert Shares("connections", 10, least=8).share(Group("run", "a1")) == 8
+    assert Shares("connections", 10, least=8).share(ShareGroup("run", "a1")) == 8
 
 
 def test_the_last_descriptors_are_for_the_owner_then_for_runs() -> None:
