@@ -10,7 +10,7 @@ from sfad.core.ladder import Ladder, Rung
 from sfad.core.money import NANOS
 from sfad.core.run import Attempt, Breach, Ending, Exit, Paused, Run
 from sfad.durable.accounts import to_saved
-from sfad.durable.journal import Origin, progress_of
+from sfad.durable.snapshots import Origin, progress_from
 from sfad.protocol.types import ENDED, LimitKind, Status
 
 from .records import RECORDS
@@ -19,14 +19,14 @@ from .records import RECORDS
 def loaded(name: str) -> Run:
     """The run of a record; its parent is not looked for."""
     origin, progress = (bytes.fromhex(part) for part in RECORDS[name])
-    return Run(msgspec.msgpack.decode(origin, type=Origin).birth, progress_of(progress).state, None)
+    return Run(msgspec.msgpack.decode(origin, type=Origin).birth, progress_from(progress).state, None)
 
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_record_is_saved_again_in_the_new_shape(name: str) -> None:
-    progress = progress_of(bytes.fromhex(RECORDS[name][1]))
+    progress = progress_from(bytes.fromhex(RECORDS[name][1]))
     again = msgspec.msgpack.encode(progress, enc_hook=to_saved)
-    assert msgspec.msgpack.encode(progress_of(again), enc_hook=to_saved) == again
+    assert msgspec.msgpack.encode(progress_from(again), enc_hook=to_saved) == again
     state = progress.state
     assert state.status not in ENDED
     assert (state.latest == Attempt(0)) == (state.status in {Status.ACCEPTED, Status.QUEUED})
