@@ -1,4 +1,4 @@
-"""The run that a spawn request describes: its values checked, its bounds narrowed. Whether it may start is the guard's."""
+"""The run that a spawn request describes: its values checked, its bounds narrowed. The guard decides whether it may start."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .tree import narrower
 
 
 def candidate(ev: SpawnRequested, *, number: int, policy: Policy, peer_run: Run | None, permissions: Permissions) -> Run:
-    """The run to be, with the next `number`; part of no tree yet. `peer_run` is the live run that the peer is in,
-    `permissions` what that run may do. Raises `Invalid`."""
+    """Return the run to be, part of no tree yet. `peer_run` is the live run that the peer is in, `permissions` what that run may
+    do. Raise `Invalid`."""
     above = None if ev.asked.detach else peer_run
     _check(ev)
     asked = _with_labels_of(above, ev.asked)
@@ -59,7 +59,7 @@ def _with_labels_of(parent: Run | None, asked: Asked) -> Asked:
 
 
 def check_grace(grace: float | None) -> None:
-    """Raises `Invalid` for seconds that no stop may take."""
+    """Raise `Invalid` for seconds that no stop may take."""
     if grace is not None and not 0 <= grace <= MAX_GRACE:
         raise Invalid(f"a grace of {grace:g} s is outside 0 s to {MAX_GRACE:g} s")
 

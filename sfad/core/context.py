@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Literal, TypedDict, Unpack
 
 from ..protocol import types
@@ -16,6 +17,8 @@ from .tree import Tree
 from .vocabulary import EventType, Timer
 
 Severity = Literal["low", "medium", "high"]
+
+_ID = attrgetter("id")
 
 
 class Facts(TypedDict, total=False):
@@ -41,7 +44,8 @@ class Context:
         self.draining = False
         """Nothing starts any more, because the daemon was told to end."""
         self._outcome = c.Outcome()
-        self._ended: list[Run] = []
+        self.ended: list[Run] = []
+        """Runs that have ended since the last `take_ended`."""
 
     def begin(self) -> c.Outcome:
         """Return the outcome of the next event, which the components fill."""
@@ -94,7 +98,7 @@ class Context:
 
     def publish(self, what: EventType, run: Run, message: str = "", severity: Severity = "low", **facts: Unpack[Facts]) -> None:
         """Notify each client that watches the run or an ancestor."""
-        chain = tuple(each.id for each in run.lineage)
+        chain = tuple(map(_ID, run.lineage))
         event = types.Event(
             type=what, severity=severity, run_id=run.id, root_id=chain[0], agent_name=run.name, message=message, **facts
         )
@@ -107,11 +111,11 @@ class Context:
         self.tree.remove(run)
         if run.parent is None:
             self.slots.leave(run.id)
-        self._ended.append(run)
+        self.ended.append(run)
 
     def take_ended(self) -> list[Run]:
         """Return the runs that have ended since the last call."""
-        ended, self._ended = self._ended, []
+        ended, self.ended = self.ended, []
         return ended
 
     # ---- requests

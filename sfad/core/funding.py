@@ -31,7 +31,7 @@ class Funding:
 
     def look(self, at: float) -> None:
         """Pause or end each live tree whose budgets have run out, and resume those that were paused only for that."""
-        spent = self._spending.spent()
+        spent = self._spending.take_spent()
         for root in self._ctx.tree.roots():
             self._look_at(root, spent, at)
 
@@ -39,7 +39,7 @@ class Funding:
         """Do the same for one tree. A tree that has not been launched is looked at when it has been."""
         root = self._ctx.tree.get(name)
         if root is not None and root.parent is None:
-            self._look_at(root, self._spending.spent(), at)
+            self._look_at(root, self._spending.spent(self._spending.budgets.of(root.user)), at)
 
     def _look_at(self, root: Run, spent: set[tuple[str, str]], at: float) -> None:
         budgets = self._spending.budgets.of(root.user)

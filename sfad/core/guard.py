@@ -1,4 +1,4 @@
-"""May this run start? Ordered rules, first refusal wins (SPEC section 2). Reads memory only and fails closed."""
+"""The guard: ordered rules that admit or refuse a run. The first refusal counts. It reads memory only, and fails closed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .run import Run
 from .tree import spent_budget
 
 FINISH = "Do not try again; finish your task with what you already have."
-"""The advice to the model that reads a refusal. A model that is only told "no" retries (EVIDENCE: 970 spawns in 6 minutes)."""
+"""The advice to the model that reads a refusal. A model that was only told "no" tried 970 times in 6 minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Question:
 
 
 def decide(question: Question) -> Refusal | None:
-    """The first rule's refusal, or `None`: admitted. Changes nothing."""
+    """Return the first rule's refusal, or `None`: admitted."""
     for rule in RULES:
         refusal = rule(question)
         if refusal is not None:
@@ -218,4 +218,4 @@ def _concurrency(q: Question) -> Refusal | None:
 RULES: tuple[Callable[[Question], Refusal | None], ...] = (
     _enabled, _permission, _loop, _depth, _budget, _money, _rate, _concurrency,
 )  # fmt: skip
-"""The order is the specification's: what cannot be fixed is told before what waiting would fix."""
+"""In this order, because what cannot be fixed is told before what waiting would fix."""

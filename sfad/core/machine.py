@@ -93,19 +93,18 @@ class Machine:
         """Return what `event` calls for."""
         outcome = self._ctx.begin()
         self._route(event)
-        self._follow_up(event)
+        if self._ctx.ended or self._spending.depleted or isinstance(event, e.Reconfigured | e.Recovered | e.DrainRequested):
+            self._follow_up(event)
         return outcome
 
     def _follow_up(self, event: e.Event) -> None:
         """Do what the end of a run, or money that was spent, calls for beyond that run."""
         ended = self._ctx.take_ended()
-        if ended:
-            self._stops.settle(ended, event.at)
-            self._admission.forget(ended)
-        if self._spending.take_depleted():
+        self._stops.settle(ended, event.at)
+        self._admission.forget(ended)
+        if self._spending.depleted or isinstance(event, e.Reconfigured):
             self._funding.look(event.at)
-        if self._ctx.slots.queued:
-            self._admission.start_waiting()
+        self._admission.start_waiting()
         if self._ctx.draining and not len(self.tree) and (ended or isinstance(event, e.DrainRequested)):
             self._ctx.do(c.Shutdown())
 
@@ -206,7 +205,6 @@ class Machine:
     def _reconfigured(self, event: e.Reconfigured) -> None:
         self._ctx.reconfigure(event.policy)
         self._admission.reconfigure()
-        self._funding.look(event.at)
 
     def _advice_learned(self, event: e.AdviceLearned) -> None:
         known = self.policy.advice if len(self.policy.advice) < MAX_ADVICE else {}

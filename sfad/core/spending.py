@@ -27,7 +27,8 @@ class Spending:
         self._ctx = context
         self.budgets = Budgets()
         self._reserved = reserved
-        self._depleted = False
+        self.depleted = False
+        """A budget may have run out, or have been given back to, since `take_spent`."""
 
     def restore(self, runs: Iterable[Run]) -> None:
         """Continue with what an earlier daemon has counted for all its runs. Each was saved at another moment, so their sums are
@@ -63,7 +64,7 @@ class Spending:
             add_below((above.account for above in run.lineage[:-1]), before, after)
             self._charge(run, after[_COST] - before[_COST], periods)
         self._ctx.used_more(run)
-        self._depleted |= any(budget.over or budget.exhausted for budget in self.budgets.of(run.user))
+        self.depleted |= any(budget.over or budget.exhausted for budget in self.budgets.of(run.user))
 
     def _charge(self, run: Run, nanos: int, periods: Periods | None) -> None:
         """`periods`: when what is given back was charged."""
@@ -88,7 +89,7 @@ class Spending:
         for name, hold in list(account.holds.items()):
             account.release(name)
             account.sources["report"] = account.sources.get("report", NOTHING).plus(hold.use)
-            self._depleted = True  # what was only held is used now
+            self.depleted = True  # what was only held is used now
         assert run.ending is not None
         if run.ending.outcome is Status.LOST:  # it may have used more than was read
             account.sources.update({source: replace(use, partial=True) for source, use in account.sources.items()})
@@ -131,15 +132,15 @@ class Spending:
 
     # ---- budgets
 
-    def take_depleted(self) -> bool:
-        """Return whether a budget may have run out, or have been given back to, since the last call."""
-        depleted, self._depleted = self._depleted, False
-        return depleted
+    def take_spent(self) -> set[tuple[str, str]]:
+        """Return `spent` of all budgets, and note that they were looked at."""
+        self.depleted = False
+        return self.spent(self.budgets)
 
-    def spent(self) -> set[tuple[str, str]]:
+    def spent(self, budgets: Iterable[Budget]) -> set[tuple[str, str]]:
         """Return the budgets that have run out by what was used. What is only reserved may be given back by a run that is not
         paused."""
-        return {(budget.scope, budget.name) for budget in self.budgets if budget.exhausted and self._used_up(budget)}
+        return {(budget.scope, budget.name) for budget in budgets if budget.exhausted and self._used_up(budget)}
 
     def _used_up(self, budget: Budget) -> bool:
         key = (budget.scope, budget.name, budget.begins)

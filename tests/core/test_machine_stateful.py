@@ -757,7 +757,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
     @invariant()
     def nobody_goes_on_without_money(self) -> None:
         """Where budgets pause: a tree stands if a budget has run out, and only then for a budget."""
-        empty = self.world.machine._spending.spent()
+        empty = self.world.machine._spending.spent(self.world.machine.budgets)
         budgets = self.world.machine.budgets
         pauses = self.world.machine.policy.budget_action is Action.PAUSE
         for root in self.world.machine.tree.roots():
