@@ -19,8 +19,7 @@ from sfad.core.access import Peer
 from sfad.durable.journal import RunJournal
 from sfad.host.timers import Timers
 from sfad.ledger import Ledger
-from sfad.loop.reports import Reports
-from sfad.loop.resources import Resources
+from sfad.loop.resources import Reports, Resources
 from sfad.loop.runtime import Runtime
 from sfad.loop.translate import MAX_SHOWN, asked_of
 from sfad.observe.log import Log
