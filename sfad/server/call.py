@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, assert_never
+from typing import NamedTuple, Protocol, TypeVar, assert_never
 
 from ..core import commands as c
 from ..core import events as e
@@ -36,6 +36,7 @@ EXPECTED = (RequestError, OSError, sqlite3.Error, LedgerError, CancelledError)
 T = TypeVar("T")
 Asked = TypeVar("Asked", bound=m.Request)
 OfRun = TypeVar("OfRun", bound="NamesRun")
+Function = TypeVar("Function", bound=Callable[..., None])
 
 Answer = Callable[["Call", Asked], None]
 AnswerAboutRun = Callable[["Call", OfRun, RunInfo], None]
@@ -191,41 +192,33 @@ def _reserved(request: int, run: Run, reservation: str | None, refusal: LimitRef
 SAME = "the verb that the request's tag names"
 
 
-@dataclass(frozen=True, slots=True)
-class Verb:
-    """How a kind of request is answered, and the permission that it takes."""
+class Verb(NamedTuple):
+    """How a kind of request is answered."""
 
-    answer: Callable[[Call, Any], None]
+    answer: Callable[..., None]
     permission: str | None
+    """The verb that the peer must be permitted to use, or `None` if `answer`, or the core, checks that."""
+    about_run: bool
+    """Whether the request names one run, which `answer` is given."""
 
 
-VERBS: dict[type, Verb] = {}
+REGISTRY: dict[type, Verb] = {}
 """By kind of request. Complete once `sfad.server.verbs` is imported."""
 
 
 def answers(kind: type[Asked], *, permission: str | None = SAME) -> Callable[[Answer[Asked]], Answer[Asked]]:
-    """Register the decorated function for requests of this kind. `permission`: the verb that the peer must be permitted to use, or
-    `None` if the function, or the core, checks that."""
-
-    def register(answer: Answer[Asked]) -> Answer[Asked]:
-        VERBS[kind] = Verb(answer, _verb(kind, permission))
-        return answer
-
-    return register
+    """Register the decorated function for requests of this kind."""
+    return _register(kind, permission, about_run=False)
 
 
 def answers_about_run(kind: type[OfRun], *, permission: str = SAME) -> Callable[[AnswerAboutRun[OfRun]], AnswerAboutRun[OfRun]]:
-    """The same for requests that name one run, which the function is given."""
+    """Register the decorated function for requests of this kind, which name one run."""
+    return _register(kind, permission, about_run=True)
 
-    def register(answer: AnswerAboutRun[OfRun]) -> AnswerAboutRun[OfRun]:
-        def resolved(call: Call, request: OfRun) -> None:
-            answer(call, request, call.resolve(request.run))
 
-        VERBS[kind] = Verb(resolved, _verb(kind, permission))
+def _register(kind: type, permission: str | None, *, about_run: bool) -> Callable[[Function], Function]:
+    def register(answer: Function) -> Function:
+        REGISTRY[kind] = Verb(answer, m.tag(kind) if permission is SAME else permission, about_run)
         return answer
 
     return register
-
-
-def _verb(kind: type[Any], permission: str | None) -> str | None:
-    return m.tag(kind) if permission is SAME else permission

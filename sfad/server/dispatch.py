@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from .. import __version__
 from ..host.giveback import give_back
@@ -13,7 +14,7 @@ from ..protocol.errors import ErrorCode
 from ..protocol.version import SUPPORTED
 from . import verbs  # noqa: F401 - each file registers its verb
 from .bounds import Bounds
-from .call import INTERNAL, VERBS, Call, Services
+from .call import INTERNAL, REGISTRY, Call, Services, Verb
 from .connection import Connection
 from .errors import RequestError
 from .handles import Handles
@@ -54,17 +55,15 @@ class Dispatcher:
 
     def handle(self, connection: Connection, request: m.Request) -> None:
         """Answer a request, now or later."""
-        verb = VERBS.get(type(request))
+        verb = REGISTRY.get(type(request))
         call = self.open(connection, request.id, verb.permission if verb is not None else None)
         try:
             self._check(call, request)
             if verb is None:
                 raise RequestError(ErrorCode.BAD_REQUEST, "'hello' is only said once")
-            if call.permission is not None:
-                call.permit(call.permission)
-            verb.answer(call, request)
-        except RequestError as failed:
-            call.fail(failed.code, str(failed))
+            _answer(verb, call, request)
+        except RequestError as error:
+            call.fail(error.code, str(error))
         except OSError as error:
             call.fail(ErrorCode.UNAVAILABLE, f"the daemon could not do it: {error}")
         except Exception:  # noqa: BLE001 - a bug in one request must not leave every tree without a supervisor
@@ -100,3 +99,13 @@ class Dispatcher:
                 push(Call(self._services, connection, request.id), request.run)
             else:
                 self.handle(connection, request)
+
+
+def _answer(verb: Verb, call: Call, request: Any) -> None:
+    """The one place where the permission is checked, and the run resolved."""
+    if verb.permission is not None:
+        call.permit(verb.permission)
+    if verb.about_run:
+        verb.answer(call, request, call.resolve(request.run))
+    else:
+        verb.answer(call, request)
