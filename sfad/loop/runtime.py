@@ -35,15 +35,15 @@ from ..protocol.messages import Change, Prune, Pruned
 from ..protocol.types import RunId
 from ..runs.catalogue import RunCatalogue
 from ..runs.live import Live
-from ..runs.watching import Subscribers
+from ..runs.subscribers import Subscribers
 from .advising import Adviser
 from .announcing import Announcer
 from .ends import End, PendingEnds
+from .launching import Starter
 from .requests import Requests
 from .resources import Resources
 from .saving import Saver
-from .starting import Starter
-from .state_dir import StateDirWatch
+from .storage import StorageWatch
 from .translate import policy_of
 
 _INTERNAL = c.Arm | c.Disarm
@@ -95,12 +95,12 @@ class Runtime:
             live=lambda: self.catalogue.live, report=self.log.warning, say=self.log.info,
         )  # fmt: skip
         self.requests = Requests(self.feed, self.catalogue, self.descriptors)
-        self.state = StateDirWatch(resources, self.catalogue, self.metering, self.announcer)
+        self.storage = StorageWatch(resources, self.catalogue, self.metering, self.announcer)
         self.ends = PendingEnds(self.machine.tree, self.metering, self.background, self._report)
         self._budgets = BudgetKeeper(
             self.machine.limiter.budgets, self.ledger, self.timers, self.feed, self.log.warning, self.journal
         )
-        self.saver = Saver(resources, self.catalogue, self.subscribers, self._budgets, self.metering, self.state, self.feed)
+        self.saver = Saver(resources, self.catalogue, self.subscribers, self._budgets, self.metering, self.storage, self.feed)
         self._starter = Starter(resources, self.catalogue, self.metering, self.descriptors, self.feed, self._arm)
         self._shut_down = shut_down
         self.config, self.settings, self.agents = config, loaded.settings, registered(config, loaded.settings)
@@ -236,7 +236,7 @@ class Runtime:
             await nursery.start(self.background.serve)
             await nursery.start(self.metering.serve)
             await nursery.start(self.launcher.serve)
-            for serve in (self.timers.serve, self.maintenance.serve, self.metering.sample, self.state.serve):
+            for serve in (self.timers.serve, self.maintenance.serve, self.metering.sample, self.storage.serve):
                 nursery.start_soon(lasting, serve, self.log.internal_error)
             self._follow_config()
             self._count_earlier_spawns()
