@@ -251,9 +251,7 @@ def _possible(on_limit: Action | None) -> Action | None:
 
 
 @pytest.mark.parametrize(("on_limit", "configured", "of_type"), list(product(WORDS, WORDS, (None, "developer", "architect"))))
-def test_the_action_of_a_limit_that_was_not_requested(
-    on_limit: Action | None, configured: Action | None, of_type: str | None
-) -> None:
+def test_the_action_of_a_default_limit(on_limit: Action | None, configured: Action | None, of_type: str | None) -> None:
     """`--on-limit` holds for time and metered kinds; for processes and memory the config does."""
     default = {kind: Limit(kind=kind, threshold=9, action=configured) for kind in (LimitKind.TURNS, LimitKind.TIME, LimitKind.PIDS)}
     t = Transcript(defaults=default)
@@ -318,7 +316,7 @@ def test_a_breach_during_a_pause_of_an_ancestor_is_answered_when_that_goes_on() 
 
 @pytest.mark.parametrize("kind", ["messages", "tokens", "planning_cost", "memory", "cpu"])
 def test_a_limit_that_a_child_does_not_request(kind: str) -> None:
-    """For a tree's limit the child's use counts against the parent's. For a run's it counts nowhere else, so the child gets the same."""
+    """Of a tree's limit the child's use counts against the parent's. Of a run's it would count nowhere, so the child gets the same."""
     t = Transcript()
     a = t.start("a", limits=asking(kind, 2_000_000 if kind == "memory" else 2))
     b = t.start("b", inside(a))
