@@ -316,7 +316,7 @@ def test_a_breach_during_a_pause_of_an_ancestor_is_answered_when_that_goes_on() 
 
 @pytest.mark.parametrize("kind", ["messages", "tokens", "planning_cost", "memory", "cpu"])
 def test_a_limit_that_a_child_does_not_request(kind: str) -> None:
-    """Of a tree's limit the child's use counts against the parent's. Of a run's it would count nowhere, so the child gets the same."""
+    """Of a tree's limit the child's use counts against the parent's. Of a run's it counts nowhere, so the child gets the same."""
     t = Transcript()
     a = t.start("a", limits=asking(kind, 2_000_000 if kind == "memory" else 2))
     b = t.start("b", inside(a))
