@@ -59,7 +59,7 @@ class Services:
     """How many connections are open."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Call:
     """One request. The core calls this object with its answer."""
 
