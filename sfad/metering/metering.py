@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from signal import SIGKILL
 
@@ -21,10 +22,9 @@ from ..protocol.kinds import BY_KERNEL, KINDS
 from ..protocol.types import LimitKind, RunId
 from ..runs.live import Live, bounds_of
 from .pricelist import PRICES_WAIT, PriceList
-from .pricing import Prices
 from .run import Feed, MeteredRun, Publish
 from .sampling import Sampler
-from .session import Session, environment_of
+from .session import Session
 from .sessions import Sessions
 from .tail import Tail
 from .uses import hold_of, report_of_settlement, use_of_report
@@ -122,7 +122,7 @@ class Metering:
         for each in metered:
             self._runs[each].tell_unloaded()
         if run.id in metered:
-            self._runs[run.id].tell_silent()
+            self._runs[run.id].silent()
         if signal == SIGKILL:
             for above in run.lineage:
                 for kind in self._launcher.breaches(above.id):
@@ -194,11 +194,8 @@ class Metering:
     def when_priced(self, run: RunId, model: str | None, then: Callable[[], None], unsure: Callable[[str], None]) -> None:
         """Call `then` when the price of a model is known, or known to be unknown: now, unless the price list must be loaded first.
         Call `unsure` with the reason if it cannot be loaded now."""
-        self._prices.when_known(self._prices_of(run), model, then, unsure)
-
-    def _prices_of(self, run: RunId) -> Prices:
-        metered = self._runs.get(run)
-        return metered.prices if metered is not None else self._prices.current
+        prices = self._runs[run].prices if run in self._runs else self._prices.current
+        self._prices.when_known(prices, model, then, unsure)
 
     # ---- how a run begins
 
@@ -221,7 +218,7 @@ class Metering:
         began = live.attempted_at or live.started_at or live.created_at
         if files is not None:
             given = session_of(first, run.attempt) if first is not None else files.session_id(run.asked.argv)
-            env = environment_of(live.spawn.env)
+            env = dict(os.fsdecode(item).split("=", 1) for item in live.session_variables)
             session = Session(files, run.asked.argv, env, run.asked.cwd, run.uid, began, given)
             self._sessions.begin(run.id, session, live.sessions)
 
