@@ -9,13 +9,11 @@
 `dispatch`    a request to the function that answers it, if the peer may use the verb
 `call`        one request while it is being answered; the registry of those functions
 `verbs`       one file a verb
-`handles`     which run an id, a name, a prefix or a label means
+`handles`     which run an id, a name or a prefix means
 `choosing`    which runs a `stop` or `select` means
 `checks`      checks of fields that several kinds of request have
-`pages`       whether a run belongs to a page of a list or to a summary
+`reading`     what runs left: the final answer of a run, the page of a summary
 `spending`    what `report`, `reserve` and `settle` share
 `watching`    pushes events to a client
-`totals`      what runs have used together with their descendants
-`result`      the final answer of a run
 `errors`      how a request fails
 """

@@ -1,7 +1,7 @@
-"""One request of a client while it is being answered, and the registry of the functions that answer.
+"""One request while it is being answered, and the registry of the functions that answer.
 
-A verb's file in `verbs/` registers its function with `answers` or `answers_about_run`. Permission is checked and the run is
-resolved here, before that function is called.
+A verb's file in `verbs/` registers its function with `answers` or `answers_about_run`. The dispatcher calls it once the peer is
+permitted to use the verb and the run is resolved.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from ..protocol.errors import ErrorCode
 from ..protocol.types import LimitRefusal, RunId, RunInfo
 from .bounds import Bounds
 from .connection import Connection
-from .errors import RequestError
-from .handles import Handles
+from .errors import RequestError, unavailable
+from .handles import resolve
 from .shares import Shares
 
 INTERNAL = "internal error; the daemon's log has the traceback"
 
 EXPECTED = (RequestError, OSError, sqlite3.Error, LedgerError, CancelledError)
-"""What work in a thread raises where the request, the machine, the disk or the ledger does not allow it."""
+"""What work in a thread raises if the request, the machine, the disk or the ledger does not allow it."""
 
 T = TypeVar("T")
 Asked = TypeVar("Asked", bound=m.Request)
@@ -54,7 +54,6 @@ class Services:
     """What the answers to all requests share."""
 
     runtime: Runtime
-    handles: Handles
     bounds: Bounds
     connections: Callable[[], int]
     """How many connections are open."""
@@ -91,7 +90,7 @@ class Call:
         Raise `RequestError`."""
         verb = verb or self.permission
         assert verb is not None
-        info = self.services.handles.resolve(handle, self.peer.run)
+        info = resolve(self.runtime.catalogue, handle, self.peer.run)
         self.permit(verb, self.runtime.catalogue.chain(info.id))
         return info
 
@@ -99,7 +98,7 @@ class Call:
         """Raise `RequestError` if the peer's share does not allow `more`."""
         refusal = shares.refusal(self.connection.holder, more)
         if refusal is not None:
-            raise RequestError(ErrorCode.UNAVAILABLE, refusal)
+            raise unavailable(refusal)
 
     # ---- answers
 
@@ -113,7 +112,7 @@ class Call:
         self.reply(m.Error(id=self.id, code=code, message=message))
 
     def drop(self) -> None:
-        """Count the request as answered: nobody waits for its reply any more."""
+        """Count the request as answered, without a reply."""
         self.services.bounds.requests.add(self.connection.holder, -1)
 
     def ask(self, make: Callable[[int, float], e.Event]) -> None:
@@ -145,8 +144,8 @@ class Call:
         return info
 
     def leave(self) -> Callable[[], bool]:
-        """Let the request be answered later, by something else than the core. The function that is returned says, once, whether
-        the reply is still wanted: before a re-execution all such requests are failed."""
+        """Note that a thread works on the request. Return a function that says, once, whether the reply is still wanted: all such
+        requests fail before a re-execution."""
         waiting = self.connection.elsewhere
         waiting.add(self.id)
 
@@ -158,7 +157,7 @@ class Call:
         return is_wanted
 
     def later(self, work: Callable[[], Awaitable[T]], reply: Callable[[T], m.Reply], *, failing: str = "") -> None:
-        """Reply with `reply` of what `work` returns. `failing`: how the error begins if `work` raises one."""
+        """Run `work` in the background, then send `reply(result)`. `failing`: how the message begins if `work` raises an error."""
         is_wanted = self.leave()
 
         def done(found: T) -> None:

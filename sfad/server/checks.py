@@ -7,10 +7,9 @@ from signal import Signals
 
 from ..core.labels import values_of
 from ..core.policy import MAX_LABELS
-from ..protocol.errors import ErrorCode
 from ..protocol.messages import List, Select, Stop, Summarise
 from ..protocol.types import Limit
-from .errors import RequestError
+from .errors import bad_request
 
 MAX_SECONDS = 36_525 * 86_400.0
 """A hundred years: further back than that nothing was recorded, and beyond some 8 000 years there is no `datetime`."""
@@ -24,7 +23,7 @@ MAX_SOURCE = 128
 
 def check_most(what: str, value: int, limit: int) -> None:
     if value > limit:
-        raise RequestError(ErrorCode.BAD_REQUEST, f"{value} {what}; at most {limit}")
+        raise bad_request(f"{value} {what}; at most {limit}")
 
 
 def check_limits(limits: Sequence[Limit]) -> tuple[Limit, ...]:
@@ -32,16 +31,16 @@ def check_limits(limits: Sequence[Limit]) -> tuple[Limit, ...]:
     kinds = [limit.kind for limit in limits]
     twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
     if twice is not None:
-        raise RequestError(ErrorCode.BAD_REQUEST, f"the limit '{twice}' is given more than once")
+        raise bad_request(f"the limit '{twice}' is given more than once")
     if any(len(limit.source) > MAX_SOURCE for limit in limits):
-        raise RequestError(ErrorCode.BAD_REQUEST, f"the source of a limit has more than {MAX_SOURCE} characters")
+        raise bad_request(f"the source of a limit has more than {MAX_SOURCE} characters")
     return tuple(limits)
 
 
 def check_signal(number: int, allowed: Iterable[int]) -> None:
     if number not in allowed:
         names = ", ".join(sorted(Signals(n).name for n in allowed)) if len(list(allowed)) < 16 else "1 to 64"
-        raise RequestError(ErrorCode.BAD_REQUEST, f"signal {number} cannot be sent here; allowed: {names}")
+        raise bad_request(f"signal {number} cannot be sent here; allowed: {names}")
 
 
 def check_filters(request: Stop | Select | List | Summarise) -> None:

@@ -16,8 +16,7 @@ from . import verbs  # noqa: F401 - each file registers its verb
 from .bounds import Bounds
 from .call import INTERNAL, REGISTRY, Call, Services, Verb
 from .connection import Connection
-from .errors import RequestError
-from .handles import Handles
+from .errors import RequestError, bad_request
 from .watching import push
 
 
@@ -26,7 +25,7 @@ class Dispatcher:
 
     def __init__(self, runtime: Runtime, bounds: Bounds, *, connections: Callable[[], int]) -> None:
         self._runtime = runtime
-        self._services = Services(runtime, Handles(runtime.catalogue), bounds, connections)
+        self._services = Services(runtime, bounds, connections)
 
     def greet(self, connection: Connection, request: m.Request) -> None:
         """Answer the first message."""
@@ -60,7 +59,7 @@ class Dispatcher:
         try:
             self._check(call, request)
             if verb is None:
-                raise RequestError(ErrorCode.BAD_REQUEST, "'hello' is only said once")
+                raise bad_request("'hello' is sent only once")
             _answer(verb, call, request)
         except RequestError as error:
             call.fail(error.code, str(error))
@@ -78,7 +77,7 @@ class Dispatcher:
     def _check(self, call: Call, request: m.Request) -> None:
         try:
             if request.id in call.connection.pending:
-                raise RequestError(ErrorCode.BAD_REQUEST, f"request id {request.id} is still in use on this connection")
+                raise bad_request(f"request id {request.id} is still in use on this connection")
             call.demand(self._services.bounds.requests, 0)
         except RequestError:
             if isinstance(request, m.Spawn):

@@ -1,7 +1,7 @@
 """One task serves every connection over a nested epoll.
 
-A task a connection is the textbook way and was measured first: a fifth of the requests a second. Everything a client can
-make the daemon hold has a bound: see `bounds`. Here are those of time.
+One task for each connection is the textbook way; measured, it served a fifth of the requests a second. Everything that a client
+can make the daemon hold has a bound: see `bounds`. The bounds of time are here.
 """
 
 from __future__ import annotations
@@ -243,12 +243,12 @@ class Server:
         made_in, sent_in = (f"run {each}" if each is not None else "no run" for each in (connection.peer.run, run))
         return (
             f"this connection was made by a process in {made_in} and used by process {connection.sender} in {sent_in}; "
-            "each has to make its own"
+            "each process must make its own"
         )
 
     def _time_frame(self, connection: Connection, before: int) -> None:
         if connection.bodies:
-            # what is left of a frame is read after these; until then its time does not run
+            # the rest of a frame is read after these; until then its time does not run
             self._turns.add(connection)
             self._runtime.timers.disarm(("connection", connection.number))
         elif connection.decoder.pending and not before:
@@ -282,7 +282,7 @@ class Server:
 
     def _requests(self, connection: Connection) -> None:
         if connection.peer.run is not None and connection.peer.run not in self._runtime.catalogue.live:
-            # No process of an ended run is alive to read the answers, and there may be minutes of its requests.
+            # no process of an ended run is alive to read the answers, and its requests may take minutes
             self._drop(connection)
             return
         for _ in range(min(TURN, len(connection.bodies))):

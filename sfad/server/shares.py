@@ -1,4 +1,4 @@
-"""How much of the daemon each run, tree and user may hold. Pure.
+"""How much of the daemon each run, tree and user may hold.
 
 Everything that clients make the daemon hold has a bound, and each bound is shared out. One run cannot take what others need,
 and all runs together leave enough to the owner of the daemon, who must be able to stop them. A run is bounded together with
@@ -49,7 +49,7 @@ class Holder:
 
     @classmethod
     def of(cls, peer: Peer, root: RunId | None) -> Holder:
-        """`root` is the root of the tree that the peer is in."""
+        """Return the groups of a peer. `root`: the root of the tree that it is in."""
         if peer.unplaced:
             inside = [ShareGroup("unplaced")]
         elif peer.run is None or root is None:
@@ -62,17 +62,17 @@ class Holder:
 
     @property
     def owner(self) -> bool:
-        """Whether it is the owner of the daemon, outside any run."""
+        """Whether the holder is the owner of the daemon, outside any run."""
         return self.groups[0].scope == "owner"
 
     @cached_property
     def lane(self) -> ShareGroup:
-        """The group whose requests take turns with those of other groups: its tree, else its user."""
+        """The group whose requests take turns with those of other groups: the tree of the peer, else its user."""
         return next(group for group in self.groups if group.scope != "run")
 
 
 class Shares:
-    """The shares of one thing that is held. `what` names it in refusals; `least` is the smallest share of any group."""
+    """The shares of one bounded thing. `what` names it in refusals; `least` is the smallest share of any group."""
 
     def __init__(self, what: str, whole: int, *, least: int = 0) -> None:
         self.what = what
@@ -81,11 +81,11 @@ class Shares:
         self._held: Counter[ShareGroup] = Counter()
 
     def share(self, group: ShareGroup) -> int:
-        """How much the group may hold."""
+        """Return how much the group may hold."""
         return max(self._least, int(self.whole * FRACTIONS[group.scope]))
 
     def held(self, group: ShareGroup) -> int:
-        """How much the group holds."""
+        """Return how much the group holds."""
         return self._held[group]
 
     def add(self, holder: Holder, amount: int) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from ..protocol.errors import ErrorCode
 from ..protocol.messages import EventPush, Watch
 from ..protocol.types import Event, RunId, RunInfo
 from .call import Call
 from .connection import Pending
-from .errors import RequestError
+from .errors import unavailable
 
 WATCHES = 64
 """Watches of one connection."""
@@ -17,8 +16,7 @@ def demand_watch(call: Call) -> None:
     """Raise `RequestError` if the client may not have another watch."""
     open_here = sum(isinstance(pending.request, Watch) for pending in call.connection.pending.values())
     if open_here >= WATCHES:
-        raise RequestError(
-            ErrorCode.UNAVAILABLE,
+        raise unavailable(
             f"this connection has {open_here} open watches, at most {WATCHES} are allowed; watch a run that is above others",
         )
     call.demand(call.services.bounds.watches, 1)

@@ -26,7 +26,7 @@ from sfad.protocol.version import VERSION
 from sfad.runs import stdin
 from sfad.server import bounds as b
 from sfad.server import connection, server, shares, turns, watching
-from sfad.server.result import MAX_RESULT
+from sfad.server.reading import MAX_RESULT
 from sfad.server.verbs.list import MAX_ROWS
 from sfad.server.verbs.signal import MAIN_SIGNALS
 from tests.docs import notation

@@ -1,4 +1,4 @@
-"""No run, tree or user takes more than its share, whatever the order, and nobody takes the owner's."""
+"""No run, tree or user takes more than its share, in any order, and none takes the share of the owner."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ steps = st.lists(st.tuples(st.sampled_from(HOLDERS), st.integers(-50, 50)), max_
 
 
 @given(steps)
-def test_every_group_stays_within_its_share_and_the_owner_gets_all_of_its_own(taken: list[tuple[Holder, int]]) -> None:
+def test_every_group_stays_within_its_share_and_the_owner_gets_its_own(taken: list[tuple[Holder, int]]) -> None:
     shares, held = Shares("things", 256), Counter[Holder]()
     for holder, amount in taken:
         amount = max(amount, -held[holder])
@@ -60,7 +60,7 @@ def test_children_do_not_multiply_the_share_of_a_tree() -> None:
     assert shares.refusal(inside("c1", "c1"), 1) is None
 
 
-def test_a_share_is_never_too_small_to_be_of_use() -> None:
+def test_a_share_is_never_too_small_to_be_useful() -> None:
     assert Shares("connections", 10, least=8).share(ShareGroup("run", "a1")) == 8
 
 

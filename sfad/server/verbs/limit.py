@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from ...core import events as e
-from ...protocol.errors import ErrorCode
 from ...protocol.messages import ChangeLimits
 from ...protocol.types import RunInfo
 from ..call import Call, answers_about_run
 from ..checks import check_limits
-from ..errors import RequestError
+from ..errors import bad_request
 
 
 @answers_about_run(ChangeLimits)
 def limit(call: Call, request: ChangeLimits, run: RunInfo) -> None:
     if not request.limits:
-        raise RequestError(ErrorCode.BAD_REQUEST, "say which limits: KIND=VALUE")
+        raise bad_request("say which limits: KIND=VALUE")
     limits = check_limits(request.limits)
     call.ask(lambda token, now: e.LimitRequested(now, token, call.peer, run.id, limits))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from ...meters import named
-from ...output.files import Replaced
-from ...protocol.errors import ErrorCode
 from ...protocol.messages import LogFiles, Logs
 from ...protocol.types import RunInfo
 from ..call import Call, answers_about_run
-from ..errors import RequestError
-from ..result import no_output
+from ..errors import unavailable
+from ..reading import NOT_KEPT, no_output
 
 
 @answers_about_run(Logs)
@@ -17,11 +15,11 @@ def logs(call: Call, request: Logs, run: RunInfo) -> None:
     runtime = call.runtime
     refusal = call.services.bounds.refusal(call.connection.holder, uncounted=2, unopened=2)
     if refusal is not None:
-        raise RequestError(ErrorCode.UNAVAILABLE, refusal)
+        raise unavailable(refusal)
     live = run.id in runtime.catalogue.live
     try:
         descriptors = runtime.output.open_for_reader(run.id, create=live)
-    except (FileNotFoundError, Replaced) as error:
+    except NOT_KEPT as error:
         raise no_output(run.id, error) from None
     text = named(run.meter) is not None and _wants_text(call, request)
     reply = LogFiles(id=call.id, run=run.id, ended=not live, kept=runtime.catalogue.kept(run.id), text=text, name=run.name)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from ...config import ConfigError
-from ...protocol.errors import ErrorCode
 from ...protocol.messages import Reload, Reloaded
 from ..call import Call, answers
-from ..errors import RequestError
+from ..errors import bad_request
 
 
 @answers(Reload)
@@ -14,5 +13,5 @@ def reload(call: Call, _request: Reload) -> None:
     try:
         loaded, changed = call.runtime.reload()
     except ConfigError as error:
-        raise RequestError(ErrorCode.BAD_REQUEST, f"nothing was changed: {error}") from None
+        raise bad_request(f"nothing was changed: {error}") from None
     call.reply(Reloaded(id=call.id, files=[str(path) for path in loaded.files], changed=changed))

@@ -19,6 +19,6 @@ def reserve(call: Call, request: Reserve) -> None:
         call.ask(lambda token, now: e.ReserveRequested(now, token, call.peer, run, estimate))
 
     def unsure(why: str) -> None:
-        call.fail(ErrorCode.UNAVAILABLE, f"nothing is reserved: what it would cost cannot be told now: {why}")
+        call.fail(ErrorCode.UNAVAILABLE, f"nothing is reserved: the price of the call is not known now: {why}")
 
     once_priced(call, run, request.model, hold, unsure)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 
-from ...protocol.errors import ErrorCode
 from ...protocol.messages import Result
 from ...protocol.types import RunInfo
 from ..call import Call, answers_about_run
-from ..errors import RequestError
-from ..result import result as result_of
+from ..errors import wrong_state
+from ..reading import result as result_of
 
 
 @answers_about_run(Result)
 def result(call: Call, request: Result, run: RunInfo) -> None:
     if not run.status.terminal:
-        raise RequestError(ErrorCode.WRONG_STATE, f"run {run.id} is {run.status}; wait for its end, or read its logs")
+        raise wrong_state(f"run {run.id} is {run.status}; wait for its end, or read its logs")
     work = partial(result_of, call.runtime.output, run, request)
     call.later(lambda: call.runtime.background.walk(work), lambda found: found)

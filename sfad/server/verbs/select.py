@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from ...core.access import OUTSIDE, VERBS
-from ...protocol.errors import ErrorCode
 from ...protocol.messages import Failure, Select, Selected
 from ..call import Call, answers
 from ..choosing import check_choice, swept
-from ..errors import RequestError
+from ..errors import RequestError, bad_request
 
 
 @answers(Select, permission=None)
 def select(call: Call, request: Select) -> None:
     if request.verb not in VERBS | OUTSIDE:
-        raise RequestError(ErrorCode.BAD_REQUEST, f"unknown verb '{request.verb[:80]}'")
+        raise bad_request(f"unknown verb '{request.verb[:80]}'")
     call.permit(request.verb)
     check_choice(request)
     named, failed = [], []

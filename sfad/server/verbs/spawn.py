@@ -7,12 +7,11 @@ from ...core.access import VERBS
 from ...core.policy import MAX_LABELS
 from ...host.giveback import give_back
 from ...meters import PROGRAMS, UNREAD
-from ...protocol.errors import ErrorCode
 from ...protocol.messages import MAX_DESCRIPTORS, Spawn
 from ...protocol.types import RunId
 from ..call import Call, answers
 from ..checks import check_limits, check_most
-from ..errors import RequestError
+from ..errors import RequestError, bad_request
 from ..watching import demand_watch, push
 
 MAX_EXEC = 6 << 20
@@ -30,7 +29,7 @@ def spawn(call: Call, request: Spawn) -> None:
             demand_watch(call)
     except AgentError as error:
         give_back(descriptors)
-        raise RequestError(ErrorCode.BAD_REQUEST, str(error)) from None
+        raise bad_request(str(error)) from None
     except RequestError:
         give_back(descriptors)
         raise
@@ -48,8 +47,7 @@ def _claim(call: Call, request: Spawn) -> list[int]:
     if descriptors is not None and len(descriptors) == expected:
         return descriptors
     give_back(descriptors or [])
-    raise RequestError(
-        ErrorCode.BAD_REQUEST,
+    raise bad_request(
         f"stdio '{request.stdio}' with stdin '{request.stdin}' takes {expected} descriptors; {request.descriptors} announced",
     )
 
@@ -60,18 +58,16 @@ def _check(request: Spawn) -> None:
     for what, words in (("argv", request.argv), ("env", request.env), ("cwd", [request.cwd])):
         for word in words:
             if b"\0" in word:
-                raise RequestError(ErrorCode.BAD_REQUEST, f"a NUL byte in {what}: {word[:80]!r}")
+                raise bad_request(f"a NUL byte in {what}: {word[:80]!r}")
     if not request.cwd.startswith(b"/"):
-        raise RequestError(ErrorCode.BAD_REQUEST, f"cwd must be absolute, got {request.cwd!r}")
+        raise bad_request(f"cwd must be absolute, got {request.cwd!r}")
     _check_sizes(request)
     check_limits(request.limits)
     _check_meter(request)
     unknown = (set(request.allow) | set(request.deny)) - VERBS
     if unknown:
         known = ", ".join(sorted(VERBS))
-        raise RequestError(
-            ErrorCode.BAD_REQUEST, f"unknown verb to allow or deny: {', '.join(sorted(unknown))}; choose from: {known}"
-        )
+        raise bad_request(f"unknown verb to allow or deny: {', '.join(sorted(unknown))}; choose from: {known}")
 
 
 def _check_sizes(request: Spawn) -> None:
@@ -99,8 +95,6 @@ def _check_meter(request: Spawn) -> None:
         return
     if request.meter not in known:
         names = ", ".join([*known, *UNREAD])
-        raise RequestError(ErrorCode.BAD_REQUEST, f"unknown meter '{request.meter[:80]}'; choose from: {names}")
+        raise bad_request(f"unknown meter '{request.meter[:80]}'; choose from: {names}")
     if request.stdio != "files" or not request.log:
-        raise RequestError(
-            ErrorCode.BAD_REQUEST, f"the meter '{request.meter}' has nothing to read: this run's output is not kept in files"
-        )
+        raise bad_request(f"the meter '{request.meter}' has nothing to read: this run's output is not kept in files")
