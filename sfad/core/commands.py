@@ -1,4 +1,4 @@
-"""What to do. The shell applies commands in the order they are given."""
+"""What to do, and the outcome of an event that holds it."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ class Recovered(At):
     """It was this very process: requests and connections are still there."""
     tickets: tuple[Ticket, ...] = ()
     learnt: tuple[Event, ...] = ()
-    """What has been learnt of these runs since they were remembered: their use, and what their agents said."""
+    """What was read of these runs since they were saved: their use, and what their agents said."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ MAX_RESERVATIONS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Reservations:
-    """Use that is told by the agent, before or after."""
+    """Use that agents report, or reserve before it."""
 
     _ctx: Context
     _spending: Spending

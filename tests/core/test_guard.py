@@ -1,4 +1,4 @@
-"""Each rule of the guard, its words, and the order of the rules (SPEC sections 2 and 7)."""
+"""Each rule of the guard, its words, and the order of the rules."""
 
 from __future__ import annotations
 

@@ -694,7 +694,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
         assert all(run.status is Status.QUEUED for run in roots if slots.waits(run.id))
 
     @invariant()
-    def nobody_waits_for_nothing(self) -> None:
+    def no_request_waits_for_nothing(self) -> None:
         """A tree only waits while the user or the daemon is full."""
         slots = self.world.machine.slots
         for run in self.world.machine.tree.roots():
@@ -721,7 +721,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
                 assert run.standing_still == (run.status is Status.PAUSED)
 
     @invariant()
-    def somebody_will_act(self) -> None:
+    def each_run_will_be_acted_on(self) -> None:
         """Whatever is not running by itself is waiting for something that will come."""
         for run in self.world.machine.tree:
             if run.status is Status.RETRYING and not run.clearing and not run.standing_still:
@@ -755,7 +755,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
                 assert run.ladder.polite_ends_at <= run.ladder.grace_ends_at
 
     @invariant()
-    def nobody_goes_on_without_money(self) -> None:
+    def no_tree_goes_on_without_money(self) -> None:
         """Where budgets pause: a tree stands if a budget has run out, and only then for a budget."""
         empty = self.world.machine._spending.spent(self.world.machine.budgets)
         budgets = self.world.machine.budgets
@@ -800,7 +800,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
                 assert used is None or expected is not None or self.world.ever_known(book, kind)
 
     @invariant()
-    def nobody_is_above_a_limit_and_goes_on(self) -> None:
+    def no_run_above_a_limit_goes_on(self) -> None:
         """By the books: the event that took it above was answered at once, or an ancestor's breach was, and holds it still."""
         for book in self.world.live.values():
             for kind, held in book.run.limits.items():
@@ -832,7 +832,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
             assert timers <= known
 
     @invariant()
-    def nobody_outlives_an_ancestor(self) -> None:
+    def no_run_outlives_an_ancestor(self) -> None:
         """Whatever more room anybody was given."""
         for run in self.world.machine.tree:
             for above in run.lineage[:-1]:

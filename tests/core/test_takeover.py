@@ -1,4 +1,4 @@
-"""Another daemon goes on with what one held (SPEC section 10), as transcripts."""
+"""Another daemon goes on with what one held, as transcripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a breach is answered with, on a run and on its ancestors (SPEC section 3), as transcripts."""
+"""The answer to a breach, on a run and on its ancestors, as transcripts."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_an_increase_that_is_denied() -> None:
     assert reason.message.endswith("set by --limit; the increase was denied by user ann")
 
 
-def test_an_increase_that_nobody_decides_about() -> None:
+def test_an_increase_without_a_decision() -> None:
     t = Transcript()
     a = t.start("a", limits="turns=10:request_increase")
     t >> t.used(a, turns=11) << "arm a1 approval +600" << "freeze a1" << f"arm a1 pause_max +{DAY}"
@@ -749,7 +749,7 @@ def test_tools_that_are_only_warned_about_once_each_and_not_without_end() -> Non
 # ---- who may
 
 
-def test_what_a_limit_holds_takes_somebody_outside_to_let_go() -> None:
+def test_only_a_caller_outside_resumes_what_a_limit_holds() -> None:
     t = Transcript()
     a = t.start("a")
     b = t.start("b", inside(a), limits="turns=10:request_increase")
@@ -777,7 +777,7 @@ def test_what_a_limit_holds_takes_somebody_outside_to_let_go() -> None:
     assert not VERBS & OUTSIDE
 
 
-def test_what_somebody_paused_and_a_limit_holds_as_well_is_the_limits() -> None:
+def test_a_run_paused_by_hand_and_by_a_limit_is_resumed_as_the_limits() -> None:
     t = Transcript()
     a = t.start("a")
     b = t.start("b", inside(a), limits="turns=10:pause")

@@ -1,4 +1,4 @@
-"""Limits of live runs that are changed (SPEC section 3), as transcripts."""
+"""Limits of live runs that are changed, as transcripts."""
 
 from __future__ import annotations
 

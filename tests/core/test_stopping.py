@@ -1,4 +1,4 @@
-"""The stop ladder (SPEC section 6), as transcripts."""
+"""The stop ladder, as transcripts."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_survivors_answer_for_descendants_too() -> None:
     t.quiet()
 
 
-def test_who_stops_a_child_of_a_stuck_tree_is_answered() -> None:
+def test_a_stop_of_a_child_in_a_stuck_tree_is_answered() -> None:
     t = Transcript()
     a, b = t.chain("a", "b")
     (t >> t.stop(a, grace=0)).skip()
