@@ -10,7 +10,7 @@
 `errors`    error codes, and whose fault each one is
 `advice`    the answer to `recommend`
 `summary`   the answer to `summary`
-`paths`     where the socket is
+`paths`     where the socket and the state are
 `version`   which protocol versions this build speaks
 
 The same in words, with byte-exact examples: docs/protocol.md.
