@@ -7,7 +7,7 @@ import gc
 import sys
 from typing import Any
 
-from .host.priority import go_ahead
+from .host.priority import raise_priority
 
 gc.disable()  # until the daemon freezes what start-up has made: looking through it again and again takes a sixth of a start
 
@@ -24,7 +24,7 @@ def main() -> None:
     options = _plain(sys.argv[1:])
     if options is not None:
         # first: the imports take 0.4 s of processor time, which are ten seconds where runs keep every processor busy
-        go_ahead()
+        raise_priority()
         from .serving import serve
 
         serve(**options)

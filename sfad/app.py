@@ -19,7 +19,7 @@ from . import config as configuration
 from .daemon import Place
 from .durable.journal import Memory
 from .host import systemd
-from .host.paths import PathError, config_files
+from .host.socket_file import PathError
 from .host.state_dir import claim_instance, lock_state_dir
 from .install import Installer, InstallError
 from .launch import CgroupImpossible
@@ -30,7 +30,7 @@ from .ledger import LedgerError, back_up
 from .ledger.opening import FILE as LEDGER_FILE
 from .ledger.opening import check_known
 from .serving import EXIT_SURVIVED, EXIT_UNAVAILABLE, EXIT_USAGE, die, load, place
-from .spool import JournalError
+from .spool import StoreError
 from .spool.store import check_version
 
 EXIT_IO = 74
@@ -92,7 +92,7 @@ def serve(socket: Socket = None, state_dir: StateDir = None, config: ConfigFile 
 @app.command("check-config")
 def check_config(config: ConfigFile = None) -> None:
     """Read the config, say what is wrong with it, and exit 0 if nothing is."""
-    loaded = load(config_files(os.environ, config))
+    loaded = load(configuration.config_files(os.environ, config))
     for setting in loaded.settings:
         print(f"{setting.key} = {msgspec.json.encode(setting.value).decode()}  ({setting.source})")
 
@@ -106,7 +106,7 @@ def check_start(state_dir: StateDir = None, config: ConfigFile = None) -> None:
         check_known(where.state_dir)
         check_version(where.state_dir / "spool" / "runs")
         check_containment(where.instance, containment.mode, containment.cgroup_parent)
-    except (LedgerError, JournalError, CgroupImpossible) as error:
+    except (LedgerError, StoreError, CgroupImpossible) as error:
         die(str(error), EXIT_UNAVAILABLE)
 
 
@@ -186,7 +186,7 @@ def _die_if_elsewhere(where: Place) -> None:
     """Nothing was found, and that says nothing: it is not the path by which the runs are known."""
     if not where.state_dir.is_dir():
         die(f"{where.state_dir} is no directory, and nothing of a daemon of that state directory was found", EXIT_UNAVAILABLE)
-    with suppress(JournalError, OSError), TemporaryDirectory() as copies:
+    with suppress(StoreError, OSError), TemporaryDirectory() as copies:
         # a copy: who opens a damaged one sets it aside, and the next daemon would not know that anything was damaged
         shutil.copy(where.state_dir / "spool" / "runs", copies)
         with closing(Memory(Path(copies), print)) as memory:

@@ -27,6 +27,7 @@ from .core.naming import NAME
 from .core.policy import Invalid, Policy
 from .protocol.limits import parse_limit
 from .protocol.messages import Setting
+from .protocol.paths import xdg
 from .protocol.units import (
     COUNT_FORMS,
     DURATION_FORMS,
@@ -37,6 +38,8 @@ from .protocol.units import (
     parse_duration,
     parse_size,
 )
+
+SYSTEM_CONFIG = Path("/etc/sfad/sfad.toml")
 
 BUILT_IN = "built-in"
 """The source of a value that no file sets."""
@@ -65,7 +68,7 @@ class ConfigError(Exception):
     """A config file cannot be used. The message names the file, the key, the value and what is allowed."""
 
 
-class Guard(Struct, frozen=True, kw_only=True):
+class GuardConfig(Struct, frozen=True, kw_only=True):
     """How deep and how wide a tree may grow (SPEC section 2)."""
 
     max_depth: Annotated[int, Meta(ge=1, le=1000)] = 5
@@ -77,7 +80,7 @@ class Guard(Struct, frozen=True, kw_only=True):
     """Whether a run may start new roots."""
 
 
-class Defaults(Struct, frozen=True, kw_only=True):
+class DefaultsConfig(Struct, frozen=True, kw_only=True):
     """What a spawn has that does not say otherwise."""
 
     timeout: Annotated[float, Meta(ge=1, extra=_DURATION)] = 120.0
@@ -100,7 +103,7 @@ class Defaults(Struct, frozen=True, kw_only=True):
     """Cores; the kernel takes no less than 1 ms of every 100 (`cpu.max`)."""
 
 
-class Limits(Struct, frozen=True, kw_only=True):
+class LimitsConfig(Struct, frozen=True, kw_only=True):
     """Bounds on the limits themselves (SPEC section 3)."""
 
     max_time: Annotated[float, Meta(ge=1, le=31 * 86400, extra=_DURATION)] = 3600.0
@@ -118,7 +121,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     """Whether what the ledger teaches (`sfactl recommend`) replaces the defaults."""
 
 
-class Stop(Struct, frozen=True, kw_only=True):
+class StopConfig(Struct, frozen=True, kw_only=True):
     """The stop ladder (SPEC section 6)."""
 
     grace: Annotated[float, Meta(ge=0, le=60, extra=_DURATION)] = 5.0
@@ -131,14 +134,14 @@ class Stop(Struct, frozen=True, kw_only=True):
     """How long an agent may linger after it printed its final result."""
 
 
-class Program(Struct, frozen=True, kw_only=True):
+class ProgramConfig(Struct, frozen=True, kw_only=True):
     """What an agent program needs (SPEC section 6)."""
 
     stop: Literal["SIGINT-main", "SIGTERM"]
     """`SIGINT-main`: SIGINT to the main process alone, then like `SIGTERM`: the stop signal to every process."""
 
 
-class Quotas(Struct, frozen=True, kw_only=True):
+class QuotasConfig(Struct, frozen=True, kw_only=True):
     """Bounds on users and on the daemon (SPEC section 5)."""
 
     trees_per_user: Annotated[int, Meta(ge=1, le=100_000)] = 32
@@ -147,7 +150,7 @@ class Quotas(Struct, frozen=True, kw_only=True):
     """Root spawns of one user, in a sliding window."""
 
 
-class Attempts(Struct, frozen=True, kw_only=True):
+class AttemptsConfig(Struct, frozen=True, kw_only=True):
     """Back-off between attempts (SPEC section 4)."""
 
     delay: Annotated[float, Meta(ge=0, le=3600, extra=_DURATION)] = 1.0
@@ -155,7 +158,7 @@ class Attempts(Struct, frozen=True, kw_only=True):
     delay_max: Annotated[float, Meta(ge=0, le=86400, extra=_DURATION)] = 60.0
 
 
-class Containment(Struct, frozen=True, kw_only=True):
+class ContainmentConfig(Struct, frozen=True, kw_only=True):
     """How a run's processes are held together."""
 
     mode: Literal["auto", "cgroup", "tags"] = "auto"
@@ -164,7 +167,7 @@ class Containment(Struct, frozen=True, kw_only=True):
     """The cgroup directory below which runs live; without it the daemon's own."""
 
 
-class Log(Struct, frozen=True, kw_only=True):
+class LogConfig(Struct, frozen=True, kw_only=True):
     """The JSON log."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
@@ -172,7 +175,7 @@ class Log(Struct, frozen=True, kw_only=True):
     """Without it stderr, which is the journal under systemd."""
 
 
-class Retention(Struct, frozen=True, kw_only=True):
+class RetentionConfig(Struct, frozen=True, kw_only=True):
     """How long what is over is kept (SPEC section 9). Live runs keep everything."""
 
     output: Annotated[float, Meta(ge=60, le=3650 * 86400, extra=_DURATION)] | None = 7 * 86400.0
@@ -211,7 +214,7 @@ class TeamBudget(Struct, frozen=True, kw_only=True):
     """User names."""
 
 
-class Budgets(Struct, frozen=True, kw_only=True):
+class BudgetsConfig(Struct, frozen=True, kw_only=True):
     """Money of users and teams, by their names."""
 
     action: Literal["pause", "terminate", "warn"] = "pause"
@@ -236,26 +239,26 @@ class Agent(Struct, frozen=True, kw_only=True):
     """Keep the stdin of background runs open for `sfactl send`."""
 
 
-class Config(Struct, frozen=True, kw_only=True):
+class Configuration(Struct, frozen=True, kw_only=True):
     """The effective configuration. Durations are in seconds."""
 
     enabled: bool = True
     """False refuses every start."""
-    guard: Guard = Guard()
-    defaults: Defaults = Defaults()
-    limits: Limits = Limits()
-    stop: Stop = Stop()
-    quotas: Quotas = Quotas()
-    attempts: Attempts = Attempts()
-    containment: Containment = Containment()
-    log: Log = Log()
-    retention: Retention = Retention()
-    programs: dict[str, Program] = msgspec.field(default_factory=lambda: {"claude": Program(stop="SIGINT-main")})
+    guard: GuardConfig = GuardConfig()
+    defaults: DefaultsConfig = DefaultsConfig()
+    limits: LimitsConfig = LimitsConfig()
+    stop: StopConfig = StopConfig()
+    quotas: QuotasConfig = QuotasConfig()
+    attempts: AttemptsConfig = AttemptsConfig()
+    containment: ContainmentConfig = ContainmentConfig()
+    log: LogConfig = LogConfig()
+    retention: RetentionConfig = RetentionConfig()
+    programs: dict[str, ProgramConfig] = msgspec.field(default_factory=lambda: {"claude": ProgramConfig(stop="SIGINT-main")})
     """By the program's name as the loop rule derives it from a command. Claude prints its totals after SIGINT within 0.2 s; after
     SIGTERM to all its processes, its tool dies first, and it may make one more call to report that."""
     prices: dict[str, Price] = {}
     """By the model's name as agents write it."""
-    budgets: Budgets = Budgets()
+    budgets: BudgetsConfig = BudgetsConfig()
     agents: dict[str, Agent] = {}
 
 
@@ -263,7 +266,7 @@ class Config(Struct, frozen=True, kw_only=True):
 class Loaded:
     """A configuration, and where each of its values comes from."""
 
-    config: Config
+    config: Configuration
     settings: list[Setting]
     files: list[Path]
     """The files that were there."""
@@ -272,23 +275,36 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _FileValues:
     """What the files set, the strongest last. `names` holds, for each table of tables, the names in it, with the file."""
 
     values: dict[str, tuple[Path, Any]]
     names: dict[str, dict[str, Path]]
 
 
+def config_files(env: Mapping[str, str], flag: str | None = None) -> tuple[list[Path], bool]:
+    """Return the config files, the weakest first, and whether they must exist.
+
+    The only one is that of `flag` or SFAD_CONFIG. Without these, they are the system's and the user's, which may be missing."""
+    chosen = flag or env.get("SFAD_CONFIG")
+    if chosen:
+        return [Path(chosen).absolute()], True
+    try:
+        return [SYSTEM_CONFIG, xdg(env, "XDG_CONFIG_HOME", ".config") / "sfad" / "sfad.toml"], False
+    except ValueError:  # no home: a service of the system
+        return [SYSTEM_CONFIG], False
+
+
 def load(files: Sequence[Path] = (), *, required: bool = False) -> Loaded:
     """Reads `files`, the weakest first. One that is missing is skipped unless `required`. Raises `ConfigError`."""
     layers = [(path, table) for path in files if (table := _read(path, required=required)) is not None]
-    found = _Found({}, {})
+    found = _FileValues({}, {})
     for path, table in layers:
-        _collect(Config, table, path, "", found)
-    config = _build(Config, found, "")
+        _collect(Configuration, table, path, "", found)
+    config = _build(Configuration, found, "")
     if lowered := {low: found.values[high] for low, high in _too_high(config) if low not in found.values}:
         found.values.update(lowered)
-        config = _build(Config, found, "")
+        config = _build(Configuration, found, "")
     _check_together(config, found.values)
     _check_agents(config, found)
     settings = [
@@ -323,7 +339,7 @@ def _content(path: Path) -> bytes:
     return content
 
 
-def _collect(struct: type[Struct], table: Mapping[str, Any], path: Path, prefix: str, found: _Found) -> None:
+def _collect(struct: type[Struct], table: Mapping[str, Any], path: Path, prefix: str, found: _FileValues) -> None:
     """Checks the keys of a file's table, and adds what it sets."""
     fields = {field.name: field.type for field in msgspec.structs.fields(struct)}
     for name, value in table.items():
@@ -338,7 +354,7 @@ def _collect(struct: type[Struct], table: Mapping[str, Any], path: Path, prefix:
             found.values[key] = (path, value)
 
 
-def _collect_named(entry: type[Struct], table: Mapping[str, Any], path: Path, key: str, found: _Found) -> None:
+def _collect_named(entry: type[Struct], table: Mapping[str, Any], path: Path, key: str, found: _FileValues) -> None:
     for name, value in table.items():
         inner = entry_key(key, name)
         if not 0 < len(name) <= NAME_MAX:
@@ -370,7 +386,7 @@ def _values(struct: Struct, prefix: str) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{name}", value
 
 
-def _build(struct: type[Any], found: _Found, prefix: str) -> Any:
+def _build(struct: type[Any], found: _FileValues, prefix: str) -> Any:
     values: dict[str, Any] = {}
     for field in msgspec.structs.fields(struct):
         key = f"{prefix}{field.name}"
@@ -384,7 +400,7 @@ def _build(struct: type[Any], found: _Found, prefix: str) -> Any:
     return struct(**values)
 
 
-def _build_named(entry: type[Struct], found: _Found, key: str, name: str) -> Any:
+def _build_named(entry: type[Struct], found: _FileValues, key: str, name: str) -> Any:
     inner = entry_key(key, name)
     for field in msgspec.structs.fields(entry):
         if field.required and f"{inner}.{field.name}" not in found.values:
@@ -511,12 +527,12 @@ _AT_MOST = (
 where both are set, it is an error."""
 
 
-def _too_high(config: Config) -> list[tuple[str, str]]:
+def _too_high(config: Configuration) -> list[tuple[str, str]]:
     values = dict(_values(config, ""))
     return [(low, high) for low, high in _AT_MOST if values[low] is not None and values[low] > values[high]]
 
 
-def _check_together(config: Config, origins: Mapping[str, tuple[Path, Any]]) -> None:
+def _check_together(config: Configuration, origins: Mapping[str, tuple[Path, Any]]) -> None:
     values = dict(_values(config, ""))
     for low, high in _too_high(config):
         path, value = origins[low]
@@ -524,7 +540,7 @@ def _check_together(config: Config, origins: Mapping[str, tuple[Path, Any]]) -> 
         raise _bad_value(path, low, value, f"at most {high}, which is {values[high]:g} ({source})")
 
 
-def _check_agents(config: Config, found: _Found) -> None:
+def _check_agents(config: Configuration, found: _FileValues) -> None:
     """Raise `ConfigError` for an agent whose name could not be that of a run, or whose limits no run could have."""
     ranges = Policy(max_time=config.limits.max_time, max_turns=config.limits.max_turns, max_cost=config.limits.max_cost)
     for name, agent in config.agents.items():
@@ -541,8 +557,6 @@ def _check_agents(config: Config, found: _Found) -> None:
 
 def main() -> None:
     """Print the settings of a daemon that would be started here, as JSON. `sfactl run --help` asks for them where no daemon is."""
-    from .host.paths import config_files
-
     files, required = config_files(os.environ)
     try:
         print(msgspec.json.encode(load(files, required=required).settings).decode())

@@ -27,12 +27,11 @@ from .durable.handover import Handover
 from .durable.journal import Memory
 from .faults import effect
 from .host import logout, systemd
-from .host.lasting import lasting
-from .host.paths import PathError, bind_socket, prepare_socket, unbind_socket
-from .host.peers import identify
-from .host.priority import go_ahead
-from .host.reserve import Ballast
+from .host.disk_reserve import DiskReserve
+from .host.priority import raise_priority
+from .host.socket_file import PathError, bind_socket, prepare_socket, unbind_socket
 from .host.state_dir import StateLock, resume_lock, take_state_dir
+from .host.tasks import keep_serving
 from .launch import choose
 from .launch.base import Launcher
 from .launch.reaper import ChildSignals
@@ -45,8 +44,9 @@ from .output.files import OutputStore
 from .protocol.messages import Change, Setting
 from .protocol.types import RunId
 from .runs.live import name_of_main
+from .server.peers import identify
 from .server.server import Server
-from .spool import JournalError
+from .spool import StoreError
 
 LAST_WORDS = 2.0
 """Seconds that clients have to take their last replies when the daemon ends."""
@@ -94,7 +94,7 @@ class Daemon:
 
     async def serve(self) -> None:
         """Serves until told to end and every tree is gone. Raises `PathError`, `LedgerError`, `CgroupImpossible`."""
-        go_ahead()  # before the runs of an earlier daemon are taken over: they may keep every processor busy
+        raise_priority()  # before the runs of an earlier daemon are taken over: they may keep every processor busy
         with ExitStack() as stack:
             stored = systemd.FdStore.taken()  # before any descriptor is opened
             stack.callback(_close_all, stored)
@@ -164,7 +164,7 @@ class Daemon:
             memory = Memory(state_dir / "spool", log.error, self._lock.lost)
             stack.callback(memory.close)
             output = OutputStore(state_dir / "output", log.error)
-        except JournalError as error:
+        except StoreError as error:
             raise PathError(str(error)) from error
         except OSError as error:
             raise PathError(f"the state directory {state_dir} cannot be used: {error}") from error
@@ -191,15 +191,15 @@ class Daemon:
 
     def _open_ledger(self, floor: int, log: Log) -> Ledger:
         state_dir, handed_over = self._place.state_dir, self._handed is not None
-        ballast = Ballast(state_dir)
+        ballast = DiskReserve(state_dir)
         try:
             ledger = Ledger(state_dir, floor_number=floor, handed_over=handed_over)
         except LedgerError as error:
-            if not (error.full and ballast.throw_away()):
+            if not (error.full and ballast.release()):
                 raise
             log.error(f"{error}; trying again with the room that was kept for this")
             return Ledger(state_dir, floor_number=floor, handed_over=handed_over)
-        ballast.take_on()
+        ballast.fill()
         return ledger
 
     def _choose_launcher(self, stack: ExitStack, log: Log) -> Launcher:
@@ -270,7 +270,7 @@ class Daemon:
         try:
             ledger.mend(recovery.rows)
         except sqlite3.Error as error:
-            if not (is_full(error) and Ballast(self._place.state_dir).throw_away()):
+            if not (is_full(error) and DiskReserve(self._place.state_dir).release()):
                 raise
             log.error(f"the ledger cannot be written: {error}; trying again with the room that was kept for this")
             ledger.mend(recovery.rows)
@@ -314,8 +314,8 @@ class Daemon:
                 if handed is not None:
                     server.go_on(handed.clients)  # who watches is told what has happened meanwhile
                 await runtime.recover(recovery)
-                nursery.start_soon(lasting, server.serve, runtime.internal_error)
-                nursery.start_soon(lasting, server.look_after_socket, runtime.internal_error)
+                nursery.start_soon(keep_serving, server.serve, runtime.internal_error)
+                nursery.start_soon(keep_serving, server.look_after_socket, runtime.internal_error)
                 nursery.start_soon(children.serve, runtime.launcher.child_signalled)
                 nursery.start_soon(self._obey, signals, runtime, server, log, nursery)
                 nursery.start_soon(systemd.feed_watchdog)

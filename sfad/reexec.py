@@ -20,7 +20,7 @@ import trio
 from . import __version__
 from .durable.handover import VARIABLE, Handover, store
 from .faults import carried, effect
-from .host import giveback
+from .host import closing
 from .host.state_dir import StateLock
 from .loop.runtime import Runtime
 from .server.server import Server
@@ -60,7 +60,7 @@ async def check(state_dir: str) -> None:
     """Whether the installed program starts, and can read the config and what this one has written. Raises `Unfit`, `OSError`."""
     # In a thread: its child is a thread's, and so not taken for an orphan of a run (`launch.reaper`). The timeout of subprocess.run
     # begins after the child's execve(2), which closes a copy of each file that a client has sent; if it is the last copy, that may
-    # wait for long (`giveback`).
+    # wait for long (`closing`).
     done = None
     with trio.move_on_after(CHECK_TIMEOUT + 1):
         done = await trio.to_thread.run_sync(_check, state_dir, abandon_on_cancel=True)
@@ -114,9 +114,9 @@ async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int
 async def _threads_done(runtime: Runtime) -> None:
     # execve(2) waits for every other thread to end, and one that waits for a FUSE server cannot be killed
     with trio.move_on_after(CLOSE_TIMEOUT):
-        while giveback.threads() or runtime.metering.waiting:  # noqa: ASYNC110 - a thread that waits for the kernel can set no event
+        while closing.threads() or runtime.metering.waiting:  # noqa: ASYNC110 - a thread that waits for the kernel can set no event
             await trio.sleep(0.01)
-    if waiting := giveback.threads():
+    if waiting := closing.threads():
         raise Unfit(
             f"the kernel has not closed files that clients sent (threads that wait: {waiting}); end the runs that sent them"
         )

@@ -13,7 +13,7 @@ from . import config as configuration
 from .daemon import Daemon, Place
 from .durable.handover import taken
 from .host.clock import MonotonicClock
-from .host.paths import PathError, config_files
+from .host.socket_file import PathError
 from .launch import CgroupImpossible
 from .ledger import LedgerError
 from .protocol.paths import daemon_socket
@@ -59,7 +59,7 @@ def place(socket: str | None, state_dir: str | None, config: str | None) -> Plac
         return Place(
             socket=Path(daemon_socket(os.environ, uid, socket)),
             state_dir=Path(resolve_state_dir(os.environ, uid, state_dir)),
-            config_files=config_files(os.environ, config),
+            config_files=configuration.config_files(os.environ, config),
         )
     except ValueError as error:
         die(str(error), EXIT_USAGE)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.config import BUILT_IN, Config, ConfigError, Price, Program, TeamBudget, UserBudget, load
+from sfad.config import BUILT_IN, ConfigError, Configuration, Price, ProgramConfig, TeamBudget, UserBudget, config_files, load
 from sfad.protocol.units import format_duration, parse_duration
 
 
@@ -20,7 +20,7 @@ def write(path: Path, text: str) -> Path:
 
 def test_without_files_everything_is_built_in() -> None:
     loaded = load()
-    assert loaded.config == Config()
+    assert loaded.config == Configuration()
     assert {setting.source for setting in loaded.settings} == {BUILT_IN}
     values = {setting.key: setting.value for setting in loaded.settings}
     assert (values["enabled"], values["guard.max_depth"], values["stop.grace"], values["log.file"]) == (True, 5, 5.0, None)
@@ -243,7 +243,7 @@ DOCUMENTED = (Path(__file__).parents[1] / "docs/configuration.md").read_text()
         (f"[{table}]", place, key)
         for table, place, struct in [
             ("prices.x", 'prices."MODEL"', Price),
-            ("programs.x", "programs.NAME", Program),
+            ("programs.x", "programs.NAME", ProgramConfig),
             ("budgets.users.x", "budgets.users.NAME", UserBudget),
             ("budgets.teams.x", "budgets.teams.NAME", TeamBudget),
         ]
@@ -254,7 +254,7 @@ def test_keys_below_a_name_are_documented_as_the_error_says(tmp_path: Path, plac
     good = {"input_mtok": 1, "output_mtok": 1, "daily_usd": 1, "usd": 1, "period": "'day'", "members": []}
     known = (
         good.keys()
-        & {"prices": Price, "programs": Program, "users": UserBudget, "teams": TeamBudget}[
+        & {"prices": Price, "programs": ProgramConfig, "users": UserBudget, "teams": TeamBudget}[
             place.strip("[]").split(".")[-2]
         ].__struct_fields__
     )
@@ -267,10 +267,10 @@ def test_keys_below_a_name_are_documented_as_the_error_says(tmp_path: Path, plac
 
 
 def test_built_in_programs_and_those_of_a_file(tmp_path: Path) -> None:
-    assert load().config.programs == {"claude": Program(stop="SIGINT-main")}
+    assert load().config.programs == {"claude": ProgramConfig(stop="SIGINT-main")}
     file = write(tmp_path / "sfad.toml", '[programs.codex]\nstop = "SIGINT-main"\n[programs.claude]\nstop = "SIGTERM"')
     loaded = load([file])
-    assert loaded.config.programs == {"claude": Program(stop="SIGTERM"), "codex": Program(stop="SIGINT-main")}
+    assert loaded.config.programs == {"claude": ProgramConfig(stop="SIGTERM"), "codex": ProgramConfig(stop="SIGINT-main")}
     assert {setting.source for setting in loaded.settings if setting.key.startswith("programs.")} == {str(file)}
 
 
@@ -321,3 +321,13 @@ def test_durations_are_short() -> None:
     assert [format_duration(s) for s in (0, 0.25, 1, 59, 60, 90, 120, 3600, 5400, 86400, 2678400)] == [
         "0s", "250ms", "1s", "59s", "1m", "90s", "2m", "1h", "90m", "1d", "31d"
     ]  # fmt: skip
+
+
+def test_the_config_files() -> None:
+    home = {"HOME": "/home/ann"}
+    system = Path("/etc/sfad/sfad.toml")
+    assert config_files(home) == ([system, Path("/home/ann/.config/sfad/sfad.toml")], False)
+    assert config_files({**home, "XDG_CONFIG_HOME": "/c"}) == ([system, Path("/c/sfad/sfad.toml")], False)
+    assert config_files({}) == ([system], False)
+    assert config_files({"SFAD_CONFIG": "/e"}) == ([Path("/e")], True)
+    assert config_files({"SFAD_CONFIG": "/e"}, "/f") == ([Path("/f")], True)

@@ -42,10 +42,10 @@ class BudgetKeeper:
         self._timers = timers
         self._feed = feed
         self._trouble = trouble
-        self._config = configuration.Budgets()
+        self._config = configuration.BudgetsConfig()
         self._periods: dict[tuple[str, str], datetime] = {}
 
-    def know(self, config: configuration.Budgets) -> None:
+    def know(self, config: configuration.BudgetsConfig) -> None:
         """Begins with these budgets, or goes on with others."""
         self._config = config
         self.look()
@@ -126,7 +126,7 @@ def _midnight(day: date) -> datetime:
     return datetime(day.year, day.month, day.day).astimezone()
 
 
-def rebuild(config: configuration.Budgets, ledger: Ledger, memory: Memory) -> list[str]:
+def rebuild(config: configuration.BudgetsConfig, ledger: Ledger, memory: Memory) -> list[str]:
     """Brings the ledger in line with what the spool remembers that budgets were charged: it was told before the ledger, which may
     have been begun anew. There, if something may have been forgotten, they count as exhausted until their period ends or they
     are given more: nobody knows what of them is left (SPEC section 10). Before the ledger is started; returns what there is to
@@ -151,7 +151,7 @@ def rebuild(config: configuration.Budgets, ledger: Ledger, memory: Memory) -> li
     return notes
 
 
-def wanted(config: configuration.Budgets) -> list[Budget]:
+def wanted(config: configuration.BudgetsConfig) -> list[Budget]:
     """The budgets that are configured, not charged yet."""
     users = [Budget("user", name, budget.daily_usd, frozenset({name})) for name, budget in config.users.items()]
     teams = [

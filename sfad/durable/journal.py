@@ -32,7 +32,7 @@ from ..meters import Reading
 from ..protocol.messages import Spawn
 from ..protocol.types import RunId, Status
 from ..runs.live import Live, Main
-from ..spool import Journal, Spawns
+from ..spool import Spawns, Store
 
 AHEAD = 256
 """Numbers that a crash costs at most: a write for each refusal would use up a full disk's spare room sooner."""
@@ -112,13 +112,13 @@ class Entry:
 
 
 class Memory:
-    """The spool in `directory`. Raises `OSError` and `JournalError`. Failures to write are told to `trouble` and tried again; only
+    """The spool in `directory`. Raises `OSError` and `StoreError`. Failures to write are told to `trouble` and tried again; only
     what must not begin without it raises."""
 
     def __init__(self, directory: Path, trouble: Callable[[str], None], lost: Callable[[], str | None] = lambda: None) -> None:
-        """`lost`: see `Journal`."""
+        """`lost`: see `Store`."""
         self.spawns = Spawns(directory)
-        self._journal = Journal(directory / "runs", lost)
+        self._journal = Store(directory / "runs", lost)
         self.notes = self._journal.take_notes()
         """What opening had to fix, a line each."""
         self._trouble = trouble

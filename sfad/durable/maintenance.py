@@ -16,10 +16,10 @@ from typing import TypeVar
 
 import trio
 
-from ..config import Retention
+from ..config import RetentionConfig
 from ..core.ids import run_id
-from ..host.private import make_directory
-from ..host.reserve import Ballast
+from ..host.disk_reserve import DiskReserve
+from ..host.private_files import make_directory
 from ..host.threads import in_thread
 from ..ledger import Ledger, LedgerError, back_up
 from ..ledger.backup import BACKUP, Backup, DamagedCopy
@@ -119,7 +119,7 @@ class Maintenance:
         self,
         ledger: Ledger,
         output: OutputStore,
-        settings: Retention,
+        settings: RetentionConfig,
         *,
         live: Callable[[], Collection[RunId]],
         report: Callable[[str], object],
@@ -129,7 +129,7 @@ class Maintenance:
     ) -> None:
         self._ledger = ledger
         self._output = output
-        self._ballast = Ballast(ledger.directory)
+        self._ballast = DiskReserve(ledger.directory)
         self._settings = settings
         self._live = live
         self._report = report
@@ -140,7 +140,7 @@ class Maintenance:
         self._one = trio.Lock()
         """Held by the sweep or the prune that deletes: two would count the same rows."""
 
-    def reconfigure(self, settings: Retention) -> None:
+    def reconfigure(self, settings: RetentionConfig) -> None:
         """What follows is done by these settings; the next look comes when they say, counted from now."""
         self._settings = settings
         self._changed.set()
@@ -155,7 +155,7 @@ class Maintenance:
 
     async def look(self) -> None:
         """Does everything that is due. Raises nothing."""
-        await self._try("ballast", self._ballast.take_on)
+        await self._try("ballast", self._ballast.fill)
         await self._try("check", self._check)
         async with self._one:
             if await self._clock_is_sane():

@@ -16,7 +16,7 @@ _NICE = -10
 _AUTOGROUP = Path("/proc/self/autogroup")
 
 
-def go_ahead() -> None:
+def raise_priority() -> None:
     """Schedules this process before those it starts, as far as it may (root, CAP_SYS_NICE) and nobody has chosen otherwise.
 
     What it starts is at 0, by SCHED_RESET_ON_FORK. Where the kernel shares the processors among sessions first (sched(7):

@@ -21,7 +21,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from .paths import AlreadyRunning, PathError
+from .socket_file import AlreadyRunning, PathError
 
 LOCK = "lock"
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ..host.private import is_regular
+from ..host.private_files import is_regular
 from ..protocol.units import format_size
 from .errors import LedgerError
 from .opening import FILE, open_reader

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..host.private import create, free_name, is_regular, regain, set_aside
+from ..host.private_files import create, free_name, is_regular, regain, set_aside
 from ..protocol.paths import LEDGER
 from ..protocol.types import RunInfo
 from .errors import LedgerError, corrupt

@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..host.private import create, set_aside
+from ..host.private_files import create, set_aside
 from .backup import check_room, sync
 from .errors import LedgerError
 from .opening import FILE, beside, configure, open_reader

@@ -176,7 +176,7 @@ class Reader:
             reached = 0
         return Selection.of(map(run_info, rows), page.query.rows, run_id(reached) if reached else "")
 
-    def _floor(self, query: Ended, page: Page) -> int:
+    def _floor(self, query: EndedQuery, page: Page) -> int:
         """The lowest number that the query looks at: it walks `WALKED` rows or entries at most."""
         sql, values = query.walk(page)
         row = self._row(sql, *values) if sql else None
@@ -247,7 +247,7 @@ Query = tuple[str, list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedQuery:
     """A query for ended runs, newest first."""
 
     terms: list[Term]
@@ -295,7 +295,7 @@ def live_queries(page: Page) -> Iterator[Query]:
         yield _sql("runs INDEXED BY runs_status", [term, *filters(page)])
 
 
-def ended_queries(page: Page) -> Iterator[Ended]:
+def ended_queries(page: Page) -> Iterator[EndedQuery]:
     """The queries for the ended runs of a page: one a status, so that each stops at its own limit."""
     if page.query.rows <= 0:
         return
@@ -306,13 +306,13 @@ def ended_queries(page: Page) -> Iterator[Ended]:
             yield from _ended(page, _column("status", status.value))
 
 
-def _ended(page: Page, *status: Term) -> Iterator[Ended]:
+def _ended(page: Page, *status: Term) -> Iterator[EndedQuery]:
     terms = [*filters(page), *status, Term("runs.ended = 1", ())]
     first = next((term for term in terms if term.driving is not None), None)
     others = [term for term in terms if term is not first]
-    yield Ended(others, first)
+    yield EndedQuery(others, first)
     if first is not None and first.also is not None:
-        yield Ended([first.also, *others], alone=True)
+        yield EndedQuery([first.also, *others], alone=True)
 
 
 def _sql(source: str, terms: list[Term], order: str = "") -> Query:

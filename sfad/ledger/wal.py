@@ -8,7 +8,7 @@ import shutil
 import struct
 from pathlib import Path
 
-from ..host.private import create, free_name
+from ..host.private_files import create, free_name
 
 _MAGIC = (0x377F0682, 0x377F0683)
 _HEAD = struct.Struct(">8I")

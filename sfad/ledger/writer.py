@@ -84,7 +84,7 @@ Report = Outcome | PutBack | Checkpointed
 
 
 @dataclass(slots=True)
-class Held:
+class Backlog:
     """What could not be written yet. Of several saves of a run only the newest matters; records keep their order."""
 
     saves: dict[str | None, Op] = field(default_factory=dict)
@@ -161,7 +161,7 @@ class Writer:
         self._guard.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         self._report = report
         self._inbox: Inbox[_Item] = Inbox()
-        self._held = Held()
+        self._held = Backlog()
         self._delay = 0.0
         self._next_try = 0.0
         # a daemon that lives for less than `CHECKPOINT_ROWS` has to bound the log as well, or it grows from one that is killed
@@ -169,7 +169,7 @@ class Writer:
         self._since_checkpoint = logged_rows(directory)
         self._errands: deque[_Errand[Any]] = deque()
         self._ended = threading.Lock()
-        """Held when nothing more is taken: no errand is put after the last look at them."""
+        """Backlog when nothing more is taken: no errand is put after the last look at them."""
         self._over = False
         # daemon: a file system that hangs for ever must not keep the process from exiting
         self._thread = threading.Thread(target=self._run, name="sfad-ledger", daemon=True)

@@ -33,10 +33,10 @@ from ..durable.handover import Held
 from ..durable.journal import Memory, SpawnKey, nowhere
 from ..durable.maintenance import Maintenance, Pruned, Wanted
 from ..faults import effect
+from ..host.closing import close_soon
 from ..host.descriptors import Descriptors, Need
-from ..host.giveback import give_back
-from ..host.lasting import lasting
 from ..host.systemd import FdStore
+from ..host.tasks import keep_serving
 from ..host.threads import in_thread
 from ..host.timers import Timers
 from ..launch.base import Launcher, LaunchSpec, Remains
@@ -122,7 +122,7 @@ class Request:
 
     def close(self) -> None:
         """Gives back every descriptor."""
-        give_back(self.descriptors)
+        close_soon(self.descriptors)
         if self.stdin is not None:
             self.stdin.discard()
 
@@ -250,7 +250,7 @@ class Runtime:
             await self._nursery.start(self.launcher.serve)
             await self._nursery.start(self.adviser.serve)
             for serve in (self.timers.serve, self.maintenance.serve, self.metering.sample, self._look_after_files):
-                self._nursery.start_soon(lasting, serve, self.internal_error)
+                self._nursery.start_soon(keep_serving, serve, self.internal_error)
             self._configure()
             self._remember_spawns()
             task_status.started()
@@ -536,7 +536,7 @@ class Runtime:
         Raises `OSError` where too few descriptors are left; then nothing was asked."""
         before = self._keys.get((peer.uid, peer.run, spawn.key)) if spawn.key is not None else None
         if before is not None and self.info(before) is not None:
-            give_back(descriptors)
+            close_soon(descriptors)
             admitted(before)
             self._answer_again(before, client if spawn.tied else None, answer)
             return

@@ -27,7 +27,7 @@ from ..host.threads import in_thread
 from ..meters.base import Meter, Reading
 from ..output import holes
 from ..output.files import SUFFIXES, OutputStore, Suffix
-from ..output.growth import Growth
+from ..output.inotify import Inotify
 from ..protocol.types import RunId
 from .stream import Metered, MeterPosition
 
@@ -270,10 +270,10 @@ class Following:
 
     # ---- who has written
 
-    def _growth(self) -> Growth | None:
+    def _growth(self) -> Inotify | None:
         try:
             self._store.make_again()
-            growth = Growth(self._store.directory)
+            growth = Inotify(self._store.directory)
         except OSError as error:
             if not self._blind:
                 self._trouble(f"nobody tells when a run writes ({error}); looking every {BLIND} s (see fs.inotify in sysctl)")
@@ -282,7 +282,7 @@ class Following:
         self._blind = False
         return growth
 
-    async def _told(self, growth: Growth) -> None:
+    async def _told(self, growth: Inotify) -> None:
         """Until the directory is gone."""
         while not growth.gone:
             if not self._behind:

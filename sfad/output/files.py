@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..core.ids import run_number
-from ..host.private import make_directory, set_aside
+from ..host.private_files import make_directory, set_aside
 from ..protocol.types import RunId
 from . import holes
 

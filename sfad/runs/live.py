@@ -12,7 +12,7 @@ from msgspec import Struct
 from ..core.account import Use
 from ..core.limits import COSTS, KINDS, METERED, Held
 from ..core.run import Run
-from ..host.giveback import give_back
+from ..host.closing import close_soon
 from ..launch.base import Launcher
 from ..ledger import RunExtra
 from ..meters import Program, Reading
@@ -69,7 +69,7 @@ class Live:
 
     def close(self) -> None:
         """Gives back every descriptor."""
-        give_back(self.descriptors)
+        close_soon(self.descriptors)
         self.descriptors.clear()
         if self.stdin is not None:
             self.stdin.close()

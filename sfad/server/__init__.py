@@ -2,6 +2,7 @@
 
 `server`      one task for all connections over a nested epoll
 `shares`      how much each run, tree and user may hold
+`peers`       the process at the other end, from the kernel
 `connection`  one client: frames in, frames out, descriptors both ways
 `verbs`       one handler a verb
 `handles`     which run an id, a name, a prefix or a label means

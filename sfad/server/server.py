@@ -21,16 +21,16 @@ import trio
 from ..core.access import Peer
 from ..core.events import ClientGone
 from ..durable.handover import Clients
+from ..host.closing import close_soon
 from ..host.descriptors import Need
-from ..host.giveback import give_back
-from ..host.paths import PathError, bind_socket, socket_inode
-from ..host.peers import run_of
+from ..host.socket_file import PathError, bind_socket, socket_inode
 from ..launch.base import Unplaceable
 from ..loop.runtime import LOOK, Runtime
 from ..observe.log import Log
 from ..protocol.errors import BadMessage, ErrorCode, ProtocolError
 from ..protocol.messages import Error, pack_message, request_id, unpack_request
 from .connection import MAX_UNSENT, Connection, DescriptorsLost
+from .peers import run_of
 from .shares import Group, Holder, Shares
 from .verbs import Answerer, Verbs
 
@@ -269,7 +269,7 @@ class Server:
         if refusal is not None:
             with suppress(OSError):
                 sock.send(pack_message(Error(id=0, code=ErrorCode.UNAVAILABLE, message=refusal)))
-            give_back([sock.detach()])
+            close_soon([sock.detach()])
             return
         self._number += 1
         connection = self._connections[sock.fileno()] = Connection(sock, self._number, peer, holder, self._watch_output)

@@ -30,8 +30,8 @@ from ..core.policy import MAX_LABELS
 from ..core.run import Run
 from ..durable.maintenance import Pruned, Wanted
 from ..host import logout
+from ..host.closing import close_soon
 from ..host.descriptors import Need
-from ..host.giveback import give_back
 from ..ledger.errors import LedgerError
 from ..ledger.reader import Page, Selection
 from ..ledger.summary import Unwritten, summarise
@@ -195,7 +195,7 @@ class Verbs:
                 raise RequestFailed(ErrorCode.BAD_REQUEST, "'hello' is only said once")
             _demand(self._requests, connection, 0)
         except RequestFailed:
-            give_back(connection.take(getattr(request, "descriptors", 0)) or ())
+            close_soon(connection.take(getattr(request, "descriptors", 0)) or ())
             raise
         return handler
 
@@ -218,10 +218,10 @@ class Verbs:
             if request.watch:
                 self._demand_watch(connection)
         except AgentError as error:
-            give_back(descriptors)
+            close_soon(descriptors)
             raise RequestFailed(ErrorCode.BAD_REQUEST, str(error)) from None
         except RequestFailed:
-            give_back(descriptors)
+            close_soon(descriptors)
             raise
         answer = self._answerer(connection, request.id)
 
@@ -236,7 +236,7 @@ class Verbs:
         descriptors = connection.take(request.descriptors) if request.descriptors <= m.MAX_DESCRIPTORS else None
         if descriptors is not None and len(descriptors) == expected:
             return descriptors
-        give_back(descriptors or [])
+        close_soon(descriptors or [])
         raise RequestFailed(
             ErrorCode.BAD_REQUEST,
             f"stdio '{request.stdio}' with stdin '{request.stdin}' takes {expected} descriptors; {request.descriptors} announced",

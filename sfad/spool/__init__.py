@@ -8,6 +8,6 @@ outlives the process that gave it, and when the machine dies so does every run.
 """
 
 from .spawns import Spawns
-from .store import Journal, JournalError
+from .store import Store, StoreError
 
-__all__ = ["Journal", "JournalError", "Spawns"]
+__all__ = ["Spawns", "Store", "StoreError"]

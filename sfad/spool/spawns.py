@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from ..core.ids import run_number
-from ..host.private import create, is_regular, make_directory, set_aside
+from ..host.private_files import create, is_regular, make_directory, set_aside
 from ..protocol.types import RunId
 
 _SUFFIX = ".spawn"

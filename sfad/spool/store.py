@@ -20,7 +20,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from zlib import crc32
 
-from ..host.private import create, is_regular, make_directory, regain, set_aside
+from ..host.private_files import create, is_regular, make_directory, regain, set_aside
 
 VERSION = 1
 
@@ -51,11 +51,11 @@ _MAX_KEY = 0xFFFF
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS)
 
 
-class JournalError(Exception):
+class StoreError(Exception):
     """A journal must not be touched by this build; the message names it and what to do."""
 
 
-class Journal:
+class Store:
     """Values by key, in one file of mode 0600, changed in atomic batches. One writer; who that is, is decided elsewhere.
 
     What `write` has returned from survives the death of the process, at any instruction; not that of the machine: nothing is
@@ -65,7 +65,7 @@ class Journal:
     def __init__(self, path: Path, lost: Callable[[], str | None] = lambda: None) -> None:
         """Reads the journal, or begins one. `lost` says why the directory that `path` was in is elsewhere now; `None` while it is
         there. A damaged one is set aside as `NAME.corrupt-UNIXTIME`, and what came before the damage
-        is kept. Raises `JournalError` for a file of another version, and `OSError` where the file cannot be read.
+        is kept. Raises `StoreError` for a file of another version, and `OSError` where the file cannot be read.
 
         Where no new file can be made, as on a full disk, that is noted, and each `write` tries again."""
         self.items: dict[str, bytes] = {}
@@ -291,20 +291,20 @@ class Journal:
 
 
 def check_version(path: Path) -> None:
-    """Raises `JournalError` for a journal that this build cannot go on with; nothing is changed in it."""
+    """Raises `StoreError` for a journal that this build cannot go on with; nothing is changed in it."""
     with suppress(FileNotFoundError), open(path, "rb") as file:
         _check_head(path, memoryview(file.read(_FILE_HEAD.size)))
 
 
 def _check_head(path: Path, data: memoryview) -> str | None:
-    """What is wrong with it. Raises `JournalError`."""
+    """What is wrong with it. Raises `StoreError`."""
     if len(data) < _FILE_HEAD.size:
         return f"it ends after {len(data)} bytes, within its head"
     magic, version, check = _FILE_HEAD.unpack_from(data)
     if magic != _MAGIC or check != _file_head(version)[2]:
         return "it does not begin as a journal"
     if version != VERSION:
-        raise JournalError(
+        raise StoreError(
             f"{path} is a journal of version {version}, and this sfad knows version {VERSION} only; "
             "start the sfad that wrote it; or move the file away, which ends the runs that are alive"
         )

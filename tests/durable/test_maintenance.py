@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import trio
 
-from sfad.config import Retention
+from sfad.config import RetentionConfig
 from sfad.durable import maintenance
 from sfad.durable.maintenance import Clock, Maintenance
-from sfad.host.reserve import Ballast
+from sfad.host.disk_reserve import DiskReserve
 from sfad.ledger import Ledger, backup, opening
 from sfad.output import OutputStore
 from sfad.protocol.types import Event, RunInfo, Status
@@ -39,7 +39,7 @@ class World:
         self.trouble: list[str] = []
         self.said: list[str] = []
         self.maintenance = Maintenance(
-            ledger, self.output, Retention(**settings), live=lambda: self.live, report=self.trouble.append,
+            ledger, self.output, RetentionConfig(**settings), live=lambda: self.live, report=self.trouble.append,
             say=self.said.append, now=lambda: self.wall, boottime=lambda: self.boot,
         )  # fmt: skip
 
@@ -100,9 +100,9 @@ async def test_each_thing_goes_at_its_age(tmp_path: Path) -> None:
 async def test_the_room_that_a_start_has_used_is_kept_again(tmp_path: Path) -> None:
     """The next start may need it as well."""
     with world(tmp_path, output=None, ledger=None, backup_every=None) as it:
-        assert not Ballast(it.ledger.directory).throw_away()
+        assert not DiskReserve(it.ledger.directory).release()
         await it.maintenance.look()
-        assert Ballast(it.ledger.directory).throw_away()
+        assert DiskReserve(it.ledger.directory).release()
 
 
 async def test_off_is_off(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ async def test_it_looks_a_minute_after_the_start_and_then_as_set(tmp_path: Path,
             await until(lambda: looks, "the first look")
             await trio.sleep(0.3)
             assert len(looks) == 1
-            it.maintenance.reconfigure(Retention(sweep_every=0.05))
+            it.maintenance.reconfigure(RetentionConfig(sweep_every=0.05))
             await until(lambda: len(looks) >= 3, "two more")
             nursery.cancel_scope.cancel()
 

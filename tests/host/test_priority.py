@@ -54,7 +54,9 @@ main()
 
 def chosen(*prefix: str) -> str:
     """What is left of a priority that somebody chose."""
-    program = "import os; from sfad.host.priority import go_ahead; go_ahead(); print(os.getpriority(os.PRIO_PROCESS, 0))"
+    program = (
+        "import os; from sfad.host.priority import raise_priority; raise_priority(); print(os.getpriority(os.PRIO_PROCESS, 0))"
+    )
     return subprocess.run([*prefix, sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
 
 

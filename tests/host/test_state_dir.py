@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from sfad.host.paths import AlreadyRunning, PathError
+from sfad.host.socket_file import AlreadyRunning, PathError
 from sfad.host.state_dir import LOCK, claim_instance, lock_state_dir, prepare_state_dir, resume_lock, take_state_dir
 from tests.harness import as_root
 

@@ -18,7 +18,7 @@ import trio
 
 from sfad.ledger import Ledger, LedgerError, LedgerTooNew, opening, writer
 from sfad.ledger.rows import Op
-from sfad.ledger.writer import Held
+from sfad.ledger.writer import Backlog
 from sfad.protocol.messages import List
 from sfad.protocol.types import Event, Status
 
@@ -145,7 +145,7 @@ async def test_what_was_queued_is_on_record_before_anything_else_happens(tmp_pat
 
 
 def test_only_the_newest_save_of_a_run_is_held() -> None:
-    held = Held()
+    held = Backlog()
     old, new, event = Op("save", "a1", (1, "old")), Op("save", "a1", (1, "new")), Op("event", None, (1,))
     assert held.keep([old, event, new]) == []
     assert (len(held), held.take(), len(held)) == (2, [event, new], 0)

@@ -25,7 +25,7 @@ from sfad.observe.log import Log
 from sfad.output.files import OutputStore
 from sfad.protocol.messages import Spawn
 from sfad.protocol.types import Status
-from sfad.spool import Journal
+from sfad.spool import Store
 from tests.harness import PATIENCE
 
 ANN = Peer(0, "ann")
@@ -142,7 +142,7 @@ async def test_what_the_spool_has_no_room_for_is_not_launched(tmp_path: Path, mo
         assert runtime.live[second].run.status is Status.QUEUED
         full = OSError(errno.ENOSPC, "No space left on device")
         with monkeypatch.context() as patched:
-            patched.setattr(Journal, "write", Mock(side_effect=full))
+            patched.setattr(Store, "write", Mock(side_effect=full))
             await stopped(runtime, first)
             assert second not in runtime.live
         found = runtime.recent[second].info
@@ -159,7 +159,7 @@ async def test_refusals_while_the_ledger_fails_cost_the_spool_nothing(tmp_path: 
             await refused(runtime)
             await until(lambda: runtime.ledger.trouble is not None and runtime.ledger.held > 0)
             with monkeypatch.context() as patched:
-                patched.setattr(Journal, "write", written := Mock())
+                patched.setattr(Store, "write", written := Mock())
                 for _ in range(50):
                     assert "locked" in await refused(runtime)
                 assert written.call_count <= 1, "numbers are taken by the hundred"

@@ -20,7 +20,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from sfad.spool import Journal, JournalError
+from sfad.spool import Store, StoreError
 from sfad.spool import store as journal
 
 ROOT = Path(__file__).parents[2]
@@ -50,15 +50,15 @@ def after(batches: list[Changes]) -> dict[str, bytes]:
 STATES = [after(BATCHES[:count]) for count in range(len(BATCHES) + 1)]
 
 
-def opened(path: Path) -> Journal:
+def opened(path: Path) -> Store:
     """The journal as the next daemon finds it, which is closed again."""
-    with closing(Journal(path)) as one:
+    with closing(Store(path)) as one:
         return one
 
 
 def written(path: Path, batches: list[Changes]) -> bytes:
     """Makes a journal of these batches; its bytes up to the last frame's end."""
-    with closing(Journal(path)) as one:
+    with closing(Store(path)) as one:
         for batch in batches:
             one.write(batch)
     return path.read_bytes()[: one._end]
@@ -79,7 +79,7 @@ def test_a_new_one(path: Path) -> None:
 
 def test_what_was_written_is_there_again(path: Path) -> None:
     for count, batch in enumerate(BATCHES):
-        with closing(Journal(path)) as one:
+        with closing(Store(path)) as one:
             assert one.items == STATES[count]
             one.write(batch)
             assert one.items == STATES[count + 1]
@@ -101,7 +101,7 @@ def test_nothing_is_written_for_nothing(path: Path) -> None:
 
 def test_what_is_too_large_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "MAX_BATCH", 1000)
-    with closing(Journal(path)) as one:
+    with closing(Store(path)) as one:
         with pytest.raises(ValueError, match="65536"):
             one.write({"x" * 65536: b""})
         with pytest.raises(ValueError, match="a batch"):
@@ -120,7 +120,7 @@ def test_nothing_but_a_file_is_opened(path: Path, what: str) -> None:
         os.mkfifo(path)
     else:
         path.mkdir()
-    with closing(Journal(path)) as one:
+    with closing(Store(path)) as one:
         assert (one.items, one.sound) == ({}, False)
         [note] = one.take_notes()
         assert f"{path} was not the daemon's, and is kept as {path}.foreign-" in note
@@ -140,7 +140,7 @@ def test_nothing_else_may_be_in_the_way_of_a_rewrite(path: Path, what: str) -> N
             os.mkfifo(new)
         else:
             new.symlink_to(precious)
-        with closing(Journal(path)) as one:
+        with closing(Store(path)) as one:
             one.write({"a": b"1"})
             path.unlink(missing_ok=True)
             one.write({"b": b"2"})
@@ -152,7 +152,7 @@ def test_nothing_else_may_be_in_the_way_of_a_rewrite(path: Path, what: str) -> N
 def test_a_journal_that_another_process_takes_away_is_written_again(tmp_path: Path, how: str) -> None:
     path = tmp_path / "spool" / "runs"
     path.parent.mkdir()
-    with closing(Journal(path)) as one:
+    with closing(Store(path)) as one:
         one.write({"a": b"1"})
         assert (one.stay(), one.take_notes()) == (True, [])
         if how == "with its directory":
@@ -174,13 +174,13 @@ def test_a_journal_that_another_process_takes_away_is_written_again(tmp_path: Pa
 AS_NOBODY = """
 import os, sys
 from pathlib import Path
-from sfad.spool import Journal
+from sfad.spool import Store
 os.setresgid(65534, 65534, 65534)
 os.setresuid(65534, 65534, 65534)
 path = Path(sys.argv[1])
-Journal(path).write({"a": b"1"})
+Store(path).write({"a": b"1"})
 path.chmod(0)
-print(Journal(path).items, oct(path.stat().st_mode))
+print(Store(path).items, oct(path.stat().st_mode))
 """
 
 
@@ -215,7 +215,7 @@ class Against(RuleBasedStateMachine):
         self.small = mock.patch.multiple(journal, STEP=4096, SPARE=2048, ASK_AGAIN=500, COMPACT_ABOVE=6000)
         self.small.start()
         self.model: dict[str, bytes] = {}
-        self.journal = Journal(self.path)
+        self.journal = Store(self.path)
 
     def _apply(self, changes: Changes) -> None:
         for key, value in changes.items():
@@ -257,7 +257,7 @@ class Against(RuleBasedStateMachine):
     def reopen(self) -> None:
         """As the next daemon does."""
         self.journal.close()
-        self.journal = Journal(self.path)
+        self.journal = Store(self.path)
         assert self.journal.sound
         assert self.journal.found
 
@@ -328,7 +328,7 @@ def test_a_torn_tail_may_be_written_over(path: Path) -> None:
     data = written(path, [*BATCHES, {"long": b"\xff" * 300}])
     for cut in range(len(data) - 310, len(data), 7):
         path.write_bytes(data[:cut] + bytes(100))
-        with closing(Journal(path)) as one:
+        with closing(Store(path)) as one:
             assert one.items == STATES[-1]
             one.write({"short": b"x"})
         one = opened(path)
@@ -344,7 +344,7 @@ def test_a_death_while_it_is_blanked(path: Path, begun: int) -> None:
     data = written(path, BATCHES)
     for allowed in (*range(1, 16), *range(16, 400, 43)):
         path.write_bytes(data + bytes(1000))
-        with closing(Journal(path)) as one:
+        with closing(Store(path)) as one:
             os.pwrite(one._descriptor, frame[:begun], one._end)
             one._dirty = one._end + begun
             with mock.patch.object(os, "pwrite", Full(allowed, Killed)), suppress(Killed):
@@ -352,7 +352,7 @@ def test_a_death_while_it_is_blanked(path: Path, begun: int) -> None:
         one = opened(path)
         assert one.sound
         assert one.items in [STATES[-1], STATES[-1] | {"short": b"x"}]
-        with closing(Journal(path)) as one:
+        with closing(Store(path)) as one:
             one.write({"shorter": b""})
         one = opened(path)
         assert one.sound
@@ -377,7 +377,7 @@ def test_a_damaged_file_is_set_aside(path: Path) -> None:
     data[data.index(b"twotwo")] ^= 1
     for count in range(1, 4):
         path.write_bytes(data)
-        with closing(Journal(path)) as one:
+        with closing(Store(path)) as one:
             assert (one.items, one.sound, one.found) == (STATES[1], False, True)
             assert f"a damaged frame at byte {len(written(path.with_name('x'), BATCHES[:1]))}" in one.notes[0]
             assert "2 entries" in one.notes[0]
@@ -412,8 +412,8 @@ def test_a_checksum_that_fits_no_batch(path: Path) -> None:
 def test_a_newer_version_is_left_alone(path: Path) -> None:
     data = journal._FILE_HEAD.pack(*journal._file_head(2)) + written(path, BATCHES)[journal._FILE_HEAD.size :]
     path.write_bytes(data)
-    with pytest.raises(JournalError, match=r"state\.journal is a journal of version 2.*start the sfad"):
-        Journal(path)
+    with pytest.raises(StoreError, match=r"state\.journal is a journal of version 2.*start the sfad"):
+        Store(path)
     assert path.read_bytes() == data
 
 
@@ -471,7 +471,7 @@ class Dying:
         self._real["pwrite"](descriptor, memoryview(data)[: -offset % 4096], offset)
 
 
-def dying_of(at: int, torn: bool, work: Callable[[], Journal]) -> bool:
+def dying_of(at: int, torn: bool, work: Callable[[], Store]) -> bool:
     """Does it, and is killed at a system call; whether it got that far."""
     with Dying(at, torn=torn) as dying:
         try:
@@ -496,10 +496,10 @@ def test_a_death_at_every_system_call(path: Path, monkeypatch: pytest.MonkeyPatc
     batches, states = some(20), [after(some(20)[:count]) for count in range(21)]
     acknowledged = 0
 
-    def work() -> Journal:
+    def work() -> Store:
         nonlocal acknowledged
         acknowledged = 0
-        with closing(Journal(path)) as one:
+        with closing(Store(path)) as one:
             for batch in batches:
                 one.write(batch)
                 acknowledged += 1
@@ -511,7 +511,7 @@ def test_a_death_at_every_system_call(path: Path, monkeypatch: pytest.MonkeyPatc
         # a batch may be there whose writer was killed before it said so, as in the rewriting that followed
         assert one.items in states[acknowledged : acknowledged + 2]
         assert one.sound
-        with closing(Journal(path)) as one:
+        with closing(Store(path)) as one:
             one.write({"short": b"x"})
         assert opened(path).items["short"] == b"x"
         assert [each.name for each in path.parent.iterdir()] == [path.name]
@@ -541,10 +541,10 @@ def test_a_death_while_a_damaged_file_is_set_aside(path: Path) -> None:
 WRITER = """
 import os, sys
 from pathlib import Path
-from sfad.spool import Journal
+from sfad.spool import Store
 from sfad.spool import store as journal
 journal.COMPACT_ABOVE = 300_000
-one = Journal(Path(sys.argv[1]))
+one = Store(Path(sys.argv[1]))
 assert one.sound, one.notes
 n = int(one.items.get("n", b"0"))
 while True:
@@ -603,7 +603,7 @@ def fill(directory: Path) -> None:
                 assert error.errno == errno.ENOSPC  # noqa: PT017 - the other end of the loop
 
 
-def until_full(one: Journal) -> int:
+def until_full(one: Store) -> int:
     """Writes two records of 400 bytes at a time until that fails; how many did not."""
     count = 0
     while True:
@@ -619,7 +619,7 @@ def until_full(one: Journal) -> int:
 
 def test_a_full_disk_does_not_stop_small_changes(small: Path) -> None:
     path = small / "j"
-    with closing(Journal(path)) as one:
+    with closing(Store(path)) as one:
         one.write({"a": b"1"})
         fill(small)
         promised = until_full(one)
@@ -634,7 +634,7 @@ def test_a_full_disk_does_not_stop_small_changes(small: Path) -> None:
 
 def test_the_promise_holds_wherever_the_disk_fills(small: Path) -> None:
     for before in (100, 600, 660, 700, 1200, 1900):
-        with closing(Journal(small / "j")) as one:
+        with closing(Store(small / "j")) as one:
             for number in range(before):
                 one.write({"x": bytes(800), "n": b"%d" % number})
             fill(small)
@@ -646,7 +646,7 @@ def test_the_promise_holds_wherever_the_disk_fills(small: Path) -> None:
 
 
 def test_a_batch_that_is_too_large_for_the_disk(small: Path) -> None:
-    with closing(Journal(small / "j")) as one:
+    with closing(Store(small / "j")) as one:
         one.write({"a": b"1"})
         with pytest.raises(OSError, match="No space left"):
             one.write({"a": b"2", "b": bytes(5 * MIB)})
@@ -658,7 +658,7 @@ def test_a_batch_that_is_too_large_for_the_disk(small: Path) -> None:
 def test_a_rewriting_that_finds_no_room_is_tried_again(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "STEP", 64 * KIB)
     monkeypatch.setattr(journal, "COMPACT_ABOVE", 200 * KIB)
-    with closing(Journal(small / "j")) as one:
+    with closing(Store(small / "j")) as one:
         one.write({"x": bytes(150 * KIB)})
         os.posix_fallocate(one._descriptor, one._room, MIB)
         one._has_room(one._room + MIB)
@@ -676,7 +676,7 @@ def test_a_rewriting_that_finds_no_room_is_tried_again(small: Path, monkeypatch:
 
 def test_a_journal_that_is_begun_on_a_full_disk(small: Path) -> None:
     fill(small)
-    with closing(Journal(small / "j")) as one:
+    with closing(Store(small / "j")) as one:
         assert (one.found, one.sound, len(one.notes)) == (False, True, 1)
         assert "No space left" in one.notes[0]
         with pytest.raises(OSError, match="No space left"):
@@ -693,7 +693,7 @@ def test_a_damaged_journal_on_a_full_disk(small: Path) -> None:
     data[-5] ^= 1
     path.write_bytes(data)
     fill(small)
-    with closing(Journal(path)) as one:
+    with closing(Store(path)) as one:
         assert (one.items, one.sound) == (STATES[-2], False)
         with pytest.raises(OSError, match="No space left"):
             one.write({"a": b"1"})
@@ -707,7 +707,7 @@ def test_a_damaged_journal_on_a_full_disk(small: Path) -> None:
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.EROFS, errno.ENOSPC])
 def test_an_error_changes_nothing(path: Path, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    with closing(Journal(path)) as one:
+    with closing(Store(path)) as one:
         one.write({"a": b"1"})
         with monkeypatch.context() as patch:
             patch.setattr(os, "pwrite", failing(code))
@@ -729,7 +729,7 @@ def test_what_interrupts_a_write_is_blanked(path: Path, monkeypatch: pytest.Monk
         raise KeyboardInterrupt
 
     real = os.pwrite
-    with closing(Journal(path)) as one:
+    with closing(Store(path)) as one:
         with monkeypatch.context() as patch:
             patch.setattr(os, "pwrite", interrupted)
             with pytest.raises(KeyboardInterrupt):
@@ -752,7 +752,7 @@ def test_a_file_system_that_cannot_allocate(path: Path, code: int, monkeypatch: 
 
 def test_two_thousand_runs_are_rewritten_in_a_moment(path: Path) -> None:
     value = os.urandom(2 * KIB)
-    with closing(Journal(path)) as one:
+    with closing(Store(path)) as one:
         for number in range(2000):
             one.write({f"run/{number}": value})
         began = time.perf_counter()
@@ -766,7 +766,7 @@ def test_two_thousand_runs_are_rewritten_in_a_moment(path: Path) -> None:
 
 
 def test_a_log_stays_within_its_bound(path: Path) -> None:
-    with closing(Journal(path)) as one:
+    with closing(Store(path)) as one:
         for number in range(12_000):
             one.write({f"run/{number % 100}": bytes(2000)})
             assert one._end < journal.COMPACT_ABOVE + 3000

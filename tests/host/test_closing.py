@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 
-from sfad.host import giveback
+from sfad.host import closing
 from tests.harness import wait_until
 
 
 def test_a_descriptor_that_cannot_be_closed_does_not_keep_the_others() -> None:
     read, write = os.pipe()
-    giveback.give_back([1 << 20, write])
+    closing.close_soon([1 << 20, write])
     assert os.read(read, 1) == b"", "the write end was closed"
     os.close(read)
-    wait_until(lambda: giveback.threads() == 0, "no thread is left")
+    wait_until(lambda: closing.threads() == 0, "no thread is left")

@@ -15,8 +15,8 @@ import pytest
 import trio
 
 from sfad.core.events import LaunchSucceeded, MainExited
-from sfad.host import peers
 from sfad.launch.fake import FakeLauncher
+from sfad.server import peers
 from tests.launch.rig import Rig, rigged
 
 CONNECT = """

@@ -26,7 +26,7 @@ _BATCHES = 16
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Growth:
+class Inotify:
     """Readable (`fileno`) when a file of `directory` has been written to, deleted, renamed, or another was renamed to its name;
     creating one does not count. Costs nothing a run.
 
@@ -46,7 +46,7 @@ class Growth:
             raise error
         self._identity = self._look()
 
-    def __enter__(self) -> Growth:
+    def __enter__(self) -> Inotify:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

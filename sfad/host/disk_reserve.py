@@ -7,19 +7,19 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from .private import create
+from .private_files import create
 
 SIZE = 2 * 1024 * 1024
 """Bytes: what opening a ledger, and writing down how the runs ended that a dead daemon had held in memory, can take."""
 
 
-class Ballast:
+class DiskReserve:
     """A file that is of no use but to be thrown away."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "ballast"
 
-    def take_on(self) -> None:
+    def fill(self) -> None:
         """Takes the room, where there is any."""
         with suppress(OSError):
             if self._size() >= SIZE:
@@ -32,7 +32,7 @@ class Ballast:
             finally:
                 os.close(descriptor)
 
-    def throw_away(self) -> bool:
+    def release(self) -> bool:
         """Gives the room back; whether there was any."""
         with suppress(OSError):
             size = self._size()

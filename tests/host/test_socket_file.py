@@ -1,4 +1,4 @@
-"""Which socket, which directory; locks and sockets as the kernel sees them."""
+"""The socket file as the kernel sees it: its mode, its directory, and what was in its place."""
 
 from __future__ import annotations
 
@@ -13,77 +13,10 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from sfad.host import paths
-from sfad.host.paths import AlreadyRunning, PathError, bind_socket, config_files, unbind_socket
-from sfad.protocol.paths import SYSTEM_SOCKET, bind_path, client_sockets, connect_path, daemon_socket, state_dir
+from sfad.host import socket_file
+from sfad.host.socket_file import AlreadyRunning, PathError, bind_socket, unbind_socket
+from sfad.protocol.paths import bind_path, connect_path
 from tests.harness import NOBODY, as_nobody, as_root
-
-HOME = {"HOME": "/home/ann"}
-LOGIN = {**HOME, "XDG_RUNTIME_DIR": "/run/user/7"}
-STATE_SOCKET = Path("/home/ann/.local/state/sfad/sfad.sock")
-LOGIN_SOCKET = Path("/run/user/7/sfad/sfad.sock")
-
-
-def clients(env: dict[str, str], uid: int = 7, flag: str | None = None, login: bool = False) -> list[Path]:
-    return client_sockets(env, uid, flag, exists=lambda _: login)
-
-
-def daemon(env: dict[str, str], uid: int = 7, flag: str | None = None, login: bool = False) -> Path:
-    return daemon_socket(env, uid, flag, exists=lambda _: login)
-
-
-def test_a_socket_that_was_named_is_the_only_one() -> None:
-    named = {**LOGIN, "SFA_SOCKET": "/a", "SFAD_SOCKET": "/b"}
-    assert clients(named, flag="/f") == [Path("/f")]
-    assert clients(named) == [Path("/a")]
-    assert clients({**LOGIN, "SFAD_SOCKET": "/b"}) == [Path("/b")]
-    assert clients({**LOGIN, "SFA_SOCKET": "", "SFAD_SOCKET": "b"}) == [Path.cwd() / "b"]
-
-
-def test_else_the_user_s_then_the_system_s() -> None:
-    assert clients(LOGIN) == [LOGIN_SOCKET, STATE_SOCKET, SYSTEM_SOCKET]
-    assert clients(LOGIN, login=True) == [LOGIN_SOCKET, STATE_SOCKET, SYSTEM_SOCKET]
-    assert clients(HOME, login=True) == [LOGIN_SOCKET, STATE_SOCKET, SYSTEM_SOCKET]
-    assert clients(HOME) == [STATE_SOCKET, SYSTEM_SOCKET]
-    assert clients({**HOME, "XDG_RUNTIME_DIR": "relative"}) == [STATE_SOCKET, SYSTEM_SOCKET]
-
-
-def test_the_daemon_serves_the_first_that_its_clients_try() -> None:
-    for env, login in ((LOGIN, False), (HOME, True), (HOME, False)):
-        assert daemon(env, login=login) == clients(env, login=login)[0]
-    assert daemon({**LOGIN, "SFA_SOCKET": "/of-a-run"}) == LOGIN_SOCKET
-    assert daemon({**LOGIN, "SFAD_SOCKET": "/b"}) == Path("/b")
-    assert daemon({**LOGIN, "SFAD_SOCKET": "/b"}, flag="/f") == Path("/f")
-
-
-def test_root_without_a_session_is_the_system() -> None:
-    assert daemon({}, 0) == daemon({"HOME": "/root"}, 0, login=True) == SYSTEM_SOCKET
-    assert daemon({"XDG_RUNTIME_DIR": "/run/user/0"}, 0) == Path("/run/user/0/sfad/sfad.sock")
-    assert SYSTEM_SOCKET in clients({}, 0)
-
-
-def test_nowhere_to_go_is_said() -> None:
-    with pytest.raises(ValueError, match="all unset"):
-        daemon({})
-
-
-def test_state_directories() -> None:
-    assert state_dir(HOME, 7) == Path("/home/ann/.local/state/sfad")
-    assert state_dir({**HOME, "XDG_STATE_HOME": "/s"}, 7) == Path("/s/sfad")
-    assert state_dir(HOME, 0) == Path("/var/lib/sfad")
-    assert state_dir({"SFAD_STATE_DIR": "/e"}, 0) == Path("/e")
-    assert state_dir({"SFAD_STATE_DIR": "/e"}, 7, "/f") == Path("/f")
-    with pytest.raises(ValueError, match="HOME"):
-        state_dir({}, 7)
-
-
-def test_config_files() -> None:
-    system = Path("/etc/sfad/sfad.toml")
-    assert config_files(HOME) == ([system, Path("/home/ann/.config/sfad/sfad.toml")], False)
-    assert config_files({**HOME, "XDG_CONFIG_HOME": "/c"}) == ([system, Path("/c/sfad/sfad.toml")], False)
-    assert config_files({}) == ([system], False)
-    assert config_files({"SFAD_CONFIG": "/e"}) == ([Path("/e")], True)
-    assert config_files({"SFAD_CONFIG": "/e"}, "/f") == ([Path("/f")], True)
 
 
 def mode(path: Path) -> int:
@@ -135,7 +68,7 @@ def test_the_mode_is_never_wider_on_the_way(tmp_path: Path, monkeypatch: pytest.
         bind_path(sock, path)
         seen.append(mode(path))
 
-    monkeypatch.setattr(paths, "bind_path", watching)
+    monkeypatch.setattr(socket_file, "bind_path", watching)
     bind_socket(tmp_path / "s", mode=0o666).close()
     assert seen == [0o600]
 
@@ -153,7 +86,7 @@ def test_a_stale_socket_is_replaced_and_a_live_one_is_not(address: Path) -> None
 
 
 def test_a_live_socket_with_a_full_backlog_is_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paths, "BACKLOG", 0)
+    monkeypatch.setattr(socket_file, "BACKLOG", 0)
     listener = bind_socket(tmp_path / "s")
     with socket.socket(socket.AF_UNIX) as one:
         connect_path(one, tmp_path / "s")
@@ -201,7 +134,7 @@ def test_a_name_that_no_address_can_hold(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_somebody_else_holds_the_lock_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paths, "LOCK_TRIES", 2)
+    monkeypatch.setattr(socket_file, "LOCK_TRIES", 2)
     other = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     fcntl.flock(other, fcntl.LOCK_EX)
     with pytest.raises(PathError, match="locked by another process"):

@@ -10,7 +10,7 @@ PAUSE = 1.0
 """Seconds until a task that failed begins again: a bug that it meets at once must not keep a CPU busy."""
 
 
-async def lasting(serve: Callable[[], Awaitable[None]], failed: Callable[[Exception], object]) -> None:
+async def keep_serving(serve: Callable[[], Awaitable[None]], failed: Callable[[Exception], object]) -> None:
     """Serve until cancelled, again after each failure: a bug in one task must not end the others, and all runs with them."""
     while True:
         try:

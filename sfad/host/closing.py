@@ -21,7 +21,7 @@ _open: deque[int] = deque()
 _threads = 0
 
 
-def give_back(descriptors: Iterable[int]) -> None:
+def close_soon(descriptors: Iterable[int]) -> None:
     """Close `descriptors` soon, without waiting. The caller must not use them again."""
     global _threads
     with _lock:

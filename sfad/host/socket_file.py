@@ -14,11 +14,11 @@ import pwd
 import socket
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..protocol.paths import bind_path, connect_path, xdg
+from ..protocol.paths import bind_path, connect_path
 
 BACKLOG = 1024
 """Connections that wait for accept. Above this, connect() of a client waits; the kernel caps it at net.core.somaxconn."""
@@ -31,8 +31,6 @@ _MAX_STEPS = 40 * 256
 _OVERFLOW_UID = 65534
 """What the kernel shows for a user whom the user namespace does not know (default of /proc/sys/kernel/overflowuid)."""
 
-SYSTEM_CONFIG = Path("/etc/sfad/sfad.toml")
-
 
 class PathError(Exception):
     """A path cannot be used; the message names it, the cause and what to do."""
@@ -40,18 +38,6 @@ class PathError(Exception):
 
 class AlreadyRunning(PathError):
     """Another daemon holds the state directory or the socket."""
-
-
-def config_files(env: Mapping[str, str], flag: str | None = None) -> tuple[list[Path], bool]:
-    """Config files, weakest first, and whether they must exist: only the one that `flag` or SFAD_CONFIG names, else the
-    system's and the user's."""
-    chosen = flag or env.get("SFAD_CONFIG")
-    if chosen:
-        return [Path(chosen).absolute()], True
-    try:
-        return [SYSTEM_CONFIG, xdg(env, "XDG_CONFIG_HOME", ".config") / "sfad" / "sfad.toml"], False
-    except ValueError:  # a system service has no home, and then no file of a user's
-        return [SYSTEM_CONFIG], False
 
 
 def prepare_socket(path: Path, *, held: Path | None = None) -> None:
