@@ -56,9 +56,13 @@ def _keep_company() -> None:
     the command's parent is the daemon. So two idle processes stay as long as the command: one in its group, whose parent is the
     other, in a group of its own. Neither is the command's child: it must not find children that it does not know."""
     command = os.getpid()
+    joined, joining = os.pipe()
     child = os.fork()
     if child:
+        os.close(joining)
         os.waitpid(child, 0)  # noqa: TID251 - this process reaps its own child, by pid
+        os.read(joined, 1)  # returns when both have closed the pipe: a Ctrl-Z before that would be discarded
+        os.close(joined)
         return
     if not os.fork():
         _accompany(command)
@@ -69,16 +73,17 @@ def _accompany(command: int) -> None:
     os.setpgid(0, 0)
     watch = os.pidfd_open(command)
     member = os.fork()
+    if not member:
+        for number in (signal.SIGINT, signal.SIGQUIT):  # from the keyboard
+            signal.signal(number, signal.SIG_IGN)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        os.setpgid(0, command)
     os.closerange(0, watch)
     os.closerange(watch + 1, 1 << 16)
     if member:
         select.select([watch], [], [])
         os.kill(member, signal.SIGKILL)
         os._exit(0)
-    os.setpgid(0, command)
-    for number in (signal.SIGINT, signal.SIGQUIT):  # from the keyboard
-        signal.signal(number, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     while True:
         signal.pause()
 

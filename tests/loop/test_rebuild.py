@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,10 @@ from sfad.host.timers import Timers
 from sfad.ledger import Ledger
 from sfad.runs.live import wall_clock
 
-BEGIN = period(wall_clock().astimezone(), "day")[0]
+
+def begin() -> datetime:
+    """Return when the day began: not once for the module, because a suite may run at midnight."""
+    return period(wall_clock().astimezone(), "day")[0]
 
 
 def remembered(directory: Path, *charges: float) -> Memory:
@@ -22,7 +26,7 @@ def remembered(directory: Path, *charges: float) -> Memory:
     memory = Memory(directory, pytest.fail)
     memory.begin(Timers(lambda _error: None), "/d")
     for usd in charges:
-        memory.charge("user", "ann", BEGIN, usd)
+        memory.charge("user", "ann", begin(), usd)
         memory.keep(())
     memory.close()
     return Memory(directory, pytest.fail)
@@ -47,12 +51,12 @@ def rebuilt(directory: Path, memory: Memory, on_record: float | None) -> tuple[f
     config = configuration.load([directory / "sfad.toml"]).config.budgets
     if on_record is not None:
         before = Ledger(directory / "state")
-        before.set_charged("user", "ann", BEGIN, on_record)
+        before.set_charged("user", "ann", begin(), on_record)
         before.close()
     ledger = Ledger(directory / "state")
     notes = rebuild(config, ledger, memory)
     memory.close()
-    charged = ledger.charged("user", "ann", BEGIN)
+    charged = ledger.charged("user", "ann", begin())
     ledger.close()
     return charged, notes
 
