@@ -27,8 +27,8 @@ from .launch import check as check_containment
 from .launch.controllers import release_unit
 from .launch.sweep import sweep as sweep_instance
 from .ledger import LedgerError, back_up
-from .ledger.opening import FILE as LEDGER_FILE
-from .ledger.opening import check_known
+from .ledger.checking import check_known
+from .ledger.connections import FILE as LEDGER_FILE
 from .serving import EXIT_SURVIVED, EXIT_UNAVAILABLE, EXIT_USAGE, die, load, place
 from .spool import StoreError
 from .spool.store import check_version

@@ -174,7 +174,7 @@ class Daemon:
         stack.callback(lambda: _tell_unwritten(ledger.close(), log))
         for note in (*memory.notes, *ledger.notes):
             log.warning(note)
-        if ledger.begun_anew and floor and not ledger.notes:
+        if ledger.is_new and floor and not ledger.notes:
             log.warning(
                 f"there was no ledger in {state_dir}, though runs have been there: one was begun, without those that had ended"
             )
@@ -268,12 +268,12 @@ class Daemon:
 
     def _mend(self, recovery: Recovery, ledger: Ledger, log: Log) -> None:
         try:
-            ledger.mend(recovery.rows)
+            ledger.upsert(recovery.rows)
         except sqlite3.Error as error:
             if not (is_full(error) and DiskReserve(self._place.state_dir).release()):
                 raise
             log.error(f"the ledger cannot be written: {error}; trying again with the room that was kept for this")
-            ledger.mend(recovery.rows)
+            ledger.upsert(recovery.rows)
 
     async def _sweep_others(self, recovery: Recovery, log: Log) -> None:
         """Ends what carries our name and is no run that is known: a run of which nothing was remembered."""

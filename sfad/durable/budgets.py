@@ -139,7 +139,7 @@ def rebuild(config: configuration.BudgetsConfig, ledger: Ledger, memory: Memory)
         charged = recorded = ledger.charged(budget.scope, budget.name, begin)
         if remembered is not None and remembered.begins == begin:
             charged = max(charged, remembered.usd)
-        lost = ledger.begun_anew and not memory.sound
+        lost = ledger.is_new and not memory.sound
         charged = max(charged, budget.usd) if lost else charged
         if charged != recorded:
             ledger.set_charged(budget.scope, budget.name, begin, charged)

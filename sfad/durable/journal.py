@@ -25,9 +25,9 @@ from ..core.ids import run_number
 from ..core.run import Run
 from ..core.snapshot import Birth, State, birth_of, state_of
 from ..faults import effect
+from ..host.probe import current_boot
 from ..host.timers import Timers
 from ..launch.procfs import is_alive
-from ..ledger.ledger import current_boot
 from ..meters import Reading
 from ..protocol.messages import Spawn
 from ..protocol.types import RunId, Status

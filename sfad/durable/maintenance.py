@@ -23,7 +23,8 @@ from ..host.private_files import make_directory
 from ..host.threads import in_thread
 from ..ledger import Ledger, LedgerError, back_up
 from ..ledger.backup import BACKUP, Backup, DamagedCopy
-from ..ledger.opening import check, mark_damaged, open_reader
+from ..ledger.checking import mark_damaged
+from ..ledger.connections import open_reader
 from ..ledger.reader import Reader
 from ..ledger.retention import Sweeper
 from ..output import OutputStore
@@ -240,11 +241,7 @@ class Maintenance:
             return reader.newest_event_before(moment)
 
     def _check(self) -> None:
-        if not self._ledger.unchecked:
-            return
-        found = check(self._ledger.directory)
-        self._ledger.unchecked = False
-        if found is not None:
+        if self._ledger.check_due and (found := self._ledger.check_rest()) is not None:
             raise LedgerError(f"the ledger is damaged ({found}); the next start sets it aside, and begins a new one")
 
     def _sweep_output(self) -> None:
@@ -289,7 +286,7 @@ class Maintenance:
         trio.from_thread.run_sync(self._backed_up, backup)
 
     def _backed_up(self, backup: Backup) -> None:
-        self._ledger.backup = backup
+        self._ledger.backed_up(backup)
         self._say(f"backed up the ledger, {backup.size_bytes} bytes")
 
     def _sweeper(self) -> Sweeper:

@@ -146,6 +146,14 @@ def linger_command(uid: int) -> str:
     return "loginctl enable-linger" if own else f"sudo loginctl enable-linger {user_name(uid)}"
 
 
+def current_boot() -> str | None:
+    """Return the kernel's id of this boot; `None` if /proc does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
+
+
 def holder(state: Path) -> int | None:
     """Return the pid of the daemon that holds a state directory; `None` if none does, or that cannot be told."""
     with suppress(OSError), open(state / "lock") as lock:

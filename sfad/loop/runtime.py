@@ -270,7 +270,7 @@ class Runtime:
         """Goes on with what an earlier daemon held. To be called once, when served, before anything is asked."""
         unwritten = [info.id for info, _ in recovery.unwritten]
         for info, extra in recovery.unwritten:
-            self.ledger.mend_later(info, extra)
+            self.ledger.upsert_later(info, extra)
         closed = [info.id for info, _ in recovery.rows if info.status.terminal and info.id not in unwritten]
         self.memory.recorded([*closed, *recovery.over])
         self.memory.forget_entirely(recovery.never)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ..core.labels import fits, values_of
 from ..core.naming import NAME
+from ..ledger.reader import Page
 from ..loop.runtime import Runtime
 from ..protocol.errors import ErrorCode
 from ..protocol.messages import List
@@ -50,7 +51,7 @@ class Handles:
             if entry.info.name == name and own in (None, *entry.chain):
                 yield entry.info
         # the ledger's writer may be behind: what is live or recent is known better above
-        rows = self._runtime.ledger.select(List(id=0, name=name, rows=1), within=own).runs
+        rows = self._runtime.ledger.select(Page(List(id=0, name=name, rows=1), own)).runs
         yield from (info for info in rows if info.id not in self._runtime.recent)
 
     def _by_prefix(self, prefix: str, own: RunId | None) -> RunInfo | None:

@@ -496,7 +496,7 @@ class Verbs:
 
     def _page(self, page: Page) -> Selection:
         """What is live or recent is known better here: the ledger's writer may be behind."""
-        older = self._runtime.ledger.select(page.query, within=page.within)
+        older = self._runtime.ledger.select(page)
         runs = {info.id: info for info in older.runs}
         runs |= {run: entry.info for run, entry in self._runtime.recent.items() if _fits(page, entry.info, entry.chain)}
         live = self._runtime.live

@@ -18,11 +18,11 @@ from sfad.config import RetentionConfig
 from sfad.durable import maintenance
 from sfad.durable.maintenance import Clock, Maintenance
 from sfad.host.disk_reserve import DiskReserve
-from sfad.ledger import Ledger, backup, opening
+from sfad.ledger import Ledger, backup, checking
 from sfad.output import OutputStore
 from sfad.protocol.types import Event, RunInfo, Status
 from tests.launch.rig import until
-from tests.ledger.samples import PLAIN, run, started
+from tests.ledger.samples import PLAIN, events, run, started
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -71,7 +71,7 @@ def ended(number: int, days_ago: float) -> RunInfo:
 @contextmanager
 def world(directory: Path, *runs: RunInfo, **settings: Any) -> Iterator[World]:
     ledger = Ledger(directory)
-    ledger.mend([(info, PLAIN) for info in runs])
+    ledger.upsert([(info, PLAIN) for info in runs])
     ledger.close()
     with started(directory) as ledger:
         yield World(ledger, **settings)
@@ -87,7 +87,7 @@ async def test_each_thing_goes_at_its_age(tmp_path: Path) -> None:
         await it.maintenance.look()
         assert it.runs() == ["a2", "a3", "a4", "a5"]
         assert sorted({path.stem for path in it.output.directory.iterdir()}) == ["a4", "a5", "a6"]
-        assert [event.seq for event in it.ledger.events()] == [2]
+        assert [event.seq for event in events(it.ledger)] == [2]
         assert it.trouble == []
         assert [line.split(",")[0] for line in it.said] == [
             "deleted 4 output files of runs that ended long ago",
@@ -188,7 +188,7 @@ async def test_trouble_is_told_once_and_again_after_it_was_over(tmp_path: Path, 
 
 async def test_a_large_file_is_checked_and_damage_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = Ledger(tmp_path)
-    ledger.mend([(ended(number, 3), PLAIN) for number in range(1, 2000)])
+    ledger.upsert([(ended(number, 3), PLAIN) for number in range(1, 2000)])
     ledger.close()
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
         page = other.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'runs_name'").fetchone()[0]
@@ -196,7 +196,7 @@ async def test_a_large_file_is_checked_and_damage_told(tmp_path: Path, monkeypat
     content[(page - 1) * 4096 : page * 4096] = b"\xff" * 4096
     (tmp_path / "ledger.db").write_bytes(content)
     (tmp_path / "ledger.db-wal").write_bytes(b"x")
-    monkeypatch.setattr(opening, "CHECKED_AT_ONCE", 0)
+    monkeypatch.setattr(checking, "CHECKED_AT_ONCE", 0)
     with started(tmp_path) as ledger:
         it = World(ledger, ledger=None, output=None)
         await it.maintenance.look()
@@ -204,7 +204,7 @@ async def test_a_large_file_is_checked_and_damage_told(tmp_path: Path, monkeypat
         assert ledger.backup is None
     again = Ledger(tmp_path)
     again.close()
-    assert again.begun_anew
+    assert again.is_new
 
 
 async def test_it_looks_a_minute_after_the_start_and_then_as_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from sfad.core.limits import KINDS
 from sfad.core.policy import Policy
 from sfad.ledger import LedgerError
 from sfad.ledger.advice import MIN_RUNS, EndedRun, advise, learn, percentile, rounded_up
-from sfad.ledger.opening import FILE
+from sfad.ledger.connections import FILE
 from sfad.protocol.advice import Advice
 from sfad.protocol.types import LimitKind, Reason, RunInfo, Status, Usage
 
@@ -125,7 +125,7 @@ def test_too_few_runs_are_said() -> None:
     advice = advise([*[done(turns=5)] * (MIN_RUNS - 1), done(time=5), *[failed("turns")] * 20])
     turns = about(TURNS, advice)
     assert (turns.p95, turns.suggested, turns.runs) == (None, None, 19)
-    assert turns.note == "no advice: of 19 successful runs is known what they used, and 20 are needed"
+    assert turns.note == "no advice: usage is known for 19 successful runs; 20 are needed"
     assert turns.failed_share == 0.5
 
 
@@ -217,7 +217,7 @@ def test_of_a_name_of_both_and_of_all(directory: Path) -> None:
 def test_what_is_known_of_time_and_limits(directory: Path) -> None:
     time = about(TIME, learn(directory, type="qa"))
     assert (time.p95, time.suggested, time.limit) == (1.5, 2, 120)
-    assert about(COST, learn(directory)).note.startswith("no advice: of 0 successful runs")
+    assert about(COST, learn(directory)).note.startswith("no advice: usage is known for 0 successful runs")
 
 
 async def test_descendants_count_where_the_limit_counts_them(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from .samples import PLAIN, WHEN, run, started
 
 def filled(directory: Path, count: int = 1000) -> None:
     ledger = Ledger(directory)
-    ledger.mend([(run(number, status=Status.COMPLETED), PLAIN) for number in range(1, count + 1)])
+    ledger.upsert([(run(number, status=Status.COMPLETED), PLAIN) for number in range(1, count + 1)])
     ledger.close()
 
 
@@ -52,7 +52,7 @@ def test_a_copy_of_a_ledger_that_nobody_serves(state: Path, tmp_path: Path) -> N
     (tmp_path / "new").mkdir()
     made.path.rename(tmp_path / "new" / "ledger.db")
     again = Ledger(tmp_path / "new")
-    assert (again.next_number, again.notes, again.begun_anew) == (1001, [], False)
+    assert (again.next_number, again.notes, again.is_new) == (1001, [], False)
     again.close()
 
 
@@ -147,7 +147,7 @@ def test_the_backup_of_a_lost_ledger_is_kept_and_its_numbers_are_not_given_again
     made = back_up(state, state / BACKUP, replace=True)
     (state / "ledger.db").write_bytes(b"garbage" * 1000)
     ledger = Ledger(state, floor_number=7)
-    assert (ledger.begun_anew, ledger.backup, ledger.next_number, len(ledger.notes)) == (True, None, 1001, 2)
+    assert (ledger.is_new, ledger.backup, ledger.next_number, len(ledger.notes)) == (True, None, 1001, 2)
     ledger.close()
     [kept] = (state / "backup").iterdir()
     assert kept.stat().st_size == made.size_bytes

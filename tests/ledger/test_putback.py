@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sfad.ledger import Ledger
+from sfad.ledger.reader import Page
 from sfad.protocol.messages import List
 from sfad.protocol.types import Event, Status
 
@@ -93,7 +94,7 @@ async def test_a_write_is_told_when_the_ledger_is_in_its_place_again(tmp_path: P
             with closing(sqlite3.connect(f"file:{tmp_path / FILE}?mode=ro", uri=True)) as other:
                 assert other.execute("SELECT count(*), max(number) FROM runs").fetchone() == (number + 1, number + 1)
         assert (answers.failed, ledger.trouble) == ([], None)
-        assert len(ledger.select(List(id=1, rows=1000)).runs) == 100
+        assert len(ledger.select(Page(List(id=1, rows=1000))).runs) == 100
         assert len(notes) == 5
         assert all("was removed or replaced by another process; all of it was written again" in note for note in notes)
         names = [os.path.basename(os.readlink(f"/proc/self/fd/{fd.name}")) for fd in os.scandir("/proc/self/fd") if fd.is_symlink()]
@@ -137,7 +138,7 @@ async def test_a_ledger_that_cannot_be_put_back_reports_nothing_as_recorded(tmp_
         await answers.until(lambda: ledger.trouble is None)
         assert (ended, len(notes)) == (["a1"], 1)
     again = Ledger(state)
-    assert [info.status for info in again.select(List(id=1)).runs] == [Status.COMPLETED]
+    assert [info.status for info in again.select(Page(List(id=1))).runs] == [Status.COMPLETED]
     again.close()
 
 
