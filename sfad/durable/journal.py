@@ -235,7 +235,7 @@ class Memory:
         """Remembers a run that was admitted just now, and those that this has changed. Raises `OSError`: then it must not be."""
         run = live.run
         if run.status is Status.QUEUED or run.asked.attempts > 1:
-            self.spawns.keep(run.id, self._encode(live.spawn))
+            self.spawns.save(run.id, self._encode(live.spawn))
             effect("spawn kept")
         try:
             key = {f"{_KEY}{run.id}": self._encode(live.key)} if live.key is not None else {}
@@ -266,8 +266,8 @@ class Memory:
     def _keep_spawns(self, runs: Iterable[Live]) -> None:
         for live in runs:
             run = live.run
-            if (not run.attempt or run.attempt < run.asked.attempts) and not self.spawns.keeps(run.id):
-                self.spawns.keep(run.id, self._encode(live.spawn))
+            if (not run.attempt or run.attempt < run.asked.attempts) and not self.spawns.has(run.id):
+                self.spawns.save(run.id, self._encode(live.spawn))
 
     def _tell_notes(self) -> None:
         for note in self._journal.take_notes():

@@ -1,4 +1,4 @@
-"""Room that is kept for a daemon that has to start on a full disk: SQLite opens nothing without some."""
+"""Room that is kept for the start of a daemon on a full disk, where SQLite cannot open the ledger without some."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 from .private_files import create
 
 SIZE = 2 * 1024 * 1024
-"""Bytes: what opening a ledger, and writing down how the runs ended that a dead daemon had held in memory, can take."""
+"""Bytes that a start can need: to open the ledger, and to record the ends of runs that a dead daemon held in memory."""
 
 
 class DiskReserve:
-    """A file that is of no use but to be thrown away."""
+    """A file without content, which is removed when the disk is full."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "ballast"
 
     def fill(self) -> None:
-        """Takes the room, where there is any."""
+        """Take the room, if there is any."""
         with suppress(OSError):
             if self._size() >= SIZE:
                 return
@@ -33,7 +33,7 @@ class DiskReserve:
                 os.close(descriptor)
 
     def release(self) -> bool:
-        """Gives the room back; whether there was any."""
+        """Give the room back. Return whether there was any."""
         with suppress(OSError):
             size = self._size()
             self._path.unlink()
@@ -41,7 +41,7 @@ class DiskReserve:
         return False
 
     def _size(self) -> int:
-        """Bytes that unlinking the file gives back: none of a symlink, or of a second link to another file."""
+        # what unlinking the file gives back: nothing for a symlink, or for a second link to another file
         try:
             found = self._path.lstat()
         except FileNotFoundError:

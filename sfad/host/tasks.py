@@ -1,4 +1,4 @@
-"""Tasks that serve for as long as the daemon lives."""
+"""Starts a task again that failed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Awaitable, Callable
 import trio
 
 PAUSE = 1.0
-"""Seconds until a task that failed begins again: a bug that it meets at once must not keep a CPU busy."""
+"""Seconds until a task that failed starts again. Without a pause, a bug that it meets at once would keep a CPU busy."""
 
 
 async def keep_serving(serve: Callable[[], Awaitable[None]], failed: Callable[[Exception], object]) -> None:
-    """Serve until cancelled, again after each failure: a bug in one task must not end the others, and all runs with them."""
+    """Call `serve` until it returns or is cancelled, and again after each failure, which `failed` is told.
+
+    A bug in one task must not end the others, and all runs with them."""
     while True:
         try:
             return await serve()

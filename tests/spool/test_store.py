@@ -270,7 +270,7 @@ class Against(RuleBasedStateMachine):
     def same(self) -> None:
         """Both say the same."""
         assert self.journal.items == self.model
-        assert self.journal._standing == sum(journal._record_size(key, value) for key, value in self.model.items())
+        assert self.journal._current == sum(journal._record_size(key, value) for key, value in self.model.items())
 
     def teardown(self) -> None:
         """And what is there at the end."""
