@@ -1,7 +1,8 @@
 """Layered TOML: built-in values, the system's file, the user's file, key by key.
 
-A misspelt key or a value outside its range is an error that names the file, the key and what is allowed: a limit that
-somebody believes to be set must not be silently absent. Every key here is read by something.
+A misspelt key or a value outside its range is an error that names the file, the key and what is allowed: a limit that an operator
+believes to be set must not be silently absent. Each key is written once, as a field of a section below: its range is in the type,
+and docs/configuration.md describes it.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ BUILT_IN = "built-in"
 """The source of a value that no file sets."""
 
 OFF = "off"
-"""Written for a limit that is not to hold, where its value may be `None`."""
+"""The value for "no limit", where the field may be `None`."""
 
 MAX_FILE = 1 << 20
-"""Bytes of a config file: a file that never ends must not keep the daemon reading."""
+"""The most bytes of a config file: an endless file must not keep the daemon reading."""
 
 NAME_MAX = 256
-"""Characters in a name that is free to choose (a model, a user, a team): more is a mistake, and lookups by it stay cheap."""
+"""The most characters of a name that the operator chooses (a model, a user, a team)."""
 
 _DURATION = {"unit": "duration"}
 _SIZE = {"unit": "size"}
@@ -69,25 +70,25 @@ class ConfigError(Exception):
 
 
 class GuardConfig(Struct, frozen=True, kw_only=True):
-    """How deep and how wide a tree may grow (SPEC section 2)."""
+    """How deep and how wide a tree may grow."""
 
     max_depth: Annotated[int, Meta(ge=1, le=1000)] = 5
     max_descendants: Annotated[int, Meta(ge=1, le=1_000_000)] = 64
     depth_ceiling: Annotated[int, Meta(ge=1, le=1000)] = 32
-    """What a flag or the environment may ask for at a root; `descendants_ceiling` likewise."""
+    """The most that a flag or the environment may ask for at a root; `descendants_ceiling` likewise."""
     descendants_ceiling: Annotated[int, Meta(ge=1, le=1_000_000)] = 1024
     allow_detach: bool = False
     """Whether a run may start new roots."""
 
 
 class DefaultsConfig(Struct, frozen=True, kw_only=True):
-    """What a spawn has that does not say otherwise."""
+    """Limits of a spawn that names none."""
 
     timeout: Annotated[float, Meta(ge=1, extra=_DURATION)] = 120.0
     program_profile: Literal["coding-agent", "off"] = "coding-agent"
-    """The profile of a known agent program whose run names none."""
+    """The profile of a known agent program if its spawn names none."""
     turns: Annotated[int, Meta(ge=1, le=1_000_000)] | None = 25
-    """Tool calls, at most `limits.max_turns`. `None`, here and below, is no such limit."""
+    """Tool calls, at most `limits.max_turns`. `None`, here and below, means no limit."""
     cost: Annotated[float, Meta(ge=0.01, le=1_000_000)] | None = 1.0
     """USD, of a run and its descendants, at most `limits.max_cost`."""
     messages: Annotated[int, Meta(ge=1, extra=_COUNT)] | None = None
@@ -98,51 +99,51 @@ class DefaultsConfig(Struct, frozen=True, kw_only=True):
     memory: Annotated[int, Meta(ge=1024 * 1024, extra=_SIZE)] | None = None
     """Bytes, of a run and its descendants. The ranges are those of `sfad.core.limits.KINDS`."""
     pids: Annotated[int, Meta(ge=1, le=4_194_304)] | None = 1024
-    """Processes and threads of a tree; Linux has at most 2^22 (PID_MAX_LIMIT)."""
+    """Processes and threads of a tree; Linux allows at most 2^22 (PID_MAX_LIMIT, proc(5))."""
     cpu: Annotated[float, Meta(ge=0.01)] | None = None
-    """Cores; the kernel takes no less than 1 ms of every 100 (`cpu.max`)."""
+    """Cores; the kernel accepts no less than 1 ms of every 100 ms (`cpu.max`)."""
 
 
 class LimitsConfig(Struct, frozen=True, kw_only=True):
-    """Bounds on the limits themselves (SPEC section 3)."""
+    """Bounds on the limits themselves; see docs/limits.md."""
 
     max_time: Annotated[float, Meta(ge=1, le=31 * 86400, extra=_DURATION)] = 3600.0
-    """The longest `time` that can be asked for; it always terminates."""
+    """The longest `time` that a spawn can ask for; its breach always terminates."""
     max_turns: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
     max_cost: Annotated[float, Meta(ge=0.01, le=1_000_000)] = 100.0
-    """USD: the largest limit of each kind of cost that can be asked for."""
+    """USD: the largest limit of each kind of cost that a spawn can ask for."""
     nearing: Annotated[float, Meta(gt=0, lt=1)] = 0.8
-    """The part of a limit at which `limit_nearing` is told."""
+    """The part of a limit at which the event `limit_nearing` is published."""
     pause_max: Annotated[float, Meta(ge=1, le=31 * 86400, extra=_DURATION)] = 86400.0
-    """The longest that a limit may keep a run paused before it terminates."""
+    """The longest that a limit may keep a run paused before it terminates the run."""
     approval_timeout: Annotated[float, Meta(ge=1, le=31 * 86400, extra=_DURATION)] = 600.0
-    """How long a request for an increase waits for an answer before the run terminates."""
+    """How long a request for an increase waits for an answer before the run is terminated."""
     adaptive: bool = False
-    """Whether what the ledger teaches (`sfactl recommend`) replaces the defaults."""
+    """Whether suggestions from past runs (`sfactl recommend`) replace the defaults."""
 
 
 class StopConfig(Struct, frozen=True, kw_only=True):
-    """The stop ladder (SPEC section 6)."""
+    """The stop ladder."""
 
     grace: Annotated[float, Meta(ge=0, le=60, extra=_DURATION)] = 5.0
     """Between the stop signal and SIGKILL."""
     polite: Annotated[float, Meta(ge=0, le=60, extra=_DURATION)] = 1.0
-    """The part of the grace that a main process has for itself where its program is stopped by `SIGINT-main`."""
+    """The part of the grace in which only the main process has been signalled, for programs with `stop = "SIGINT-main"`."""
     kill_wait: Annotated[float, Meta(ge=0.1, le=600, extra=_DURATION)] = 10.0
-    """After SIGKILL, before what is still there is reported as a survivor."""
+    """After SIGKILL, before a process that is still there is reported as a survivor."""
     result_wait: Annotated[float, Meta(ge=0, le=3600, extra=_DURATION)] = 30.0
-    """How long an agent may linger after it printed its final result."""
+    """How long an agent may stay after it has printed its final result."""
 
 
 class ProgramConfig(Struct, frozen=True, kw_only=True):
-    """What an agent program needs (SPEC section 6)."""
+    """What an agent program needs."""
 
     stop: Literal["SIGINT-main", "SIGTERM"]
-    """`SIGINT-main`: SIGINT to the main process alone, then like `SIGTERM`: the stop signal to every process."""
+    """`SIGTERM`: the stop signal to every process. `SIGINT-main`: first SIGINT to the main process alone."""
 
 
 class QuotasConfig(Struct, frozen=True, kw_only=True):
-    """Bounds on users and on the daemon (SPEC section 5)."""
+    """Bounds on users and on the daemon."""
 
     trees_per_user: Annotated[int, Meta(ge=1, le=100_000)] = 32
     trees: Annotated[int, Meta(ge=1, le=100_000)] = 64
@@ -151,10 +152,10 @@ class QuotasConfig(Struct, frozen=True, kw_only=True):
 
 
 class AttemptsConfig(Struct, frozen=True, kw_only=True):
-    """Back-off between attempts (SPEC section 4)."""
+    """Back-off between attempts."""
 
     delay: Annotated[float, Meta(ge=0, le=3600, extra=_DURATION)] = 1.0
-    """Before the second attempt; it doubles each time. What `--retry-delay` may ask for has the same range."""
+    """Before the second attempt; it doubles with each further attempt. `--retry-delay` has the same range."""
     delay_max: Annotated[float, Meta(ge=0, le=86400, extra=_DURATION)] = 60.0
 
 
@@ -162,9 +163,9 @@ class ContainmentConfig(Struct, frozen=True, kw_only=True):
     """How a run's processes are held together."""
 
     mode: Literal["auto", "cgroup", "tags"] = "auto"
-    """`auto`: cgroup where there is one to write to, else tags."""
+    """`auto`: cgroup if there is one that the daemon may write to, else tags."""
     cgroup_parent: Annotated[str, Meta(extra=_PATH)] | None = None
-    """The cgroup directory below which runs live; without it the daemon's own."""
+    """The cgroup directory below which runs are; without it the daemon's own."""
 
 
 class LogConfig(Struct, frozen=True, kw_only=True):
@@ -176,37 +177,37 @@ class LogConfig(Struct, frozen=True, kw_only=True):
 
 
 class RetentionConfig(Struct, frozen=True, kw_only=True):
-    """How long what is over is kept (SPEC section 9). Live runs keep everything."""
+    """How long output, rows and events are kept. Those of live runs stay."""
 
     output: Annotated[float, Meta(ge=60, le=3650 * 86400, extra=_DURATION)] | None = 7 * 86400.0
-    """Of output files, since their run's end. `None`, here and below: for ever, or never."""
+    """Of output files, since the end of their run. `None`: they are not deleted."""
     ledger: Annotated[float, Meta(ge=3600, le=3650 * 86400, extra=_DURATION)] | None = 90 * 86400.0
-    """Of ended trees, since their last end, and of events."""
+    """Of ended trees, since the end of their last run, and of events. `None`: they are not deleted."""
     backup_every: Annotated[float, Meta(ge=60, le=366 * 86400, extra=_DURATION)] | None = 86400.0
-    """Between two copies of the ledger; each replaces the one before."""
+    """Between two copies of the ledger; each replaces the one before. `None`: there are no copies."""
     sweep_every: Annotated[float, Meta(ge=60, le=31 * 86400, extra=_DURATION)] = 3600.0
     """How often cleanup runs."""
 
 
 class Price(Struct, frozen=True, kw_only=True):
-    """What a model costs, in USD per million tokens. It overrides what the library says, or adds to it (SPEC section 8)."""
+    """What a model costs, in USD per million tokens. It overrides, or adds to, the prices of the library genai-prices."""
 
     input_mtok: Annotated[float, Meta(ge=0)]
     output_mtok: Annotated[float, Meta(ge=0)]
     cached_mtok: Annotated[float, Meta(ge=0)] | None = None
-    """Of input read from a cache; `None`: like other input."""
+    """Input that was read from a cache; `None`: like other input."""
     cache_write_mtok: Annotated[float, Meta(ge=0)] | None = None
-    """Of input written to a cache; `None`: like other input."""
+    """Input that was written to a cache; `None`: like other input."""
 
 
 class UserBudget(Struct, frozen=True, kw_only=True):
-    """What one user may spend (SPEC section 5)."""
+    """What one user may spend."""
 
     daily_usd: Annotated[float, Meta(ge=0)]
 
 
 class TeamBudget(Struct, frozen=True, kw_only=True):
-    """What several users may spend together (SPEC section 5)."""
+    """What several users may spend together."""
 
     usd: Annotated[float, Meta(ge=0)]
     period: Literal["day", "week", "month"]
@@ -215,19 +216,19 @@ class TeamBudget(Struct, frozen=True, kw_only=True):
 
 
 class BudgetsConfig(Struct, frozen=True, kw_only=True):
-    """Money of users and teams, by their names."""
+    """Budgets of users and teams, by their names."""
 
     action: Literal["pause", "terminate", "warn"] = "pause"
-    """What becomes of the live trees of a user, or of a team's members, when the budget has run out."""
+    """What happens to the live trees of a user, or of a team's members, when the budget is used up."""
     users: dict[str, UserBudget] = {}
     teams: dict[str, TeamBudget] = {}
 
 
 class Agent(Struct, frozen=True, kw_only=True):
-    """How to start an agent that has a name of its own (SPEC section 13)."""
+    """How to start an agent by a name that the operator chose."""
 
     command: Annotated[tuple[str, ...], Meta(min_length=1, extra=_COMMAND)]
-    """See `sfad.agents` for the placeholders."""
+    """`sfad.agents` has the placeholders."""
     description: Annotated[str, Meta(max_length=1000, extra=_TEXT)] = ""
     kind: Literal["agent", "skill"] = "agent"
     type: Annotated[str, Meta(max_length=64, extra=_TEXT)] | None = None
@@ -243,7 +244,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
     """The effective configuration. Durations are in seconds."""
 
     enabled: bool = True
-    """False refuses every start."""
+    """If false, every start is refused."""
     guard: GuardConfig = GuardConfig()
     defaults: DefaultsConfig = DefaultsConfig()
     limits: LimitsConfig = LimitsConfig()
@@ -254,10 +255,10 @@ class Configuration(Struct, frozen=True, kw_only=True):
     log: LogConfig = LogConfig()
     retention: RetentionConfig = RetentionConfig()
     programs: dict[str, ProgramConfig] = msgspec.field(default_factory=lambda: {"claude": ProgramConfig(stop="SIGINT-main")})
-    """By the program's name as the loop rule derives it from a command. Claude prints its totals after SIGINT within 0.2 s; after
-    SIGTERM to all its processes, its tool dies first, and it may make one more call to report that."""
+    """By the program's name, as the loop rule derives it from a command. Claude prints its totals within 0.2 s after SIGINT. After
+    SIGTERM to all its processes, its tool dies first, and it may make one more model call to report that."""
     prices: dict[str, Price] = {}
-    """By the model's name as agents write it."""
+    """By the model's name, as agents write it."""
     budgets: BudgetsConfig = BudgetsConfig()
     agents: dict[str, Agent] = {}
 
@@ -269,14 +270,16 @@ class Loaded:
     config: Configuration
     settings: list[Setting]
     files: list[Path]
-    """The files that were there."""
+    """The files that exist."""
     strongest: Path | None = None
-    """The file whose values win, there or not: what no file sets would be set in it."""
+    """The file whose values win. It may not exist; a value that no file sets belongs in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _FileValues:
-    """What the files set, the strongest last. `names` holds, for each table of tables, the names in it, with the file."""
+    """What the files set, the strongest file's values in place of others'.
+
+    `names` holds, for each table of named tables, the names in it and their files."""
 
     values: dict[str, tuple[Path, Any]]
     names: dict[str, dict[str, Path]]
@@ -296,7 +299,7 @@ def config_files(env: Mapping[str, str], flag: str | None = None) -> tuple[list[
 
 
 def load(files: Sequence[Path] = (), *, required: bool = False) -> Loaded:
-    """Reads `files`, the weakest first. One that is missing is skipped unless `required`. Raises `ConfigError`."""
+    """Read `files`, the weakest first. A missing file is skipped unless `required`. Raises `ConfigError`."""
     layers = [(path, table) for path in files if (table := _read(path, required=required)) is not None]
     found = _FileValues({}, {})
     for path, table in layers:
@@ -323,7 +326,7 @@ def _read(path: Path, *, required: bool) -> dict[str, Any] | None:
         return None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # not only TOMLDecodeError: of a number with too many digits int() says so
+    except (ValueError, RecursionError) as error:  # ValueError: int() refuses a number with too many digits
         raise ConfigError(f"{path}: not TOML: {error}") from error
 
 
@@ -340,7 +343,7 @@ def _content(path: Path) -> bytes:
 
 
 def _collect(struct: type[Struct], table: Mapping[str, Any], path: Path, prefix: str, found: _FileValues) -> None:
-    """Checks the keys of a file's table, and adds what it sets."""
+    """Check the keys of a file's table, and add its values to `found`."""
     fields = {field.name: field.type for field in msgspec.structs.fields(struct)}
     for name, value in table.items():
         key = f"{prefix}{name}"
@@ -370,7 +373,7 @@ def _table(value: Any, path: Path, key: str) -> Mapping[str, Any]:
 
 
 def entry_key(key: str, name: str) -> str:
-    """Return the key of a named table, as TOML has it: quoted where it must be."""
+    """Return the key of a named table in TOML, quoted if necessary."""
     return f"{key}.{name if re.fullmatch(r'[A-Za-z0-9_-]+', name) else json.dumps(name, ensure_ascii=False)}"
 
 
@@ -500,7 +503,7 @@ def _may_be_off(kind: Any) -> bool:
 
 
 def _parts(kind: Any) -> Iterator[Any]:
-    """A type, and everything it is put together from."""
+    """Yield a type, and all types that it consists of."""
     yield kind
     for part in get_args(kind):
         yield from _parts(part)
@@ -511,7 +514,7 @@ def _is_section(kind: Any) -> bool:
 
 
 def _entry(kind: Any) -> type[Struct] | None:
-    """Of a table of tables whose names are free to choose, what each of them holds."""
+    """Return the type of each entry, for a table of tables whose names the operator chooses; else `None`."""
     return get_args(kind)[1] if get_origin(kind) is dict else None
 
 
@@ -523,8 +526,8 @@ _AT_MOST = (
     ("defaults.cost", "limits.max_cost"),
     ("attempts.delay", "attempts.delay_max"),
 )
-"""Pairs of which the first may not be above the second. Where only the second is set, it lowers the first's built-in value;
-where both are set, it is an error."""
+"""Pairs of keys: the first may not be above the second. If only the second is set, it lowers the first's built-in value. If both
+are set, it is an error."""
 
 
 def _too_high(config: Configuration) -> list[tuple[str, str]]:
@@ -541,7 +544,7 @@ def _check_together(config: Configuration, origins: Mapping[str, tuple[Path, Any
 
 
 def _check_agents(config: Configuration, found: _FileValues) -> None:
-    """Raise `ConfigError` for an agent whose name could not be that of a run, or whose limits no run could have."""
+    """Raise `ConfigError` for an agent whose name a run cannot have, or whose limits a run cannot have."""
     ranges = Policy(max_time=config.limits.max_time, max_turns=config.limits.max_turns, max_cost=config.limits.max_cost)
     for name, agent in config.agents.items():
         key = entry_key("agents", name)
@@ -556,7 +559,7 @@ def _check_agents(config: Configuration, found: _FileValues) -> None:
 
 
 def main() -> None:
-    """Print the settings of a daemon that would be started here, as JSON. `sfactl run --help` asks for them where no daemon is."""
+    """Print, as JSON, the settings of a daemon that would be started here. `sfactl run --help` shows them if no daemon runs."""
     files, required = config_files(os.environ)
     try:
         print(msgspec.json.encode(load(files, required=required).settings).decode())

@@ -85,7 +85,7 @@ def test_a_night_without_lingering_and_one_with_it(machine: Machine) -> None:
 
 def test_a_fresh_machine(machine: Machine) -> None:
     shown = machine.login(f"sfactl spawn -q -- sleep 600\n{SFAD} install --user\nsfactl stop --all\n{SFAD} install --user")
-    assert "has runs, or does not answer. When they have ended: kill " in shown
+    assert "has runs, or does not answer. When its runs have ended: kill " in shown
     for step in (f"wrote: {UNITS}/sfad.service", "ended: the daemon", "ran: systemctl --user start sfad.socket sfad.service"):
         assert step in shown
     assert WARNING.search(shown.rpartition("ran: ")[2])
