@@ -27,16 +27,16 @@ from .durable.handover import Handover
 from .durable.journal import Memory
 from .faults import effect
 from .host import logout, systemd
+from .host.descriptors import hold_back
 from .host.disk_reserve import DiskReserve
 from .host.priority import raise_priority
 from .host.socket_file import PathError, bind_socket, prepare_socket, unbind_socket
 from .host.state_dir import StateLock, resume_lock, take_state_dir
 from .host.tasks import keep_serving
-from .launch import choose
 from .launch.base import Launcher
-from .launch.reaper import ChildSignals
-from .launch.reserve import hold_back
+from .launch.choose import choose
 from .launch.sweep import sweep
+from .launch.watch.reaper import ChildSignals
 from .ledger import Ledger, LedgerError, is_full
 from .loop.runtime import Runtime
 from .observe.log import Log
@@ -206,7 +206,7 @@ class Daemon:
         containment = self._loaded.config.containment
         launcher = choose(
             instance=self._place.instance,
-            forced=containment.mode,
+            mode=containment.mode,
             cgroup_parent=containment.cgroup_parent,
             emit=lambda event: self._runtime.reported(event),
             clock=trio.current_time,

@@ -14,7 +14,7 @@ from .daemon import Daemon, Place
 from .durable.handover import taken
 from .host.clock import MonotonicClock
 from .host.socket_file import PathError
-from .launch import CgroupImpossible
+from .launch.base import CgroupImpossible
 from .ledger import LedgerError
 from .protocol.paths import daemon_socket
 from .protocol.paths import state_dir as resolve_state_dir

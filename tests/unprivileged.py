@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from sfad.launch import cgroupfs
+from sfad.launch.contain.cgroup import cgroupfs
 
 NOBODY = 65534
 

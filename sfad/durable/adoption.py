@@ -21,7 +21,7 @@ from ..core.guard import counted
 from ..core.run import Run
 from ..core.snapshot import Remembered, rebased, restored
 from ..faults import effect
-from ..launch.base import Found, Remains
+from ..launch.base import Adopted, Remains
 from ..launch.pidfd import exit_status
 from ..ledger import RunExtra
 from ..metering.metering import bounds_of
@@ -171,14 +171,14 @@ class _Recoverer:
         complete = self._memory.sound and (self._memory.same_boot or self._handed is not None)
         return remembered or not complete
 
-    def _found(self, live: Live, held: Held) -> Found:
+    def _found(self, live: Live, held: Held) -> Adopted:
         run = live.run
         if not run.attempt or not (self._memory.same_boot or self._handed is not None):
-            return Found(None, empty=True)
+            return Adopted(None, empty=True)
         remains = held.remains or _remains(live)
         return self._runtime.launcher.adopt(run.id, run.parent.id if run.parent is not None else None, remains)
 
-    def _ended(self, run: Run, found: Found) -> e.MainExited | None:
+    def _ended(self, run: Run, found: Adopted) -> e.MainExited | None:
         """How a main process has ended that is not there any more, if the kernel tells who kept its pidfd."""
         pidfd = self._stored.get(name_of_main(run))
         status = exit_status(pidfd) if run.pid and found.pid is None and pidfd is not None else None

@@ -1,18 +1,26 @@
-"""The last descriptors of the process are reserved: without one, the daemon can neither be reached nor stop a run.
+"""Descriptors are reserved, in two ways: without one the daemon can neither be reached nor stop a run.
 
-What takes descriptors is refused while some are still free: first clients, then new runs, last the owner of the daemon.
+What takes descriptors is refused while some are still free: first clients, then new runs, last the owner of the daemon
+(`Descriptors`). The very last are kept back for stopping (`hold_back`): the daemon's soft RLIMIT_NOFILE is a little below
+the hard one, and the launcher lifts it while it signals, kills and looks. So no descriptor is held ready for that.
 """
 
 from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
 RESERVE, LEAST = 32, 4
 """Descriptors in one reserve, and what it has at least where the limit is low. A launch takes eight for some milliseconds; the
 ledger, the spool and the price list take a few each."""
+KEPT_BACK = 24
+"""Descriptors for stopping. A stop needs four at a time: a directory that is listed, a control file, `/proc`, and a pidfd."""
+
+_limits: tuple[int, int] | None = None
+"""The soft and the hard limit of this process, while it keeps some back."""
 
 
 class Need(IntEnum):
@@ -47,3 +55,30 @@ class Descriptors:
             f"only {free} of {limit} descriptors are left, {more} are needed and {reserved} are reserved; end some runs or "
             "clients, or raise LimitNOFILE= of the daemon's unit (ulimit -n)"
         )
+
+
+def soft_of(hard: int) -> int:
+    """Return the soft limit under a hard one: `KEPT_BACK` less, but at least three quarters of it."""
+    return max(hard - KEPT_BACK, hard * 3 // 4)
+
+
+def hold_back() -> int:
+    """Set the soft limit; return what it was."""
+    global _limits
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _limits = soft_of(hard), hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, _limits)
+    return soft
+
+
+@contextmanager
+def lifted() -> Iterator[None]:
+    """Allow the descriptors that are kept back. The limit is the whole process's, so nothing in the block may wait."""
+    if _limits is None:
+        yield
+        return
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_limits[1], _limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, _limits)

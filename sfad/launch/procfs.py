@@ -107,6 +107,11 @@ def is_alive(pid: int, started: int | None) -> bool:
     return process is not None and process.alive and started in (None, process.started)
 
 
+def lives(pid: int) -> bool:
+    """Return whether a process has not ended."""
+    return is_alive(pid, None)
+
+
 def stat(pid: int) -> Stat | None:
     """One process."""
     return _stat(pid, f"/proc/{pid}/stat")

@@ -20,8 +20,9 @@ from time import monotonic, sleep
 
 from ..core.ids import run_number
 from ..protocol.types import RunId
-from . import cgroupfs, controllers, procfs
-from .marks import cookie, cookie_run
+from . import procfs
+from .contain.cgroup import cgroupfs, controllers
+from .contain.marks import cookie, cookie_run
 
 BOUND = 10.0
 """Seconds that a sweep takes at most for the cgroups, and for the cookies; `stop.kill_wait`'s default."""
@@ -115,7 +116,7 @@ def _clear(base: str) -> list[int]:
             poll = select.poll()
             poll.register(events, select.POLLPRI)
             while b"populated 1" in os.pread(events.fileno(), 256, 0) and monotonic() < until:
-                _kill_group(base)
+                cgroupfs.write(f"{base}/cgroup.kill", b"1")
                 poll.poll(_INSIST * 1000)
     except OSError as error:
         if error.errno not in procfs.GONE:  # systemd removes what has become empty
@@ -125,15 +126,6 @@ def _clear(base: str) -> list[int]:
     if os.path.basename(base).startswith("sfad-"):
         controllers.undo(os.path.dirname(base))
     return _pids(base)
-
-
-def _kill_group(base: str) -> None:
-    try:
-        cgroupfs.write(f"{base}/cgroup.kill", b"1")
-    except FileNotFoundError:  # before Linux 5.14
-        for pid in _pids(base):
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
 
 
 def _remove(base: str) -> None:

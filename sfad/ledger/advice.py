@@ -17,9 +17,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ..core.limits import KINDS, most_of
+from ..core.limits import most_of
 from ..core.policy import Policy
 from ..protocol.advice import Advice
+from ..protocol.kinds import COSTS, KINDS
 from ..protocol.types import ENDED, LimitKind, Reason, Status, Usage
 from .connections import FILE, open_reader
 from .errors import LedgerError
@@ -38,13 +39,7 @@ BUILT_IN = Policy()
 
 _PERCENTILE = 95
 
-_FIELDS = {
-    LimitKind.TIME: "elapsed_s",
-    LimitKind.TURNS: "turns",
-    LimitKind.MESSAGES: "messages",
-    LimitKind.TOKENS: "tokens",
-    LimitKind.COST: "cost_usd",
-}
+_FIELDS = {kind: spec.learned_from for kind, spec in KINDS.items() if spec.learned_from}
 """The kinds that have advice, and the field of `Usage` that holds a run's use."""
 
 
@@ -96,7 +91,7 @@ def percentile(values: Sequence[float]) -> float:
 
 def rounded_up(kind: LimitKind, amount: float) -> float:
     """Round as a person would: to cents; tokens of 1 000 and more to two digits; else to whole numbers."""
-    if kind is LimitKind.COST:
+    if kind in COSTS:
         return _ceil(amount * 100) / 100
     step = 10 ** max(0, len(str(_ceil(amount))) - 2) if kind is LimitKind.TOKENS and amount >= 1000 else 1
     return float(_ceil(amount / step) * step)

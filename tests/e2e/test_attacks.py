@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from sfactl.connection import Client
-from sfad.launch import cgroupfs
+from sfad.launch.contain.cgroup import cgroupfs
 from sfad.protocol import messages as m
 from sfad.protocol.errors import ErrorCode
 from sfad.protocol.types import RunInfo, Status

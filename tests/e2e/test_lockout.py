@@ -15,7 +15,7 @@ import pytest
 
 from sfactl.connection import DaemonError
 from sfactl.exits import Exit
-from sfad.launch.reserve import soft_of
+from sfad.host.descriptors import soft_of
 from sfad.protocol import messages as m
 from sfad.protocol.errors import ErrorCode
 from tests.conftest import GENEROUS, Start

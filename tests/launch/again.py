@@ -32,13 +32,6 @@ def zombie(pid: int) -> None:
         time.sleep(0.001)
 
 
-def pid_of(rig: Rig, run: str) -> int:
-    """Of its main process."""
-    main = rig.launcher._runs[run].main
-    assert main is not None
-    return main.pid
-
-
 async def first(kind: str, instance: str) -> None:
     """Launches, and becomes the second."""
     rig = Rig(kind, instance=instance)
@@ -54,10 +47,10 @@ async def first(kind: str, instance: str) -> None:
         rig.launch("a5", "/nonexistent/command")
         rig.launch("a6", "no\0such")  # it was not even spawned
         rig.launch("a7", "sh", "-c", TICK)
-        zombie(pid_of(rig, "a4"))
-        zombie(pid_of(rig, "a5"))
-        os.kill(pid_of(rig, "a3"), signal.SIGUSR1)
-        zombie(pid_of(rig, "a3"))
+        zombie(rig.main("a4").pid)
+        zombie(rig.main("a5").pid)
+        os.kill(rig.main("a3").pid, signal.SIGUSR1)
+        zombie(rig.main("a3").pid)
         remains = encode(rig.launcher.hand_over())
         try:
             os.execve("/nonexistent", ["/nonexistent"], {})

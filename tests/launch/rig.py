@@ -16,13 +16,16 @@ import pytest
 import trio
 
 from sfad.core.events import Emptied, Event, Frozen, LaunchFailed, LaunchSucceeded, MainExited
-from sfad.launch import procfs, trampoline
-from sfad.launch.base import LaunchSpec, Remains
-from sfad.launch.cgroup import CgroupLauncher
-from sfad.launch.cgroupfs import CgroupImpossible
+from sfad.launch import procfs
+from sfad.launch.base import CgroupImpossible, LaunchSpec, Remains
+from sfad.launch.choose import choose
+from sfad.launch.contain.cgroup.containment import CgroupContainment
+from sfad.launch.contain.tags.containment import TagsContainment
 from sfad.launch.local import LocalLauncher
+from sfad.launch.news import News
+from sfad.launch.runs import HeldRun, MainProcess
+from sfad.launch.start import trampoline
 from sfad.launch.sweep import sweep
-from sfad.launch.tags import TagsLauncher
 
 PATIENCE = 60.0
 """Seconds within which anything must have happened, on a machine that is shared."""
@@ -33,11 +36,12 @@ E = TypeVar("E", bound=Event)
 def make(kind: str, emit: Callable[[Event], None], *, program: str = "elf", instance: str = "") -> LocalLauncher:
     """A launcher of that containment; skips the test where there is none."""
     start = {"elf": trampoline.best, "python": trampoline.python}[program]
-    options = {"instance": instance or secrets.token_hex(6), "emit": emit}
+    name = instance or secrets.token_hex(6)
+    if kind == "tags":  # not by `choose`, which stays in the cgroups of an earlier daemon
+        news = News(emit, trio.current_time, lambda _text: None)
+        return LocalLauncher(name, news, TagsContainment, trampoline=start())
     try:
-        if kind == "cgroup":
-            return CgroupLauncher(trampoline=start(), **options)  # type: ignore[arg-type]
-        return TagsLauncher(trampoline=start(), **options)  # type: ignore[arg-type]
+        return choose(instance=name, emit=emit, mode="cgroup", trampoline=start())
     except CgroupImpossible as reason:
         pytest.skip(f"no cgroup containment here: {reason}")
 
@@ -51,6 +55,30 @@ class Rig:
         self.forgets = False
         self._more = trio.Event()
         self.launcher = make(kind, self._note, program=program, instance=instance)
+
+    @property
+    def cgroups(self) -> CgroupContainment:
+        """The launcher's containment; skips the test if that is by tags."""
+        if not isinstance(self.launcher._containment, CgroupContainment):
+            pytest.skip("only with cgroups")
+        return self.launcher._containment
+
+    @property
+    def tags(self) -> TagsContainment:
+        """The launcher's containment; skips the test if that is by cgroups."""
+        if not isinstance(self.launcher._containment, TagsContainment):
+            pytest.skip("only with tags")
+        return self.launcher._containment
+
+    def held(self, run: str) -> HeldRun:
+        """What the launcher knows of a run."""
+        return self.launcher._runs[run]
+
+    def main(self, run: str) -> MainProcess:
+        """Its main process."""
+        main = self.held(run).main
+        assert main is not None
+        return main
 
     def remember(self, remains: Remains) -> bool:
         """Unless it `forgets`."""
@@ -151,8 +179,8 @@ async def rigged(kind: str, *, program: str = "elf", instance: str = "") -> Asyn
 def _end_what_is_left(rig: Rig) -> None:
     """For tests that fail half-way."""
     launcher = rig.launcher
-    if isinstance(launcher, TagsLauncher):
-        while launcher._slay(set(launcher._runs)):
+    if isinstance(launcher._containment, TagsContainment):
+        while launcher._containment._slay(set(launcher._runs)):
             pass
     sweep(launcher.instance)
     for held in launcher._runs.values():

@@ -18,13 +18,13 @@ import pytest
 import trio
 
 from sfad.core.events import Emptied, Frozen, LaunchSucceeded, MainExited, Surveyed
-from sfad.launch import adopted as abroad
-from sfad.launch import cgroupfs, marks, procfs
-from sfad.launch.base import Bounds, Found, Remains
-from sfad.launch.cgroup import CgroupLauncher
+from sfad.launch import procfs
+from sfad.launch.base import Adopted, Bounds, Remains
+from sfad.launch.contain import looks, marks
+from sfad.launch.contain.cgroup import cgroupfs
 from sfad.launch.pidfd import tells_exits
+from sfad.launch.start.trampoline import is_one
 from sfad.launch.sweep import sweep
-from sfad.launch.trampoline import is_one
 from tests.harness import wait_until
 from tests.launch import programs
 from tests.launch.first import Plan, daemon, dead
@@ -39,12 +39,12 @@ def instance() -> str:
     return secrets.token_hex(6)
 
 
-def adopt(rig: Rig, remains: dict[str, Remains], parents: dict[str, str] | None = None) -> dict[str, Found]:
+def adopt(rig: Rig, remains: dict[str, Remains], parents: dict[str, str] | None = None) -> dict[str, Adopted]:
     return {run: rig.launcher.adopt(run, (parents or {}).get(run), one) for run, one in remains.items()}
 
 
 def members(rig: Rig, run: str) -> set[int]:
-    return {pid for pid, _ in rig.launcher._members(rig.launcher._runs[run])}
+    return {pid for pid, _ in rig.launcher._containment.members(rig.held(run))}
 
 
 def gathered(rig: Rig, run: str, main: int | None, count: int) -> bool:
@@ -70,7 +70,7 @@ async def test_it_ticks_on_and_its_exit_code_is_known(containment: str, instance
     remains = dead(containment, instance, ("a1", None, ["sh", "-c", TICK, str(tmp_path / "ticks")]))
     pid = remains["a1"].pid
     async with rigged(containment, instance=instance) as rig:
-        assert adopt(rig, remains) == {"a1": Found(pid, empty=False)}
+        assert adopt(rig, remains) == {"a1": Adopted(pid, empty=False)}
         await until(grows(tmp_path / "ticks"), "ticking")
         assert rig.launcher.remains("a1") == remains["a1"]
         assert pid is not None
@@ -87,10 +87,8 @@ async def test_the_signal_that_ended_it_is_known(containment: str, instance: str
     remains = dead(containment, instance, ("a1", None, ["sleep", "1000"]))
     async with rigged(containment, instance=instance) as rig:
         adopt(rig, remains)
-        held = rig.launcher._runs["a1"]
-        assert held.main is not None
-        rig.launcher._reap(held, held.main)  # a call may be spurious
-        assert held.main.ended is None
+        rig.launcher._mains._reap(rig.held("a1"), rig.main("a1"))  # a call may be spurious
+        assert rig.main("a1").ended is None
         rig.launcher.signal_main("a1", signal.SIGUSR1)
         exited = await rig.wait(MainExited, "a1")
         assert (exited.code, exited.signal, exited.empty) == (None, signal.SIGUSR1 if tells_exits() else None, True)
@@ -99,8 +97,8 @@ async def test_the_signal_that_ended_it_is_known(containment: str, instance: str
 
 async def test_an_end_that_cannot_be_known(containment: str, instance: str, monkeypatch: pytest.MonkeyPatch) -> None:
     remains = dead(containment, instance, ("a1", None, ["sleep", "1000"]))
-    monkeypatch.setattr("sfad.launch.local.exit_status", lambda _pidfd: None)
-    monkeypatch.setattr("sfad.launch.local.tells_exits", lambda: False)
+    monkeypatch.setattr("sfad.launch.watch.mains.exit_status", lambda _pidfd: None)
+    monkeypatch.setattr("sfad.launch.watch.mains.tells_exits", lambda: False)
     async with rigged(containment, instance=instance) as rig:
         adopt(rig, remains)
         await rig.stop("a1")
@@ -112,9 +110,9 @@ async def test_pid_1_that_does_not_reap_is_not_waited_for_for_ever(
     containment: str, instance: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remains = dead(containment, instance, ("a1", None, ["sleep", "1000"]))
-    monkeypatch.setattr("sfad.launch.local.exit_status", lambda _pidfd: None)
-    monkeypatch.setattr("sfad.launch.local.reaped", lambda _pidfd: False)
-    monkeypatch.setattr("sfad.launch.local._NEWS", 0.3)
+    monkeypatch.setattr("sfad.launch.watch.mains.exit_status", lambda _pidfd: None)
+    monkeypatch.setattr("sfad.launch.watch.mains.reaped", lambda _pidfd: False)
+    monkeypatch.setattr("sfad.launch.watch.mains._NEWS", 0.3)
     async with rigged(containment, instance=instance) as rig:
         adopt(rig, remains)
         await rig.stop("a1")
@@ -152,7 +150,7 @@ async def test_what_a_main_that_has_ended_left(containment: str, instance: str) 
         assert pid is not None
         await until(lambda: procfs.stat(pid) is None, "it has ended")
     async with rigged(containment, instance=instance) as rig:
-        assert adopt(rig, remains) == {"a1": Found(None, empty=False)}
+        assert adopt(rig, remains) == {"a1": Adopted(None, empty=False)}
         await until(lambda: gathered(rig, "a1", pid, 6), "all are found")
         found = members(rig, "a1")
         await rig.stop("a1", number=signal.SIGTERM)
@@ -181,7 +179,7 @@ async def test_what_the_dead_daemon_had_frozen(containment: str, instance: str, 
     remains = dead(containment, instance, ("a1", None, ["sh", "-c", TICK, str(ticks)]), frozen=["a1"])
     async with rigged(containment, instance=instance) as rig:
         moves = grows(ticks) if ticks.exists() else ticks.exists
-        assert adopt(rig, remains)["a1"] == Found(remains["a1"].pid, empty=False)
+        assert adopt(rig, remains)["a1"] == Adopted(remains["a1"].pid, empty=False)
         rig.launcher.freeze("a1")  # as the runtime does for a run that it knows as paused
         await rig.wait(Frozen, "a1")
         assert not moves()
@@ -199,7 +197,7 @@ async def test_another_process_with_the_pid_is_not_touched(containment: str, ins
     try:
         async with rigged(containment, instance=instance) as rig:
             found = adopt(rig, {"a1": strangers["a1"], "a2": Remains("00", pid=pid), "a3": Remains("00", pid=1)})
-            assert set(found.values()) == {Found(None, empty=True)}
+            assert set(found.values()) == {Adopted(None, empty=True)}
             for run in found:
                 assert not rig.launcher.signal_main(run, signal.SIGTERM)
                 await rig.stop(run)
@@ -213,7 +211,7 @@ async def test_a_recycled_pid_is_not_signalled(containment: str, instance: str) 
     assert remains.started is not None
     async with rigged(containment, instance=instance) as rig:
         found = rig.launcher.adopt("a1", None, replace(remains, started=remains.started - 1))
-        assert found == Found(None, empty=False)  # what is alive in the containment is the run's, but it is not the main process
+        assert found == Adopted(None, empty=False)  # what is alive in the containment is the run's, but it is not the main process
         assert not rig.launcher.signal_main("a1", signal.SIGTERM)
         await rig.stop("a1")
 
@@ -221,7 +219,7 @@ async def test_a_recycled_pid_is_not_signalled(containment: str, instance: str) 
 async def test_the_cookie_of_another_attempt_is_not_enough(instance: str) -> None:
     remains = dead("tags", instance, ("a1", None, ["sleep", "1000"]))["a1"]
     async with rigged("tags", instance=instance) as rig:
-        assert rig.launcher.adopt("a1", None, replace(remains, nonce="0123")) == Found(None, empty=True)
+        assert rig.launcher.adopt("a1", None, replace(remains, nonce="0123")) == Adopted(None, empty=True)
         await rig.stop("a1")
         assert alive({remains.pid})  # the sweep ends it
 
@@ -229,7 +227,7 @@ async def test_the_cookie_of_another_attempt_is_not_enough(instance: str) -> Non
 async def test_who_is_not_remembered_is_no_main_process_and_is_stopped_with_the_run(containment: str, instance: str) -> None:
     remains = dead(containment, instance, ("a1", None, [*PYTHON, programs.ORPHANS, "6"]))["a1"]
     async with rigged(containment, instance=instance) as rig:
-        assert rig.launcher.adopt("a1", None, Remains(remains.nonce)) == Found(None, empty=False)
+        assert rig.launcher.adopt("a1", None, Remains(remains.nonce)) == Adopted(None, empty=False)
         assert rig.launcher.remains("a1") == Remains(remains.nonce)
         await rig.stop("a1")
         assert not alive({remains.pid})
@@ -238,8 +236,8 @@ async def test_who_is_not_remembered_is_no_main_process_and_is_stopped_with_the_
 async def test_nothing_is_left(containment: str, instance: str) -> None:
     async with rigged(containment, instance=instance) as rig:
         assert adopt(rig, {"a1": Remains("00"), "a2": Remains("00", pid=999_999_999)}, {"a2": "a1"}) == {
-            "a1": Found(None, empty=True),
-            "a2": Found(None, empty=True),
+            "a1": Adopted(None, empty=True),
+            "a2": Adopted(None, empty=True),
         }
         assert rig.launcher.remains("a1") == Remains("00", pid=0)
         rig.launch("a2", "true", parent="a1")  # another attempt
@@ -252,7 +250,7 @@ async def test_nested_runs(containment: str, instance: str) -> None:
     remains = dead(containment, instance, *runs)
     async with rigged(containment, instance=instance) as rig:
         found = adopt(rig, remains, {"a2": "a1", "a3": "a2"})
-        assert found == {run: Found(one.pid, empty=False) for run, one in remains.items()}
+        assert found == {run: Adopted(one.pid, empty=False) for run, one in remains.items()}
         rig.launch("a4", "sh", "-c", "setsid --fork sleep 1000; sleep 1000", parent="a3")
         await rig.running("a4")
         await until(lambda: len(members(rig, "a1")) == 6, "all are found")
@@ -302,7 +300,7 @@ async def test_runs_that_were_held_by_tags_get_a_cgroup(instance: str) -> None:
 async def test_runs_that_were_held_by_cgroups_are_found_by_their_cookie(instance: str) -> None:
     remains = dead("cgroup", instance, ("a1", None, ["sh", "-c", "setsid --fork sleep 1000; exec sleep 1000"]))
     async with rigged("tags", instance=instance) as rig:
-        assert adopt(rig, remains) == {"a1": Found(remains["a1"].pid, empty=False)}
+        assert adopt(rig, remains) == {"a1": Adopted(remains["a1"].pid, empty=False)}
         await until(lambda: len(members(rig, "a1")) == 2, "both are found")
         await rig.stop("a1", number=signal.SIGTERM)
 
@@ -314,7 +312,7 @@ async def test_it_ended_before_it_is_looked_for_again(containment: str, instance
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         await until(lambda: not alive({pid}), "it has ended")
-        assert adopt(rig, remains) == {"a1": Found(None, empty=True)}
+        assert adopt(rig, remains) == {"a1": Adopted(None, empty=True)}
         rig.launcher.release("a1")
 
 
@@ -359,7 +357,7 @@ async def test_a_launch_in_flight_does_not_escape(containment: str, instance: st
         if hung:
             assert found.pid is None
         else:
-            assert found == Found(pid, empty=False)
+            assert found == Adopted(pid, empty=False)
             assert rig.launcher.place(pid, None) == "a1"
             assert procfs.read(f"/proc/{pid}/comm") == b"sleep\n"
             assert members(rig, "a1") == {pid}
@@ -391,7 +389,7 @@ async def test_a_launch_that_did_not_take_place(instance: str) -> None:
         cell = f"{rig.launcher.detail}/a1/self"
         os.makedirs(cell)
         door = os.open(f"{cell}/cgroup.procs", os.O_WRONLY)  # as a child has it that has not executed its trampoline yet
-        assert rig.launcher.adopt("a1", None, Remains("abcd")) == Found(None, empty=True)
+        assert rig.launcher.adopt("a1", None, Remains("abcd")) == Adopted(None, empty=True)
         rig.launcher.release("a1")
         await until(lambda: not os.path.exists(cell), "its cgroup is removed")
         with pytest.raises(OSError, match="No such device"):
@@ -437,7 +435,7 @@ async def test_runs_stay_where_the_first_daemon_put_them(instance: str, elsewher
         cgroupfs.write(f"{mount.directory(mine or '/')}/cgroup.procs", str(os.getpid()).encode())
     async with rigged("cgroup", instance=instance) as rig:
         assert rig.launcher.detail == f"{elsewhere}/sfad-{instance}"
-        assert adopt(rig, remains) == {"a1": Found(remains["a1"].pid, empty=False)}
+        assert adopt(rig, remains) == {"a1": Adopted(remains["a1"].pid, empty=False)}
         rig.launch("a2", "true", parent="a1")
         await rig.wait(MainExited, "a2")
         await rig.stop("a2", "a1")
@@ -451,7 +449,7 @@ async def test_bounds_are_kept(containment: str, instance: str) -> None:
     async with rigged(containment, instance=instance) as rig:
         bound = os.sched_getaffinity(pid)
         adopt(rig, remains)
-        held = rig.launcher._runs["a1"]
+        held = rig.held("a1")
         assert held.bounds == remains["a1"].bounds
         assert held.cpus == (bound if rig.launcher.enforcement("cpu") == "watching" else None)
         assert rig.launcher.breaches("a1") == frozenset()
@@ -480,8 +478,8 @@ async def test_two_hundred_runs_are_adopted_at_once(containment: str, instance: 
     async with rigged(containment, instance=instance) as rig:
         found = adopt(rig, remains)
         gone = adopt(rig, {f"c{number:03}": Remains("00", pid=999_999_999) for number in range(100, 300)})
-        assert found == {run: Found(one.pid, empty=False) for run, one in remains.items()}
-        assert set(gone.values()) == {Found(None, empty=True)}
+        assert found == {run: Adopted(one.pid, empty=False) for run, one in remains.items()}
+        assert set(gone.values()) == {Adopted(None, empty=True)}
         await rig.stop(*remains)
         for run in gone:
             rig.launcher.release(run)
@@ -510,13 +508,12 @@ async def test_the_tags_of_other_instances_are_not_ours(instance: str) -> None:
 
 
 def sleepers_below(pid: int) -> set[int]:
-    found = {one.process.pid for one, _ in abroad.look().placed(lambda _one, _above: None, pid)}
+    found = {one.process.pid for one, _ in looks.look().placed(lambda _one, _above: None, pid)}
     return {pid for pid in found if procfs.read(f"/proc/{pid}/comm") == b"sleep\n"}
 
 
 async def test_a_cgroup_that_was_removed(instance: str) -> None:
     async with rigged("cgroup", instance=instance) as rig:
-        assert isinstance(rig.launcher, CgroupLauncher)
         os.rmdir(rig.launcher.detail)
         rig.launch("a1", "true")
         assert (await rig.wait(MainExited, "a1")).code == 0

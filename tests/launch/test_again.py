@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sfad.core.events import LaunchFailed, LaunchSucceeded, MainExited
-from sfad.launch.base import Found
+from sfad.launch.base import Adopted
 from tests.launch.again import EXPECTED
 from tests.launch.rig import PATIENCE, Rig
 
@@ -66,4 +66,4 @@ async def test_taking_it_back(rig: Rig) -> None:
 async def test_a_run_that_is_not_held(rig: Rig) -> None:
     assert rig.launcher.remains("a1") is None
     assert rig.launcher.hand_over() == {}
-    assert Found(None, empty=True).starting is False
+    assert Adopted(None, empty=True).starting is False

@@ -14,11 +14,11 @@ import psutil
 import pytest
 
 from sfad.core.events import Frozen, LaunchSucceeded, MainExited
-from sfad.launch import cgroupfs, controllers, procfs
-from sfad.launch.affinity import Affinity, bind
+from sfad.launch import procfs
 from sfad.launch.base import Bounds, Launcher
-from sfad.launch.cgroup import CgroupLauncher
-from sfad.launch.tags import TagsLauncher
+from sfad.launch.contain.affinity import Affinity, bind
+from sfad.launch.contain.cgroup import cgroupfs, controllers
+from sfad.launch.contain.cgroup.containment import CgroupContainment
 from tests.launch import programs
 from tests.launch.rig import Rig, until
 from tests.launch.test_containment import processes, ready
@@ -75,7 +75,7 @@ async def test_many_runs_take_one_scan(rig: Rig, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(procfs, "scan", noted)
     assert {run: load.processes for run, load in rig.launcher.loads(runs).items()} == dict.fromkeys(runs, 1)
-    assert len(scans) == isinstance(rig.launcher, TagsLauncher)
+    assert len(scans) == (rig.launcher.containment == "tags")
     monkeypatch.undo()
     await rig.stop(*runs)
 
@@ -108,8 +108,7 @@ async def test_uses_of_nobody(rig: Rig) -> None:
 
 
 def test_cpus_are_spread() -> None:
-    affinity = Affinity()
-    affinity.all = frozenset(range(8))
+    affinity = Affinity(frozenset(range(8)))
     chosen = [affinity.choose(1.5, affinity.all) for _ in range(4)]
     assert [len(cpus) for cpus in chosen] == [2] * 4
     assert frozenset().union(*chosen) == affinity.all
@@ -183,11 +182,12 @@ async def test_a_bound_that_cannot_be_set_is_said_and_keeps_nothing_from_running
     rig: Rig, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
     launcher = rig.launcher
-    if not isinstance(launcher, CgroupLauncher) or launcher.enforcement("memory") == "kernel":
+    contained = launcher._containment
+    if not isinstance(contained, CgroupContainment) or launcher.enforcement("memory") == "kernel":
         pytest.skip("for a pretended controller")
     said: list[str] = []
-    launcher._complain = launcher._controllers._complain = said.append
-    launcher._controllers.available = {"memory"}
+    launcher._news._complain = contained._controllers._complain = said.append
+    contained._controllers.available = {"memory"}
     monkeypatch.setattr(cgroupfs, "write", refusing(suffix, []))
     rig.launch("a1", "true", bounds=Bounds(memory=MIB))
     assert (await rig.wait(MainExited, "a1")).code == 0
@@ -196,7 +196,7 @@ async def test_a_bound_that_cannot_be_set_is_said_and_keeps_nothing_from_running
     assert launcher.breaches("a1") == frozenset()
     assert launcher.enforcement("memory") == ("watching" if suffix == "subtree_control" else "kernel")
     monkeypatch.undo()
-    launcher._controllers.available = set()
+    contained._controllers.available = set()
     launcher.release("a1")
 
 

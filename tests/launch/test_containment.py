@@ -18,9 +18,8 @@ import pytest
 import trio
 
 from sfad.core.events import Emptied, Frozen, LaunchSucceeded, MainExited, Surveyed
-from sfad.launch import cgroupfs, procfs
-from sfad.launch.cgroup import CgroupLauncher
-from sfad.launch.tags import TagsLauncher
+from sfad.launch import procfs
+from sfad.launch.contain.cgroup import cgroupfs
 from tests.launch import programs
 from tests.launch.rig import Rig, rigged, until
 
@@ -99,13 +98,12 @@ async def test_hundreds_and_relentless_lineages(rig: Rig, tmp_path: Path) -> Non
 
 async def test_who_comes_and_goes_faster_than_we_look_is_taken_for_living(monkeypatch: pytest.MonkeyPatch) -> None:
     async with rigged("tags") as rig:
-        assert isinstance(rig.launcher, TagsLauncher)
         rig.launch("a1", "sleep", "100")
         await rig.wait(LaunchSucceeded, "a1")
         beyond = count(1 << 22)  # there is no such pid: who was listed is gone when it is looked at
         with monkeypatch.context() as patched:
             patched.setattr(procfs, "children", lambda: [next(beyond)])
-            assert rig.launcher._tops(rig.launcher._runs["a1"]) == [next(beyond) - 1]
+            assert rig.tags._census.tops({"a1"}) == [next(beyond) - 1]
         await rig.stop("a1")
 
 
@@ -299,8 +297,7 @@ async def test_place(rig: Rig) -> None:
 
 async def test_cgroups_that_the_agent_made(rig: Rig) -> None:
     launcher = rig.launcher
-    if not isinstance(launcher, CgroupLauncher):
-        pytest.skip("only with cgroups")
+    assert rig.cgroups
     rig.launch("a1", "sleep", "1000")
     pid = (await rig.wait(LaunchSucceeded, "a1")).pid
     inner = f"{launcher.detail}/a1/self/made/deeper"

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from sfad.core.events import Event, LaunchSucceeded, MainExited
-from sfad.launch import cgroupfs, controllers, procfs
+from sfad.launch import procfs
 from sfad.launch.base import Bounds
-from sfad.launch.cgroup import CgroupLauncher
-from sfad.launch.local import LocalLauncher
+from sfad.launch.contain.cgroup import cgroupfs, controllers
+from sfad.launch.contain.cgroup.containment import CgroupContainment
 from sfad.launch.sweep import sweep
 from tests.launch import programs
 from tests.launch.rig import Rig, make, rigged, until
@@ -80,13 +80,14 @@ async def test_a_hog_is_ended_and_it_is_known_why(held: Rig, tmp_path: Path) -> 
     with (tmp_path / "out").open("wb") as out:
         held.python("a1", programs.HOG, "400", "20", bounds=Bounds(memory=64 * MIB), stdout=out.fileno())
     known: list[frozenset[str]] = []
-    tell = held.launcher._tell
+    news = held.launcher._news
+    tell = news._emit
 
     def ask_and_tell(event: Event) -> None:
         known.append(held.launcher.breaches("a1"))
         tell(event)
 
-    held.launcher._tell = ask_and_tell
+    news._emit = ask_and_tell
     assert (await held.wait(MainExited, "a1")).signal == signal.SIGKILL
     assert known[-1] == {"memory"}
     assert b"had" not in (tmp_path / "out").read_bytes()
@@ -167,7 +168,6 @@ def ticks(pid: int) -> int:
 def test_everything_is_as_before_at_the_end() -> None:
     own = procfs.cgroup(os.getpid())
     launcher = make("cgroup", lambda _event: None)
-    assert isinstance(launcher, CgroupLauncher)
     parent = os.path.dirname(launcher.detail)
     if launcher.enforcement("pids") != "kernel":
         launcher.close()
@@ -181,12 +181,14 @@ def test_everything_is_as_before_at_the_end() -> None:
     assert "memory" not in said(f"{parent}/cgroup.subtree_control") or not os.path.exists(f"{parent}/cgroup.type")
 
 
-def test_a_sweep_undoes_what_a_dead_daemon_left() -> None:
+def test_a_sweep_undoes_what_a_dead_daemon_left(monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = make("cgroup", lambda _event: None)
-    assert isinstance(launcher, CgroupLauncher)
+    contained = launcher._containment
+    assert isinstance(contained, CgroupContainment)
     parent = os.path.dirname(launcher.detail)
-    vacated = launcher._controllers._vacated
-    LocalLauncher.close(launcher)  # descriptors only
+    vacated = contained._controllers._vacated
+    monkeypatch.setattr(contained, "close", lambda: None)
+    launcher.close()  # descriptors only
     try:
         if not vacated:
             pytest.skip("nothing was moved away for the sake of a controller")

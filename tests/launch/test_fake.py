@@ -10,8 +10,8 @@ import trio
 from trio.testing import MockClock
 
 from sfad.core.events import Emptied, Event, Frozen, LaunchFailed, LaunchSucceeded, MainExited, Surveyed
-from sfad.launch.base import Found, Launcher, LaunchSpec, Remains
-from sfad.launch.fake import FakeLauncher, Script
+from sfad.launch.base import Adopted, Launcher, LaunchSpec, Remains
+from tests.launch.fake import FakeLauncher, Script
 
 SPEC = LaunchSpec([b"agent"], b"/", [])
 
@@ -96,10 +96,10 @@ async def test_frozen_does_not_end(stage: Stage, autojump_clock: MockClock) -> N
 async def test_adopted(stage: Stage, autojump_clock: MockClock) -> None:  # noqa: ARG001 - pytest-trio looks for it here
     stage.launcher.survived = {"a1": Script(after=60, code=None), "a2": Script(headless=True, after=None), "a4": Script(after=None)}
     adopt = stage.launcher.adopt
-    assert adopt("a1", None, Remains("00", pid=77)) == Found(77, empty=False)
-    assert adopt("a2", "a1", Remains("00", pid=78)) == Found(None, empty=False)
-    assert adopt("a3", None, Remains("00")) == Found(None, empty=True)
-    assert adopt("a4", None, Remains("00", pid=80, report=5)) == Found(80, empty=False, starting=True)
+    assert adopt("a1", None, Remains("00", pid=77)) == Adopted(77, empty=False)
+    assert adopt("a2", "a1", Remains("00", pid=78)) == Adopted(None, empty=False)
+    assert adopt("a3", None, Remains("00")) == Adopted(None, empty=True)
+    assert adopt("a4", None, Remains("00", pid=80, report=5)) == Adopted(80, empty=False, starting=True)
     assert stage.launcher.remains("a1") == Remains("00", pid=77, started=77)
     assert list(stage.launcher.hand_over()) == ["a1", "a2", "a3", "a4"]
     await trio.sleep(61)

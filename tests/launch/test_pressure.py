@@ -19,11 +19,9 @@ import pytest
 import trio
 
 from sfad.core.events import Emptied, Event, Frozen, LaunchFailed, LaunchSucceeded, MainExited, Surveyed
-from sfad.launch import cgroupfs, procfs
-from sfad.launch.cgroup import CgroupLauncher
-from sfad.launch.spawn import Job
-from sfad.launch.tags import TagsLauncher
-from sfad.launch.watch import Watch
+from sfad.launch import procfs
+from sfad.launch.contain.cgroup import cgroupfs
+from sfad.launch.watch.reactor import Reactor
 from tests.launch import programs
 from tests.launch.rig import Rig, until
 
@@ -121,7 +119,7 @@ async def test_what_cannot_be_looked_at_is_not_empty(rig: Rig, tmp_path: Path) -
 
 async def test_idle_without_descriptors(rig: Rig) -> None:
     complaints: list[str] = []
-    rig.launcher._complain = complaints.append
+    rig.launcher._news._complain = complaints.append
     with no_descriptors():
         for _ in range(3):
             rig.launcher.child_signalled()
@@ -172,7 +170,7 @@ async def test_launching_with_few_descriptors(rig: Rig) -> None:
 async def test_a_machine_that_has_no_process_to_give(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(os.listdir("/proc/self/fd"))
 
-    def spawn(_job: Job) -> int:
+    def spawn(*_arguments: object, **_options: object) -> int:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     with monkeypatch.context() as patched:
@@ -283,20 +281,20 @@ async def test_a_call_that_fails_is_made_again_without_spinning() -> None:
         calls += 1
         if calls < 3:
             raise OSError(24, "Too many open files")
-        watch.discard(near)
+        reactor.discard(near)
         done.set()
 
-    watch = Watch(failures.append)
+    reactor = Reactor(failures.append)
     near, far = os.pipe()
     os.close(far)  # ready for good
-    watch.add(near, fail_twice)
+    reactor.add(near, fail_twice)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(watch.run)
+        nursery.start_soon(reactor.run)
         with trio.fail_after(60):
             await done.wait()
         nursery.cancel_scope.cancel()
     assert (calls, len(failures)) == (3, 2)
-    watch.close()
+    reactor.close()
     os.close(near)
 
 
@@ -332,8 +330,7 @@ async def sleeper(argument: str) -> int:
 
 async def test_a_process_that_moved_itself_out_is_in_the_run_of_its_parent(rig: Rig) -> None:
     launcher = rig.launcher
-    if not isinstance(launcher, CgroupLauncher):
-        pytest.skip("only with cgroups")
+    assert rig.cgroups
     rig.launch("a1", "sh", "-c", "env -i sleep 4321; true")
     pid = await sleeper("4321")
     outside = os.fsdecode(os.fsencode(launcher.detail) + b"-out-\xff")
@@ -358,19 +355,17 @@ async def test_a_process_that_moved_itself_out_is_in_the_run_of_its_parent(rig: 
 
 async def test_the_tag_of_another_run(rig: Rig) -> None:
     """It is not believed of a process below a known one, and does not save it."""
-    launcher = rig.launcher
-    if not isinstance(launcher, TagsLauncher):
-        pytest.skip("only with tags")
+    launcher, census = rig.launcher, rig.tags._census
     rig.launch("a1", "sleep", "1000")
     await rig.running("a1")
-    (number,) = launcher._numbers
+    (number,) = launcher._runs.tags
     script = f"trap '' TERM; env -i /bin/bash -c 'ulimit -S -q {number}; exec sleep 4322'; true"
     rig.launch("a2", "sh", "-c", script)
     pid = await sleeper("4322")
     assert procfs.soft_limit(pid, resource.RLIMIT_MSGQUEUE) == number
     assert launcher.place(pid, None) == "a2"
     launcher.terminate("a2", signal.SIGTERM)  # it scans, and so knows where the process is when its parents are gone
-    await until(lambda: launcher._strays, "scanned")
+    await until(lambda: census._strays, "scanned")
     await rig.stop("a2")
     assert procfs.stat(pid) is None
     assert not told(rig, MainExited)[1:]
@@ -380,12 +375,9 @@ async def test_the_tag_of_another_run(rig: Rig) -> None:
 
 
 async def test_what_is_continued_by_another_is_stopped_again(rig: Rig) -> None:
-    if not isinstance(rig.launcher, TagsLauncher):
-        pytest.skip("only with tags")
+    assert rig.tags
     rig.launch("a1", "sh", "-c", "sleep 4323; true")
     pid = await sleeper("4323")
-    main = rig.launcher._runs["a1"].main
-    assert main is not None
     rig.launcher.freeze("a1")
     await until(lambda: (now := procfs.stat(pid)) and now.stopped, "stopped")
     os.kill(pid, signal.SIGCONT)

@@ -16,8 +16,10 @@ import pytest
 import trio
 
 from sfad.core.events import Emptied, LaunchFailed, LaunchSucceeded, MainExited
-from sfad.launch import procfs, trampoline
-from sfad.launch.spawn import LaunchError, candidates
+from sfad.launch import procfs
+from sfad.launch.failure import LaunchError
+from sfad.launch.start import trampoline
+from sfad.launch.start.spawn import candidates
 from tests.harness import unanswered, with_fuse
 from tests.launch.rig import PATIENCE, Rig, rigged, until
 
@@ -219,7 +221,7 @@ async def test_what_cannot_be_remembered_executes_nothing(either: Rig, tmp_path:
     either.launcher.release("a1")
 
 
-@pytest.mark.parametrize("where", ["sfad.launch.local._remains", "sfad.launch.local.os.pidfd_open"])
+@pytest.mark.parametrize("where", ["sfad.launch.runs.HeldRun.remains", "sfad.launch.start.starter.os.pidfd_open"])
 async def test_what_cannot_be_looked_at_executes_nothing(
     either: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:

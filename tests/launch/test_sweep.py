@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from sfad.launch import cgroupfs, procfs
-from sfad.launch.cgroupfs import CgroupImpossible, locate
+from sfad.launch import procfs
+from sfad.launch.base import CgroupImpossible
+from sfad.launch.contain.cgroup import cgroupfs
+from sfad.launch.contain.cgroup.cgroupfs import locate
 from sfad.launch.sweep import SweepReport, sweep
 from tests.launch.first import dead
 from tests.launch.rig import PATIENCE

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sfad.launch import trampoline
-from sfad.launch.trampoline import ATTACH, ENTER, EXEC, INTERPRET, REPORT, SHELL
+from sfad.launch.start import trampoline
+from sfad.launch.start.trampoline import ATTACH, ENTER, EXEC, INTERPRET, REPORT, SHELL
 
 KINDS = [*sorted(trampoline._MACHINES), "python"]
 

@@ -17,7 +17,6 @@ from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import Peer
 from sfad.durable.journal import Memory
-from sfad.launch.fake import FakeLauncher, Script
 from sfad.ledger import Ledger
 from sfad.loop.runtime import Runtime
 from sfad.loop.translate import MAX_SHOWN, asked_of
@@ -27,6 +26,7 @@ from sfad.protocol.messages import Spawn
 from sfad.protocol.types import Status
 from sfad.spool import Store
 from tests.harness import PATIENCE
+from tests.launch.fake import FakeLauncher, Script
 
 ANN = Peer(0, "ann")
 

@@ -13,9 +13,9 @@ from trio.testing import MockClock
 
 from sfad.core.events import Frozen
 from sfad.launch.base import LaunchSpec
-from sfad.launch.fake import FakeLauncher, Script
 from sfad.metering.sampling import Machine, Sampler
 from tests.launch import programs
+from tests.launch.fake import FakeLauncher, Script
 from tests.launch.rig import PATIENCE, Rig, rigged, until
 
 MIB = 1 << 20

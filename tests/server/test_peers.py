@@ -15,8 +15,8 @@ import pytest
 import trio
 
 from sfad.core.events import LaunchSucceeded, MainExited
-from sfad.launch.fake import FakeLauncher
 from sfad.server import peers
+from tests.launch.fake import FakeLauncher
 from tests.launch.rig import Rig, rigged
 
 CONNECT = """

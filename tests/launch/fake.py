@@ -1,4 +1,4 @@
-"""A launcher without processes, for tests of the runtime under trio's autojump clock. What runs do is scripted."""
+"""A launcher without processes, for tests of the loop under trio's autojump clock. What runs do is scripted."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Literal
 
 import trio
 
-from ..core.events import Emptied, Frozen, LaunchFailed, LaunchSucceeded, MainExited, Surveyed
-from ..protocol.types import RunId, Survivor
-from .base import UNBOUND, Bounds, Emit, Enforcement, Found, LaunchSpec, Load, Remains, Remember
+from sfad.core.events import Emptied, Frozen, LaunchFailed, LaunchSucceeded, MainExited, Surveyed
+from sfad.launch.base import UNBOUND, Adopted, Bounds, Emit, Enforcement, LaunchSpec, Remains, Remember, RunLoad
+from sfad.protocol.types import RunId, Survivor
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +160,13 @@ class FakeLauncher:
         """What `breached` says."""
         return frozenset(self.breached.get(run, ()))
 
-    def load(self, run: RunId) -> Load | None:
+    def load(self, run: RunId) -> RunLoad | None:
         """What `used` says, else a process and a MiB for each run of the subtree."""
         return self.loads([run]).get(run)
 
-    def loads(self, runs: Iterable[RunId]) -> dict[RunId, Load]:
+    def loads(self, runs: Iterable[RunId]) -> dict[RunId, RunLoad]:
         """`load` of each."""
-        return {run: Load(self._use(run, "pids"), self._use(run, "memory")) for run in runs if run in self._runs}
+        return {run: RunLoad(self._use(run, "pids"), self._use(run, "memory")) for run in runs if run in self._runs}
 
     def uses(self, kind: str, worth: Mapping[RunId, float]) -> dict[RunId, int]:
         """The same, by kind. Recorded as ("uses", kind, runs)."""
@@ -181,24 +181,24 @@ class FakeLauncher:
         """What `places` says; outside of every run otherwise."""
         return self.places.get(pid)
 
-    def adopt(self, run: RunId, parent: RunId | None, remains: Remains) -> Found:
+    def adopt(self, run: RunId, parent: RunId | None, remains: Remains) -> Adopted:
         """What `survived` says. A launch in flight (`remains.report`) is answered by `LaunchSucceeded`, or fails."""
         self.calls.append(("adopt", run, parent, remains))
         held = self._hold(run, parent)
         held.nonce, held.bounds = remains.nonce, remains.bounds
         script = self.survived.get(run)
         if script is None:
-            return Found(None, empty=True)
+            return Adopted(None, empty=True)
         held.script, held.rest = script, script.headless
         if remains.report is not None:
             self._spawn(held)
             self._later(lambda: self._started(held))
-            return Found(remains.pid or None, empty=False, starting=True)
+            return Adopted(remains.pid or None, empty=False, starting=True)
         if not script.headless:
             self._later(lambda: self._begin(held))
             self._last_pid += 1
             held.pid, held.main = remains.pid or self._last_pid, True
-        return Found(held.pid or None, empty=False)
+        return Adopted(held.pid or None, empty=False)
 
     def remains(self, run: RunId) -> Remains | None:
         """With the pid as its start."""

@@ -12,16 +12,13 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Self
 
-from . import procfs
-from .spawn import Job, Spawner
-from .trampoline import ATTACH, REPORT, best
+from ... import procfs
+from ...base import CgroupImpossible, LaunchSpec
+from ...start.spawn import Spawner
+from ...start.trampoline import ATTACH, REPORT, best
 
 SUPERVISOR = "supervisor"
 """The leaf for a daemon that distributes controllers; see `controllers`."""
-
-
-class CgroupImpossible(Exception):
-    """Runs cannot be contained in cgroups here, and why."""
 
 
 _PATIENCE, _PAUSE = 5.0, 0.1
@@ -152,8 +149,14 @@ def inhabited(instance: str, parent: str | None = None) -> Base | None:
     return None
 
 
+def base_of(instance: str, parent: str | None = None) -> Base:
+    """Return where the cgroups of this instance go: where an earlier daemon's are in use, else in `parent`, else in this process's
+    own cgroup. Raises `CgroupImpossible`."""
+    return inhabited(instance, parent) or locate(instance, parent)
+
+
 def _home(own: str) -> str:
-    """Where the daemon's runs belong: beside the leaf that it was moved to, if that is where it is."""
+    """Return where the daemon's runs belong: beside the leaf that the daemon was moved to, if it is in one."""
     above, name = os.path.split(own)
     ours = name == SUPERVISOR and os.access(above, os.W_OK) and os.access(f"{above}/cgroup.procs", os.W_OK)
     return above if ours else own
@@ -200,11 +203,8 @@ def _probe_inside(directory: str) -> None:
 def _attach_a_child(cell: str) -> None:
     """A child that attaches itself and then has nothing to execute: it must get that far."""
     with ExitStack() as stack:
-        opened: list[int] = []
-        for path, flags in (("/dev/null", os.O_RDWR), (f"{cell}/cgroup.procs", os.O_WRONLY)):
-            opened.append(os.open(path, flags | os.O_CLOEXEC))
-            stack.callback(os.close, opened[-1])
-        null, door = opened
+        door = os.open(f"{cell}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+        stack.callback(os.close, door)
         near, far = os.pipe2(os.O_CLOEXEC)
         stack.callback(os.close, near)
         shut, gate = os.pipe2(os.O_CLOEXEC)
@@ -215,7 +215,7 @@ def _attach_a_child(cell: str) -> None:
         with ExitStack() as spawning:
             spawning.callback(os.close, far)
             spawning.callback(spawner.close)
-            pid = spawner.spawn(Job([], [b"probe"], [], 0o022, b"/", (null, null, null), door, far, shut))
+            pid = spawner.spawn(LaunchSpec([b"probe"], b"/", []), [], door=door, report=far, gate=shut)
         report = os.read(near, REPORT.size)
         os.waitid(os.P_PID, pid, os.WEXITED)
     stage, number = REPORT.unpack(report) if len(report) == REPORT.size else (ATTACH, 0)
@@ -348,6 +348,12 @@ def regain(path: str, base: str) -> None:
             wanted = found.st_mode | (0o700 if stat.S_ISDIR(found.st_mode) else 0o600)
             if found.st_uid == os.geteuid() and wanted != found.st_mode:
                 os.chmod(name, stat.S_IMODE(wanted))
+
+
+def regain_after(error: Exception, base: str) -> None:
+    """Do so for the file that an error names, if access to it was denied."""
+    if isinstance(error, PermissionError) and error.filename:
+        regain(os.fsdecode(error.filename), base)
 
 
 def unbind(directory: str) -> None:

@@ -20,7 +20,8 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-from . import cgroupfs, procfs
+from ... import procfs
+from . import cgroupfs
 
 KINDS = ("pids", "memory", "cpu")
 LEAF = cgroupfs.SUPERVISOR

@@ -1,25 +1,25 @@
-"""Which run a process is in by what it inherited, where no cgroup tells."""
+"""Which run a process is in by its ancestors and its cookie, where no cgroup tells."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TypeVar
 
-from ..protocol.types import RunId
-from . import procfs
-from .base import Unplaceable
-from .local import Held
+from ...protocol.types import RunId
+from .. import procfs
+from ..base import Unplaceable
+from ..procfs import Stat
+from ..runs import HeldRuns
 from .marks import cookie, cookie_run
-from .procfs import Stat
 
 _TRIES = 5
 
 
-def by_cookie(pid: int, instance: str, runs: Mapping[RunId, Held]) -> RunId | None:
-    """The run that a process carries the cookie of. Raises `Unplaceable` for a cookie of this instance that no run holds."""
-    value = cookie(pid, instance)
+def by_cookie(pid: int, runs: HeldRuns) -> RunId | None:
+    """Return the run whose cookie a process carries. Raises `Unplaceable` for a cookie of this instance that no run has."""
+    value = cookie(pid, runs.instance)
     if value is None:
         return None
     run = cookie_run(value)
@@ -29,7 +29,7 @@ def by_cookie(pid: int, instance: str, runs: Mapping[RunId, Held]) -> RunId | No
 
 
 def lineage(pid: int) -> tuple[Stat, ...]:
-    """A process and its ancestors, as far as this process or as /proc tells."""
+    """Return a process and its ancestors, up to this process, or as far as /proc tells."""
     found: list[Stat] = []
     while pid > 0 and (process := procfs.stat(pid)):
         found.append(process)
@@ -38,7 +38,7 @@ def lineage(pid: int) -> tuple[Stat, ...]:
 
 
 def same(one: tuple[Stat, ...], other: tuple[Stat, ...]) -> bool:
-    """Whether two lineages are of the same processes."""
+    """Return whether two lineages are of the same processes."""
     return [(p.pid, p.started) for p in one] == [(p.pid, p.started) for p in other]
 
 
@@ -46,8 +46,8 @@ _Found = TypeVar("_Found")
 
 
 def settled(pid: int, look: Callable[[tuple[Stat, ...]], _Found]) -> _Found:
-    """What `look` says of the lineage of a process, where that was the same before and after: a parent that ends meanwhile
-    may leave its pid to another. Raises `Unplaceable` where it keeps changing."""
+    """Return what `look` says of the lineage of a process, if that was the same before and after: the pid of a parent that ends
+    meanwhile may be used again. Raises `Unplaceable` if the lineage keeps changing."""
     for _ in range(_TRIES):
         chain = lineage(pid)
         answer = look(chain)
@@ -57,13 +57,13 @@ def settled(pid: int, look: Callable[[tuple[Stat, ...]], _Found]) -> _Found:
 
 
 def descends(chain: tuple[Stat, ...]) -> bool:
-    """Whether the process that the lineage is of was started by this one, or by a process that was."""
+    """Return whether a process descends from this one, by its lineage."""
     return len(chain) > 1 and chain[-1].pid == os.getpid()
 
 
 def by_ancestry(pid: int, run_of: Callable[[int], RunId | None]) -> tuple[RunId | None, bool]:
-    """The run of the nearest ancestor, or the process itself, that `run_of` knows; and whether the process descends from this one.
-    Raises `Unplaceable`."""
+    """Return the run of the nearest process that `run_of` knows, of `pid` and its ancestors; and whether `pid` descends from this
+    process. Raises `Unplaceable`."""
 
     def look(chain: tuple[Stat, ...]) -> tuple[RunId | None, bool]:
         run = next((run for one in chain if one.pid != os.getpid() and (run := run_of(one.pid))), None)
@@ -73,7 +73,8 @@ def by_ancestry(pid: int, run_of: Callable[[int], RunId | None]) -> tuple[RunId 
 
 
 def left(pid: int) -> Unplaceable:
-    """Why a descendant of the daemon that nothing places is refused: it is in some run, and would have the rights of a person."""
+    """Return the refusal of a descendant of the daemon that is in no known run: it is in some run, and must not have the rights of
+    a person."""
     return Unplaceable(
         f"process {pid} was started within a run of this daemon, but has left its run's containment and removed its marks; "
         "ask from a process that has not"
@@ -81,12 +82,12 @@ def left(pid: int) -> Unplaceable:
 
 
 def shown(path: str) -> str:
-    """A path as text that can be encoded."""
+    """Return a path as text that can be encoded."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def still(pidfd: int | None) -> bool:
-    """Whether what /proc/PID told was about this process: once it has ended, its pid may be another's."""
+    """Return whether the pidfd's process is still there, so that /proc/PID was about it: later its pid may be used again."""
     if pidfd is None:
         return True
     try:

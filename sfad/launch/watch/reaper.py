@@ -17,8 +17,8 @@ from contextlib import suppress
 
 import trio
 
-from ..protocol.types import RunId
-from . import procfs
+from ...protocol.types import RunId
+from .. import procfs
 
 _APART = 0.05
 """Seconds between two looks: SIGCHLD comes once for each of the thousands of orphans of a killed tree."""

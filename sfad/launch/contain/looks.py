@@ -1,8 +1,8 @@
-"""Processes of runs that are not below this process: an earlier daemon started them, and pid 1 has adopted them since.
+"""Looks at all processes of the machine, for the marks of runs.
 
-Without cgroups only their tags tell them (see `tags`): they are looked for among all processes of the machine. So what
-somebody else runs must not be taken for ours. A cookie names instance, run and a random number; a tag is a mere number, and
-counts only in who carries no cookie of another run, and has no ancestor that does.
+Processes that an earlier daemon started are not below this process: pid 1 has adopted them. Without cgroups only their marks
+tell them. Foreign processes must not be taken for ours. A cookie names instance, run and a random number. A tag is a mere
+number: it counts only if neither the process nor an ancestor of it carries the cookie of another run.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from functools import cached_property
 from time import monotonic
 from typing import NamedTuple
 
-from ..protocol.types import RunId
-from . import procfs
+from ...protocol.types import RunId
+from .. import procfs
+from ..procfs import Stat
 from .marks import COOKIE
-from .procfs import Stat
 
 _RECENT = 1.0
-"""Seconds for which looks are good that are taken for the adoption of one run after the other."""
+"""Seconds for which two looks can be used again, while one run after the other is adopted."""
 ANOTHERS: RunId = ""
-"""In the place of a run: somebody else's process."""
+"""In the place of a run: a foreign process."""
 
 
 class Trace(NamedTuple):
-    """What a process inherited."""
+    """A process and the marks that it inherited."""
 
     process: Stat
     cookie: bytes | None
-    """Of whichever instance."""
+    """Of any instance."""
     number: int | None
 
 
 RunOf = Callable[[Trace, RunId | None], RunId | None]
-"""The run of a process, its parent's being known: `None` if in none, `ANOTHERS` if in somebody else's."""
+"""Takes a process and its parent's run; returns its run, `None` if it is in none, or `ANOTHERS` if it is foreign."""
 
 
 def trace(process: Stat) -> Trace:
@@ -46,7 +46,7 @@ def trace(process: Stat) -> Trace:
 
 
 def run_of(one: Trace, inherited: RunId | None, cookies: Mapping[bytes, RunId], numbers: Mapping[int, RunId]) -> RunId | None:
-    """The run of a process without an ancestor that is in one, by the cookies and tags of the runs that are looked for."""
+    """Return the run of a process that has no ancestor in a run, by the cookies and tags of the runs that are looked for."""
     carried = cookies.get(one.cookie) if one.cookie is not None else None
     if carried is not None:
         return carried
@@ -63,7 +63,7 @@ class Look:
 
     @cached_property
     def families(self) -> Mapping[int, list[int]]:
-        """Children by parent; those whose parent is not there by 0."""
+        """Children by parent; orphans, whose parent was not seen, by 0."""
         found: dict[int, list[int]] = defaultdict(list)
         for pid, one in self.traces.items():
             found[one.process.parent if one.process.parent in self.traces else 0].append(pid)
@@ -75,7 +75,7 @@ class Look:
         return frozenset(one.process.pid for one, _ in self.placed(lambda _one, _above: None, os.getpid()))
 
     def placed(self, of: RunOf, top: int = 0, *, but: int = 0) -> Iterator[tuple[Trace, RunId | None]]:
-        """Every process below `top`, and `top` itself, with its run; without `but` and what is below it."""
+        """Yield `top` and every process below it, with its run; leave out `but` and what is below that."""
         pending: list[tuple[int, RunId | None]] = [(top, None)]
         while pending:
             pid, inherited = pending.pop()
@@ -95,11 +95,11 @@ class Look:
         return found
 
     def carriers(self, cookie: bytes, number: int | None) -> list[int]:
-        """Processes that carry one of the marks: candidates for `members`, which looks at each process of the machine."""
+        """Return the processes that carry one of the marks: quick, where `members` looks at each process of the machine."""
         return [*self._by_mark.get(cookie, ()), *(self._by_mark.get(number, ()) if number is not None else ())]
 
     def members(self, cookie: bytes, number: int | None) -> list[Stat]:
-        """Processes of one run, by its cookie and tag."""
+        """Return the processes of one run, by its cookie and tag."""
         cookies: dict[bytes, RunId] = {cookie: "it"}
         numbers: dict[int, RunId] = {number: "it"} if number is not None else {}
 
@@ -115,8 +115,8 @@ def look() -> Look:
 
 
 class Looks:
-    """Two looks, one after the other, at what an earlier daemon has left: what forks during one is in the next. Several
-    hundred runs may be adopted at once, and what looks for one finds them all."""
+    """Two looks, one after the other, at what an earlier daemon has left: the second finds what was forked during the first.
+    Several hundred runs may be adopted at once, and the same two looks serve them all."""
 
     def __init__(self) -> None:
         self._taken: tuple[Look, Look] | None = None

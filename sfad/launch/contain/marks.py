@@ -1,7 +1,7 @@
-"""The two marks that the processes of a run inherit: a cookie in the environment, and a number in the soft RLIMIT_MSGQUEUE.
+"""The two marks that the processes of a run inherit: a cookie in the environment, and a tag: a number in the soft RLIMIT_MSGQUEUE.
 
-A process can change its own marks, or copy those of another run of the same user. So the cgroup and the ancestors of a process are
-asked first.
+A process can change its own marks, or copy those of another run of the same user. So the cgroup and the ancestors of a process
+come first.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from __future__ import annotations
 import resource
 import zlib
 
-from ..core.ids import run_number
-from ..protocol.types import RunId
-from . import procfs
+from ...core.ids import run_number
+from ...protocol.types import RunId
+from .. import procfs
 
 COOKIE = b"SFA_COOKIE"
 """The environment variable that names instance, run and a random number."""
 
 CAPACITY = 819_200
-"""The kernel's default RLIMIT_MSGQUEUE, bytes: tags are numbers of its upper half, so that queues keep working."""
+"""The kernel's default RLIMIT_MSGQUEUE, bytes (getrlimit(2)). Tags are numbers of its upper half, so that message queues work."""
 
 
 def tag(instance: str, run: RunId) -> int | None:
-    """The number of a run: the same for the next daemon, unique among the live runs of an instance, and unlikely to be another
-    instance's. `None` where it is the number that every process has."""
+    """Return the number of a run: the same for the next daemon, unique among the live runs of an instance, and unlikely to be
+    another instance's. None if every process has that number by default."""
     soft, hard = resource.getrlimit(resource.RLIMIT_MSGQUEUE)
     top = CAPACITY if hard == resource.RLIM_INFINITY else min(hard, CAPACITY)
     least = top // 2
@@ -38,11 +38,11 @@ def _number(run: RunId) -> int:
 
 
 def cookie(pid: int, instance: str) -> bytes | None:
-    """The cookie of this instance that the kernel shows in the environment which the process was executed with."""
+    """Return the cookie of this instance in the environment that a process was executed with, as the kernel shows it."""
     value = procfs.variable(pid, COOKIE)
     return value if value is not None and value.startswith(instance.encode() + b":") else None
 
 
 def cookie_run(value: bytes) -> RunId:
-    """The run that a cookie names."""
+    """Return the run that a cookie names."""
     return value.split(b":")[1].decode("ascii", "replace")

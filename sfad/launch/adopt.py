@@ -1,0 +1,171 @@
+"""Adopting runs that an earlier daemon launched, and handing runs over to the next.
+
+The earlier daemon is a dead process, or this very process before an execve(2). In the second case main processes are still
+unreaped children of ours. In the first they are not our children: another process reaps them, and their pidfds tell how
+they ended.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+from dataclasses import replace
+from time import monotonic, sleep
+
+from ..protocol.types import RunId
+from . import procfs
+from .base import Adopted, Remains
+from .contain.affinity import RunCpus
+from .contain.interface import RunContainment
+from .failure import LaunchError, reported
+from .procfs import Stat
+from .runs import HeldRun, HeldRuns, MainProcess
+from .start.trampoline import EXEC, REPORT, is_one
+from .watch.mains import Mains
+from .watch.reactor import Reactor
+
+_ARRIVAL, _LOOK_AGAIN = 0.5, 0.002
+"""Seconds that the trampolines of a dead daemon get, and between two looks: attaching takes 6 ms, and starting Python 20."""
+
+
+class Adopter:
+    """Adopts runs, and hands them over."""
+
+    def __init__(self, runs: HeldRuns, containment: RunContainment, cpus: RunCpus, mains: Mains, reactor: Reactor) -> None:
+        self._runs = runs
+        self._containment = containment
+        self._cpus = cpus
+        self._mains = mains
+        self._reactor = reactor
+        self._arrived_by = 0.0
+        """When every trampoline of the dead daemon has become its command, or hangs; set when the first is met."""
+        self._lent: list[int] = []
+        """Pipes that were made for the process that this one becomes."""
+
+    def adopt(self, run: RunId, parent: RunId | None, remains: Remains) -> Adopted:
+        """See `Launcher.adopt`."""
+        assert run not in self._runs
+        held = self._runs.hold(run, parent, remains.nonce)
+        held.bounds = remains.bounds
+        held.since = remains.started or 0
+        try:
+            self._containment.rejoin(held)
+            if remains.report is None:
+                self._find_main(held, remains)
+            else:
+                self._resume_launch(held, remains, remains.report)
+            alive = self._containment.settle(held)
+            self._cpus.recall(held)
+        except BaseException:
+            self._abandon(held)
+            raise
+        if remains.report is not None:
+            self._hear(held, remains.report)
+        return Adopted(held.main.pid if held.main else None, held.main is None and not alive, remains.report is not None)
+
+    def _abandon(self, held: HeldRun) -> None:
+        """Hold nothing of the run, as before."""
+        self._disown(held)
+        self._runs.drop(held)
+        self._containment.forget(held)
+
+    def _disown(self, held: HeldRun) -> None:
+        if held.main:
+            self._mains.disown(held.main)
+            held.main = None
+
+    def _resume_launch(self, held: HeldRun, remains: Remains, report: int) -> None:
+        """Own the main process of a launch in flight, a child of ours. If it could not be spawned there is only the report."""
+        if remains.pid:
+            again = fcntl.fcntl(report, fcntl.F_DUPFD_CLOEXEC, 0)
+            self._own(held, MainProcess(remains.pid, -1, again, started=remains.started))
+
+    def _own(self, held: HeldRun, main: MainProcess) -> None:
+        try:
+            main.pidfd = os.pidfd_open(main.pid)
+            self._mains.own(held, main)
+        except OSError:
+            self._mains.disown(main)
+            raise
+
+    def _hear(self, held: HeldRun, report: int) -> None:
+        if held.main is None:
+            held.failing = reported(os.read(report, REPORT.size))
+            self._reactor.soon(self._mains.fail, held, held.failing)
+        os.close(report)
+
+    def _find_main(self, held: HeldRun, remains: Remains) -> None:
+        """Own the main process, if it lives or waits to be reaped by us."""
+        process = self._main_of(held, remains)
+        if process is None:
+            return
+        main = MainProcess(process.pid, -1, None, started=process.started, ours=process.parent == os.getpid())
+        try:
+            self._own(held, main)
+        except ProcessLookupError:
+            return
+        now = procfs.stat(main.pid)
+        if now is None or now.started != main.started:  # it is gone, and the pid may be another's by now
+            self._disown(held)
+        elif not remains.executed and self._hangs(main.pid):
+            # the daemon that would hear its report has died, and how far it has come is not known
+            main.signal(signal.SIGKILL)
+            self._disown(held)
+
+    def _main_of(self, held: HeldRun, remains: Remains) -> Stat | None:
+        process = procfs.stat(remains.pid) if remains.pid else None
+        if process is None or remains.started not in (None, process.started):
+            return None
+        if process.parent == os.getpid() and remains.started is not None:  # unreaped, perhaps ended: no other process has its pid
+            return process
+        return process if process.alive and self._containment.carries(held, process.pid) else None
+
+    def _hangs(self, pid: int) -> bool:
+        """Return whether a process is still a trampoline, when all of them have had the time that they need."""
+        while is_one(pid):
+            self._arrived_by = self._arrived_by or monotonic() + _ARRIVAL
+            if monotonic() > self._arrived_by:
+                return True
+            sleep(_LOOK_AGAIN)
+        return False
+
+    # Handing over.
+
+    def hand_over(self) -> dict[RunId, Remains]:
+        """See `Launcher.hand_over`."""
+        try:
+            return {run: self._bequest(held) for run, held in self._runs.items()}
+        except OSError:
+            self.take_back()
+            raise
+
+    def _bequest(self, held: HeldRun) -> Remains:
+        remains = held.remains()
+        failure = held.main.failure if held.main else held.failing
+        if failure:
+            self._lent.append(_report_again(failure))
+            return replace(remains, report=self._lent[-1])
+        if held.main and held.main.report is not None:
+            os.set_inheritable(held.main.report, True)
+            return replace(remains, report=held.main.report)
+        return remains
+
+    def take_back(self) -> None:
+        """See `Launcher.take_back`."""
+        while self._lent:
+            os.close(self._lent.pop())
+        for held in self._runs.values():
+            if held.main and held.main.report is not None:
+                os.set_inheritable(held.main.report, False)
+
+
+def _report_again(error: LaunchError) -> int:
+    """Return a pipe that holds this error as a trampoline would report it. It is inherited across execve(2)."""
+    near, far = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        os.write(far, REPORT.pack(EXEC, -error.errno))
+        os.set_inheritable(near, True)
+    finally:
+        os.close(far)
+    return near

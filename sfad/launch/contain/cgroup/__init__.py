@@ -1,0 +1,12 @@
+"""Containment in cgroup v2.
+
+`containment`  one cgroup a run: entering, stopping, pausing
+`cgroups`      the cgroups of runs: made, found by run, path or inode, removed
+`events`       what `cgroup.events` tells
+`escapes`      processes that have left their run's cgroup
+`placing`      which run a process is in
+`adopted`      runs of an earlier daemon
+`limits`       the bounds of runs, held by the kernel
+`controllers`  enabling the controllers, and their files
+`cgroupfs`     the file system: where this instance's cgroups are, and their control files
+"""

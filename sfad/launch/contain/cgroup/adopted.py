@@ -1,0 +1,87 @@
+"""Runs of an earlier daemon: their cgroups, and their processes outside of these.
+
+A process that left its cgroup under an earlier daemon is not below this process, where `Escapes` looks. The same is true of
+every process of a run that the earlier daemon contained by tags. Both are found by their marks and moved into the cgroup.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from ....protocol.types import RunId
+from ... import procfs
+from ...procfs import Stat
+from ...runs import HeldRun, HeldRuns
+from .. import looks
+from ..marks import cookie
+from . import cgroupfs
+from .cgroups import RunCgroups
+from .limits import KernelLimits
+
+_PASSES = 10
+"""Looks for processes that are forked while others are being moved."""
+
+
+class AdoptedCgroups:
+    """Adopts the cgroups of runs, and moves into them the runs' processes that are elsewhere."""
+
+    def __init__(self, runs: HeldRuns, cgroups: RunCgroups, limits: KernelLimits) -> None:
+        self._runs = runs
+        self._cgroups = cgroups
+        self._limits = limits
+        self._looks = looks.Looks()
+        self._elsewhere: set[RunId] = set()
+        """Runs whose processes may not be below this process."""
+
+    def rejoin(self, held: HeldRun) -> None:
+        """Adopt the run's cgroup and gather its processes. Raises `OSError`."""
+        self._runs.tag_of(held)
+        if self._cgroups.adopt(held):
+            self._limits.limit(held)  # writes what is written there already, and counts from now on
+        self._gather(held)
+
+    def settle(self, held: HeldRun) -> bool:
+        """See `RunContainment.settle`."""
+        if held.main is None or not held.main.ours:
+            self._elsewhere.add(held.id)
+        # not `Escapes`: to look at orphans is to reap them, and main processes of runs that are adopted next would be among them
+        return self._cgroups.populated(held)
+
+    def gather_all(self, runs: set[RunId]) -> None:
+        """Gather the processes of those of these runs that were adopted. Raises `OSError`."""
+        for run in runs & self._elsewhere:
+            self._gather(self._runs[run])
+
+    def _gather(self, held: HeldRun) -> None:
+        """Move into its cgroup whatever carries the marks of the run."""
+        carriers = [pid for look in self._looks.recent() for pid in look.carriers(held.cookie, self._runs.tag_of(held))]
+        if any(not self._cgroups.contains(held, pid) for pid in carriers if procfs.is_alive(pid, None)):
+            self._move_in(held)
+
+    def _move_in(self, held: HeldRun) -> None:
+        number = self._runs.tag_of(held)
+        for _ in range(_PASSES):
+            outside = [one for one in looks.look().members(held.cookie, number) if not self._cgroups.contains(held, one.pid)]
+            if not outside:
+                return
+            group = self._cgroups.of(held)
+            if group is None:
+                group = self._cgroups.make(held)
+                self._limits.limit(held)
+            for process in outside:
+                _move(process, group.leaf)
+
+    def carries(self, held: HeldRun, pid: int) -> bool:
+        """See `RunContainment.carries`."""
+        return self._cgroups.contains(held, pid) or cookie(pid, self._runs.instance) == held.cookie
+
+    def forget(self, held: HeldRun) -> None:
+        """Treat the run as one of this daemon's."""
+        self._elsewhere.discard(held.id)
+
+
+def _move(process: Stat, leaf: str) -> None:
+    now = procfs.stat(process.pid)
+    if now is not None and now.started == process.started:
+        with suppress(ProcessLookupError):
+            cgroupfs.write(f"{leaf}/cgroup.procs", b"%d" % process.pid)

@@ -1,0 +1,268 @@
+"""Containment in cgroup v2: one cgroup a run, nested like the runs, with the processes in its leaf `self`.
+
+    PARENT/sfad-INSTANCE/RUN/self        the run's processes, and cgroups that they make themselves
+                         RUN/CHILD/self  a child run's
+
+So whatever is done to a run's cgroup is done to its descendants too. This rests on facts of the kernel (cgroups(7),
+Documentation/admin-guide/cgroup-v2.rst, and measured on 6.18): a frozen process cannot fork; it takes SIGKILL at once, and
+other signals when it is thawed; `populated` is 0 before the first process has attached, and does not count zombies;
+`cgroup.events` is always readable, and signals a change by EPOLLPRI; `cgroup.kill` catches processes that are being forked,
+and leaves `cgroup.freeze` as it was.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from signal import SIGCONT, SIGKILL, SIGSTOP
+from typing import Literal
+
+import trio
+
+from ....host.descriptors import lifted
+from ....protocol.types import RunId
+from ... import procfs
+from ...base import Complain
+from ...runs import HeldRun, run_ids
+from ...watch.mains import signal_mains
+from ..interface import Door, Ground, RunContainment
+from . import cgroupfs
+from .adopted import AdoptedCgroups
+from .cgroups import RunCgroup, RunCgroups
+from .controllers import Controllers
+from .escapes import INSIST, Escapes
+from .events import CgroupEvents
+from .limits import KernelLimits
+from .placing import CgroupPlacing
+
+FREEZE_BOUND = 0.1
+"""Seconds that a stop waits for the freezer."""
+
+
+class CgroupContainment(RunContainment):
+    """Contains runs in cgroups below `base`, which was probed."""
+
+    kind: Literal["cgroup", "tags"] = "cgroup"
+
+    def __init__(self, ground: Ground, *, base: cgroupfs.Base, complain: Complain = lambda _text: None) -> None:
+        self.detail = base.directory
+        self._runs = ground.runs
+        self._reactor = ground.reactor
+        self._answers = ground.answers
+        self._base = base
+        self._controllers = Controllers(base, complain)
+        self._controllers.prepare()
+        self._own_cgroup = procfs.cgroup(os.getpid())
+        """Where this process belongs, now that `prepare` has moved it if necessary."""
+        self._cgroups = RunCgroups(base, self._controllers, ground.reactor)
+        self._events = CgroupEvents(self._cgroups, ground.reactor, ground.news, self._learn)
+        self._limits = KernelLimits(self._cgroups, self._controllers, ground.news)
+        self._escapes = Escapes(ground, self._cgroups)
+        self._adopted = AdoptedCgroups(ground.runs, self._cgroups, self._limits)
+        self._placing = CgroupPlacing(ground.runs, self._cgroups, ground.orphans)
+
+    # Entering and leaving.
+
+    def enter(self, held: HeldRun) -> Door:
+        """Make the run's cgroup if it is not there, and open it. Raises `OSError`."""
+        try:
+            return self._enter(held)
+        except PermissionError as error:
+            cgroupfs.regain(os.fsdecode(error.filename or self._base.directory), self._base.directory)
+            return self._enter(held)
+
+    def _enter(self, held: HeldRun) -> Door:
+        group = self._cgroups.of(held) or self._cgroups.make(held)
+        try:
+            return self._open(held, group)
+        except OSError as error:  # another process removed the cgroup, because it was empty
+            if error.errno not in procfs.GONE:
+                raise
+            self._cgroups.forget(held)
+            return self._open(held, self._cgroups.make(held))
+
+    def _open(self, held: HeldRun, group: RunCgroup) -> Door:
+        if group.bounds != held.bounds:
+            self._limits.limit(held)
+        if group.halted:  # the attempt before ended in its stop's freeze
+            self._unfreeze(group)
+        door = os.open(f"{group.leaf}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+        return Door(door, self._runs.tag_of(held))
+
+    def leave(self, held: HeldRun) -> None:
+        """Remove the run's cgroup."""
+        self._adopted.forget(held)
+        self._cgroups.remove(held)
+
+    def close(self) -> None:
+        """Remove the base, unless something is alive in it."""
+        self._cgroups.close()
+
+    # Stopping.
+
+    def terminate(self, held: HeldRun, number: int) -> None:
+        """Freeze, signal every process, and thaw: a process that forks meanwhile cannot outrun the signal."""
+        group = self._cgroups.of(held)
+        if group is None:
+            signal_mains(held, number)
+            self._escapes.stop_soon(held)
+            return
+        self._events.watch(held, group)
+        group.frozen = trio.Event()
+        self._write(group, "cgroup.freeze", b"1")
+        group.halted = True
+        self._reactor.task(self._stop, held, group, number, held.ladder)
+
+    async def _stop(self, held: HeldRun, group: RunCgroup, number: int, ladder: int) -> None:
+        with trio.move_on_after(FREEZE_BOUND):
+            await group.frozen.wait()
+        await self._reactor.lasting(self._signal_all, held, number, ladder)
+        await self._reactor.lasting(self._let_go, held, group, ladder)
+
+    async def _signal_all(self, held: HeldRun, number: int, ladder: int) -> None:
+        if not held.in_stop(ladder):
+            return
+        with lifted():
+            members = [pid for pid, _ in self.members(held)]
+            for pid in members:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)  # no frozen process can end, so no pid was used again
+            signal_mains(held, number, but=members)
+
+    async def _let_go(self, held: HeldRun, group: RunCgroup, ladder: int) -> None:
+        if held.in_stop(ladder):
+            with lifted():
+                self._unfreeze(group)
+                self._escapes.stop_soon(held)
+
+    def _unfreeze(self, group: RunCgroup) -> None:
+        for directory in cgroupfs.nested(group.directory):
+            try:
+                cgroupfs.write(f"{directory}/cgroup.freeze", b"0")
+            except OSError as error:
+                if error.errno not in procfs.GONE:
+                    raise
+        group.halted = False
+
+    def kill(self, held: HeldRun) -> None:
+        """Kill the cgroup, again and again until it is empty."""
+        group = self._cgroups.of(held)
+        if group:
+            self._write(group, "cgroup.kill", b"1")
+            self._events.watch(held, group)
+            self._reactor.task(self._insist, held, group, held.ladder)
+        self._escapes.stop_soon(held)
+
+    async def _insist(self, held: HeldRun, group: RunCgroup, ladder: int) -> None:
+        while True:
+            await trio.sleep(INSIST)
+            if not held.in_stop(ladder):
+                return
+            signal_mains(held, SIGKILL)
+            with lifted():
+                self._write(group, "cgroup.kill", b"1")
+
+    # Pausing.
+
+    def freeze(self, held: HeldRun) -> None:
+        """Freeze the cgroup."""
+        self._escapes.signal(held, SIGSTOP)
+        group = self._cgroups.of(held)
+        if group:
+            self._write(group, "cgroup.freeze", b"1")
+            self._events.watch(held, group)
+        else:
+            self._reactor.soon(self._answers.stands_still, held)
+
+    def thaw(self, held: HeldRun) -> None:
+        """Thaw the cgroup. Child runs that were frozen by themselves stay frozen, as cgroup v2 has it."""
+        group = self._cgroups.of(held)
+        if group:
+            self._write(group, "cgroup.freeze", b"0")
+        self._escapes.signal(held, SIGCONT)
+
+    def _write(self, group: RunCgroup, name: str, content: bytes) -> None:
+        self._step_out()
+        try:
+            cgroupfs.write(f"{group.directory}/{name}", content)
+        except OSError as error:
+            if error.errno not in procfs.GONE:
+                raise
+
+    def _step_out(self) -> None:
+        """Go back to where this process belongs: an agent with its uid can move it into a run that is to be frozen."""
+        path = procfs.cgroup(os.getpid())
+        if path is None or path == self._own_cgroup or cgroupfs.below(path, self._base.path) is None:
+            return
+        parent = os.path.dirname(self._base.directory)
+        cgroupfs.write(f"{cgroupfs.seen(self._own_cgroup) or parent}/cgroup.procs", b"0")
+
+    # Looking.
+
+    def _learn(self, held: HeldRun, group: RunCgroup, events: bytes) -> None:
+        if b"frozen 1" in events:
+            group.frozen.set()
+            self._answers.stands_still(held)
+        elif held.paused and not held.freezing:  # another process has thawed it
+            self._write(group, "cgroup.freeze", b"1")
+        if b"populated 0" in events:
+            self._escapes.stop_soon(held)
+            self._answers.consider(held)
+
+    def populated(self, held: HeldRun) -> bool:
+        """See `RunContainment.populated`. Raises `OSError`."""
+        if self._cgroups.populated(held):
+            return True
+        runs = run_ids([held])
+        self._adopted.gather_all(runs)
+        return self._cgroups.populated(held) or any(self._escapes.orphaned(runs))
+
+    def members(self, *tops: HeldRun) -> Iterable[tuple[int, RunId]]:
+        """See `RunContainment.members`. Raises `OSError`."""
+        return self._cgroups.members(*tops)
+
+    def outside(self, held: HeldRun) -> Iterable[tuple[int, RunId]]:
+        """See `RunContainment.outside`. Raises `OSError`."""
+        return self._escapes.of(held)
+
+    def place(self, pid: int, pidfd: int | None) -> RunId | None:
+        """See `CgroupPlacing.place`."""
+        return self._placing.place(pid, pidfd)
+
+    # Runs that an earlier daemon launched.
+
+    def rejoin(self, held: HeldRun) -> None:
+        """See `AdoptedCgroups.rejoin`."""
+        self._adopted.rejoin(held)
+
+    def forget(self, held: HeldRun) -> None:
+        """Forget the run's cgroup, and leave it as it is."""
+        self._adopted.forget(held)
+        self._cgroups.forget(held)
+
+    def carries(self, held: HeldRun, pid: int) -> bool:
+        """See `AdoptedCgroups.carries`."""
+        return self._adopted.carries(held, pid)
+
+    def settle(self, held: HeldRun) -> bool:
+        """See `AdoptedCgroups.settle`."""
+        return self._adopted.settle(held)
+
+    # Limits.
+
+    def enforces(self, kind: str) -> bool:
+        """See `RunContainment.enforces`."""
+        return kind in self._controllers.available
+
+    def limit(self, held: HeldRun) -> None:
+        """See `KernelLimits.limit`."""
+        self._limits.limit(held)
+
+    def used(self, held: HeldRun, kind: str) -> int | None:
+        """See `RunContainment.used`."""
+        return self._limits.used(held, kind)
+
+    def breaches(self, held: HeldRun) -> frozenset[str]:
+        """See `Launcher.breaches`."""
+        return self._limits.breaches(held)

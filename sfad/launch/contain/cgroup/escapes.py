@@ -1,0 +1,104 @@
+"""Processes that have left their run's cgroup and are still ours: a main process, whose pidfd we hold, or an orphan, our child.
+
+Processes below one of these come to us as orphans when it has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Container, Iterable, Iterator
+from contextlib import suppress
+from time import monotonic
+
+from ....host.descriptors import lifted
+from ....protocol.types import RunId
+from ... import procfs
+from ...runs import HeldRun, run_ids
+from ..interface import Ground
+from .cgroups import RunCgroups
+
+INSIST = 1.0
+"""Seconds between two kills of what does not go: something may have been moved into the cgroup after the first."""
+_SLICE = 0.01
+"""Seconds of signalling before the daemon's other tasks get their turn."""
+_WATCHED = 32
+"""Pidfds of escaped processes waited on at a time."""
+
+
+class Escapes:
+    """Finds, signals and stops processes outside of their runs' cgroups."""
+
+    def __init__(self, ground: Ground, cgroups: RunCgroups) -> None:
+        self._runs = ground.runs
+        self._reactor = ground.reactor
+        self._orphans = ground.orphans
+        self._answers = ground.answers
+        self._cgroups = cgroups
+        self._chased: set[HeldRun] = set()
+        """Runs whose escaped processes are being stopped."""
+
+    def of(self, held: HeldRun) -> Iterator[tuple[int, RunId]]:
+        """Yield the escaped processes of a run and its descendants, with the run each is of. Raises `OSError`."""
+        runs = run_ids([held])
+        for below in held.subtree():
+            main = below.main
+            if main is None or main.report is not None:  # a trampoline may not be in yet
+                continue
+            if self._cgroups.run_of(main.pid) not in runs and procfs.is_alive(main.pid, main.started):
+                yield main.pid, below.id
+        yield from self.orphaned(runs)
+
+    def orphaned(self, runs: Container[RunId]) -> Iterator[tuple[int, RunId]]:
+        """Yield those that have no parent in their run any more. Raises `OSError`."""
+        for pid in self._orphans.living():
+            home = self._orphans.homes.get(pid)
+            if home is not None and home not in runs:
+                continue  # found before to be of another run; it is looked at again when that run ends
+            process, inside = procfs.stat(pid), self._cgroups.run_of(pid)
+            if process is None or not process.alive:
+                continue
+            home = self._runs.by_cookie(pid) or self._runs.by_tag(pid) or inside or self._runs.sole_tree(process.started)
+            if home is None:
+                continue
+            self._orphans.homes[pid] = home
+            if home in runs and inside not in runs:
+                yield pid, home
+
+    def signal(self, held: HeldRun, *numbers: int) -> None:
+        """Send signals to the escaped processes of a run and its descendants. Raises `OSError`."""
+        self._signal(held, [pid for pid, _ in self.of(held)], *numbers)
+
+    def _signal(self, held: HeldRun, pids: Iterable[int], *numbers: int) -> None:
+        mains = {main.pid: main for main in held.mains}
+        for pid in pids:
+            for number in numbers:
+                with suppress(ProcessLookupError, PermissionError):
+                    signal.pidfd_send_signal(mains[pid].pidfd, number) if pid in mains else os.kill(pid, number)
+
+    def stop_soon(self, held: HeldRun) -> None:
+        """While the run is being emptied, stop its escaped processes. Raises `OSError`."""
+        if held not in self._chased and held.emptying and any(self.of(held)):
+            self._chased.add(held)
+            self._reactor.task(self._chase, held)
+
+    async def _chase(self, held: HeldRun) -> None:
+        """Signal the escaped processes with the last signal of the stop, until there are none."""
+        struck: set[tuple[int, int]] = set()
+        while held.emptying and (left := self._strike(held, struck)):
+            await self._reactor.wait_ended(left[:_WATCHED], INSIST)
+        self._chased.discard(held)
+        self._answers.consider(held)
+
+    def _strike(self, held: HeldRun, struck: set[tuple[int, int]]) -> list[int]:
+        """Signal each process once; return those of the last look. A process that forks and exits without pause has a new pid
+        at each look."""
+        until = monotonic() + _SLICE
+        with lifted():
+            while True:
+                found = [pid for pid, _ in self.of(held)]
+                fresh = [pid for pid in found if (pid, held.number) not in struck]
+                if not fresh or monotonic() > until:
+                    return found
+                self._signal(held, fresh, held.number, signal.SIGCONT)
+                struck.update((pid, held.number) for pid in found)

@@ -1,0 +1,74 @@
+"""What the kernel tells of a cgroup in `cgroup.events`: whether it is populated, and whether it is frozen."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable
+
+from ... import procfs
+from ...news import News
+from ...runs import HeldRun
+from ...watch.reactor import Reactor
+from . import cgroupfs
+from .cgroups import RunCgroup, RunCgroups
+
+_EMPTY = b"populated 0\nfrozen 1\n"
+"""What `cgroup.events` would say of a cgroup that is gone."""
+
+
+class CgroupEvents:
+    """Watches the cgroups of runs, and calls `learn` with the content of `cgroup.events`."""
+
+    def __init__(
+        self, cgroups: RunCgroups, reactor: Reactor, news: News, learn: Callable[[HeldRun, RunCgroup, bytes], object]
+    ) -> None:
+        self._cgroups = cgroups
+        self._reactor = reactor
+        self._news = news
+        self._learn = learn
+
+    def watch(self, held: HeldRun, group: RunCgroup) -> None:
+        """From now on learn of every change, and soon of the present content."""
+        if group.events is not None:
+            self._reactor.soon(self._look, held, group)
+            return
+        try:
+            events = os.open(f"{group.directory}/cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:  # another process removed the cgroup, so it is empty
+            self._reactor.soon(self._learn, held, group, _EMPTY)
+            return
+        except OSError as error:
+            self._poll_later(held, group, error)
+            return
+        try:
+            self._reactor.add(events, lambda: self._look(held, group), select.EPOLLPRI)
+        except OSError as error:
+            os.close(events)
+            self._poll_later(held, group, error)
+            return
+        group.events = events
+        self._reactor.soon(self._look, held, group)  # what changed before
+
+    def _poll_later(self, held: HeldRun, group: RunCgroup, error: OSError) -> None:
+        """Read the file now and then, until there is a descriptor to watch it with."""
+        self._news.failed(error)
+        self._reactor.later(self._poll, held, group)
+
+    def _poll(self, held: HeldRun, group: RunCgroup) -> None:
+        if group.events is None and (held.emptying or held.freezing):
+            self._learn(held, group, cgroupfs.read(f"{group.directory}/cgroup.events") or _EMPTY)
+        if group.events is None and (held.emptying or held.freezing):
+            self.watch(held, group)
+
+    def _look(self, held: HeldRun, group: RunCgroup) -> None:
+        if group.events is None:
+            return
+        try:
+            events = os.pread(group.events, 256, 0)  # reading ends the EPOLLPRI
+        except OSError as error:
+            if error.errno not in procfs.GONE:
+                raise
+            self._cgroups.unwatch(group)
+            events = _EMPTY
+        self._learn(held, group, events)

@@ -1,0 +1,121 @@
+"""What the launcher needs of a containment: cgroups, or tags."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from ...protocol.types import RunId
+from ..news import News
+from ..runs import HeldRun, HeldRuns
+from ..watch.answers import Answers
+from ..watch.reactor import Reactor
+from ..watch.reaper import Orphans
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What the launcher lends to its containment."""
+
+    runs: HeldRuns
+    reactor: Reactor
+    orphans: Orphans
+    news: News
+    answers: Answers
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """How a trampoline gets into a run's containment."""
+
+    fd: int | None = None
+    """Where it writes "0", if it has to. The launcher closes it."""
+    msgqueue: int | None = None
+    """The soft RLIMIT_MSGQUEUE that tags it."""
+
+
+class RunContainment(ABC):
+    """Holds the processes of every run together, so that all of them can be found, signalled, paused and counted."""
+
+    kind: Literal["cgroup", "tags"]
+    detail: str
+    """Where runs are contained, or why not by cgroup."""
+
+    @abstractmethod
+    def enter(self, held: HeldRun) -> Door:
+        """Make the run's containment if it is not there. Raises `OSError`."""
+
+    @abstractmethod
+    def terminate(self, held: HeldRun, number: int) -> None: ...
+
+    @abstractmethod
+    def kill(self, held: HeldRun) -> None: ...
+
+    @abstractmethod
+    def freeze(self, held: HeldRun) -> None:
+        """Stop every process. Calls `Answers.stands_still` when that is done."""
+
+    @abstractmethod
+    def thaw(self, held: HeldRun) -> None: ...
+
+    @abstractmethod
+    def populated(self, held: HeldRun) -> bool:
+        """Return whether anything is alive in it, besides zombies and unreaped main processes of child runs. While the run is
+        being emptied, the containment calls `Answers.consider` when this may have become false."""
+
+    @abstractmethod
+    def members(self, *tops: HeldRun) -> Iterable[tuple[int, RunId]]:
+        """Yield every live process in these runs, of which none is in another, and the run that the process is in."""
+
+    def outside(self, held: HeldRun) -> Iterable[tuple[int, RunId]]:  # noqa: ARG002 - for subclasses
+        """Yield live processes of the run that `members` does not find, because they have left its containment."""
+        return ()
+
+    @abstractmethod
+    def leave(self, held: HeldRun) -> None:
+        """Remove what `enter` made."""
+
+    @abstractmethod
+    def place(self, pid: int, pidfd: int | None) -> RunId | None:
+        """See `Launcher.place`."""
+
+    def close(self) -> None:  # noqa: B027 - nothing, unless a subclass holds something
+        """Remove what the containment made for itself."""
+
+    # Runs that an earlier daemon launched. All but `forget` raise `OSError`.
+
+    @abstractmethod
+    def rejoin(self, held: HeldRun) -> None:
+        """Adopt its containment, as far as that is there."""
+
+    @abstractmethod
+    def forget(self, held: HeldRun) -> None:
+        """Undo `rejoin`, and leave the processes as they are."""
+
+    @abstractmethod
+    def carries(self, held: HeldRun, pid: int) -> bool:
+        """Return whether a process is provably the run's."""
+
+    @abstractmethod
+    def settle(self, held: HeldRun) -> bool:
+        """Return whether anything is alive in it. Called once, after its main process, if that lives, was adopted."""
+
+    # Limits. Without controllers the kernel enforces none.
+
+    def enforces(self, kind: str) -> bool:  # noqa: ARG002 - for subclasses
+        """Return whether the kernel can hold runs to that kind of bound."""
+        return False
+
+    def limit(self, held: HeldRun) -> None:  # noqa: B027 - nothing, where there are no controllers
+        """Have the kernel hold the run to its bounds, where it can."""
+
+    def used(self, held: HeldRun, kind: str) -> int | None:  # noqa: ARG002 - for subclasses
+        """Return what the kernel counts against a bound: for `pids`, processes and threads of a bounded run; for `memory`, bytes
+        of a run whose memory was charged to it from its start. None if the kernel does not count it."""
+        return None
+
+    def breaches(self, held: HeldRun) -> frozenset[str]:  # noqa: ARG002 - for subclasses
+        """See `Launcher.breaches`."""
+        return frozenset()

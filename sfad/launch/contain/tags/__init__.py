@@ -1,0 +1,6 @@
+"""Containment without cgroups.
+
+`containment`  by descent and marks: stopping and pausing
+`census`       which processes are in which run
+`abroad`       processes of adopted runs, which are not below the daemon
+"""

@@ -1,0 +1,72 @@
+"""Runs of an earlier daemon, without cgroups: their processes are not below this one.
+
+While there are such runs, all processes of the machine are looked at for their marks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from ....protocol.types import RunId
+from ... import procfs
+from ...procfs import Stat
+from ...runs import HeldRun, HeldRuns
+from .. import looks
+from ..looks import Looks, Trace
+
+
+class Abroad:
+    """Finds the processes of adopted runs."""
+
+    def __init__(self, runs: HeldRuns) -> None:
+        self._runs = runs
+        self._looks = Looks()
+        self._abroad: set[RunId] = set()
+        """Runs that may have processes which are not below this one."""
+
+    def __bool__(self) -> bool:
+        return bool(self._abroad)
+
+    def concerns(self, runs: set[RunId]) -> bool:
+        """Return whether one of these runs may have processes that are not below this one."""
+        return bool(runs & self._abroad)
+
+    def forget(self, held: HeldRun) -> None:
+        """Treat the run as one of this daemon's."""
+        self._abroad.discard(held.id)
+
+    def carries(self, held: HeldRun, pid: int) -> bool:
+        """See `RunContainment.carries`."""
+        process = procfs.stat(pid)
+        number = self._runs.tag_of(held)
+        numbers = {number: held.id} if number is not None else {}
+        return process is not None and looks.run_of(looks.trace(process), None, {held.cookie: held.id}, numbers) == held.id
+
+    def settle(self, held: HeldRun) -> bool:
+        """See `RunContainment.settle`."""
+        if held.main is not None:
+            if not held.main.ours:
+                self._abroad.add(held.id)
+            return True
+        recent = self._looks.recent()
+        found = {process.pid for look in recent for process in look.members(held.cookie, self._runs.tag_of(held))}
+        if not found <= recent[0].ours | recent[1].ours:
+            self._abroad.add(held.id)
+        return any(map(procfs.lives, found))
+
+    def processes(self) -> Iterator[tuple[Stat, RunId]]:
+        """Yield what is alive in adopted runs and not below this process. Raises `OSError`."""
+        if self._abroad:
+            for one, run in looks.look().placed(self.run_of, but=os.getpid()):
+                if run:
+                    yield one.process, run
+
+    def run_of(self, one: Trace, inherited: RunId | None) -> RunId | None:
+        """Return the run of a process that is not below this one, by its parent's run and its marks."""
+        if inherited:
+            tagged = self._runs.tags.get(one.number) if one.number is not None else None
+            return tagged if tagged is not None and self._runs.within(tagged, inherited) else inherited
+        cookies = {self._runs[run].cookie: run for run in self._abroad}
+        numbers = {number: run for number, run in self._runs.tags.items() if run in self._abroad}
+        return looks.run_of(one, inherited, cookies, numbers)

@@ -1,0 +1,117 @@
+"""Starting a run's command: its containment is entered, a trampoline is spawned and held at a gate until it is saved."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from dataclasses import replace
+
+from ...faults import effect
+from ..base import LaunchSpec, Remember
+from ..contain.affinity import RunCpus
+from ..contain.interface import RunContainment
+from ..contain.marks import COOKIE
+from ..failure import LaunchError, shortage
+from ..runs import HeldRun, MainProcess
+from ..watch.mains import Mains
+from ..watch.reaper import Orphans
+from .spawn import Spawner, candidates
+
+_COOKIE_IS = COOKIE + b"="
+
+
+class CommandStarter:
+    """Starts commands. `nofile` is their soft RLIMIT_NOFILE."""
+
+    def __init__(
+        self, spawner: Spawner, containment: RunContainment, cpus: RunCpus, mains: Mains, orphans: Orphans, nofile: int
+    ) -> None:
+        self._spawner = spawner
+        self._containment = containment
+        self._cpus = cpus
+        self._mains = mains
+        self._orphans = orphans
+        self._nofile = nofile
+
+    def start(self, held: HeldRun, spec: LaunchSpec, remember: Remember) -> None:
+        """Start one attempt. Raises `LaunchError` if there is no process; a later failure is reported by `Mains`."""
+        if held.main is not None:
+            raise LaunchError(errno.EBUSY, "cannot start again", held.id.encode())
+        if b"\0" in b"".join((spec.cwd, *spec.argv, *spec.env)):
+            raise LaunchError(errno.EINVAL, "cannot execute", b"".join(spec.argv[:1]), " (null byte)")
+        name = spec.argv[0] if spec.argv else b""
+        files = candidates(name, spec.env)
+        try:
+            far_gate, gate = os.pipe2(os.O_CLOEXEC)
+        except OSError as error:
+            raise shortage(error, name) from error
+        try:
+            try:
+                pid, report = self._spawn(held, spec, files, far_gate)
+            finally:
+                os.close(far_gate)
+            effect("spawned")
+            # the pidfd needs no descriptor more than there are: that of `far_gate` at least is free again
+            self._let_through(held, self._own(held, pid, report, name, spec.cwd), gate, remember)
+        finally:
+            os.close(gate)
+
+    def _spawn(self, held: HeldRun, spec: LaunchSpec, files: list[bytes], gate: int) -> tuple[int, int]:
+        """Return the child's pid and the near end of its report. It is not watched yet."""
+        name = spec.argv[0] if spec.argv else b""
+        opened: list[int] = []
+        try:
+            door = self._containment.enter(held)
+            if door.fd is not None:
+                opened.append(door.fd)
+            report, far_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            opened.append(far_end)
+            env = [item for item in spec.env if not item.startswith(_COOKIE_IS)]
+            try:
+                pid = self._spawner.spawn(
+                    replace(spec, env=[*env, _COOKIE_IS + held.cookie]),
+                    files,
+                    door=door.fd,
+                    report=far_end,
+                    gate=gate,
+                    nofile=self._nofile,
+                    msgqueue=door.msgqueue,
+                    cpus=self._cpus.of(held),
+                )
+            except BaseException:
+                os.close(report)
+                raise
+            return pid, report
+        except OSError as error:
+            raise shortage(error, name) from error
+        finally:
+            for fd in opened:
+                os.close(fd)
+
+    def _own(self, held: HeldRun, pid: int, report: int, name: bytes, cwd: bytes) -> MainProcess:
+        main = MainProcess(pid, -1, report, name, cwd)
+        try:
+            main.pidfd = os.pidfd_open(pid)
+            self._mains.own(held, main)
+        except OSError as error:
+            self._mains.disown(main)
+            os.kill(pid, signal.SIGKILL)  # an unreaped child of ours: no other process has its pid
+            self._orphans.notice()
+            raise LaunchError(error.errno or errno.EIO, "cannot watch", name) from error
+        return main
+
+    def _let_through(self, held: HeldRun, main: MainProcess, gate: int, remember: Remember) -> None:
+        main.failure = LaunchError(errno.ENOSPC, "cannot remember the start of", main.name, kind="output")
+        try:
+            remains = held.remains()
+            held.since = held.since or remains.started or 0
+            if remember(remains):
+                main.failure = None
+                os.write(gate, b"\n")
+        except BrokenPipeError:  # the trampoline failed before it came to the gate
+            pass
+        except OSError as error:  # no descriptor, or no memory, to look at it
+            main.failure = shortage(error, main.name)
+        if main.failure:
+            main.signal(signal.SIGKILL)  # it may hang before the gate, for long

@@ -1,0 +1,138 @@
+"""Main processes: what their trampolines report, and how they end."""
+
+from __future__ import annotations
+
+import os
+from time import monotonic
+
+from ...core.events import LaunchSucceeded, MainExited
+from ...faults import effect
+from .. import procfs
+from ..failure import LaunchError, reported
+from ..news import News
+from ..pidfd import ended, exit_status, reaped, tells_exits
+from ..runs import HeldRun, MainProcess
+from ..start.trampoline import REPORT
+from .answers import Answers
+from .reactor import Reactor
+from .reaper import Orphans
+
+_NEWS = 3.0
+"""Seconds within which the parent of an ended main process is expected to reap it, if we are not the parent. In some
+containers pid 1 looks for zombies every two seconds, in others never."""
+
+
+class Mains:
+    """Owns the main process of each run, from its start or adoption until it is reaped."""
+
+    def __init__(self, reactor: Reactor, orphans: Orphans, news: News, answers: Answers) -> None:
+        self._reactor = reactor
+        self._orphans = orphans
+        self._news = news
+        self._answers = answers
+
+    def own(self, held: HeldRun, main: MainProcess) -> None:
+        """Read the process's report and reap it. Raises `OSError`; then its descriptors are closed, and it has no owner."""
+        try:
+            if main.report is not None:
+                self._reactor.add(main.report, lambda: self._read_report(held, main))
+            self._reactor.add(main.pidfd, lambda: self._reap(held, main))
+        except OSError:
+            self.disown(main)
+            raise
+        if main.ours:
+            self._orphans.owned[main.pid] = held.id
+        held.main = main
+
+    def disown(self, main: MainProcess) -> None:
+        """Close the descriptors of a main process, and leave it to whoever reaps orphans."""
+        for fd in (main.report, main.pidfd):
+            if fd is not None and fd >= 0:
+                self._reactor.discard(fd)
+                os.close(fd)
+        main.report, main.pidfd = None, -1
+        if main.ours:
+            self._orphans.owned.pop(main.pid, None)
+
+    def fail(self, held: HeldRun, error: LaunchError) -> None:
+        """Report that a launch has failed."""
+        held.failing = None
+        self._news.launch_failed(held.id, error)
+        self._answers.consider(held)
+
+    def _read_report(self, held: HeldRun, main: MainProcess) -> None:
+        if main.report is None:
+            return
+        try:
+            content = os.read(main.report, REPORT.size)
+        except BlockingIOError:
+            return
+        self._reactor.discard(main.report)
+        os.close(main.report)
+        main.report = None
+        if main.failure:
+            return
+        if content:
+            main.failure = reported(content, main.name, main.cwd)  # reported to the loop when the trampoline is reaped
+        else:
+            self._news.answer(LaunchSucceeded, held.id, main.pid)
+
+    def _reap(self, held: HeldRun, main: MainProcess) -> None:
+        self._read_report(held, main)
+        if not main.ours:
+            if ended(main.pidfd):
+                self._learn(held, main)
+            return
+        result = os.waitid(os.P_PIDFD, main.pidfd, os.WEXITED | os.WNOHANG)
+        if result is not None:
+            effect("reaped")
+            exited = result.si_code == os.CLD_EXITED
+            self._over(held, main, *((result.si_status, None) if exited else (None, result.si_status)))
+        elif ended(main.pidfd):
+            # a process that traces it keeps the zombie, perhaps for ever; the orphans' reaper takes it when the tracer lets go
+            self._over(held, main, *_code_and_signal(procfs.exit_status(main.pid)))
+
+    def _learn(self, held: HeldRun, main: MainProcess) -> None:
+        """Find out how another process's child has ended. The kernel tells it when its parent has reaped it, and wakes us then."""
+        gone = reaped(main.pidfd)
+        status = exit_status(main.pidfd)
+        if status is not None:
+            self._over(held, main, *_code_and_signal(status))
+        elif gone or not tells_exits() or (main.ended is not None and monotonic() - main.ended > _NEWS):
+            self._over(held, main, None, None)
+        elif main.ended is None:
+            main.ended = monotonic()
+            self._reactor.discard(main.pidfd)
+            self._reactor.add(main.pidfd, lambda: self._reap(held, main), 0)  # EPOLLHUP, always reported: it was reaped
+            self._wait_for_news(held, main)
+
+    def _wait_for_news(self, held: HeldRun, main: MainProcess) -> None:
+        """Look again later: EPOLLHUP may not come, because pid 1 may never reap, and kernels before 6.9 do not report it."""
+        if held.main is main:
+            self._learn(held, main)
+        if held.main is main:
+            self._reactor.later(self._wait_for_news, held, main)
+
+    def _over(self, held: HeldRun, main: MainProcess, code: int | None, number: int | None) -> None:
+        self.disown(main)
+        held.main = None
+        if main.failure:
+            self.fail(held, main.failure)
+            return
+        self._news.answer(MainExited, held.id, code, number, self._answers.surely_empty(held))
+        self._answers.consider(held)
+
+
+def signal_mains(held: HeldRun, number: int, *, but: set[int] | list[int] | tuple[()] = ()) -> None:
+    """Send a signal to the main processes of a run and its descendants."""
+    for main in held.mains:
+        if main.pid not in but:
+            main.signal(number)
+
+
+def _code_and_signal(status: int | None) -> tuple[int | None, int | None]:
+    """Split a status of wait(2) into exit code and signal; both are None if it is not known."""
+    if status is None:
+        return None, None
+    code = os.waitstatus_to_exitcode(status)
+    return (code, None) if code >= 0 else (None, -code)

@@ -1,0 +1,173 @@
+"""One epoll for everything that the launcher waits for, nested in trio's, and everything that is tried again.
+
+It is nested because trio waits for EPOLLIN alone, and `cgroup.events` is always readable: a change shows as EPOLLPRI
+(cgroups(7), measured). Pidfds and pipes are in the same epoll, so that one task reports everything, in one order.
+
+A call that fails is made again after a pause until it works. It may lack descriptors or memory, which come back; or it has
+a bug, which must not touch anything else that is waited for. So a call may be made twice.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from functools import partial
+
+import trio
+
+from ...host.descriptors import lifted
+
+Call = Callable[[], object]
+
+_BATCH = 64
+"""Calls before the daemon's other tasks get their turn."""
+_PAUSE = 0.25
+"""Seconds until a failed call is made again."""
+
+
+class Reactor:
+    """Calls back when a descriptor is ready. A call may be spurious: it looks again, and does nothing if nothing is there."""
+
+    def __init__(self, failed: Callable[[Exception], object] = lambda _error: None) -> None:
+        self._failed = failed
+        self._epoll = select.epoll()
+        self._calls: dict[int, tuple[Call, int]] = {}
+        self._resting: set[int] = set()
+        """Descriptors whose call failed: they are out of the epoll until the call has worked."""
+        self._soon: deque[Call] = deque()
+        self._later: deque[tuple[float, Call]] = deque()
+        self._tasks: deque[Callable[[], Awaitable[object]]] = deque()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.add(self._wake, self._run_soon)
+
+    def add(self, fd: int, call: Call, events: int = select.EPOLLIN) -> None:
+        """Call `call` while `fd` has one of `events`. Raises `OSError`."""
+        self._epoll.register(fd, events)
+        self._calls[fd] = (call, events)
+
+    def discard(self, fd: int) -> None:
+        """Forget `fd`. Needed before closing it: a duplicate elsewhere would keep reporting under the old number."""
+        if self._calls.pop(fd, None) is not None and fd not in self._resting:
+            self._epoll.unregister(fd)
+        self._resting.discard(fd)
+
+    def soon(self, call: Callable[..., object], *arguments: object) -> None:
+        """Call `call` from the serving task, never from within the caller."""
+        self._soon.append(partial(call, *arguments))
+        os.eventfd_write(self._wake, 1)
+
+    def later(self, call: Callable[..., object], *arguments: object) -> None:
+        """Call `call` from the serving task after a pause."""
+        self._later.append((trio.current_time() + _PAUSE, partial(call, *arguments)))
+        os.eventfd_write(self._wake, 1)  # the serving task may be waiting for longer
+
+    def task(self, call: Callable[..., Awaitable[object]], *arguments: object) -> None:
+        """Await `call` in a task of its own, again and again until it works."""
+        self._tasks.append(partial(call, *arguments))
+        os.eventfd_write(self._wake, 1)
+
+    def surely(self, wanted: Callable[[], bool], call: Callable[..., object], *arguments: object) -> None:
+        """Call `call` now; if it fails, again and again while it is `wanted`."""
+        try:
+            with lifted():
+                call(*arguments)
+        except Exception as error:  # noqa: BLE001 - a bug in what is done for one run must not end the others
+            self._failed(error)
+            self.later(self._again, wanted, call, *arguments)
+
+    def _again(self, wanted: Callable[[], bool], call: Callable[..., object], *arguments: object) -> None:
+        if wanted():
+            self.surely(wanted, call, *arguments)
+
+    async def lasting(self, call: Callable[..., Awaitable[object]], *arguments: object) -> None:
+        """Await `call`; if it fails, again and again."""
+        while True:
+            try:
+                await call(*arguments)
+            except Exception as error:  # noqa: BLE001 - a bug in what is done for one run must not end the others
+                self._failed(error)
+                await trio.sleep(_PAUSE)
+            else:
+                return
+
+    async def wait_ended(self, pids: Iterable[int], bound: float) -> None:
+        """Wait until these children have ended, for `bound` seconds at most. Raises `OSError`."""
+        await trio.lowlevel.checkpoint()  # children that are gone already are not waited for
+        with trio.move_on_after(bound):
+            for pid in pids:
+                await self._wait_ended(pid)
+
+    async def _wait_ended(self, pid: int) -> None:
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        ended = trio.Event()
+        try:
+            self.add(pidfd, ended.set)
+            await ended.wait()
+        finally:
+            self.discard(pidfd)
+            os.close(pidfd)
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                try:
+                    while self._tasks:
+                        nursery.start_soon(self.lasting, self._tasks.popleft())
+                    with trio.move_on_at(self._later[0][0] if self._later else math.inf):
+                        await trio.lowlevel.wait_readable(self._epoll.fileno())
+                    with lifted():
+                        self.dispatch()
+                except OSError as error:
+                    self._failed(error)
+                    await trio.sleep(_PAUSE)
+
+    def dispatch(self) -> None:
+        """Make one batch of the calls that are due, without waiting."""
+        for fd, _ in self._epoll.poll(0, _BATCH):
+            if fd in self._calls and fd not in self._resting:
+                self._ready(fd, *self._calls[fd])
+        now = trio.current_time()
+        while self._later and self._later[0][0] <= now:
+            self._try(self._later.popleft()[1])
+
+    def _ready(self, fd: int, call: Call, events: int) -> None:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - a bug in what is done for one run must not end the others
+            self._failed(error)
+            if self._calls.get(fd) == (call, events):  # else it was discarded, and may be another file by now
+                self._epoll.unregister(fd)  # it stays ready: the epoll would report it without pause
+                self._resting.add(fd)
+                self.later(self._wake_up, fd, call, events)
+
+    def _wake_up(self, fd: int, call: Call, events: int) -> None:
+        if self._calls.get(fd) == (call, events) and fd in self._resting:
+            self._epoll.register(fd, events)
+            self._resting.discard(fd)
+            self._ready(fd, call, events)
+
+    def _try(self, call: Call) -> None:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - see `_ready`
+            self._failed(error)
+            self.later(call)
+
+    def _run_soon(self) -> None:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+        for _ in range(len(self._soon)):
+            self._try(self._soon.popleft())
+
+    def close(self) -> None:
+        """Close the reactor's own descriptors."""
+        self._epoll.close()
+        os.close(self._wake)
