@@ -77,7 +77,7 @@ def test_a_sweep_of_what_is_not_there_is_no_all_clear(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sfad", "--state-dir", str(tmp_path / "nowhere"), "sweep"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 69
-    assert f"{tmp_path}/nowhere is no directory" in done.stderr
+    assert f"{tmp_path}/nowhere is not a directory" in done.stderr
 
 
 def test_a_sweep_leaves_a_damaged_spool_for_the_next_daemon_to_find(tmp_path: Path) -> None:

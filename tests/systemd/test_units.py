@@ -62,7 +62,7 @@ def test_what_is_installed_starts_the_program_that_installed_it(service: Path) -
     assert "\nExecStart=/opt/100%%/sfad serve" in text
     assert "env sfad" not in text
     assert templates(user=service.parent.name == "user")[service.name] == service.read_text()
-    with pytest.raises(InstallError, match="cannot hold"):
+    with pytest.raises(InstallError, match="cannot contain"):
         render(text, ["/opt/my programs/sfad"], version=252)
 
 
