@@ -1,4 +1,4 @@
-"""Layers, origins, and errors that tell what to do."""
+"""Layers, sources of values, and errors that say what to do."""
 
 from __future__ import annotations
 
@@ -151,14 +151,14 @@ def test_errors_name_file_key_value_and_what_is_allowed(tmp_path: Path, text: st
     assert str(caught.value).startswith(f"{file}: {message}")
 
 
-def test_a_bound_that_is_lowered_takes_the_built_in_default_along(tmp_path: Path) -> None:
+def test_a_lowered_bound_lowers_the_built_in_default(tmp_path: Path) -> None:
     file = write(tmp_path / "sfad.toml", "[guard]\ndepth_ceiling = 3\n[limits]\nmax_time = '60s'")
     loaded = load([file])
     assert (loaded.config.guard.max_depth, loaded.config.defaults.timeout) == (3, 60.0)
     assert {s.key: s.source for s in loaded.settings}["guard.max_depth"] == str(file)
 
 
-def test_off_takes_a_limit_away(tmp_path: Path) -> None:
+def test_off_removes_a_limit(tmp_path: Path) -> None:
     system = write(tmp_path / "system.toml", "[defaults]\nturns = 'off'\ncost = 'off'\ntokens = '200k'")
     user = write(tmp_path / "user.toml", "[defaults]\nturns = 7\ntokens = 'off'\npids = 'off'")
     loaded = load([system, user])
@@ -167,7 +167,7 @@ def test_off_takes_a_limit_away(tmp_path: Path) -> None:
     assert {s.key: s.source for s in loaded.settings}["defaults.cost"] == str(system)
 
 
-def test_what_is_over_is_kept_for_days_or_for_ever(tmp_path: Path) -> None:
+def test_retention_in_days_or_off(tmp_path: Path) -> None:
     built_in = load().config.retention
     assert (built_in.output, built_in.ledger, built_in.backup_every, built_in.sweep_every) == (604800, 7776000, 86400, 3600)
     file = write(tmp_path / "sfad.toml", "[retention]\noutput = 'off'\nledger = '1.5d'\nbackup_every = 'off'\nsweep_every = '10m'")
@@ -274,7 +274,7 @@ def test_built_in_programs_and_those_of_a_file(tmp_path: Path) -> None:
     assert {setting.source for setting in loaded.settings if setting.key.startswith("programs.")} == {str(file)}
 
 
-def test_files_that_are_not_there(tmp_path: Path) -> None:
+def test_missing_files(tmp_path: Path) -> None:
     missing = tmp_path / "sfad.toml"
     assert load([missing]).files == []
     with pytest.raises(ConfigError, match=r"sfad\.toml: no such file"):
@@ -286,7 +286,7 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
         load([missing])
 
 
-def test_a_device_or_a_fifo_in_the_place_of_a_file(tmp_path: Path) -> None:
+def test_a_device_or_a_fifo_in_place_of_a_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(ConfigError, match="fifo: neither a regular file nor a device"):
         load([tmp_path / "fifo"])
@@ -307,7 +307,7 @@ def test_durations(text: str | float, seconds: float) -> None:
 @pytest.mark.parametrize(
     "text", ["", "s", "-1", "1e3", "nan", "inf", "1h30m", "5 parsecs", "٣s", "1_000", -1, float("nan"), float("inf"), True]
 )
-def test_what_is_no_duration(text: str | float) -> None:
+def test_invalid_durations(text: str | float) -> None:
     with pytest.raises(ValueError, match="is not a duration: seconds, or"):
         parse_duration(text)
 

@@ -33,7 +33,7 @@ from .reader import Page, Reader, Selection
 from .rows import Op, RunExtra, charge_op, event_op, insert_op, save_op
 from .statements import Statement, set_charge, upserts
 from .totals import Used, used_by
-from .writer import Checkpointed, Outcome, Report, Writer
+from .writer import Checkpointed, WriteResult, Report, Writer
 
 FOUND = 10
 """Ids that `find` returns at most: enough to show that a prefix is ambiguous."""
@@ -403,7 +403,7 @@ class Ledger:
         self._running().writer.wake()
 
     def _report(self, token: trio.lowlevel.TrioToken, report: Report) -> None:
-        if isinstance(report, Outcome) and report.damaged:
+        if isinstance(report, WriteResult) and report.damaged:
             mark_damaged(self.directory, report.error or "")
         # when trio is over, no task waits for a report; `close` returns how many operations stayed unwritten
         with suppress(trio.RunFinishedError):
@@ -411,7 +411,7 @@ class Ledger:
 
     def _told(self, report: Report) -> None:
         match report:
-            case Outcome():
+            case WriteResult():
                 self._settle(report, self._running())
             case PutBack():
                 self._reader.close()
@@ -422,7 +422,7 @@ class Ledger:
             case _:
                 assert_never(report)
 
-    def _settle(self, outcome: Outcome, tell: _Started) -> None:
+    def _settle(self, outcome: WriteResult, tell: _Started) -> None:
         self._forget([*outcome.committed, *outcome.lost])
         self.held = outcome.held
         changed = (outcome.error is None) != (self.trouble is None)

@@ -27,7 +27,7 @@ _LOG_KEPT = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedLedger:
     """The one connection that writes, at the newest schema version, and what was found."""
 
     connection: sqlite3.Connection
@@ -39,7 +39,7 @@ class Opened:
     """The runs that the file shows as live, oldest first."""
 
 
-def open_writer(directory: Path, notes: list[str], *, busy_timeout: float, handed_over: bool = False) -> Opened:
+def open_writer(directory: Path, notes: list[str], *, busy_timeout: float, handed_over: bool = False) -> OpenedLedger:
     """Open the file, and make it if it is missing.
 
     Set a corrupt one aside, untouched, and add a line about that to `notes`. Raises `LedgerError` for everything else that
@@ -110,7 +110,7 @@ def _clear(path: Path, notes: list[str]) -> None:
         regain(path)
 
 
-def _open_checked(path: Path, notes: list[str], busy_timeout: float, handed_over: bool) -> Opened:
+def _open_checked(path: Path, notes: list[str], busy_timeout: float, handed_over: bool) -> OpenedLedger:
     _make(path)
     unchecked = check_at_start(path, busy_timeout, trusted=handed_over)
     connection = sqlite3.connect(path, isolation_level=None, timeout=busy_timeout, check_same_thread=False)
@@ -123,7 +123,7 @@ def _open_checked(path: Path, notes: list[str], busy_timeout: float, handed_over
     except BaseException:
         connection.close()
         raise
-    return Opened(connection, is_new, unchecked, left)
+    return OpenedLedger(connection, is_new, unchecked, left)
 
 
 def _left(connection: sqlite3.Connection) -> list[RunInfo]:

@@ -66,7 +66,7 @@ _OPS_OWN_FAULT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class WriteResult:
     """What came of a transaction."""
 
     committed: Sequence[Op] = ()
@@ -85,7 +85,7 @@ class Checkpointed:
     """All commits so far are in the database itself, where damage to the log cannot lose them."""
 
 
-Report = Outcome | PutBack | Checkpointed
+Report = WriteResult | PutBack | Checkpointed
 
 
 @dataclass(slots=True)
@@ -281,7 +281,7 @@ class Writer:
             if self.displaced:
                 self._put_back()
                 if not ops:  # else the transaction reports that writes work again
-                    self._report(Outcome())
+                    self._report(WriteResult())
         except LedgerError as displaced:
             return self._hold(ops, displaced)
         while ops:
@@ -311,7 +311,7 @@ class Writer:
         except Exception as error:  # noqa: BLE001 — a full disk, or a bug here: an admission must get its answer all the same
             return 0, error
         self._since_checkpoint += len(batch)
-        self._report(Outcome(committed=batch))
+        self._report(WriteResult(committed=batch))
         return len(batch), None
 
     def _settle_singly(self, batch: list[Op]) -> tuple[int, Exception | None]:
@@ -324,7 +324,7 @@ class Writer:
     def _reject(self, op: Op, error: Exception) -> tuple[int, Exception | None]:
         text = f"{op.kind} of {op.run_id or 'the daemon'}: {error}"
         if op.kind == "admit":
-            self._report(Outcome(failed=[op], error=text, held=len(self._backlog)))
+            self._report(WriteResult(failed=[op], error=text, held=len(self._backlog)))
         else:
             self._report_lost([op], text)
         return 1, None
@@ -337,11 +337,11 @@ class Writer:
         failed = [op for op in ops if op.kind == "admit"]
         lost = self._backlog.hold([op for op in ops if op.kind != "admit"])
         held = len(self._backlog)
-        self._report(Outcome(failed=failed, lost=lost, error=explained(error), damaged=is_damage(error), held=held))
+        self._report(WriteResult(failed=failed, lost=lost, error=explained(error), damaged=is_damage(error), held=held))
 
     def _report_lost(self, lost: list[Op], error: str) -> None:
         if lost:
-            self._report(Outcome(lost=lost, error=error, held=len(self._backlog)))
+            self._report(WriteResult(lost=lost, error=error, held=len(self._backlog)))
 
     def _transact(self, batch: list[Op]) -> None:
         connection = self._connection

@@ -25,7 +25,7 @@ def mode(path: Path) -> int:
 
 @pytest.fixture(params=["short", "long"])
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A socket's path that fits an address, and one that does not."""
+    """The path of a socket, short enough for an address and too long for one."""
     deep = tmp_path / ("d" * 120) / ("e" * 120) if request.param == "long" else tmp_path
     return deep / "sfad" / "sfad.sock"
 
@@ -35,7 +35,7 @@ def connect(path: Path) -> None:
         connect_path(client, path)
 
 
-def test_a_socket_is_the_owner_s_alone_whatever_the_umask(address: Path) -> None:
+def test_a_socket_is_its_owner_s_only_with_any_umask(address: Path) -> None:
     before = sorted(os.listdir("/proc/self/fd"))
     old = os.umask(0)
     try:
@@ -95,7 +95,7 @@ def test_a_live_socket_with_a_full_backlog_is_live(tmp_path: Path, monkeypatch: 
     listener.close()
 
 
-def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_socket_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "s").write_text("precious")
     with pytest.raises(PathError, match="not a socket"):
         bind_socket(tmp_path / "s")
@@ -106,7 +106,7 @@ def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     unbind_socket(tmp_path / "missing" / "t")
 
 
-def test_of_daemons_that_start_at_once_one_gets_a_stale_socket(tmp_path: Path) -> None:
+def test_one_of_several_starting_daemons_gets_a_stale_socket(tmp_path: Path) -> None:
     for _ in range(20):
         bind_socket(tmp_path / "s").close()
         won: list[socket.socket] = []
@@ -128,12 +128,12 @@ def test_of_daemons_that_start_at_once_one_gets_a_stale_socket(tmp_path: Path) -
         won[0].close()
 
 
-def test_a_name_that_no_address_can_hold(tmp_path: Path) -> None:
+def test_a_name_that_is_too_long_for_an_address(tmp_path: Path) -> None:
     with pytest.raises(PathError, match="is longer than"):
         bind_socket(tmp_path / ("n" * 100) / ("s" * 100))
 
 
-def test_a_directory_that_somebody_else_holds_the_lock_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_another_process_has_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket_file, "LOCK_TRIES", 2)
     other = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     fcntl.flock(other, fcntl.LOCK_EX)
@@ -156,7 +156,7 @@ def safe(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("bits", [0o777, 0o757, 0o775])
-def test_a_directory_that_others_may_write_to_is_refused(safe: Path, bits: int) -> None:
+def test_a_directory_that_other_users_may_write_to_is_refused(safe: Path, bits: int) -> None:
     if bits == 0o775:
         give_to_a_group(safe)
     safe.chmod(bits)
@@ -167,7 +167,7 @@ def test_a_directory_that_others_may_write_to_is_refused(safe: Path, bits: int) 
 
 
 def give_to_a_group(path: Path) -> None:
-    """One that has other members, or none that is known."""
+    """A group with other members, or an unknown one."""
     if os.geteuid() != 0:
         pytest.skip("takes root to give a directory to another group")
     os.chown(path, -1, 12345)
@@ -193,7 +193,7 @@ def test_links_are_followed(safe: Path, tmp_path: Path) -> None:
     bind_socket(bad / "to-safe" / "s").close()
 
 
-def test_parents_that_are_made_are_safe_whatever_the_umask(safe: Path) -> None:
+def test_new_parents_are_safe_with_any_umask(safe: Path) -> None:
     old = os.umask(0)
     try:
         bind_socket(safe / "a" / "b" / "s").close()
@@ -202,7 +202,7 @@ def test_parents_that_are_made_are_safe_whatever_the_umask(safe: Path) -> None:
 
 
 @as_root
-def test_what_belongs_to_another_user_is_refused(safe: Path, tmp_path: Path) -> None:
+def test_a_directory_of_another_user_is_refused(safe: Path, tmp_path: Path) -> None:
     os.chown(safe, NOBODY, NOBODY)
     with pytest.raises(PathError, match=rf"directory {safe} belongs to another user \(mode 0755, uid {NOBODY}"):
         bind_socket(safe / "s")
@@ -219,7 +219,7 @@ def test_what_belongs_to_another_user_is_refused(safe: Path, tmp_path: Path) -> 
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A directory like /tmp, which every user reaches."""
+    """A directory like /tmp, which all users can reach."""
     with TemporaryDirectory(dir="/tmp") as directory:
         path = Path(directory)
         path.chmod(0o1777)
@@ -227,7 +227,7 @@ def shared() -> Iterator[Path]:
 
 
 @as_root
-def test_another_user_is_told_the_same(shared: Path) -> None:
+def test_another_user_gets_the_same_message(shared: Path) -> None:
     assert as_nobody(lambda: bind_socket(shared / "mine" / "s").close()) == "None"
     (shared / "theirs").mkdir()
     os.chown(shared / "theirs", 12345, 12345)

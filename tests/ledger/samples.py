@@ -67,7 +67,7 @@ def events(ledger: Ledger, since: int = 0) -> list[Event]:
 
 
 class Answers:
-    """What a ledger called back, and a way to wait for it."""
+    """The callbacks of a ledger, and a way to wait for them."""
 
     def __init__(self) -> None:
         self.committed: list[str] = []

@@ -1,4 +1,4 @@
-"""Full disks, locks, corruption: what runs is not forgotten, admissions fail at once and for good."""
+"""Full disks, locks, corruption: live runs are not forgotten, admissions fail at once and for good."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_a_full_disk_fails_admissions_and_keeps_ends(tiny_disk: Path) -> N
         assert end is not None
         assert end.status is Status.COMPLETED
         ballast.unlink()
-        # nothing is asked any more: the back-off alone brings them to the disk
+        # without further admissions, the back-off alone brings them to the disk
         await answers.until(lambda: answers.trouble[-1] == (None, 0))
         assert (ledger.held, ledger.trouble) == (0, None)
         committed = len(answers.committed)
@@ -115,7 +115,7 @@ async def test_many_events_on_a_failing_disk_are_bounded_and_counted(tmp_path: P
     assert count(tmp_path, "runs WHERE status = 'completed'") == 1
 
 
-async def test_a_held_operation_costs_no_try_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_held_operations_share_a_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "_RETRY_FIRST", 30.0)
     answers = Answers()
     tries: list[str] = []
@@ -132,7 +132,7 @@ async def test_a_held_operation_costs_no_try_each(tmp_path: Path, monkeypatch: p
     assert tries.count("BEGIN IMMEDIATE") == 2
 
 
-async def test_what_was_queued_is_on_record_before_anything_else_happens(tmp_path: Path) -> None:
+async def test_flush_now_writes_what_was_queued(tmp_path: Path) -> None:
     with started(tmp_path) as ledger:
         for _ in range(50):
             ledger.event(Event(type="x", time=WHEN))
@@ -153,7 +153,7 @@ def test_only_the_newest_save_of_a_run_is_held() -> None:
 
 
 class locked:  # noqa: N801 — reads as the fact it makes
-    """Another program writes to the ledger and does not come to an end."""
+    """Another program writes to the ledger and does not commit."""
 
     def __init__(self, directory: Path) -> None:
         self._connection = sqlite3.connect(directory / "ledger.db", isolation_level=None)
@@ -300,7 +300,7 @@ async def test_damage_that_only_a_full_check_finds_is_found_after_an_unclean_end
     ledger.close()
 
 
-async def test_damage_under_an_open_ledger_is_told_with_what_helps_and_set_aside_by_the_next(
+async def test_damage_under_an_open_ledger_is_reported_and_set_aside_by_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = Answers()
@@ -309,7 +309,7 @@ async def test_damage_under_an_open_ledger_is_told_with_what_helps_and_set_aside
     file = tmp_path / "ledger.db"
     content = bytearray(file.read_bytes())
     content[2 * 4096 :] = b"\xff" * (len(content) - 2 * 4096)
-    monkeypatch.setattr(checking, "CHECKED_AT_ONCE", 0)  # as one that is too large for that
+    monkeypatch.setattr(checking, "CHECKED_AT_ONCE", 0)  # as if the file were too large
     with started(tmp_path, answers) as ledger:
         file.write_bytes(content)
         ledger.admit(run(2), PLAIN)
@@ -352,7 +352,7 @@ def test_another_program_s_database_is_set_aside(tmp_path: Path) -> None:
     assert [kept.read_bytes() for kept in set_aside(tmp_path)] == [before]
 
 
-def test_a_directory_that_cannot_be_is_named(tmp_path: Path) -> None:
+def test_an_impossible_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(LedgerError, match="cannot be opened"):
         Ledger(tmp_path / "file" / "below")
@@ -378,7 +378,7 @@ other.rollback()
 """
 
 
-async def test_somebody_who_holds_the_lock_for_ten_seconds_costs_admissions_and_nothing_else(tmp_path: Path) -> None:
+async def test_a_lock_held_for_ten_seconds_costs_admissions_only(tmp_path: Path) -> None:
     answers = Answers()
     with started(tmp_path, answers, busy_timeout=2.0) as ledger:
         ledger.admit(run(1), PLAIN)
@@ -389,7 +389,7 @@ async def test_somebody_who_holds_the_lock_for_ten_seconds_costs_admissions_and_
         with trio.fail_after(60):
             while ledger.held or ledger.trouble:  # noqa: ASYNC110
                 await trio.sleep(0.05)
-        # neither putting nor reading has waited for it
+        # neither queueing nor reading has waited for the lock
         assert longest < 0.5
         assert answers.committed == ["a1"]
         assert {one for one, _ in answers.failed} == {"a2"}
@@ -406,7 +406,7 @@ async def test_somebody_who_holds_the_lock_for_ten_seconds_costs_admissions_and_
 
 
 def _hold(path: Path, seconds: float) -> subprocess.Popen[str]:
-    """Another process that has the write lock when this returns."""
+    """Another process, which has the write lock when this returns."""
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, path, str(seconds)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
     with holder.stdout:
@@ -415,7 +415,7 @@ def _hold(path: Path, seconds: float) -> subprocess.Popen[str]:
 
 
 async def _work_against_a_lock(ledger: Ledger, answers: Answers) -> float:
-    """Returns the longest that the trio thread was busy with the ledger."""
+    """Return the longest time that the trio thread was busy with the ledger."""
     longest = 0.0
     ledger.admit(run(2), PLAIN)
     for _ in range(8):

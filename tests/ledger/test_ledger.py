@@ -1,4 +1,4 @@
-"""What is written can be read, and who waits for an admission is told."""
+"""Writes can be read again, and each admission is answered."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ USD = st.floats(0, 1e6)
 
 
 def usage_of(source: str) -> st.SearchStrategy[Usage]:
-    """What a source may tell."""
+    """A usage that a source may report."""
     return st.builds(Usage, turns=st.none() | NUMBERS, cost_usd=st.none() | USD, source=st.just(source))
 
 
 def shown(number: int, *, usage_by_source: dict[Source, Usage], **changes: Any) -> RunInfo:
-    """A run whose usage is the best source's, but its cost that of the last one: figures of several sources are shown together."""
+    """A run with the best source's usage and the last source's cost: figures of several sources are shown together."""
     sources = list(usage_by_source.values()) or [Usage()]
     best = msgspec.structs.replace(sources[0], cost_usd=sources[-1].cost_usd)
     return run(number, usage=best, usage_by_source=usage_by_source, **changes)
@@ -158,7 +158,7 @@ async def test_a_run_s_life(tmp_path: Path) -> None:
     again.close()
 
 
-async def test_reads_see_what_is_not_in_the_file_yet(tmp_path: Path) -> None:
+async def test_reads_see_queued_writes(tmp_path: Path) -> None:
     with started(tmp_path) as ledger:
         ledger.admit(run(1), PLAIN)
         await ledger.flush()
@@ -213,7 +213,7 @@ async def test_an_event_without_a_time_is_a_bug_and_takes_no_number(tmp_path: Pa
         assert ledger.event(Event(type="x", time=WHEN)).seq == 1
 
 
-async def test_mending_is_for_before_the_start_and_writing_for_after(tmp_path: Path) -> None:
+async def test_upserts_are_for_the_time_before_start_and_writes_for_after(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     with pytest.raises(RuntimeError):
         ledger.admit(run(1), PLAIN)
@@ -222,7 +222,7 @@ async def test_mending_is_for_before_the_start_and_writing_for_after(tmp_path: P
         ledger.upsert([])
 
 
-async def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
+async def test_only_the_owner_can_read_the_files(tmp_path: Path) -> None:
     old = os.umask(0)
     try:
         with started(tmp_path / "state") as ledger:
@@ -239,7 +239,7 @@ async def test_the_environment_has_no_column() -> None:
     assert not [name for name in RUN_COLUMNS if "env" in name]
 
 
-async def test_a_burst_shares_transactions_and_answers_everyone_once(tmp_path: Path) -> None:
+async def test_a_burst_shares_transactions_and_answers_each_client_once(tmp_path: Path) -> None:
     answers = Answers()
     ids = [run_id(number) for number in range(1, 3001)]
     with started(tmp_path, answers) as ledger:
@@ -256,13 +256,13 @@ async def test_a_burst_shares_transactions_and_answers_everyone_once(tmp_path: P
         assert [info.id for info in ledger.select(Page(List(id=1, labels={"n": "7"}))).runs] == ["a7"]
 
 
-async def test_a_long_burst_does_not_let_the_wal_grow_without_end(tmp_path: Path) -> None:
+async def test_a_long_burst_does_not_let_the_log_grow_without_bound(tmp_path: Path) -> None:
     with started(tmp_path) as ledger:
         for batch in range(20):
             for number in range(batch * 1000 + 1, batch * 1000 + 1001):
                 ledger.admit(run(number), PLAIN)
             await ledger.flush()
-        # 20 000 rows make some 60 MB of WAL frames
+        # 20 000 rows make some 60 MB of log
         assert (tmp_path / "ledger.db-wal").stat().st_size < 40_000_000
         assert ledger.size_bytes > 5_000_000
 
@@ -311,7 +311,7 @@ async def test_a_bad_operation_does_not_hold_up_the_others(tmp_path: Path) -> No
         assert ledger.get("a1") == run(1)
 
 
-def test_no_answer_is_missed_when_trio_is_over(tmp_path: Path) -> None:
+def test_close_returns_unwritten_operations_when_trio_is_over(tmp_path: Path) -> None:
     async def main() -> Ledger:
         ledger = Ledger(tmp_path)
         answers = Answers()

@@ -1,4 +1,4 @@
-"""Ledgers in every state that a disk can leave them in: opened, set aside untouched, or refused with a reason."""
+"""Ledgers in each state that a disk can leave them in: opened, set aside untouched, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def filled(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def killed(filled: Path) -> Path:
-    """The same, of a daemon that was killed: 500 runs more are in the log only."""
+    """The same of a daemon that was killed: 500 more runs are in the log only."""
     kept = filled / "kept"
     kept.mkdir()
     trio.run(_fill, filled, range(2001, 2501), kept)
@@ -51,7 +51,7 @@ async def _fill(directory: Path, numbers: range, copy: Path | None) -> None:
 
 
 def opened(directory: Path, **options: bool) -> tuple[int, bool, list[str]]:
-    """How many runs are there, whether it is new, and the notes."""
+    """How many runs the ledger has, whether it is new, and its notes."""
     ledger = Ledger(directory, **options)
     try:
         return ledger.next_number - 1, ledger.is_new, ledger.notes
@@ -63,12 +63,12 @@ def aside(directory: Path) -> list[str]:
     return sorted(path.name.partition(".corrupt-")[2].lstrip("0123456789") for path in directory.glob("*.corrupt-*"))
 
 
-def test_a_new_one_is_is_new_and_the_next_time_it_is_not(tmp_path: Path) -> None:
+def test_a_ledger_is_new_only_the_first_time(tmp_path: Path) -> None:
     assert opened(tmp_path) == (0, True, [])
     assert opened(tmp_path) == (0, False, [])
 
 
-def test_what_a_killed_daemon_committed_is_there(killed: Path) -> None:
+def test_commits_of_a_killed_daemon_are_read(killed: Path) -> None:
     assert opened(killed) == (2500, False, [])
 
 
@@ -83,7 +83,7 @@ def test_a_truncated_file_is_set_aside_as_it_is(filled: Path) -> None:
             path.unlink()
 
 
-def test_garbage_in_the_middle_is_found_after_a_clean_end_too(filled: Path) -> None:
+def test_garbage_in_the_middle_is_found_after_a_clean_end(filled: Path) -> None:
     whole = (filled / FILE).read_bytes()
     dice = random.Random(7)
     for page in dice.sample(range(1, len(whole) // 4096), 12):
@@ -110,7 +110,7 @@ def test_an_empty_file_with_a_log_is_set_aside_with_it(killed: Path) -> None:
     assert kept.read_bytes() == log
 
 
-def test_a_damaged_log_costs_what_is_in_it_and_after_it(killed: Path) -> None:
+def test_a_damaged_log_loses_its_rest(killed: Path) -> None:
     log = bytearray((killed / f"{FILE}-wal").read_bytes())
     log[len(log) // 2 : len(log) // 2 + 4096] = os.urandom(4096)
     (killed / f"{FILE}-wal").write_bytes(log)
@@ -119,13 +119,13 @@ def test_a_damaged_log_costs_what_is_in_it_and_after_it(killed: Path) -> None:
 
 
 @pytest.mark.parametrize("garbage", [os.urandom(50_000), b"x", bytes(32)])
-def test_a_log_that_is_garbage_altogether_costs_what_is_in_it(killed: Path, garbage: bytes) -> None:
+def test_a_log_of_garbage_loses_its_rows(killed: Path, garbage: bytes) -> None:
     (killed / f"{FILE}-wal").write_bytes(garbage)
     assert opened(killed) == (2000, False, [])
 
 
-def test_a_log_of_another_time_does_not_pass_for_whole(killed: Path) -> None:
-    # the first half of the file is newer than what the log wants to put beside it
+def test_a_log_of_another_time_is_damage(killed: Path) -> None:
+    # the first half of the file is newer than the pages in the log
     content = bytearray((killed / FILE).read_bytes())
     content[4096 : 4096 * 9] = bytes(4096 * 8)
     (killed / FILE).write_bytes(content)
@@ -137,7 +137,7 @@ def test_a_log_of_another_time_does_not_pass_for_whole(killed: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal"])
 @pytest.mark.parametrize("what", ["directory", "fifo", "symlink", "dangling"])
-def test_what_is_no_file_is_set_aside(filled: Path, tmp_path: Path, suffix: str, what: str) -> None:
+def test_anything_but_a_file_is_set_aside(filled: Path, tmp_path: Path, suffix: str, what: str) -> None:
     precious = tmp_path / "precious"
     precious.write_bytes(b"precious" * 1000)
     name = filled / f"{FILE}{suffix}"
@@ -176,7 +176,7 @@ TAMPERED = {
 
 
 @pytest.mark.parametrize("tampered", TAMPERED)
-def test_what_another_process_did_to_the_ledger_does_not_keep_a_daemon_from_starting(filled: Path, tampered: str) -> None:
+def test_a_tampered_ledger_is_set_aside(filled: Path, tampered: str) -> None:
     with closing(sqlite3.connect(filled / FILE)) as other:
         other.executescript(TAMPERED[tampered])
     before = (filled / FILE).read_bytes()
@@ -209,7 +209,7 @@ def test_triggers_and_indices_of_another_program_are_dropped(filled: Path) -> No
     assert opened(filled) == (2000, False, [])
 
 
-def test_the_mark_of_a_check_that_is_due_is_no_way_out_of_the_directory(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mark_of_a_due_check_follows_no_link(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     precious, mark = killed / "precious", killed / "ledger.unchecked"
     precious.write_bytes(b"precious")
     mark.symlink_to(precious)
@@ -237,7 +237,7 @@ except LedgerError as error:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
 @pytest.mark.parametrize(("mode", "of_file"), [(0o755, 0o600), (0o755, 0o644), (0o777, 0o444)])
-def test_a_file_of_somebody_else_is_refused(filled: Path, mode: int, of_file: int) -> None:
+def test_a_file_of_another_user_is_refused(filled: Path, mode: int, of_file: int) -> None:
     filled.chmod(mode)
     (filled / FILE).chmod(of_file)
     before = (filled / FILE).read_bytes()
@@ -267,7 +267,7 @@ def test_a_ledger_that_lost_its_mode_bits_is_used(filled: Path) -> None:
 
 @pytest.fixture
 def read_only(tmp_path: Path) -> Iterator[Path]:
-    """A file system with a ledger on it that takes nothing more."""
+    """A read-only file system with a ledger on it."""
     where = tmp_path / "ro"
     where.mkdir()
     if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", where]).returncode:
@@ -283,7 +283,7 @@ def test_a_read_only_directory_is_a_clear_error(read_only: Path) -> None:
         Ledger(read_only)
 
 
-def test_what_the_disk_cannot_read_counts_as_damaged() -> None:
+def test_an_unreadable_page_counts_as_damage() -> None:
     for code, expected in ((sqlite3.SQLITE_IOERR_READ, True), (sqlite3.SQLITE_IOERR_WRITE, False), (sqlite3.SQLITE_BUSY, False)):
         error = sqlite3.OperationalError("disk I/O error")
         error.sqlite_errorcode = code
@@ -292,7 +292,7 @@ def test_what_the_disk_cannot_read_counts_as_damaged() -> None:
 
 def test_a_large_file_is_checked_later(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checking, "CHECKED_AT_ONCE", 0)
-    for _ in range(2):  # the second end is a clean one, but the check has still to be done
+    for _ in range(2):  # the second end is clean, but the check is still due
         ledger = Ledger(killed)
         ledger.close()
         assert ledger.check_due
@@ -302,7 +302,7 @@ def test_a_large_file_is_checked_later(killed: Path, monkeypatch: pytest.MonkeyP
     assert not ledger.check_due
 
 
-def test_what_the_later_check_finds_is_set_aside_by_the_next_start(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_found_by_the_later_check_is_set_aside_by_the_next_start(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checking, "CHECKED_AT_ONCE", 0)
     with closing(sqlite3.connect(killed / FILE)) as other:
         page = other.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'runs_name'").fetchone()[0]
@@ -316,7 +316,7 @@ def test_what_the_later_check_finds_is_set_aside_by_the_next_start(killed: Path,
     assert opened(killed) == (0, False, [])
 
 
-def test_nothing_is_checked_of_what_was_handed_over(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handed_over_ledger_is_not_checked(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checking, "_check_pages", lambda _: 1 // 0)
     assert opened(killed, handed_over=True) == (2500, False, [])
     monkeypatch.setattr(checking, "CHECKED_AT_ONCE", 0)

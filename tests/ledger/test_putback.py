@@ -1,4 +1,4 @@
-"""Another process removes or replaces the ledger under an open one: all of it is written again, and nothing is lost."""
+"""Another process removes or replaces an open ledger: all of it is written again, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def opened(directory: Path, answers: Answers, notes: list[str], ended: list[str]
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
-async def test_a_write_is_told_when_the_ledger_is_in_its_place_again(tmp_path: Path, attack: Callable[[Path], None]) -> None:
+async def test_a_write_is_reported_when_the_ledger_is_in_its_place_again(tmp_path: Path, attack: Callable[[Path], None]) -> None:
     answers, notes = Answers(), list[str]()
     with opened(tmp_path, answers, notes) as ledger:
         for number in range(1, 101, 2):
@@ -105,7 +105,7 @@ async def test_a_write_is_told_when_the_ledger_is_in_its_place_again(tmp_path: P
     again.close()
 
 
-async def test_a_ledger_that_nobody_writes_to_is_looked_after(tmp_path: Path) -> None:
+async def test_an_idle_ledger_is_looked_after(tmp_path: Path) -> None:
     notes: list[str] = []
     with opened(tmp_path, Answers(), notes) as ledger:
         ledger.admit(run(1), PLAIN)
@@ -183,7 +183,7 @@ trio.run(main)
 """
 
 
-def test_who_is_killed_after_a_put_back_has_lost_nothing_that_was_told(tmp_path: Path) -> None:
+def test_a_kill_after_a_put_back_loses_nothing_that_was_reported(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, tmp_path], env={"PYTHONPATH": os.getcwd()}, timeout=60)
     assert done.returncode == -9
     ledger = Ledger(tmp_path)

@@ -1,4 +1,4 @@
-"""Old trees and events go, in small errands; what lives, and numbers that were given, do not."""
+"""Old trees and events are deleted, in small errands. Live runs stay, and numbers are not given again."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def mended(directory: Path, runs: list[RunInfo]) -> None:
     ledger.close()
 
 
-async def test_trees_go_together_and_only_when_all_of_them_is_old(tmp_path: Path) -> None:
+async def test_a_tree_is_deleted_whole_when_all_of_it_is_old(tmp_path: Path) -> None:
     below: dict[str, object] = {"parent_id": "a1", "root_id": "a1"}
     mended(
         tmp_path,
@@ -78,7 +78,7 @@ async def test_trees_go_together_and_only_when_all_of_them_is_old(tmp_path: Path
     assert next_number(tmp_path) == 12
 
 
-async def test_a_prune_spares_the_newest_and_what_others_started(tmp_path: Path) -> None:
+async def test_a_prune_spares_the_newest_and_trees_of_other_users(tmp_path: Path) -> None:
     below: dict[str, object] = {"parent_id": "a1", "root_id": "a1"}
     ann, bob = RunExtra(uid=1000), RunExtra(uid=1001)
     rows = [
@@ -123,7 +123,7 @@ async def test_no_ancestor_goes_before_its_descendants(tmp_path: Path, monkeypat
     assert left[:5] == [[run(n).id for n in range(1, 10 - gone)] for gone in (2, 4, 6, 8, 9)]
 
 
-async def test_events_go_by_their_own_time_whatever_the_clock_did(tmp_path: Path) -> None:
+async def test_events_are_deleted_by_their_own_time(tmp_path: Path) -> None:
     mended(tmp_path, [run(1, status=Status.RUNNING), old(2)])
     times = [0, 1, 4000, 4001, 2, -9000, 3, 20]
     with started(tmp_path) as ledger:
@@ -137,7 +137,7 @@ async def test_events_go_by_their_own_time_whatever_the_clock_did(tmp_path: Path
         assert ledger.event(Event(type="x", time=WHEN)).seq == 11
 
 
-async def test_charges_of_long_ago_go(tmp_path: Path) -> None:
+async def test_old_charges_are_deleted(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     for days in (0, 50, 100):
         ledger.set_charged("user", "ann", WHEN + timedelta(days=days), 1.0)
@@ -187,7 +187,7 @@ async def test_admissions_go_on_meanwhile(tmp_path: Path) -> None:
         assert answers.failed == []
 
 
-async def test_an_errand_that_fails_is_undone_and_harms_nobody(tmp_path: Path) -> None:
+async def test_a_failed_errand_is_rolled_back_and_harms_no_other(tmp_path: Path) -> None:
     def half(connection: sqlite3.Connection) -> int:
         connection.execute("BEGIN IMMEDIATE")
         connection.execute("DELETE FROM runs")

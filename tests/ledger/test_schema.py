@@ -1,4 +1,4 @@
-"""Ledgers written by released versions load for ever. Add a dump for a new schema version; never edit one."""
+"""Ledgers written by released versions always load. Add a dump for a new schema version; never edit one."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_usage_of_several_sources_is_told_apart(tmp_path: Path) -> None:
     assert charged == 0.25
 
 
-def test_a_step_that_fails_leaves_the_version_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_migration_leaves_the_version_before(monkeypatch: pytest.MonkeyPatch) -> None:
     connection = sqlite3.connect(":memory:", isolation_level=None)
     schema.migrate(connection)
     monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, "CREATE TABLE half (x); CREATE TABLE runs (y);"))

@@ -1,4 +1,4 @@
-"""Pages and filters: what they show, and that indices bear them."""
+"""Pages and filters: what they show, and which indices they use."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_prefix_is_a_range_of_numbers(numbers: set[int], prefix: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a", "b1", "a0", "b01", "zz", "A1", "a1 ", "%", "\U0010ffff", "m" + "v" * 13, "n" + "1" * 14])
-def test_what_is_no_id_is_no_run(text: str) -> None:
+def test_text_that_is_not_an_id_is_no_run(text: str) -> None:
     assert number_of(text) == 0
     with closing(memory([(run(1), PLAIN)])) as connection:
         assert Reader(connection).get(text) is None
@@ -167,7 +167,7 @@ def test_sql_and_python_agree_on_every_filter_page_by_page(
 
 
 def pages(reader: Reader, page: Page) -> Iterator[Selection]:
-    """Page after page, as a client asks for them; the first has the live runs."""
+    """Page after page, as a client requests them; the first has the live runs."""
     selection = reader.select(page)
     yield selection
     while selection.reached:
@@ -205,7 +205,7 @@ BY_NAME, BY_ROOT, ENDED = (
 )
 ALONE = "SEARCH runs USING INTEGER PRIMARY KEY (rowid=?)"
 COVERED = "COVERING "
-"""What walks an index alone reads no rows."""
+"""A query that walks only an index reads no rows."""
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_a_search_by_time_ends_where_there_is_no_more(big: sqlite3.Connection) -
 
 
 def steps(connection: sqlite3.Connection, what: Callable[[], object]) -> int:
-    """Instructions of SQLite's machine, to the nearest thousand: a cost that does not depend on the machine."""
+    """Instructions of SQLite's virtual machine, to the nearest thousand: a cost that does not depend on the hardware."""
     ticks: list[None] = []
     connection.set_progress_handler(lambda: ticks.append(None), 1000)
     what()
@@ -308,7 +308,7 @@ def plan(connection: sqlite3.Connection, sql: str, values: list[Any]) -> str:
     return "; ".join(row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", values))
 
 
-async def test_queries_take_no_part_of_their_values_as_sql(tmp_path: Path) -> None:
+async def test_values_are_never_sql(tmp_path: Path) -> None:
     with started(tmp_path) as ledger:
         nasty = "x' OR 1=1 --"
         assert ledger.select(Page(List(id=1, name=nasty, user=nasty, root=nasty, labels={nasty: nasty}), within=nasty)).runs == []

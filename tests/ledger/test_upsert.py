@@ -1,4 +1,4 @@
-"""What recovery writes before the ledger takes writes, and what it reads."""
+"""What a daemon writes and reads before the ledger is started."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_rows_are_brought_up_to_date_and_missing_ones_inserted(tmp_path: P
     ledger.close()
 
 
-async def test_what_could_not_be_mended_is_inserted_later_and_an_end_is_told(tmp_path: Path) -> None:
+async def test_an_upsert_that_failed_is_done_later_and_reports_an_end(tmp_path: Path) -> None:
     ended: list[str] = []
     lost = run(1, status=Status.LOST, ended_at=WHEN, labels={"team": "blue"})
     live = run(9, status=Status.RUNNING, pid=77)
@@ -53,7 +53,7 @@ async def test_what_could_not_be_mended_is_inserted_later_and_an_end_is_told(tmp
     ledger.close()
 
 
-def test_mending_that_fails_changes_nothing(tmp_path: Path) -> None:
+def test_a_failed_upsert_changes_nothing(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path, patience=0.05)
     with pytest.raises(ValueError, match="surrogates"):
         ledger.upsert([(run(1), PLAIN), (run(2, cwd="\udc80"), PLAIN)])
@@ -94,7 +94,7 @@ def test_root_spawns_are_what_a_rate_counts(tmp_path: Path) -> None:
             at(31, 3, user="bob", status=Status.FAILED),
             at(32, 4, parent_id="a3", root_id="a3"),
             at(33, 5, status=Status.REJECTED_RATE),
-            # the clock was set back for a while, and then ahead again
+            # the clock was set back, and later set right again
             at(-600, 6),
             at(40, 7),
         ]

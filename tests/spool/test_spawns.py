@@ -1,4 +1,4 @@
-"""Files with secrets: 0600, whole or not there, and nobody else's."""
+"""Files with secrets: 0600, whole or not there, and the daemon's own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def names(directory: Path) -> list[str]:
     return sorted(os.listdir(directory))
 
 
-def test_what_is_kept_is_read_again(directory: Path) -> None:
+def test_saved_data_is_read_again(directory: Path) -> None:
     spawns = Spawns(directory)
     assert (spawns.runs(), spawns.read("a1")) == ([], None)
     spawns.save("b10", b"A=\xff\x00" * 100_000)
@@ -35,7 +35,7 @@ def test_what_is_kept_is_read_again(directory: Path) -> None:
     assert (again.runs(), again.read("a1"), names(directory)) == (["b10"], None, ["b10.spawn"])
 
 
-def test_nobody_else_may_read_it(directory: Path) -> None:
+def test_only_the_owner_may_read_the_files(directory: Path) -> None:
     old = os.umask(0)
     try:
         Spawns(directory).save("a1", b"x")
@@ -48,7 +48,7 @@ def test_nobody_else_may_read_it(directory: Path) -> None:
     assert directory.stat().st_mode & 0o7777 == 0o700
 
 
-def test_what_was_left_over_is_removed(directory: Path) -> None:
+def test_unfinished_files_are_removed(directory: Path) -> None:
     Spawns(directory).save("a1", b"x")
     (directory / "a1.spawn.new").write_bytes(b"half")
     (directory / "a2.spawn.new").write_bytes(b"half")
@@ -59,7 +59,7 @@ def test_what_was_left_over_is_removed(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("run", ["", "a", "../a1", "a1/../a1", "b01", "A1", "a1.spawn", "a\0", "é1"])
-def test_what_is_no_id_is_refused(directory: Path, run: str) -> None:
+def test_text_that_is_not_an_id_is_refused(directory: Path, run: str) -> None:
     spawns = Spawns(directory)
     calls: list[Callable[[], object]] = [lambda: spawns.save(run, b""), lambda: spawns.read(run), lambda: spawns.forget(run)]
     for call in calls:
@@ -85,7 +85,7 @@ def test_an_error_leaves_nothing_behind(directory: Path, monkeypatch: pytest.Mon
     assert spawns.read("a1") == b"before"
 
 
-def test_short_writes_are_gone_on_with(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_writes_are_continued(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
 
     def little(descriptor: int, data: memoryview) -> int:
