@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from . import __version__, serving
+from . import __version__, exits, serving
 from . import config as configuration
 from .daemon import Place
 from .durable.journal import Memory
@@ -29,11 +29,9 @@ from .launch.sweep import sweep as sweep_instance
 from .ledger import LedgerError, back_up
 from .ledger.checking import check_known
 from .ledger.connections import FILE as LEDGER_FILE
-from .serving import EXIT_SURVIVED, EXIT_UNAVAILABLE, EXIT_USAGE, die, load, place
+from .serving import die, load, place
 from .spool import StoreError
 from .spool.store import check_version
-
-EXIT_IO = 74
 
 app = typer.Typer(
     add_completion=False,
@@ -108,7 +106,7 @@ def check_start(state_dir: StateDir = None, config: ConfigFile = None) -> None:
         check_version(where.state_dir / "spool" / "runs")
         check_containment(where.instance, containment.mode, containment.cgroup_parent)
     except (LedgerError, StoreError, CgroupImpossible) as error:
-        die(str(error), EXIT_UNAVAILABLE)
+        die(str(error), exits.UNAVAILABLE)
 
 
 @app.command()
@@ -119,19 +117,19 @@ def sweep(state_dir: StateDir = None, config: ConfigFile = None, stop_post: Stop
         # held until this process ends: no daemon may start meanwhile. A live daemon's directory may have been removed
         (lock_state_dir if where.state_dir.is_dir() else claim_instance)(where.state_dir, where.instance)
     except PathError as error:
-        die(f"{error}; to end the runs of a live daemon: sfactl stop --all", EXIT_UNAVAILABLE)
+        die(f"{error}; to end the runs of a live daemon: sfactl stop --all", exits.UNAVAILABLE)
     if stop_post and systemd.another_follows():
         release_unit()
         return
     try:
         report = sweep_instance(where.instance, _cgroup_parent(where.config_files))
     except OSError as error:
-        die(f"cannot look for processes: {error}", EXIT_SURVIVED)
+        die(f"cannot look for processes: {error}", exits.SURVIVED)
     if not report.pids:
         _die_if_elsewhere(where)
     print(f"{len(report.pids)} processes of {where.state_dir} were alive; {len(report.pids) - len(report.left)} were killed")
     if report.left:
-        die(f"still alive: {', '.join(map(str, report.left))}", EXIT_SURVIVED)
+        die(f"still alive: {', '.join(map(str, report.left))}", exits.SURVIVED)
 
 
 @app.command()
@@ -139,13 +137,13 @@ def backup(file: BackupFile, state_dir: StateDir = None) -> None:
     """Copy the ledger to FILE, whether a daemon is running or not. FILE must not exist."""
     where = place(None, state_dir, None)
     if not (where.state_dir / LEDGER_FILE).exists():
-        die(f"there is no ledger in {where.state_dir}", EXIT_UNAVAILABLE)
+        die(f"there is no ledger in {where.state_dir}", exits.UNAVAILABLE)
     try:
         copy = back_up(where.state_dir, file.absolute(), replace=False)
     except FileExistsError:
-        die(f"{file} exists; choose another name", EXIT_USAGE)
+        die(f"{file} exists; choose another name", exits.USAGE)
     except (OSError, sqlite3.Error, LedgerError) as error:
-        die(f"the ledger could not be copied to {file}: {error}", EXIT_IO)
+        die(f"the ledger could not be copied to {file}: {error}", exits.IO)
     print(f"{copy.path}: {copy.size_bytes} bytes")
 
 
@@ -161,9 +159,9 @@ def install(
 ) -> None:
     """Install the daemon as a service of systemd: write its units, enable and start them."""
     if user == system and not (remove and not user):
-        die("give either --user or --system", EXIT_USAGE)
+        die("give either --user or --system", exits.USAGE)
     if linger and not user:
-        die("--linger needs --user: a service of the system needs no lingering", EXIT_USAGE)
+        die("--linger needs --user: a service of the system needs no lingering", exits.USAGE)
     try:
         if not remove:
             return Installer(user=user, dry_run=dry_run).install(linger=linger)
@@ -174,7 +172,7 @@ def install(
         if not wanted:
             print("no service is installed")
     except (InstallError, OSError) as error:
-        die(str(error), error.code if isinstance(error, InstallError) else EXIT_UNAVAILABLE)
+        die(str(error), error.code if isinstance(error, InstallError) else exits.UNAVAILABLE)
 
 
 @app.command()
@@ -186,7 +184,9 @@ def version() -> None:
 def _die_if_elsewhere(where: Place) -> None:
     """End with an error if the runs are known by another path, so that finding nothing means nothing."""
     if not where.state_dir.is_dir():
-        die(f"{where.state_dir} is not a directory, and no process of a daemon of that state directory was found", EXIT_UNAVAILABLE)
+        die(
+            f"{where.state_dir} is not a directory, and no process of a daemon of that state directory was found", exits.UNAVAILABLE
+        )
     with suppress(StoreError, OSError), TemporaryDirectory() as copies:
         # a copy: opening a damaged file sets it aside, and the next daemon would not know of the damage
         shutil.copy(where.state_dir / "spool" / "runs", copies)
@@ -197,7 +197,7 @@ def _die_if_elsewhere(where: Place) -> None:
 def _die_if_moved(where: Place, memory: Memory) -> None:
     if memory.moved_alive(where.state_dir):
         text = f"{where.state_dir} was {memory.place} when runs that are still alive began, and they are known by that path"
-        die(f"{text}: give --state-dir {memory.place}", EXIT_UNAVAILABLE)
+        die(f"{text}: give --state-dir {memory.place}", exits.UNAVAILABLE)
 
 
 def _cgroup_parent(files: tuple[list[Path], bool]) -> str | None:

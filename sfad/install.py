@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from . import exits
 from .host import probe
 from .protocol.paths import SYSTEM_STATE, state_dir, xdg
 
@@ -40,8 +41,6 @@ TIMEOUT = 120.0
 MANAGER_TIMEOUT = 10.0
 """Seconds that a user's systemd may take to start when lingering is enabled."""
 
-UNAVAILABLE, NOT_PERMITTED = 69, 77
-
 _PAST = {"write": "wrote", "run": "ran", "end": "ended", "remove": "removed"}
 
 _SPECIAL = set("\"'\\$;\n\t ")
@@ -51,7 +50,7 @@ _SPECIAL = set("\"'\\$;\n\t ")
 class InstallError(Exception):
     """The service cannot be installed or removed; the message says what to do."""
 
-    def __init__(self, message: str, code: int = UNAVAILABLE) -> None:
+    def __init__(self, message: str, code: int = exits.UNAVAILABLE) -> None:
         super().__init__(message)
         self.code = code
 
@@ -73,7 +72,9 @@ def render(template: str, words: list[str], version: int) -> str:
     """Return a unit for a program and a version of systemd. Raises `InstallError` for a path that a unit cannot contain."""
     for word in words:
         if _SPECIAL & set(word):
-            raise InstallError(f"{word!r} has a character that a systemd unit cannot contain; install sfad under another path", 2)
+            raise InstallError(
+                f"{word!r} has a character that a systemd unit cannot contain; install sfad under another path", exits.USAGE
+            )
     text = template.replace(PLACEHOLDER, " ".join(word.replace("%", "%%") for word in words))
     if version >= NOTIFY_RELOAD:
         text = text.replace("Type=notify\n", "Type=notify-reload\n").replace("ExecReload=/bin/kill -HUP $MAINPID\n", "")
@@ -143,7 +144,7 @@ class Installer:
             )
         if not self._user and os.geteuid() != 0:
             words = shlex.join([*program(), *sys.argv[1:]])
-            raise InstallError(f"--system needs root: sudo {words}", NOT_PERMITTED)
+            raise InstallError(f"--system needs root: sudo {words}", exits.NOT_PERMITTED)
         for name in ("SFAD_SOCKET", "SFAD_STATE_DIR", "SFAD_CONFIG"):
             if name in os.environ:
                 print(f"note: {name} is set in this shell; the service does not use it, but sfactl does")
@@ -248,7 +249,7 @@ class Installer:
             self._run("loginctl", verb)
         except InstallError as error:
             name = probe.user_name(os.getuid())
-            raise InstallError(f"{error}; as root: loginctl {verb} {name}", NOT_PERMITTED) from None
+            raise InstallError(f"{error}; as root: loginctl {verb} {name}", exits.NOT_PERMITTED) from None
 
     def _run(self, *command: str) -> None:
         """Run a command of systemd. Raises `InstallError` with its error output."""

@@ -43,23 +43,23 @@ class AlreadyRunning(PathError):
 
 def prepare_socket(path: Path, *, held: Path | None = None) -> None:
     """Make what `bind_socket` needs, and raise what it would raise: before a daemon adopts runs that it could not serve."""
-    with _place_for(path, 0o700, held):
+    with _place_for(path, held):
         pass  # not bound yet: clients would wait for a daemon that may take long to recover
 
 
-def bind_socket(path: Path, *, held: Path | None = None, mode: int = 0o600, directory_mode: int = 0o700) -> socket.socket:
-    """Return a listening, non-blocking Unix stream socket at `path`. `held`: the state directory that the caller has locked.
+def bind_socket(path: Path, *, held: Path | None = None) -> socket.socket:
+    """Return a listening, non-blocking Unix stream socket at `path`, 0600. `held`: the state directory that the caller has locked.
 
-    Make the directory with `directory_mode` if it is missing, and replace a stale socket. Raises `AlreadyRunning` if a daemon
+    Make the directory, 0700, if it is missing, and replace a stale socket. Raises `AlreadyRunning` if a daemon
     listens there, and `PathError` for anything else at `path`, or if another user could replace the socket."""
-    with _place_for(path, directory_mode, held):
-        return _listen(path, mode)
+    with _place_for(path, held):
+        return _listen(path)
 
 
 @contextmanager
-def _place_for(path: Path, directory_mode: int, held: Path | None) -> Iterator[None]:
+def _place_for(path: Path, held: Path | None) -> Iterator[None]:
     try:
-        _make_directory(path.parent, directory_mode)
+        _make_directory(path.parent)
         _refuse_shared(path)
         with _directory_lock(path.parent, held):
             _clear_stale(path)
@@ -91,12 +91,10 @@ def unbind_socket(path: Path, *, held: Path | None = None) -> None:
         raise PathError(f"the socket {path} cannot be removed: {error}") from error
 
 
-def _make_directory(directory: Path, mode: int) -> None:
+def _make_directory(directory: Path) -> None:
     missing = [each for each in (directory, *directory.parents) if not each.exists()]
     for each in reversed(missing):
-        each.mkdir(mode=mode, exist_ok=True)  # parents, too: mkdir(parents=True) makes them as open as the umask allows
-    if missing and mode != 0o700:
-        directory.chmod(mode)  # mkdir's mode is subject to the umask
+        each.mkdir(mode=0o700, exist_ok=True)  # parents, too: mkdir(parents=True) makes them as open as the umask allows
 
 
 def _refuse_shared(path: Path) -> None:
@@ -220,16 +218,14 @@ def _alive(path: Path) -> bool:
     return True
 
 
-def _listen(path: Path, mode: int) -> socket.socket:
+def _listen(path: Path) -> socket.socket:
     with contextlib.ExitStack() as undo:
         listener = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         listener.setblocking(False)
         # bind(2) makes the file with the mode of the socket's own inode, so the mode is never wider. umask(2) would change the
         # files of all other threads as well
-        os.fchmod(listener.fileno(), mode & 0o600)
+        os.fchmod(listener.fileno(), 0o600)
         bind_path(listener, path)
-        if mode & ~0o600:
-            path.chmod(mode)
         listener.listen(BACKLOG)
         undo.pop_all()
     return listener

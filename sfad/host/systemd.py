@@ -21,9 +21,6 @@ SOCKET_UNIT = "sfad.socket"
 
 _UCRED = struct.Struct("=iII")
 
-LEAST_INTERVAL = 0.01
-"""The fewest seconds between two `WATCHDOG=1`: a tiny `WATCHDOG_USEC` must not keep a processor busy."""
-
 
 def manages() -> bool:
     """Return whether systemd started this process as a service. Then it starts the next daemon as well, or sweeps."""
@@ -66,7 +63,7 @@ def watchdog_interval() -> float | None:
     limit = os.environ.get("WATCHDOG_USEC", "")
     ours = os.environ.get("WATCHDOG_PID", "") in ("", str(os.getpid()))
     try:
-        return max(LEAST_INTERVAL, parse_whole(limit, 1, 2**63 - 1) / 2e6) if ours else None
+        return parse_whole(limit, 1, 2**63 - 1) / 2e6 if ours else None
     except ValueError:
         return None
 

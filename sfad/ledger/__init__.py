@@ -1,6 +1,7 @@
 """The durable record: SQLite in WAL mode, one writer, every admission committed before its process starts.
 
-`ledger`       `Ledger`, used in the trio thread: writes are queued, reads are synchronous
+`ledger`       `Ledger`, used in the trio thread: writes are queued and answered by callback
+`records`      its reads, which also see queued writes
 `schema`       tables, and the ordered list of migrations that leads to them
 `rows`         a run and an event as rows, and back
 `statements`   the SQL that writes a batch

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from ..core.limits import most_of
 from ..core.policy import Policy
 from ..protocol.advice import Advice
 from ..protocol.kinds import COSTS, KINDS
-from ..protocol.types import ENDED, LimitKind, Reason, Status, Usage
+from ..protocol.types import ENDED, LimitKind, LimitState, RunInfo, Status
 from .connections import FILE, open_reader
 from .errors import LedgerError
+from .rows import RUN_COLUMNS, run_info
 
 MIN_RUNS = 20
 """Successful runs with a known value that a suggestion needs. Of fewer runs, nearest rank gives the largest."""
@@ -77,8 +77,8 @@ def learn(
     try:
         with closing(open_reader(directory)) as connection:
             found = connection.execute(*_query(type, name, rows)).fetchall()
-        return advise((_run(row) for row in found), policy=policy)
-    except (sqlite3.Error, msgspec.DecodeError) as error:
+        return advise((_ended(run_info(row)) for row in found), policy=policy)
+    except (sqlite3.Error, msgspec.MsgspecError) as error:
         raise LedgerError(f"the ledger {directory / FILE} cannot be read: {error}") from error
 
 
@@ -130,48 +130,34 @@ def _note(runs: int, wanted: float | None, suggested: float | None) -> str:
 # ---- rows
 
 
-class _LimitRow(Struct):
-    """The fields of a `LimitState` that matter here."""
-
-    kind: str
-    threshold: float
-    used: float | None = None
-
-
-_reason = msgspec.json.Decoder(Reason)
-_limits = msgspec.json.Decoder(list[_LimitRow])
-_usage = msgspec.json.Decoder(dict[str, Usage])
-
-
 def _query(type_: str | None, name: str | None, rows: int) -> tuple[str, list[Any]]:
     # the + hides the index of statuses: this walks the table, or the index of names, from the newest run back
     ended = ", ".join(f"'{status.value}'" for status in sorted(ENDED))
     terms = {"type = ?": type_, "name = ?": name}
     chosen = {term: value for term, value in terms.items() if value is not None}
     where = " AND ".join([*chosen, f"+status IN ({ended})"])
-    sql = f"SELECT status, reason, usage, limits, descendants FROM runs WHERE {where} ORDER BY number DESC LIMIT ?"  # noqa: S608
+    sql = f"SELECT {', '.join(RUN_COLUMNS)} FROM runs WHERE {where} ORDER BY number DESC LIMIT ?"  # noqa: S608
     return sql, [*chosen.values(), max(0, rows)]
 
 
-def _run(row: tuple[str, str | None, str, str, int]) -> EndedRun:
-    status, reason, usage, limits, descendants = row
-    held = {LimitKind(limit.kind): limit for limit in _limits.decode(limits) if limit.kind in _FIELDS}
-    told = None if reason is None else _reason.decode(reason)
+def _ended(info: RunInfo) -> EndedRun:
+    limits = {limit.kind: limit for limit in info.limits if limit.kind in _FIELDS}
     return EndedRun(
-        status=Status(status),
-        broke=told.limit_kind if told is not None and told.kind == "limit" else None,
-        used=_used(_usage.decode(usage).values(), held, alone=not descendants),
-        limits={kind: limit.threshold for kind, limit in held.items()},
+        status=info.status,
+        broke=info.reason.limit_kind if info.reason is not None and info.reason.kind == "limit" else None,
+        used=_used(info, limits),
+        limits={kind: limit.threshold for kind, limit in limits.items()},
     )
 
 
-def _used(sources: Collection[Usage], held: Mapping[LimitKind, _LimitRow], *, alone: bool) -> dict[LimitKind, float]:
+def _used(info: RunInfo, limits: Mapping[LimitKind, LimitState]) -> dict[LimitKind, float]:
     """Return what the limits counted. For a kind without a limit it is the largest amount that a source reports.
 
     A kind that counts descendants has no such amount, because `Usage` does not include theirs."""
-    used = {kind: limit.used for kind, limit in held.items() if limit.used is not None}
+    used = {kind: limit.used for kind, limit in limits.items() if limit.used is not None}
     for kind, field in _FIELDS.items():
-        known = [value for usage in sources if (value := getattr(usage, field)) is not None]
-        if kind not in used and known and (alone or KINDS[kind].scope == "run"):
+        amounts = (getattr(usage, field) for usage in (info.usage, *info.usage_by_source.values()))
+        known = [amount for amount in amounts if amount is not None]
+        if kind not in used and known and (not info.descendants or KINDS[kind].scope == "run"):
             used[kind] = float(max(known))
     return used

@@ -1,13 +1,9 @@
-"""The ledger as the trio thread sees it: writes are queued and answered by callback, reads are synchronous.
-
-A read also sees what is queued and not in the file yet, so a run that has ended never shows as running because the disk is slow or
-full.
-"""
+"""The ledger as the trio thread sees it: writes are queued and answered by callback. The reads are in `records`."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -29,14 +25,11 @@ from .connections import open_reader
 from .errors import LedgerError
 from .opening import open_writer
 from .putback import PutBack
-from .reader import Page, Reader, Selection
+from .reader import Reader
+from .records import Records
 from .rows import Op, RunExtra, charge_op, event_op, insert_op, save_op
 from .statements import Statement, set_charge, upserts
-from .totals import Used, used_by
-from .writer import Checkpointed, WriteResult, Report, Writer
-
-FOUND = 10
-"""Ids that `find` returns at most: enough to show that a prefix is ambiguous."""
+from .writer import Checkpointed, Report, Writer, WriteResult
 
 PATIENCE = 15.0
 """Seconds that opening waits for another program's lock if it needs one: to migrate, or because the lock keeps readers out."""
@@ -45,13 +38,6 @@ _LAST_RUN, _LAST_EVENT = ("runs", "number"), ("events", "seq")
 
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class _Unwritten:
-    op: Op
-    info: RunInfo
-    extra: RunExtra
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +54,7 @@ class _Started:
     on_checkpointed: Callable[[], object]
 
 
-class Ledger:
+class Ledger(Records):
     """The ledger in one directory, which is made if it is missing.
 
     After opening, it is read and brought up to date (`left`, `upsert`, `set_charged`). From `start` on it takes writes.
@@ -113,13 +99,13 @@ class Ledger:
         """The newest backup."""
         try:
             floor_number = max(floor_number, self._find_backup())
-            self._reader = Reader(open_reader(directory))
-            self._last_number = max(self._reader.last(*_LAST_RUN), floor_number)
-            self._seq = self._reader.last(*_LAST_EVENT)
+            reader = Reader(open_reader(directory))
+            self._last_number = max(reader.last(*_LAST_RUN), floor_number)
+            self._seq = reader.last(*_LAST_EVENT)
         except sqlite3.Error as error:
             self._connection.close()
             raise LedgerError(f"the ledger in {directory} cannot be read: {error}; move it away to begin a new one") from error
-        self._unwritten: dict[RunId, _Unwritten] = {}
+        super().__init__(reader)
         self._started: _Started | None = None
         self._waking = False
 
@@ -167,12 +153,6 @@ class Ledger:
         finally:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-
-    def root_spawns(self, since: datetime) -> list[tuple[str, datetime]]:
-        """Return user and time of each root that was admitted after `since`, by time: what a rate of spawns counts.
-
-        While the clock was ahead, runs got times in the future."""
-        return self._reader.root_spawns(since.timestamp())
 
     def start(
         self,
@@ -283,11 +263,6 @@ class Ledger:
 
     # ---- the file
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the database without its log."""
-        return self._reader.size()
-
     def look_after(self) -> None:
         """Have the file written again soon if another process has removed or replaced it. A write looks for itself."""
         writer = self._running().writer
@@ -315,63 +290,6 @@ class Ledger:
         self._connection.close()
         return 0
 
-    # ---- reads
-
-    def get(self, run_id: RunId) -> RunInfo | None:
-        """Return a run, or `None` if there is none. An admission that is not committed yet is not there."""
-        found = self._lookup(run_id)
-        return None if found is None else found[0]
-
-    def details(self, run_id: RunId) -> RunExtra | None:
-        """Return what a run's row holds beside `RunInfo`."""
-        found = self._lookup(run_id)
-        return None if found is None else found[1]
-
-    def find(self, prefix: str) -> list[RunId]:
-        """Return at most `FOUND` ids that begin with `prefix`, in order of admission."""
-        unwritten = (run_id for run_id in self._unwritten if run_id.startswith(prefix))
-        return sorted({*self._reader.find(prefix, FOUND), *unwritten})[:FOUND]
-
-    def select(self, page: Page) -> Selection:
-        """Return the runs of a page."""
-        found = self._reader.select(page)
-        runs = {info.id: info for info in found.runs if info.id not in self._unwritten}
-        runs |= {info.id: info for info, _ in self.unwritten(page)}
-        return Selection.of(runs.values(), page.query.rows, found.reached)
-
-    def unwritten(self, page: Page) -> Iterator[tuple[RunInfo, RunExtra]]:
-        """Yield the runs of a page whose present state is not in the file yet."""
-        for held in self._unwritten.values():
-            if page.admits(held.info) and (page.within is None or page.within in self.chain(held.info.id)):
-                yield held.info, held.extra
-
-    def used_below(self, roots: Collection[RunId]) -> dict[RunId, Used]:
-        """Return what each descendant of these roots has used."""
-        used = {run: use for root in roots for run, use in self._reader.used_below(root).items()}
-        for held in self._unwritten.values():
-            if held.info.root_id in roots and held.info.parent_id is not None:
-                used[held.info.id] = used_by(held.info.parent_id, held.info.usage)
-        return used
-
-    def chain(self, run_id: RunId) -> list[RunId]:
-        """Return the run's ancestors and itself, root first; only itself if it is unknown."""
-        ids = [run_id]
-        while (parent := self._parent(ids[-1])) is not None and parent not in ids:
-            ids.append(parent)
-        return ids[::-1]
-
-    def charged(self, scope: str, name: str, period_start: datetime) -> float:
-        """Return the USD that a budget was charged in that period, without charges that are queued."""
-        return self._reader.charged(scope, name, period_start.timestamp())
-
-    def _lookup(self, run_id: RunId) -> tuple[RunInfo, RunExtra] | None:
-        held = self._unwritten.get(run_id)
-        return (held.info, held.extra) if held is not None else self._reader.get(run_id)
-
-    def _parent(self, run_id: RunId) -> RunId | None:
-        held = self._unwritten.get(run_id)
-        return held.info.parent_id if held is not None else self._reader.parent(run_id)
-
     # ---- the writer
 
     def _running(self) -> _Started:
@@ -387,7 +305,7 @@ class Ledger:
 
     def _put_seen(self, op: Op, info: RunInfo, extra: RunExtra) -> None:
         self._put(op)
-        self._unwritten[info.id] = _Unwritten(op, info, extra)
+        self._remember(op, info, extra)
 
     def _wake_soon(self, started: _Started) -> None:
         # once for everything that the trio thread does in one go: the requests of a burst share a transaction, and the two
@@ -414,8 +332,7 @@ class Ledger:
             case WriteResult():
                 self._settle(report, self._running())
             case PutBack():
-                self._reader.close()
-                self._reader = Reader(report.reader)
+                self._read_from(Reader(report.reader))
                 self._running().on_put_back(report.note)
             case Checkpointed():
                 self._running().on_checkpointed()
@@ -435,12 +352,6 @@ class Ledger:
             tell.on_ended(ended)
         if failed := [op.run_id for op in outcome.failed if op.run_id]:
             tell.on_failed(failed, outcome.error or "the ledger cannot be written")
-
-    def _forget(self, ops: list[Op]) -> None:
-        for op in ops:
-            held = self._unwritten.get(op.run_id) if op.run_id else None
-            if held is not None and held.op is op:
-                del self._unwritten[held.info.id]
 
 
 def _is_end(op: Op) -> bool:

@@ -51,16 +51,6 @@ def test_a_socket_is_its_owner_s_only_with_any_umask(address: Path) -> None:
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_system_socket_is_open_to_all(tmp_path: Path) -> None:
-    old = os.umask(0o077)
-    try:
-        listener = bind_socket(tmp_path / "run" / "s", mode=0o666, directory_mode=0o755)
-    finally:
-        os.umask(old)
-    listener.close()
-    assert (mode(tmp_path / "run" / "s"), mode(tmp_path / "run")) == (0o666, 0o755)
-
-
 def test_the_mode_is_never_wider_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
@@ -69,7 +59,7 @@ def test_the_mode_is_never_wider_on_the_way(tmp_path: Path, monkeypatch: pytest.
         seen.append(mode(path))
 
     monkeypatch.setattr(socket_file, "bind_path", watching)
-    bind_socket(tmp_path / "s", mode=0o666).close()
+    bind_socket(tmp_path / "s").close()
     assert seen == [0o600]
 
 

@@ -227,7 +227,7 @@ async def test_descendants_count_where_the_limit_counts_them(tmp_path: Path) -> 
             ledger.admit(run(number, status=Status.COMPLETED, usage=own, name="alone"), PLAIN)
             ledger.admit(run(100 + number, status=Status.COMPLETED, usage=own, name="lead", descendants=2), PLAIN)
         await ledger.flush()
-    rest = [{"kind": "cost", "threshold": 1.0, "action": "warn", "source": "x", "used": 0.5}, {"kind": "new", "threshold": 1}]
+    rest = [{"kind": "cost", "threshold": 1.0, "action": "warn", "source": "x", "used": 0.5}]
     with closing(sqlite3.connect(tmp_path / FILE)) as connection, connection:
         connection.execute("UPDATE runs SET limits = ? WHERE name = 'lead'", (msgspec.json.encode(rest).decode(),))
     alone, lead = learn(tmp_path, name="alone"), learn(tmp_path, name="lead")

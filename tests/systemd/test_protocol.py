@@ -107,12 +107,6 @@ def test_descriptors_that_were_not_passed_are_not_taken(count: str, monkeypatch:
     assert FdStore.taken() == {}
 
 
-def test_a_tiny_watchdog_time_does_not_keep_a_processor_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WATCHDOG_USEC", "1")
-    monkeypatch.delenv("WATCHDOG_PID", raising=False)
-    assert systemd.watchdog_interval() == systemd.LEAST_INTERVAL
-
-
 @pytest.mark.parametrize(("result", "follows"), [("success", False), ("exit-code", True), ("watchdog", True), (None, False)])
 def test_whether_another_daemon_follows(result: str | None, follows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if result is None:
