@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
@@ -26,6 +26,7 @@ from msgspec import Meta, Struct
 from .core.limits import check
 from .core.naming import NAME
 from .core.policy import Invalid, Policy
+from .protocol.known import METERS, PROGRAMS
 from .protocol.limits import parse_limit
 from .protocol.messages import Setting
 from .protocol.paths import xdg
@@ -224,6 +225,12 @@ class BudgetsConfig(Struct, frozen=True, kw_only=True):
     teams: dict[str, TeamBudget] = {}
 
 
+if TYPE_CHECKING:
+    MeterName = str
+else:
+    MeterName = Literal[("auto", *METERS)]
+
+
 class Agent(Struct, frozen=True, kw_only=True):
     """How to start an agent by a name that the operator chose."""
 
@@ -232,7 +239,7 @@ class Agent(Struct, frozen=True, kw_only=True):
     description: Annotated[str, Meta(max_length=1000, extra=_TEXT)] = ""
     kind: Literal["agent", "skill"] = "agent"
     type: Annotated[str, Meta(max_length=64, extra=_TEXT)] | None = None
-    meter: Literal["auto", "claude", "codex", "gemini", "opencode", "jsonl", "report", "none"] = "auto"
+    meter: MeterName = "auto"
     """`auto`: chosen from the command."""
     limits: Annotated[tuple[str, ...], Meta(extra=_LIMITS)] = ()
     """As `--limit` takes them."""
@@ -254,9 +261,10 @@ class Configuration(Struct, frozen=True, kw_only=True):
     containment: ContainmentConfig = ContainmentConfig()
     log: LogConfig = LogConfig()
     retention: RetentionConfig = RetentionConfig()
-    programs: dict[str, ProgramConfig] = msgspec.field(default_factory=lambda: {"claude": ProgramConfig(stop="SIGINT-main")})
-    """By the program's name, as the loop rule derives it from a command. Claude prints its totals within 0.2 s after SIGINT. After
-    SIGTERM to all its processes, its tool dies first, and it may make one more model call to report that."""
+    programs: dict[str, ProgramConfig] = msgspec.field(
+        default_factory=lambda: {name: ProgramConfig(stop="SIGINT-main") for name, known in PROGRAMS.items() if known.interrupted}
+    )
+    """By the program's name, as the loop rule derives it from a command."""
     prices: dict[str, Price] = {}
     """By the model's name, as agents write it."""
     budgets: BudgetsConfig = BudgetsConfig()
