@@ -8,21 +8,20 @@ and docs/configuration.md describes it.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import stat
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
 
+from .config_values import COMMAND, COUNT, DURATION, LIMITS, PATH, SIZE, TEXT, allowed, converted
 from .core.limits import check
 from .core.naming import NAME
 from .core.policy import Invalid, Policy
@@ -30,40 +29,17 @@ from .protocol.known import METERS, PROGRAMS
 from .protocol.limits import parse_limit
 from .protocol.messages import Setting
 from .protocol.paths import xdg
-from .protocol.units import (
-    COUNT_FORMS,
-    DURATION_FORMS,
-    SIZE_FORMS,
-    format_duration,
-    format_size,
-    parse_count,
-    parse_duration,
-    parse_size,
-)
 
 SYSTEM_CONFIG = Path("/etc/sfad/sfad.toml")
 
 BUILT_IN = "built-in"
 """The source of a value that no file sets."""
 
-OFF = "off"
-"""The value for "no limit", where the field may be `None`."""
-
 MAX_FILE = 1 << 20
 """The most bytes of a config file: an endless file must not keep the daemon reading."""
 
 NAME_MAX = 256
 """The most characters of a name that the operator chooses (a model, a user, a team)."""
-
-_DURATION = {"unit": "duration"}
-_SIZE = {"unit": "size"}
-_COUNT = {"unit": "count"}
-_PATH = {"unit": "path"}
-_TEXT = {"unit": "text"}
-_COMMAND = {"unit": "command"}
-_LIMITS = {"unit": "limits"}
-
-_PARSERS: dict[str, Callable[[Any], float]] = {"duration": parse_duration, "size": parse_size, "count": parse_count}
 
 
 class ConfigError(Exception):
@@ -85,19 +61,19 @@ class GuardConfig(Struct, frozen=True, kw_only=True):
 class DefaultsConfig(Struct, frozen=True, kw_only=True):
     """Limits of a spawn that names none."""
 
-    timeout: Annotated[float, Meta(ge=1, extra=_DURATION)] = 120.0
+    timeout: Annotated[float, Meta(ge=1, extra=DURATION)] = 120.0
     program_profile: Literal["coding-agent", "off"] = "coding-agent"
     """The profile of a known agent program if its spawn names none."""
     turns: Annotated[int, Meta(ge=1, le=1_000_000)] | None = 25
     """Tool calls, at most `limits.max_turns`. `None`, here and below, means no limit."""
     cost: Annotated[float, Meta(ge=0.01, le=1_000_000)] | None = 1.0
     """USD, of a run and its descendants, at most `limits.max_cost`."""
-    messages: Annotated[int, Meta(ge=1, extra=_COUNT)] | None = None
-    tokens: Annotated[int, Meta(ge=1, extra=_COUNT)] | None = None
+    messages: Annotated[int, Meta(ge=1, extra=COUNT)] | None = None
+    tokens: Annotated[int, Meta(ge=1, extra=COUNT)] | None = None
     """Input and output, of a run and its descendants."""
-    output: Annotated[int, Meta(ge=64 * 1024, extra=_SIZE)] = 64 * 1024 * 1024
+    output: Annotated[int, Meta(ge=64 * 1024, extra=SIZE)] = 64 * 1024 * 1024
     """Bytes kept of stdout, and of stderr."""
-    memory: Annotated[int, Meta(ge=1024 * 1024, extra=_SIZE)] | None = None
+    memory: Annotated[int, Meta(ge=1024 * 1024, extra=SIZE)] | None = None
     """Bytes, of a run and its descendants. The ranges are those of `sfad.protocol.kinds`."""
     pids: Annotated[int, Meta(ge=1, le=4_194_304)] | None = 1024
     """Processes and threads of a tree; Linux allows at most 2^22 (PID_MAX_LIMIT, proc(5))."""
@@ -108,16 +84,16 @@ class DefaultsConfig(Struct, frozen=True, kw_only=True):
 class LimitsConfig(Struct, frozen=True, kw_only=True):
     """Bounds on the limits themselves; see docs/limits.md."""
 
-    max_time: Annotated[float, Meta(ge=1, le=31 * 86400, extra=_DURATION)] = 3600.0
+    max_time: Annotated[float, Meta(ge=1, le=31 * 86400, extra=DURATION)] = 3600.0
     """The longest `time` that a spawn can ask for; its breach always terminates."""
     max_turns: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
     max_cost: Annotated[float, Meta(ge=0.01, le=1_000_000)] = 100.0
     """USD: the largest limit of each kind of cost that a spawn can ask for."""
     nearing: Annotated[float, Meta(gt=0, lt=1)] = 0.8
     """The part of a limit at which the event `limit_nearing` is published."""
-    pause_max: Annotated[float, Meta(ge=1, le=31 * 86400, extra=_DURATION)] = 86400.0
+    pause_max: Annotated[float, Meta(ge=1, le=31 * 86400, extra=DURATION)] = 86400.0
     """The longest that a limit may keep a run paused before it terminates the run."""
-    approval_timeout: Annotated[float, Meta(ge=1, le=31 * 86400, extra=_DURATION)] = 600.0
+    approval_timeout: Annotated[float, Meta(ge=1, le=31 * 86400, extra=DURATION)] = 600.0
     """How long a request for an increase waits for an answer before the run is terminated."""
     adaptive: bool = False
     """Whether suggestions from past runs (`sfactl recommend`) replace the defaults."""
@@ -126,13 +102,13 @@ class LimitsConfig(Struct, frozen=True, kw_only=True):
 class StopConfig(Struct, frozen=True, kw_only=True):
     """The stop ladder."""
 
-    grace: Annotated[float, Meta(ge=0, le=60, extra=_DURATION)] = 5.0
+    grace: Annotated[float, Meta(ge=0, le=60, extra=DURATION)] = 5.0
     """Between the stop signal and SIGKILL."""
-    polite: Annotated[float, Meta(ge=0, le=60, extra=_DURATION)] = 1.0
+    polite: Annotated[float, Meta(ge=0, le=60, extra=DURATION)] = 1.0
     """The part of the grace in which only the main process has been signalled, for programs with `stop = "SIGINT-main"`."""
-    kill_wait: Annotated[float, Meta(ge=0.1, le=600, extra=_DURATION)] = 10.0
+    kill_wait: Annotated[float, Meta(ge=0.1, le=600, extra=DURATION)] = 10.0
     """After SIGKILL, before a process that is still there is reported as a survivor."""
-    result_wait: Annotated[float, Meta(ge=0, le=3600, extra=_DURATION)] = 30.0
+    result_wait: Annotated[float, Meta(ge=0, le=3600, extra=DURATION)] = 30.0
     """How long an agent may stay after it has printed its final result."""
 
 
@@ -155,9 +131,9 @@ class QuotasConfig(Struct, frozen=True, kw_only=True):
 class AttemptsConfig(Struct, frozen=True, kw_only=True):
     """Back-off between attempts."""
 
-    delay: Annotated[float, Meta(ge=0, le=3600, extra=_DURATION)] = 1.0
+    delay: Annotated[float, Meta(ge=0, le=3600, extra=DURATION)] = 1.0
     """Before the second attempt; it doubles with each further attempt. `--retry-delay` has the same range."""
-    delay_max: Annotated[float, Meta(ge=0, le=86400, extra=_DURATION)] = 60.0
+    delay_max: Annotated[float, Meta(ge=0, le=86400, extra=DURATION)] = 60.0
 
 
 class ContainmentConfig(Struct, frozen=True, kw_only=True):
@@ -165,7 +141,7 @@ class ContainmentConfig(Struct, frozen=True, kw_only=True):
 
     mode: Literal["auto", "cgroup", "tags"] = "auto"
     """`auto`: cgroup if there is one that the daemon may write to, else tags."""
-    cgroup_parent: Annotated[str, Meta(extra=_PATH)] | None = None
+    cgroup_parent: Annotated[str, Meta(extra=PATH)] | None = None
     """The cgroup directory below which runs are; without it the daemon's own."""
 
 
@@ -173,20 +149,20 @@ class LogConfig(Struct, frozen=True, kw_only=True):
     """The JSON log."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    file: Annotated[str, Meta(extra=_PATH)] | None = None
+    file: Annotated[str, Meta(extra=PATH)] | None = None
     """Without it stderr, which is the journal under systemd."""
 
 
 class RetentionConfig(Struct, frozen=True, kw_only=True):
     """How long output, rows and events are kept. Those of live runs stay."""
 
-    output: Annotated[float, Meta(ge=60, le=3650 * 86400, extra=_DURATION)] | None = 7 * 86400.0
+    output: Annotated[float, Meta(ge=60, le=3650 * 86400, extra=DURATION)] | None = 7 * 86400.0
     """Of output files, since the end of their run. `None`: they are not deleted."""
-    ledger: Annotated[float, Meta(ge=3600, le=3650 * 86400, extra=_DURATION)] | None = 90 * 86400.0
+    ledger: Annotated[float, Meta(ge=3600, le=3650 * 86400, extra=DURATION)] | None = 90 * 86400.0
     """Of ended trees, since the end of their last run, and of events. `None`: they are not deleted."""
-    backup_every: Annotated[float, Meta(ge=60, le=366 * 86400, extra=_DURATION)] | None = 86400.0
+    backup_every: Annotated[float, Meta(ge=60, le=366 * 86400, extra=DURATION)] | None = 86400.0
     """Between two copies of the ledger; each replaces the one before. `None`: there are no copies."""
-    sweep_every: Annotated[float, Meta(ge=60, le=31 * 86400, extra=_DURATION)] = 3600.0
+    sweep_every: Annotated[float, Meta(ge=60, le=31 * 86400, extra=DURATION)] = 3600.0
     """How often cleanup runs."""
 
 
@@ -234,14 +210,14 @@ else:
 class Agent(Struct, frozen=True, kw_only=True):
     """How to start an agent by a name that the operator chose."""
 
-    command: Annotated[tuple[str, ...], Meta(min_length=1, extra=_COMMAND)]
+    command: Annotated[tuple[str, ...], Meta(min_length=1, extra=COMMAND)]
     """`sfad.agents` has the placeholders."""
-    description: Annotated[str, Meta(max_length=1000, extra=_TEXT)] = ""
+    description: Annotated[str, Meta(max_length=1000, extra=TEXT)] = ""
     kind: Literal["agent", "skill"] = "agent"
-    type: Annotated[str, Meta(max_length=64, extra=_TEXT)] | None = None
+    type: Annotated[str, Meta(max_length=64, extra=TEXT)] | None = None
     meter: MeterName = "auto"
     """`auto`: chosen from the command."""
-    limits: Annotated[tuple[str, ...], Meta(extra=_LIMITS)] = ()
+    limits: Annotated[tuple[str, ...], Meta(extra=LIMITS)] = ()
     """As `--limit` takes them."""
     stdin: bool = False
     """Keep the stdin of background runs open for `sfactl send`."""
@@ -416,105 +392,20 @@ def _build_named(entry: type[Struct], found: _FileValues, key: str, name: str) -
     for field in msgspec.structs.fields(entry):
         if field.required and f"{inner}.{field.name}" not in found.values:
             path = found.names[key][name]
-            raise ConfigError(f"{path}: {inner}.{field.name} is missing: allowed is {_allowed(field.type)}")
+            raise ConfigError(f"{path}: {inner}.{field.name} is missing: allowed is {allowed(field.type)}")
     return _build(entry, found, f"{inner}.")
 
 
 def _convert(kind: Any, key: str, path: Path, value: Any) -> Any:
     try:
-        return _converted(kind, value)
+        return converted(kind, value)
     except (ValueError, TypeError, OverflowError) as error:  # msgspec.ValidationError is a ValueError
-        raise _bad_value(path, key, value, _allowed(kind)) from error
+        raise _bad_value(path, key, value, allowed(kind)) from error
 
 
-def _converted(kind: Any, value: Any) -> Any:
-    if value == OFF and _may_be_off(kind):
-        return None
-    unit = _unit(kind)
-    if unit in _PARSERS:
-        if not isinstance(value, str | int | float):
-            raise ValueError
-        value = _PARSERS[unit](value)
-    elif unit == "path" and not Path(value).is_absolute():
-        raise ValueError
-    converted = msgspec.convert(value, kind)
-    if isinstance(converted, float) and not math.isfinite(converted):
-        raise ValueError
-    return converted
-
-
-def _bad_value(path: Path, key: str, value: Any, allowed: str) -> ConfigError:
+def _bad_value(path: Path, key: str, value: Any, expected: str) -> ConfigError:
     shown = f"{str(value).lower() if isinstance(value, bool) else repr(value)}"
-    return ConfigError(f"{path}: {key} = {shown[:200]}: allowed is {allowed}")
-
-
-def _allowed(kind: Any) -> str:
-    meta = _meta(kind)
-    if meta is None:
-        return _allowed_unbounded(kind)
-    return f'{_allowed_range(kind, meta)}, or "{OFF}"' if _may_be_off(kind) else _allowed_range(kind, meta)
-
-
-def _allowed_unbounded(kind: Any) -> str:
-    if kind is bool:
-        return "true or false"
-    if get_origin(kind) is tuple:
-        return "a list of names"
-    return "one of " + ", ".join(f'"{choice}"' for choice in get_args(kind))
-
-
-def _allowed_range(kind: Any, meta: Meta) -> str:
-    unit = _unit(kind)
-    if unit == "path":
-        return "an absolute path"
-    if unit == "text":
-        return f"a text of at most {meta.max_length} characters"
-    if unit == "command":
-        return "a list of texts: the program and its arguments, one text each"
-    if unit == "limits":
-        return 'a list of limits as --limit takes them, such as "turns=50" or "cost=2.50:warn"'
-    if unit == "duration":
-        return f"a duration of {_range(meta, format_duration)} ({DURATION_FORMS})"
-    if unit == "size":
-        return f"a size of {_range(meta, format_size)} ({SIZE_FORMS})"
-    if unit == "count":
-        return f"a whole number {_between(meta)} ({COUNT_FORMS})"
-    return f"{'a number' if float in _parts(kind) else 'a whole number'} {_between(meta)}"
-
-
-def _range(meta: Meta, shown: Callable[[Any], str]) -> str:
-    least = shown(meta.ge or 0)
-    return f"{least} or more" if meta.le is None else f"{least} to {shown(meta.le)}"
-
-
-def _between(meta: Meta) -> str:
-    if meta.gt is not None:
-        return f"above {_plain(meta.gt)}" + ("" if meta.lt is None else f" and below {_plain(meta.lt)}")
-    return f"{'of' if meta.le is None else 'from'} {_range(meta, _plain)}"
-
-
-def _plain(number: float) -> str:
-    return f"{number:.15g}"
-
-
-def _meta(kind: Any) -> Meta | None:
-    return next((part for part in _parts(kind) if isinstance(part, Meta)), None)
-
-
-def _unit(kind: Any) -> str:
-    meta = _meta(kind)
-    return "" if meta is None else str((meta.extra or {}).get("unit", ""))
-
-
-def _may_be_off(kind: Any) -> bool:
-    return NoneType in _parts(kind) and _unit(kind) not in {"path", "text"}
-
-
-def _parts(kind: Any) -> Iterator[Any]:
-    """Yield a type, and all types that it consists of."""
-    yield kind
-    for part in get_args(kind):
-        yield from _parts(part)
+    return ConfigError(f"{path}: {key} = {shown[:200]}: allowed is {expected}")
 
 
 def _is_section(kind: Any) -> bool:
