@@ -16,11 +16,11 @@ import typer
 
 from . import __version__, exits, serving
 from . import config as configuration
-from .daemon import Place
-from .durable.journal import Memory
+from .durable.journal import RunJournal
 from .host import systemd
 from .host.socket_file import PathError
 from .host.state_dir import claim_instance, lock_state_dir
+from .host.timers import Timers
 from .install import Installer, InstallError
 from .launch.base import CgroupImpossible
 from .launch.choose import check as check_containment
@@ -32,6 +32,7 @@ from .ledger.connections import FILE as LEDGER_FILE
 from .serving import die, load, place
 from .spool import StoreError
 from .spool.store import check_version
+from .startup import DaemonHome
 
 app = typer.Typer(
     add_completion=False,
@@ -181,7 +182,7 @@ def version() -> None:
     print(__version__)
 
 
-def _die_if_elsewhere(where: Place) -> None:
+def _die_if_elsewhere(where: DaemonHome) -> None:
     """End with an error if the runs are known by another path, so that finding nothing means nothing."""
     if not where.state_dir.is_dir():
         die(
@@ -190,14 +191,14 @@ def _die_if_elsewhere(where: Place) -> None:
     with suppress(StoreError, OSError), TemporaryDirectory() as copies:
         # a copy: opening a damaged file sets it aside, and the next daemon would not know of the damage
         shutil.copy(where.state_dir / "spool" / "runs", copies)
-        with closing(Memory(Path(copies), print)) as memory:
-            _die_if_moved(where, memory)
+        with closing(RunJournal(Path(copies), Timers(print), print)) as journal:
+            _die_if_moved(where, journal)
 
 
-def _die_if_moved(where: Place, memory: Memory) -> None:
-    if memory.moved_alive(where.state_dir):
-        text = f"{where.state_dir} was {memory.place} when runs that are still alive began, and they are known by that path"
-        die(f"{text}: give --state-dir {memory.place}", exits.UNAVAILABLE)
+def _die_if_moved(where: DaemonHome, journal: RunJournal) -> None:
+    if journal.moved_alive(where.state_dir):
+        text = f"{where.state_dir} was {journal.place} when runs that are still alive began, and they are known by that path"
+        die(f"{text}: give --state-dir {journal.place}", exits.UNAVAILABLE)
 
 
 def _cgroup_parent(files: tuple[list[Path], bool]) -> str | None:

@@ -212,7 +212,7 @@ def carriers(instance: str) -> list[tuple[psutil.Process, str]]:
     return found
 
 
-def spawn(client: Client, argv: Sequence[str | Path], **options: Any) -> m.AnyReply:
+def spawn(client: Client, argv: Sequence[str | Path], **options: Any) -> m.Reply:
     """Asks for a run as a client of another language would, without the command line."""
     where = {"cwd": os.getcwdb(), "env": [key + b"=" + value for key, value in os.environb.items()]}
     request = m.Spawn(id=client.next_id(), argv=[os.fsencode(word) for word in argv], **(where | options))

@@ -1,5 +1,6 @@
 """What this machine is, and what it lends to the daemon.
 
+`background`     tasks beside the loop
 `clock`          trio's clock as CLOCK_MONOTONIC, so that the next daemon can read this one's times
 `closing`        closes descriptors that clients sent, in threads, because close(2) may wait
 `descriptors`    reserves the last descriptors of the process

@@ -186,13 +186,6 @@ class Reader:
         )
         return {row[0]: Used(row[1], row[2], row[3], bool(row[4])) for row in self._connection.execute(sql, (root,))}
 
-    def newest_event_before(self, moment: float) -> float | None:
-        """Return the time of the newest event that is not after `moment`, both in seconds since the epoch.
-
-        Walks the events after it."""
-        row = self._row("SELECT time FROM events WHERE time <= ? ORDER BY seq DESC LIMIT 1", moment)
-        return None if row is None else float(row[0])
-
     def ends(self, runs: Sequence[RunId]) -> dict[RunId, float | None]:
         """Return when these runs ended, in seconds since the epoch; `None` for a live run. Unknown runs are missing."""
         marks = ", ".join("?" * len(runs))

@@ -169,7 +169,8 @@ class Tail:
         waiting.sort(key=lambda each: each[0])
         for left, (_, ended, tailed) in zip(range(len(waiting), 0, -1), waiting, strict=True):
             now = time.perf_counter()
-            self._drain(tailed, now + max(0.0, end - now) / left, NEWEST if ended else newest, ended=ended)
+            until, least = now + max(0.0, end - now) / left, NEWEST if ended else newest
+            self._guarded(tailed, lambda stdout: stdout.drain(until, least, ended=ended))  # noqa: B023 - called at once
         self._drained = time.perf_counter()
         self._spare = max(0.0, end - self._drained)
 
@@ -182,9 +183,6 @@ class Tail:
             if tailed is not None and unread is not None and (unread or place == 0):
                 found.append((unread, place == 0, tailed))
         return found
-
-    def _drain(self, tailed: TailedRun, until: float, newest: int, *, ended: bool) -> None:
-        self._guarded(tailed, lambda metered: metered.drain(until, newest, ended=ended))
 
     def set_limit(self, run: RunId, limit: int | None) -> None:
         """Keep another number of bytes from now on."""

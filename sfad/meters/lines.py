@@ -172,7 +172,7 @@ class LineMeter(ABC, Generic[E, S]):
             return None
 
 
-class Charge(msgspec.Struct, frozen=True, array_like=True):
+class MessageCharge(msgspec.Struct, frozen=True, array_like=True):
     """What a message has been counted as."""
 
     model: str
@@ -182,7 +182,7 @@ class Charge(msgspec.Struct, frozen=True, array_like=True):
 class SessionState(msgspec.Struct, array_like=True):
     """What a meter of a session file keeps beside its reading."""
 
-    messages: counters.RecentIds[Charge] = msgspec.field(default_factory=counters.RecentIds[Charge])
+    messages: counters.RecentIds[MessageCharge] = msgspec.field(default_factory=counters.RecentIds[MessageCharge])
     calls: counters.RecentIds[bool] = msgspec.field(default_factory=counters.RecentIds[bool])
 
 
@@ -212,7 +212,7 @@ class SessionMeter(LineMeter[E, SessionState]):
             counters.message(self.reading)
         else:
             self.reading.models[known.model] = counters.minus(self.reading.models[known.model], known.used)
-        self._state.messages.put(message, Charge(counters.add(self.reading.models, model, used), used))
+        self._state.messages.put(message, MessageCharge(counters.add(self.reading.models, model, used), used))
 
 
 def without_surrogates(line: bytes) -> bytes:

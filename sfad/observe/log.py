@@ -9,6 +9,7 @@ import json
 import os
 import select
 import stat
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -67,6 +68,12 @@ class Log:
     def error(self, message: str, **fields: Any) -> None:
         """Log that something failed."""
         self._line("error", {"message": message, **fields})
+
+    def internal_error(self, what: object) -> None:
+        """Log the exception that is being handled, and what was being done."""
+        self.error(
+            f"internal error while handling {type(what).__name__}", about=repr(what)[:1000], traceback=traceback.format_exc()
+        )
 
     def event(self, event: Event) -> None:
         """Log an event with its own time and the names of its fields."""

@@ -10,8 +10,11 @@ older client can read a newer daemon.
 
 from __future__ import annotations
 
+import sys
 from datetime import datetime
-from typing import Any, Literal, TypeVar
+from functools import reduce
+from operator import or_
+from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -39,6 +42,9 @@ from .types import (
 
 T = TypeVar("T")
 
+ALWAYS = sys.maxsize
+"""`Request.repeats` of requests whose reply takes as long as runs do: the daemon may be restarted several times meanwhile."""
+
 MAX_DESCRIPTORS = 3
 """Descriptors in one message: stdin, stdout, stderr."""
 
@@ -47,10 +53,19 @@ class Request(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=Tr
     """Base of everything a client sends."""
 
     id: int
+    access: ClassVar[Literal["permission", "outside", "none"]] = "permission"
+    """Which peers may use the verb that the tag names. `permission`: those of the daemon's owner, and those inside a run unless
+    `--allow` or `--deny` forbids it. `outside`: only those outside any run; a peer inside one would give itself more than it was
+    given, or learn of runs that are not its own, or remove them. `none`: the tag is no verb that a permission can name."""
+    repeats: ClassVar[int] = 0
+    """How often a client sends the request again if the connection is lost before the reply. 0 for what adds up, what writes, and
+    what may meet another state the second time (`Resume` would thaw what was paused again meanwhile)."""
 
 
 class Hello(Request, tag="hello"):
     """First on every connection. `client` names the program, for the daemon's log at level debug only."""
+
+    access = "none"
 
     versions: list[int]
     client: str = ""
@@ -58,6 +73,8 @@ class Hello(Request, tag="hello"):
 
 class Spawn(Request, tag="spawn"):
     """Start a run. Answered by `RunReply` once it has started, failed to start or is queued; or by `Refused`."""
+
+    repeats = 3  # with its key, a run is admitted once however often it is asked for
 
     argv: list[bytes]
     cwd: bytes
@@ -121,6 +138,8 @@ class Stop(Request, tag="stop"):
     is still there `stop.kill_wait` after SIGKILL. `everything`, `name` and `labels` choose among the live runs, and narrow
     each other; `runs` are stopped as well."""
 
+    repeats = ALWAYS
+
     runs: list[str] = []
     everything: bool = False
     name: str | list[str] | None = None
@@ -136,6 +155,9 @@ class Select(Request, tag="select"):
     `labels` choose, as in `Stop`. Of those, `pause` takes the topmost that run, and `resume` those that are paused themselves.
     Answered by `Selected`."""
 
+    repeats = 1
+    access = "none"
+
     verb: str
     """What is to be done to them: the peer needs permission for that."""
     runs: list[str] = []
@@ -146,6 +168,8 @@ class Select(Request, tag="select"):
 
 class Pause(Request, tag="pause"):
     """Freeze a run's whole tree and stop its clocks. Answered by `RunReply` when it is frozen."""
+
+    repeats = 1
 
     run: str
     suspended: bool = False
@@ -166,12 +190,16 @@ class Approve(Request, tag="approve"):
     """Grant the increase that a run waits for, and thaw it: `Resume` for what a limit with `request_increase` has frozen.
     Only from outside any run. Answered by `RunReply`."""
 
+    access = "outside"
+
     run: str
     limits: list[Limit] = []
 
 
 class Deny(Request, tag="deny"):
     """Refuse the increase that a run waits for, and terminate it. Answered by `RunReply`, as soon as it is being stopped."""
+
+    access = "outside"
 
     run: str
 
@@ -229,6 +257,9 @@ class Settle(Request, tag="settle"):
 class Recommend(Request, tag="recommend"):
     """What limits the ledger's successful runs would have been content with. Answered by `Recommended`."""
 
+    repeats = 1
+    access = "outside"
+
     run_type: str | None = None
     name: str | None = None
 
@@ -243,12 +274,16 @@ class Signal(Request, tag="signal"):
 class Info(Request, tag="info"):
     """One run, with its live processes and memory. Answered by `RunReply`."""
 
+    repeats = 1
+
     run: str
 
 
 class Wait(Request, tag="wait"):
     """Answered by `RunReply` when the run is terminal and the ledger knows it, or after `timeout` seconds with the run as it
     is then."""
+
+    repeats = ALWAYS
 
     run: str
     timeout: float | None = None
@@ -260,6 +295,8 @@ class Wait(Request, tag="wait"):
 class List(Request, tag="list"):
     """A page of runs: the live ones, and of those that ended the newest `rows`. Answered by `RunList`, which says where the next
     page begins."""
+
+    repeats = 1
 
     status: list[Status] = []
     name: str | list[str] | None = None
@@ -282,6 +319,8 @@ class List(Request, tag="list"):
 class Summarise(Request, tag="summary"):
     """How the runs created since a time have ended, and what they used; live ones as they are now. Answered by `Summarised`."""
 
+    repeats = 1
+
     since: float
     """Unix seconds."""
     by: By = "name"
@@ -296,6 +335,8 @@ class Logs(Request, tag="logs"):
     """The run's output files, opened for reading. Answered by `LogFiles` with two descriptors. The files exist from the
     run's admission, so that a reader may begin before the run does; a `Wait` on the same connection tells when it ended."""
 
+    repeats = 1
+
     run: str
     form: Literal["raw", "text", "auto"] = "raw"
     """Whether the caller wants stdout as it is, or the text that the agent's events hold. `auto`: the text if the caller is in a
@@ -306,6 +347,9 @@ class Text(Request, tag="text"):
     """More of the text that the events in a run's stdout hold, where `LogFiles.text` says that there is any. What is no event is
     text as it is. Answered by `TextPart` at once: its file's growth tells when there may be more."""
 
+    repeats = 1
+    access = "none"
+
     run: str
     cursor: bytes = b""
     """That of the last `TextPart`; without it, from the beginning."""
@@ -313,6 +357,8 @@ class Text(Request, tag="text"):
 
 class Result(Request, tag="result"):
     """A finished run's final answer, or else its stdout, made safe for a language model. Answered by `ResultText`."""
+
+    repeats = 1
 
     run: str
     max_bytes: int = 64 * 1024
@@ -333,29 +379,42 @@ class Send(Request, tag="send"):
 class Watch(Request, tag="watch"):
     """Push the events of a run and its descendants from now on. Answered by `Done`, then by `EventPush` with the same id."""
 
+    repeats = 1
+
     run: str
 
 
 class DaemonInfo(Request, tag="status"):
     """The daemon itself. Answered by `DaemonStatus`."""
 
+    repeats = 1
+
 
 class Agents(Request, tag="agents"):
     """The registered agents. Answered by `AgentList`."""
 
+    repeats = 1
+
 
 class Config(Request, tag="config"):
     """The effective configuration and where each value comes from. Answered by `ConfigReply`."""
+
+    repeats = 1
 
 
 class Reload(Request, tag="reload"):
     """Read the config again, as SIGHUP does. Answered by `Reloaded`; or by `Error`, and nothing changes, if something is wrong with
     it. Only from outside any run."""
 
+    repeats = 1
+    access = "outside"
+
 
 class Prune(Request, tag="prune"):
     """Remove rows and output of trees that have ended. Answered by `Pruned`. Only from outside any run, and only the caller's own
     trees, unless the caller is root."""
+
+    access = "outside"
 
     older_than: float | None = None
     """Only trees that ended so many seconds ago, or longer."""
@@ -363,38 +422,6 @@ class Prune(Request, tag="prune"):
     """Spare the newest trees, so many."""
     dry_run: bool = False
     """Count what would be removed, and remove nothing."""
-
-
-AnyRequest = (
-    Hello
-    | Spawn
-    | Stop
-    | Select
-    | Pause
-    | Resume
-    | Approve
-    | Deny
-    | ChangeLimits
-    | Report
-    | Reserve
-    | Settle
-    | Signal
-    | Info
-    | Wait
-    | List
-    | Summarise
-    | Logs
-    | Text
-    | Result
-    | Send
-    | Watch
-    | Recommend
-    | DaemonInfo
-    | Agents
-    | Config
-    | Reload
-    | Prune
-)
 
 
 class Reply(Struct, kw_only=True, omit_defaults=True, tag_field="type"):
@@ -647,32 +674,20 @@ class Error(Reply, tag="error"):
     message: str
 
 
-AnyReply = (
-    Welcome
-    | RunReply
-    | Refused
-    | Selected
-    | Stopped
-    | Reserved
-    | Recommended
-    | RunList
-    | Summarised
-    | LogFiles
-    | TextPart
-    | ResultText
-    | EventPush
-    | DaemonStatus
-    | AgentList
-    | ConfigReply
-    | Reloaded
-    | Pruned
-    | Done
-    | Error
-)
+def _one_of(base: type[T]) -> tuple[tuple[type[T], ...], msgspec.msgpack.Decoder[T]]:
+    """Return the messages of this module below a base, and a decoder that tells them apart by their tags."""
+    kinds = tuple(base.__subclasses__())
+    return kinds, msgspec.msgpack.Decoder(reduce(or_, kinds))
 
+
+REQUESTS, _request_decoder = _one_of(Request)
+REPLIES, _reply_decoder = _one_of(Reply)
 _encoder = msgspec.msgpack.Encoder()
-_request_decoder: msgspec.msgpack.Decoder[AnyRequest] = msgspec.msgpack.Decoder(AnyRequest)
-_reply_decoder: msgspec.msgpack.Decoder[AnyReply] = msgspec.msgpack.Decoder(AnyReply)
+
+
+def tag(kind: type[Request | Reply]) -> str:
+    """Return what the key `type` says of messages of this kind."""
+    return str(kind.__struct_config__.tag)
 
 
 def pack(value: Any) -> bytes:
@@ -693,12 +708,12 @@ def _unpack(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:
         raise BadMessage(f"not a message of this protocol: {error}") from error
 
 
-def unpack_request(body: bytes) -> AnyRequest:
+def unpack_request(body: bytes) -> Request:
     """The request in a frame's body. Raises `BadMessage`."""
     return _unpack(_request_decoder, body)
 
 
-def unpack_reply(body: bytes) -> AnyReply:
+def unpack_reply(body: bytes) -> Reply:
     """The reply in a frame's body. Raises `BadMessage`."""
     return _unpack(_reply_decoder, body)
 

@@ -79,7 +79,7 @@ def cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("cli", "road"), list(cases()))
-def test_what_is_shown_is_what_the_model_has_counted(desk: MakeDesk, cli: Cli, road: Road, tmp_path: Path) -> None:
+def test_the_usage_shown_is_what_the_model_has_counted(desk: MakeDesk, cli: Cli, road: Road, tmp_path: Path) -> None:
     with gate_of(tmp_path / GATE) as gate:
         script = [Shell(gate.command) if reply == Shell(GATE) else reply for reply in road.script]
         at = desk(config=PRICES, **{cli.name: script})

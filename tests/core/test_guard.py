@@ -116,7 +116,7 @@ def test_another_users_peer_is_refused_even_inside_a_run() -> None:
     t = Transcript()
     a = t.start("a")
     stranger = Peer(1001, "bob", owner=False)
-    assert t.refused("b", stranger).detail == "this daemon serves another user; bob (uid 1001) has no part in it"
+    assert t.refused("b", stranger).detail == "this daemon serves another user; bob (uid 1001) may not use it"
     assert t.refused("b", Peer(1001, "bob", owner=False, run=a)).kind is Rule.PERMISSION
 
 

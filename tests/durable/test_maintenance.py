@@ -1,4 +1,4 @@
-"""What is due is done, by the settings and a clock that can be believed; what fails is told once."""
+"""Each job is done when the settings make it due, and a failure is told once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import trio
 
 from sfad.config import RetentionConfig
 from sfad.durable import maintenance
-from sfad.durable.maintenance import Clock, Maintenance
+from sfad.durable.maintenance import Maintenance
 from sfad.host.disk_reserve import DiskReserve
 from sfad.ledger import Ledger, backup, checking
 from sfad.output import OutputStore
@@ -29,23 +29,22 @@ DAY = timedelta(days=1)
 
 
 class World:
-    """A state directory with its maintenance, and clocks that a test sets."""
+    """A state directory with its maintenance, and a clock that a test sets."""
 
     def __init__(self, ledger: Ledger, /, **settings: Any) -> None:
         self.ledger = ledger
         self.output = OutputStore(ledger.directory / "output")
-        self.wall, self.boot = NOW, 1000.0
+        self.wall = NOW
         self.live: list[str] = []
         self.trouble: list[str] = []
         self.said: list[str] = []
         self.maintenance = Maintenance(
             ledger, self.output, RetentionConfig(**settings), live=lambda: self.live, report=self.trouble.append,
-            say=self.said.append, now=lambda: self.wall, boottime=lambda: self.boot,
+            say=self.said.append, now=lambda: self.wall,
         )  # fmt: skip
 
     def passes(self, **span: float) -> None:
         self.wall += timedelta(**span)
-        self.boot += timedelta(**span).total_seconds()
 
     def write(self, run: str, at: datetime) -> None:
         for descriptor in self.output.open_for_run(run):
@@ -111,51 +110,6 @@ async def test_off_is_off(tmp_path: Path) -> None:
         it.write("a1", NOW - 3000 * DAY)
         await it.maintenance.look()
         assert (it.runs(), len(list(it.output.directory.iterdir())), it.ledger.backup, it.said) == (["a1"], 2, None, [])
-
-
-async def test_a_clock_that_is_years_ahead_deletes_nothing_until_it_has_gone_on_like_that(tmp_path: Path) -> None:
-    with world(tmp_path, ended(1, 3), ended(2, 200)) as it:
-        await it.happened(NOW - 2 * DAY)
-        it.write("a1", NOW - 3 * DAY)
-        await it.maintenance.look()
-        assert it.runs() == ["a1"]
-        it.wall += 3650 * DAY
-        await it.happened(it.wall)  # what happens now bears the wrong time as well
-        for _ in range(3):
-            await it.maintenance.look()
-            it.passes(hours=7)
-        assert it.runs() == ["a1"]
-        assert len(list(it.output.directory.iterdir())) == 2
-        [complaint] = it.trouble
-        assert "the clock says 2036-05-29, and before its last day nothing has happened since 2026-05-30" in complaint
-        it.passes(hours=7)
-        await it.maintenance.look()
-        assert (it.runs(), list(it.output.directory.iterdir())) == ([], [])
-
-
-async def test_a_restart_does_not_make_a_wrong_clock_right(tmp_path: Path) -> None:
-    with world(tmp_path, ended(1, 3)) as it:
-        await it.happened(NOW - 2 * DAY, NOW + 3650 * DAY)
-        it.wall += 3650 * DAY
-        again = World(it.ledger)
-        again.wall = it.wall
-        await again.maintenance.look()
-        assert (it.runs(), len(again.trouble)) == (["a1"], 1)
-
-
-def test_a_clock_that_is_set_back_and_forth() -> None:
-    wall, boot = [NOW], [0.0]
-    clock = Clock(lambda: wall[0], lambda: boot[0])
-    newest = NOW - 400 * DAY
-    assert clock.doubt(lambda _: newest.timestamp())
-    assert clock.doubt(lambda _: None) is None
-    wall[0], boot[0] = NOW + DAY, 86400.0
-    assert clock.doubt(lambda _: newest.timestamp()) is None
-    for jump in (timedelta(hours=-2), timedelta(days=1000), timedelta(days=-1000)):
-        wall[0] += jump
-        assert clock.doubt(lambda _: newest.timestamp())
-    wall[0], boot[0] = wall[0] + DAY, boot[0] + 86400.0
-    assert clock.doubt(lambda _: newest.timestamp()) is None
 
 
 async def test_a_backup_is_made_when_it_is_due(tmp_path: Path) -> None:

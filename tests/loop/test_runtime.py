@@ -16,8 +16,11 @@ from sfad import config as configuration
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import Peer
-from sfad.durable.journal import Memory
+from sfad.durable.journal import RunJournal
+from sfad.host.timers import Timers
 from sfad.ledger import Ledger
+from sfad.loop.reports import Reports
+from sfad.loop.resources import Resources
 from sfad.loop.runtime import Runtime
 from sfad.loop.translate import MAX_SHOWN, asked_of
 from sfad.observe.log import Log
@@ -45,18 +48,16 @@ async def shell(directory: Path, kind: type[FakeLauncher], config: str = "") -> 
     ledger = Ledger(directory / "state", patience=0.05)
     (directory / "sfad.toml").write_text(config)
     loaded = configuration.load([directory / "sfad.toml"])
-    runtime: Runtime
-    launcher = kind(
-        emit=lambda event: runtime.reported(event), clock=trio.current_time, script=lambda _run, _spec: Script(after=None)
-    )
-    runtime = Runtime(
-        loaded=loaded, ledger=ledger, output=OutputStore(directory / "output"), launcher=launcher,
-        log=Log("error", file=directory / "log"), socket="/s", state_dir=str(directory),
-        memory=Memory(directory / "spool", print), on_shutdown=lambda: None,
+    log, reports = Log("error", file=directory / "log"), Reports()
+    timers = Timers(log.internal_error)
+    launcher = kind(emit=reports.put, clock=trio.current_time, script=lambda _run, _spec: Script(after=None))
+    resources = Resources(
+        log, timers, RunJournal(directory / "spool", timers, print), ledger, OutputStore(directory / "output"), launcher,
+        reports, "/s", str(directory),
     )  # fmt: skip
-    ledger.start(
-        on_committed=runtime.committed, on_failed=runtime.commit_failed, on_ended=runtime.recorded, on_trouble=runtime.trouble
-    )
+    runtime = Runtime(resources, loaded, shut_down=lambda: None, read_config=lambda: (loaded, []))
+    runtime.saver.start_ledger()
+    reports.pass_on(runtime.reported)
     with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             await nursery.start(runtime.serve)
@@ -90,7 +91,7 @@ async def refused(runtime: Runtime) -> str:
 async def stopped(runtime: Runtime, run: str) -> None:
     """Returns when it is over."""
     over = trio.Event()
-    runtime.ask(lambda _said: over.set(), lambda token, now: e.StopRequested(now, token, ANN, (run,), grace=0.01))
+    runtime.requests.ask(lambda _said: over.set(), lambda token, now: e.StopRequested(now, token, ANN, (run,), grace=0.01))
     await over.wait()
 
 
@@ -104,7 +105,7 @@ async def asked(runtime: Runtime) -> c.Answer:
         done.set()
 
     spawn = Spawn(id=1, argv=[b"agent"], cwd=b"/", env=[])
-    runtime.spawn(ANN, spawn, [], 1, answer, lambda _run: None)
+    runtime.requests.spawn(ANN, spawn, [], 1, answer, lambda _run: None)
     await done.wait()
     return answers[0]
 
@@ -114,7 +115,7 @@ async def test_a_command_that_fails_does_not_take_the_next_ones_along(tmp_path: 
         run = await spawned(runtime)
         # the signal could not be sent; the grace ends all the same, and SIGKILL comes
         await stopped(runtime, run)
-        assert run not in runtime.live
+        assert run not in runtime.catalogue.live
     assert "Too many open files" in (tmp_path / "log").read_text()
 
 
@@ -122,16 +123,18 @@ async def test_an_end_that_waits_does_not_hold_a_timer_up(tmp_path: Path, monkey
     """A tree with many ends, each of which waits for a session file, would outlive its time and the grace of a stop."""
     async with shell(tmp_path, FakeLauncher) as runtime:
         run = await spawned(runtime)
-        await until(lambda: runtime.live[run].run.status is Status.RUNNING)
+        await until(lambda: runtime.catalogue.live[run].run.status is Status.RUNNING)
         with monkeypatch.context() as patched:
-            patched.setattr("sfad.loop.runtime.PATIENCE", 0.01)
+            patched.setattr("sfad.loop.ends.PATIENCE", 0.01)
             patched.setattr(runtime.metering, "may_wait", lambda _run: True)
             patched.setattr(runtime.metering, "settle", lambda _run, **_: trio.sleep_forever())  # noqa: ASYNC105 - its caller awaits it
             runtime.reported(e.MainExited(trio.current_time(), run, code=0, empty=True))
-            assert run in runtime.live
-            runtime.timers.arm((run, "deadline"), trio.current_time(), lambda: runtime._due(run, "deadline"))
-            await until(lambda: run not in runtime.live)
-        assert runtime.recent[run].info.status is Status.COMPLETED, "it had ended before its time was up"
+            assert run in runtime.catalogue.live
+            runtime._arm(run, "deadline", trio.current_time())
+            await until(lambda: run not in runtime.catalogue.live)
+        ended = runtime.catalogue.info(run)
+        assert ended is not None
+        assert ended.status is Status.COMPLETED, "it had ended before its time was up"
 
 
 async def test_what_the_spool_has_no_room_for_is_not_launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,17 +142,18 @@ async def test_what_the_spool_has_no_room_for_is_not_launched(tmp_path: Path, mo
     async with shell(tmp_path, FakeLauncher, "[quotas]\ntrees = 1") as runtime:
         first = await spawned(runtime)
         second = await spawned(runtime)
-        assert runtime.live[second].run.status is Status.QUEUED
+        assert runtime.catalogue.live[second].run.status is Status.QUEUED
         full = OSError(errno.ENOSPC, "No space left on device")
         with monkeypatch.context() as patched:
             patched.setattr(Store, "write", Mock(side_effect=full))
             await stopped(runtime, first)
-            assert second not in runtime.live
-        found = runtime.recent[second].info
+            assert second not in runtime.catalogue.live
+        found = runtime.catalogue.info(second)
+        assert found is not None
         assert found.status is Status.FAILED
         assert found.reason is not None
         assert "no room to remember" in found.reason.message
-        assert await spawned(runtime) in runtime.live
+        assert await spawned(runtime) in runtime.catalogue.live
 
 
 async def test_refusals_while_the_ledger_fails_cost_the_spool_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

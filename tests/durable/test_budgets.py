@@ -10,10 +10,10 @@ import pytest
 
 from sfad import config as configuration
 from sfad.durable.budgets import period, rebuild
-from sfad.durable.journal import Memory
+from sfad.durable.journal import RunJournal
+from sfad.host.clock import wall_clock
 from sfad.host.timers import Timers
 from sfad.ledger import Ledger
-from sfad.runs.live import wall_clock
 
 
 def begin() -> datetime:
@@ -21,18 +21,18 @@ def begin() -> datetime:
     return period(wall_clock().astimezone(), "day")[0]
 
 
-def remembered(directory: Path, *charges: float) -> Memory:
+def remembered(directory: Path, *charges: float) -> RunJournal:
     """A spool that was told of these charges, one after the other."""
-    memory = Memory(directory, pytest.fail)
-    memory.begin(Timers(lambda _error: None), "/d")
+    journal = RunJournal(directory, Timers(print), pytest.fail)
+    journal.begin("/d")
     for usd in charges:
-        memory.charge("user", "ann", begin(), usd)
-        memory.keep(())
-    memory.close()
-    return Memory(directory, pytest.fail)
+        journal.charge("user", "ann", begin(), usd)
+        journal.save(())
+    journal.close()
+    return RunJournal(directory, Timers(print), pytest.fail)
 
 
-def damaged(directory: Path, *charges: float) -> Memory:
+def damaged(directory: Path, *charges: float) -> RunJournal:
     """The same, but that the last cannot be read, and that not for a write that was cut short."""
     remembered(directory, *charges, 0.0).close()
     file = directory / "runs"
@@ -40,12 +40,12 @@ def damaged(directory: Path, *charges: float) -> Memory:
     last = struct.pack(">d", charges[-1])
     assert content.count(last) == 1
     file.write_bytes(content.replace(last, bytes(8)))
-    memory = Memory(directory, pytest.fail)
-    assert not memory.sound
-    return memory
+    journal = RunJournal(directory, Timers(print), pytest.fail)
+    assert not journal.sound
+    return journal
 
 
-def rebuilt(directory: Path, memory: Memory, on_record: float | None) -> tuple[float, list[str]]:
+def rebuilt(directory: Path, journal: RunJournal, on_record: float | None) -> tuple[float, list[str]]:
     """What ann's budget of 10 USD counts as charged. Without `on_record` the ledger is a new one."""
     (directory / "sfad.toml").write_text("[budgets.users.ann]\ndaily_usd = 10")
     config = configuration.load([directory / "sfad.toml"]).config.budgets
@@ -54,8 +54,8 @@ def rebuilt(directory: Path, memory: Memory, on_record: float | None) -> tuple[f
         before.set_charged("user", "ann", begin(), on_record)
         before.close()
     ledger = Ledger(directory / "state")
-    notes = rebuild(config, ledger, memory)
-    memory.close()
+    notes = rebuild(config, ledger, journal)
+    journal.close()
     charged = ledger.charged("user", "ann", begin())
     ledger.close()
     return charged, notes
@@ -68,7 +68,7 @@ def test_the_spool_was_told_before_the_ledger(tmp_path: Path) -> None:
 
 def test_what_stands_before_the_damage_does_not_wind_a_budget_back(tmp_path: Path) -> None:
     assert rebuilt(tmp_path, damaged(tmp_path / "spool", 2.0, 9.5), 9.5) == (9.5, [])
-    again = Memory(tmp_path / "spool", pytest.fail)
+    again = RunJournal(tmp_path / "spool", Timers(print), pytest.fail)
     assert again.sound  # the damaged file was set aside, and what stood before the damage is in its place
     assert rebuilt(tmp_path, again, None) == (9.5, [])
 
