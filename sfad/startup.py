@@ -29,8 +29,7 @@ from .launch.base import Launcher
 from .launch.choose import choose
 from .launch.sweep import sweep
 from .ledger import Ledger, LedgerError
-from .loop.reports import Reports
-from .loop.resources import Resources
+from .loop.resources import Reports, Resources
 from .loop.runtime import Runtime
 from .observe.log import Log
 from .output.files import OutputStore

@@ -9,7 +9,7 @@ import msgspec
 from ..host.clock import wall_clock
 from ..protocol.types import Event, RunId
 from ..runs.catalogue import RunCatalogue
-from ..runs.watching import Subscribers
+from ..runs.subscribers import Subscribers
 from .resources import Resources
 
 RESERVED = 1000

@@ -22,7 +22,7 @@ from ..protocol.types import RunId
 from ..runs.catalogue import RunCatalogue
 from ..runs.live import Live
 from ..runs.stdin import StdinPipe
-from .starting import Feed, demand_descriptors
+from .launching import Feed, demand_descriptors
 from .translate import asked_of
 
 Asker = Callable[[c.Answer], None]

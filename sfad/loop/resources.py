@@ -5,18 +5,37 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..core.events import Event
 from ..durable.journal import RunJournal
 from ..host.timers import Timers
 from ..launch.base import Launcher
 from ..ledger import Ledger
 from ..observe.log import Log
 from ..output.files import OutputStore
-from .reports import Reports
 
 
 def never_lost() -> str | None:
     """Return why `state_dir` leads elsewhere, which it never does."""
     return None
+
+
+class Reports:
+    """Keeps the launcher's reports until the core knows the runs that they are about, then passes each on at once."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Event] = []
+        self._deliver: Callable[[Event], None] = self._waiting.append
+
+    def put(self, event: Event) -> None:
+        """Report an event."""
+        self._deliver(event)
+
+    def pass_on(self, deliver: Callable[[Event], None]) -> None:
+        """Pass on what was reported until now, and whatever is reported from now on."""
+        self._deliver = deliver
+        for event in self._waiting:
+            deliver(event)
+        self._waiting.clear()
 
 
 @dataclass(frozen=True, slots=True)

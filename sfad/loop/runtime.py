@@ -1,4 +1,4 @@
-"""The loop: feeds the machine with events, and has its commands applied, in the trio thread."""
+"""The loop: feeds the machine with events and applies its commands, in the trio thread."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from signal import SIGINT
+from typing import assert_never
 
 import trio
 
@@ -16,11 +18,13 @@ from ..agents import registered
 from ..core import commands as c
 from ..core import events as e
 from ..core.machine import HOUR, Machine
+from ..core.run import Run
 from ..durable.adoption import Adoption, Rows
 from ..durable.budgets import BudgetKeeper
 from ..durable.handover import HandedRun
 from ..durable.maintenance import Maintenance
 from ..durable.pidfds import StoredPidfds
+from ..faults import effect
 from ..host.background import Background
 from ..host.clock import wall_clock
 from ..host.descriptors import Descriptors
@@ -30,17 +34,20 @@ from ..protocol.errors import ErrorCode
 from ..protocol.messages import Change, Prune, Pruned
 from ..protocol.types import RunId
 from ..runs.catalogue import RunCatalogue
-from ..runs.watching import Subscribers
+from ..runs.live import Live
+from ..runs.subscribers import Subscribers
 from .advising import Adviser
 from .announcing import Announcer
-from .applying import Applier
 from .ends import End, PendingEnds
+from .launching import Starter
 from .requests import Requests
 from .resources import Resources
 from .saving import Saver
-from .starting import Starter
-from .state_dir import StateDirWatch
+from .storage import StorageWatch
 from .translate import policy_of
+
+_INTERNAL = c.Arm | c.Disarm
+"""These have no effect outside the process: a crash before or after one is equivalent."""
 
 ReadConfig = Callable[[], tuple[configuration.Loaded, list[Change]]]
 
@@ -88,17 +95,14 @@ class Runtime:
             live=lambda: self.catalogue.live, report=self.log.warning, say=self.log.info,
         )  # fmt: skip
         self.requests = Requests(self.feed, self.catalogue, self.descriptors)
-        self.state = StateDirWatch(resources, self.catalogue, self.metering, self.announcer)
+        self.storage = StorageWatch(resources, self.catalogue, self.metering, self.announcer)
         self.ends = PendingEnds(self.machine.tree, self.metering, self.background, self._report)
         self._budgets = BudgetKeeper(
             self.machine.limiter.budgets, self.ledger, self.timers, self.feed, self.log.warning, self.journal
         )
-        self.saver = Saver(resources, self.catalogue, self.subscribers, self._budgets, self.metering, self.state, self.feed)
+        self.saver = Saver(resources, self.catalogue, self.subscribers, self._budgets, self.metering, self.storage, self.feed)
         self._starter = Starter(resources, self.catalogue, self.metering, self.descriptors, self.feed, self._arm)
-        self._applier = Applier(
-            resources, self.saver, self.requests, self._starter, self.announcer, self.catalogue, self.metering, self._budgets,
-            self.adviser, self.background, self._arm, shut_down,
-        )  # fmt: skip
+        self._shut_down = shut_down
         self.config, self.settings, self.agents = config, loaded.settings, registered(config, loaded.settings)
         self._read_config = read_config
 
@@ -126,7 +130,81 @@ class Runtime:
                 answer = c.Failed(ErrorCode.INTERNAL, "internal error; the daemon's log has the traceback")
                 self.requests.answer(token, answer)
             return
-        self._applier.apply(outcome)
+        changed = self.saver.save_snapshots(outcome)
+        for command in outcome.commands:
+            if not isinstance(command, _INTERNAL):
+                effect(type(command).__name__)
+            try:
+                self._apply(command, changed)
+            except Exception:  # noqa: BLE001 - what was decided stands: the commands after it, a timer, a reply, must be applied
+                self.log.internal_error(command)
+
+    def _apply(self, command: c.Command, changed: Iterable[Live]) -> None:
+        match command:
+            case c.Publish(event, chain):
+                self.announcer.publish(event, chain)
+            case c.Arm(run, timer, at):
+                self._arm(run, timer, at)
+            case c.Disarm(run, timer):
+                self.timers.disarm((run, timer))
+            case c.Reply(token, answer):
+                self.requests.answer(token, answer)
+            case c.Save(saved):
+                self.saver.save(saved)
+            case c.Admit(admitted):
+                self._admit(admitted, changed)
+            case c.RecordRefusal(refused):
+                self._refuse(refused)
+            case c.CountRefusal(run):
+                self.ledger.count_refusal(run)
+            case c.Charge(scope, name, nanos):
+                self._budgets.charge(scope, name, nanos)
+            case c.Launch(launched):
+                self._starter.launch(launched)
+            case c.Interrupt(run):
+                self.launcher.signal_main(run, SIGINT)  # if it has ended meanwhile, the core will hear of that
+            case c.Terminate(run, signal):
+                self.launcher.terminate(run, signal)
+            case c.Kill(run):
+                self.launcher.kill(run)
+            case c.Survey(run):
+                self.launcher.survey(run)
+            case c.Freeze(run):
+                self.launcher.freeze(run)
+            case c.Thaw(run):
+                self.launcher.thaw(run)
+            case c.Rebound(bound):
+                self.catalogue.live[bound.id].limits_changed()
+                self.metering.rebound(bound)
+            case c.Release(run):
+                self.metering.forget(run)
+                self.launcher.release(run)
+            case c.Ended(ended):
+                self._end(ended)
+            case c.Shutdown():
+                self._shut_down()
+            case _:
+                assert_never(command)
+
+    def _admit(self, run: Run, changed: Iterable[Live]) -> None:
+        assert run.admit_token is not None
+        pending = self.requests.admitted(run.admit_token)
+        live = pending.live(run, self.launcher)
+        self.catalogue.add(live)
+        if live.stdin is not None:
+            self.background.start_soon(live.stdin.serve)
+        pending.admitted(run.id)
+        self.adviser.noticed(run.asked.type, run.name)
+        self.saver.admit(live, changed)
+
+    def _refuse(self, run: Run) -> None:
+        assert run.admit_token is not None
+        now = wall_clock()
+        self.saver.refuse(Live(run, self.requests.refused(run.admit_token), self.launcher, now, ended_at=now))
+
+    def _end(self, run: Run) -> None:
+        self.adviser.noticed(run.asked.type, run.name)
+        self.saver.end(self.catalogue.live[run.id])
 
     def _arm(self, run: RunId, timer: str, at: float) -> None:
         self.timers.arm((run, timer), at, lambda: self.ends.time_came(e.TimerFired(trio.current_time(), run, timer)))
@@ -158,7 +236,7 @@ class Runtime:
             await nursery.start(self.background.serve)
             await nursery.start(self.metering.serve)
             await nursery.start(self.launcher.serve)
-            for serve in (self.timers.serve, self.maintenance.serve, self.metering.sample, self.state.serve):
+            for serve in (self.timers.serve, self.maintenance.serve, self.metering.sample, self.storage.serve):
                 nursery.start_soon(keep_serving, serve, self.log.internal_error)
             self._follow_config()
             self._count_earlier_spawns()

@@ -20,10 +20,10 @@ from ..protocol.types import RunId
 from ..runs.catalogue import RunCatalogue
 from ..runs.live import Live
 from ..runs.showing import info_of
-from ..runs.watching import Subscribers
+from ..runs.subscribers import Subscribers
+from .launching import Feed
 from .resources import Resources
-from .starting import Feed
-from .state_dir import StateDirWatch
+from .storage import StorageWatch
 
 SAVE_USE = 1.0
 """Seconds until a changed use is saved: a daemon that is killed forgets this much, and each save is a row of each run."""
@@ -38,7 +38,7 @@ class Saver:
     subscribers: Subscribers
     budgets: BudgetKeeper
     metering: Metering
-    state_dir: StateDirWatch
+    storage: StorageWatch
     feed: Feed
     _used: set[RunId] = field(default_factory=set)
     """Runs whose use the ledger does not know yet."""
@@ -50,7 +50,7 @@ class Saver:
             on_failed=self._commit_failed,
             on_ended=self._recorded,
             on_trouble=self._trouble,
-            on_put_back=self.state_dir.ledger_put_back,
+            on_put_back=self.storage.ledger_put_back,
             on_checkpointed=self.resources.journal.checkpointed,
             lost=self.resources.state_dir_lost,
         )
@@ -78,7 +78,7 @@ class Saver:
         """Save an admission, with the runs that it has changed."""
         run = live.run.id
         # the ledger tries again for what it holds; clients that go on asking meanwhile must not use up the spool's room for ends
-        refused = self.state_dir.look() or (self.resources.ledger.trouble if self.resources.ledger.held else None)
+        refused = self.storage.look() or (self.resources.ledger.trouble if self.resources.ledger.held else None)
         if refused is not None:
             self._commit_failed([run], refused)
             return
@@ -161,7 +161,7 @@ class Saver:
 
     def _trouble(self, error: str | None, lost: int) -> None:
         """The ledger cannot be written, or can be again. Ends are held in memory meanwhile, and clients do not wait for that."""
-        self.state_dir.ledger_failing(error, lost)
+        self.storage.ledger_failing(error, lost)
         if error is not None:
             self._tell_ends(self.catalogue.unrecorded)
-            self.state_dir.tell_of_full_disk()
+            self.storage.tell_of_full_disk()

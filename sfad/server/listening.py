@@ -11,7 +11,7 @@ import trio
 
 from ..host.socket_file import PathError, bind_socket, socket_inode
 from ..loop.runtime import Runtime
-from ..loop.state_dir import LOOK
+from ..loop.storage import LOOK
 from ..observe.log import Log
 
 REST = 1.0

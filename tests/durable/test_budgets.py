@@ -1,4 +1,4 @@
-"""What budgets were charged, after one of the two that know has been damaged."""
+"""What budgets were charged is known after the ledger or the spool was damaged."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def begin() -> datetime:
     return period(wall_clock().astimezone(), "day")[0]
 
 
-def remembered(directory: Path, *charges: float) -> RunJournal:
-    """A spool that was told of these charges, one after the other."""
+def saved(directory: Path, *charges: float) -> RunJournal:
+    """Return a spool in which these charges were saved, one after the other."""
     journal = RunJournal(directory, Timers(print), pytest.fail)
     journal.begin("/d")
     for usd in charges:
@@ -33,8 +33,8 @@ def remembered(directory: Path, *charges: float) -> RunJournal:
 
 
 def damaged(directory: Path, *charges: float) -> RunJournal:
-    """The same, but that the last cannot be read, and that not for a write that was cut short."""
-    remembered(directory, *charges, 0.0).close()
+    """Return the same, but the last charge is damaged, and not merely cut short."""
+    saved(directory, *charges, 0.0).close()
     file = directory / "runs"
     content = file.read_bytes()
     last = struct.pack(">d", charges[-1])
@@ -46,7 +46,7 @@ def damaged(directory: Path, *charges: float) -> RunJournal:
 
 
 def rebuilt(directory: Path, journal: RunJournal, on_record: float | None) -> tuple[float, list[str]]:
-    """What ann's budget of 10 USD counts as charged. Without `on_record` the ledger is a new one."""
+    """Return what ann's budget of 10 USD counts as charged, and the notes. Without `on_record` the ledger is new."""
     (directory / "sfad.toml").write_text("[budgets.users.ann]\ndaily_usd = 10")
     config = configuration.load([directory / "sfad.toml"]).config.budgets
     if on_record is not None:
@@ -61,19 +61,19 @@ def rebuilt(directory: Path, journal: RunJournal, on_record: float | None) -> tu
     return charged, notes
 
 
-def test_the_spool_was_told_before_the_ledger(tmp_path: Path) -> None:
-    assert rebuilt(tmp_path, remembered(tmp_path / "spool", 2.0, 9.5), 2.0) == (9.5, [])
-    assert rebuilt(tmp_path, remembered(tmp_path / "spool"), None) == (9.5, [])
+def test_a_charge_is_in_the_spool_before_the_ledger(tmp_path: Path) -> None:
+    assert rebuilt(tmp_path, saved(tmp_path / "spool", 2.0, 9.5), 2.0) == (9.5, [])
+    assert rebuilt(tmp_path, saved(tmp_path / "spool"), None) == (9.5, [])
 
 
-def test_what_stands_before_the_damage_does_not_wind_a_budget_back(tmp_path: Path) -> None:
+def test_an_older_charge_before_the_damage_does_not_count(tmp_path: Path) -> None:
     assert rebuilt(tmp_path, damaged(tmp_path / "spool", 2.0, 9.5), 9.5) == (9.5, [])
     again = RunJournal(tmp_path / "spool", Timers(print), pytest.fail)
     assert again.sound  # the damaged file was set aside, and what stood before the damage is in its place
     assert rebuilt(tmp_path, again, None) == (9.5, [])
 
 
-def test_with_the_ledger_lost_too_it_counts_as_exhausted(tmp_path: Path) -> None:
+def test_a_budget_counts_as_exhausted_if_the_ledger_is_lost_too(tmp_path: Path) -> None:
     charged, notes = rebuilt(tmp_path, damaged(tmp_path / "spool", 2.0, 9.5), None)
     assert charged == 10
     assert "counts as exhausted" in notes[0]

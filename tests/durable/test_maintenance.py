@@ -76,7 +76,7 @@ def world(directory: Path, *runs: RunInfo, **settings: Any) -> Iterator[World]:
         yield World(ledger, **settings)
 
 
-async def test_each_thing_goes_at_its_age(tmp_path: Path) -> None:
+async def test_output_rows_and_events_are_deleted_at_their_ages(tmp_path: Path) -> None:
     with world(tmp_path, ended(1, 100), ended(2, 80), ended(3, 8), ended(4, 6), run(5, status=Status.RUNNING)) as it:
         await it.happened(NOW - 100 * DAY, NOW - 2 * DAY)
         for name in ("a2", "a3", "a4", "a5", "a6"):
@@ -96,7 +96,7 @@ async def test_each_thing_goes_at_its_age(tmp_path: Path) -> None:
         assert it.ledger.backup is not None
 
 
-async def test_the_room_that_a_start_has_used_is_kept_again(tmp_path: Path) -> None:
+async def test_the_reserve_that_a_start_used_is_filled_again(tmp_path: Path) -> None:
     """The next start may need it as well."""
     with world(tmp_path, output=None, ledger=None, backup_every=None) as it:
         assert not DiskReserve(it.ledger.directory).release()
@@ -116,7 +116,7 @@ async def test_a_backup_is_made_when_it_is_due(tmp_path: Path) -> None:
     with world(tmp_path, ledger=None, output=None, backup_every=3600.0) as it:
         it.wall = datetime.now(UTC)
         times = []
-        for hours in (0, 0.5, 0.6, -1000, 0):  # a thousand hours back: what is from the future is no backup of late
+        for hours in (0, 0.5, 0.6, -1000, 0):  # a thousand hours back: a backup from the future does not count as recent
             it.passes(hours=hours)
             before = len(it.said)
             await it.maintenance.look()
@@ -125,7 +125,7 @@ async def test_a_backup_is_made_when_it_is_due(tmp_path: Path) -> None:
         assert it.trouble == []
 
 
-async def test_trouble_is_told_once_and_again_after_it_was_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failure_is_told_once_and_again_when_it_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with world(tmp_path, backup_every=3600.0) as it:
         with monkeypatch.context() as patch:
             patch.setattr(backup, "ROOM", 1 << 60)
@@ -140,7 +140,7 @@ async def test_trouble_is_told_once_and_again_after_it_was_over(tmp_path: Path, 
         assert len([line for line in it.trouble if line.startswith("backup: ")]) == 2
 
 
-async def test_a_large_file_is_checked_and_damage_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_ledger_is_checked_after_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = Ledger(tmp_path)
     ledger.upsert([(ended(number, 3), PLAIN) for number in range(1, 2000)])
     ledger.close()
@@ -161,7 +161,7 @@ async def test_a_large_file_is_checked_and_damage_told(tmp_path: Path, monkeypat
     assert again.is_new
 
 
-async def test_it_looks_a_minute_after_the_start_and_then_as_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_sweeps_a_minute_after_the_start_and_then_as_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[float] = []
     monkeypatch.setattr(maintenance, "FIRST", 0.05)
     with world(tmp_path, sweep_every=60.0) as it:
@@ -180,7 +180,7 @@ async def test_it_looks_a_minute_after_the_start_and_then_as_set(tmp_path: Path,
             nursery.cancel_scope.cancel()
 
 
-async def test_it_ends_at_once_in_the_middle_of_work(tmp_path: Path) -> None:
+async def test_a_sweep_can_be_cancelled(tmp_path: Path) -> None:
     with world(tmp_path, *(ended(number, 200) for number in range(1, 3000))) as it:
         await it.happened(NOW - 2 * DAY)
         begun = time.monotonic()

@@ -1,4 +1,4 @@
-"""What clients and config say, in the core's terms."""
+"""Requests and the config in the core's terms."""
 
 from __future__ import annotations
 

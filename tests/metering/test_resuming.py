@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfad import meters
-from sfad.metering import tail as module
 from sfad.metering.bounds import SETTLE
 from sfad.metering.stream import PIECE, MeterPosition
 from sfad.metering.tail import Tail
+from sfad.metering.tailed import SAVED
 from sfad.meters.base import Reading
 from sfad.protocol.types import Tokens
 from tests.metering.test_tail import Lines, NewMeter, Rig, serving, until
@@ -64,7 +64,7 @@ def path_of(rig: Rig) -> Path:
 
 
 def read_a_piece(rig: Rig) -> None:
-    rig.tail._read(rig.tail._runs["a1"], 0)
+    rig.tail._runs["a1"].read(0)
 
 
 def test_it_goes_on_where_it_was(again: Again) -> None:
@@ -343,7 +343,7 @@ def test_another_attempt_may_have_another_file(again: Again, tmp_path: Path) -> 
 
 def other_version(saved: bytes) -> bytes:
     fields = msgspec.msgpack.decode(saved)
-    return msgspec.msgpack.encode([module.SAVED + 1, *fields[1:]])
+    return msgspec.msgpack.encode([SAVED + 1, *fields[1:]])
 
 
 def other_meter(saved: bytes) -> bytes:

@@ -41,7 +41,7 @@ def status(call: Call, _request: DaemonInfo) -> None:
             connections=call.services.connections(),
             memory_bytes=psutil.Process().memory_info().rss,
             ledger_bytes=runtime.ledger.size_bytes,
-            ledger_trouble=runtime.state.unwritable,
+            ledger_trouble=runtime.storage.unwritable,
             backup_bytes=backup.size_bytes if backup is not None else None,
             backup_at=backup.at if backup is not None else None,
             adopted=runtime.adopted,

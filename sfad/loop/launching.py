@@ -23,8 +23,8 @@ from ..metering.metering import Metering
 from ..protocol.types import RunId
 from ..runs.catalogue import RunCatalogue
 from ..runs.live import Live, bounds_of
-from .environment import run_environment
 from .resources import Resources
+from .run_environment import run_environment
 
 LAUNCH = 8
 """Descriptors that a launch takes for some milliseconds: files for the output, pipes of the trampoline, the way into the

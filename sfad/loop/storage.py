@@ -22,7 +22,7 @@ NO_ROOM = 64 * 1024
 
 
 @dataclass(slots=True)
-class StateDirWatch:
+class StorageWatch:
     """Tells, once for each change, what is wrong with the state directory."""
 
     resources: Resources
