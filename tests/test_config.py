@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +13,6 @@ from sfad.config import (
     BUILT_IN,
     ConfigError,
     Configuration,
-    DefaultsConfig,
     Price,
     ProgramConfig,
     TeamBudget,
@@ -24,7 +20,6 @@ from sfad.config import (
     config_files,
     load,
 )
-from sfad.protocol.kinds import DEFAULT_KEYS, KINDS
 from sfad.protocol.units import format_duration, parse_duration
 
 
@@ -346,17 +341,3 @@ def test_the_config_files() -> None:
     assert config_files({}) == ([system], False)
     assert config_files({"SFAD_CONFIG": "/e"}) == ([Path("/e")], True)
     assert config_files({"SFAD_CONFIG": "/e"}, "/f") == ([Path("/f")], True)
-
-
-def test_the_defaults_agree_with_the_table_of_kinds() -> None:
-    fields = {field.name: field for field in msgspec.structs.fields(DefaultsConfig)}
-    for kind, key in DEFAULT_KEYS.items():
-        if key in fields:
-            least = next(part.ge for part in _parts(fields[key].type) if isinstance(part, msgspec.Meta))
-            assert (fields[key].default, least) == (KINDS[kind].default, KINDS[kind].least), key
-
-
-def _parts(kind: object) -> Iterator[object]:
-    yield kind
-    for part in get_args(kind):
-        yield from _parts(part)
