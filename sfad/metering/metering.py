@@ -217,7 +217,7 @@ class Metering:
         if files is not None:
             given = session_of(first, run.attempt) if first is not None else files.session_id(run.asked.argv)
             env = dict(os.fsdecode(item).split("=", 1) for item in live.session_variables)
-            session = Session(files, run.asked.argv, env, run.asked.cwd, run.uid, began, given)
+            session = Session(files, run.asked.argv, env, run.asked.cwd, run.birth.uid, began, given)
             self._sessions.begin(run.id, session, live.sessions)
 
     def _sample(self, run: Run, *, fresh: bool = False) -> None:

@@ -7,7 +7,7 @@ from itertools import permutations, product
 import pytest
 
 from sfad.core import commands as c
-from sfad.core import enforcement as limiter
+from sfad.core import reservations
 from sfad.core.account import Account, Use
 from sfad.core.money import to_usd
 from sfad.protocol.errors import ErrorCode
@@ -31,7 +31,7 @@ def usd(t: Transcript, run: str, kind: LimitKind = COST) -> float | None:
 
 def charged(t: Transcript) -> dict[str, float]:
     """Return the USD that each budget was charged."""
-    return {budget.name: to_usd(budget.charged) for budget in t.machine.limiter.budgets}
+    return {budget.name: to_usd(budget.charged) for budget in t.machine.budgets}
 
 
 # ---- sources
@@ -117,7 +117,7 @@ def test_reserve_and_settle() -> None:
     t = Transcript()
     t >> t.budgets(purse(9, "ann"))
     a, b = t.chain("a", "b")
-    t >> t.reserve(b, 0.5, 100) << "reply 3 Reserved a2-1" << "charge user ann 0.5"
+    t >> t.reserve(b, 0.5, 100) << "charge user ann 0.5" << "reply 3 Reserved a2-1"
     assert t.noted == {"a2"}
     assert cost(t, a, b) == [0.5, 0.5]
     assert t.run(b).account.used(TOKENS) == 100
@@ -158,7 +158,7 @@ def test_a_reservation_that_is_not_settled_is_charged_in_full() -> None:
     assert t.charged == {"user ann": 0.84375}
     assert "has ended and it was charged in full" in t.failed(t.settle(name, cost=0.1))
     assert "has ended" in t.failed(t.reserve(b, 0.1))
-    assert not t.machine.limiter._reservations
+    assert not any(run.account.holds for run in t.machine.tree)
 
 
 def test_a_stopping_run_settles_its_reservations_and_reserves_no_more() -> None:
@@ -273,7 +273,7 @@ def test_a_reservation_is_asked_of_all_from_the_root_down_and_of_budgets_last() 
         assert "Finish with what you have." in answer.refusal.message
         assert cost(t, a, b, d) == [None] * 3
         assert not t.charged
-        assert not t.machine.limiter._reservations
+        assert not any(run.account.holds for run in t.machine.tree)
         assert t.said[-1].startswith("over ")
 
 
@@ -307,7 +307,7 @@ def test_reservations_add_to_reports_and_to_no_other_source() -> None:
 
 
 def test_a_leak_of_reservations_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limiter, "MAX_RESERVATIONS", 20)
+    monkeypatch.setattr(reservations, "MAX_RESERVATIONS", 20)
     t = Transcript(defaults={})
     a = t.start("a")
     for _ in range(20):
@@ -420,7 +420,7 @@ def test_a_budget_is_partial_after_the_end_of_a_run_with_a_partial_cost() -> Non
     (t >> t.used(b, cost=0.5)).skip()
     assert [t.run(run).account.grows for run in (a, b)] == [True, False]
     (t >> t.exited(b, 0)).skip()
-    (budget,) = t.machine.limiter.budgets
+    (budget,) = t.machine.budgets
     assert not budget.partial
     (t >> t.used(a, cost=0.75, partial=True)).skip()
     t >> t.exited(a, 1) << "charge user ann 0" << "release a1"
