@@ -109,7 +109,7 @@ class Daemon:
         runtime, server, log = self.runtime, self.server, self.log
         if handed is not None:
             server.take_over(handed.clients, handed.last_token)
-            runtime.machine.admitted, runtime.machine.refused = handed.admitted, handed.refused
+            runtime.machine.count_before(admitted=handed.admitted, refused=handed.refused)
         # outside the nursery: trio's receiver breaks a task that still iterates over it when it is closed
         with trio.open_signal_receiver(*_SIGNALS) as signals:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # blocked across execve(2)

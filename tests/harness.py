@@ -240,7 +240,7 @@ def stopped(client: Client, *runs: str, **options: Any) -> m.Stopped:
     return client.call(m.Stop(id=client.next_id(), runs=list(runs), **options), m.Stopped)
 
 
-NOBODY = 65534
+GONE = 65534
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="takes root to act as another user")
 
@@ -252,8 +252,8 @@ def as_nobody(call: Callable[[], object]) -> str:
     if child == 0:
         with suppress(BaseException):
             os.setgroups([])
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
+            os.setgid(GONE)
+            os.setuid(GONE)
             os.write(write, _text_of(call).encode())
         os._exit(0)
     os.close(write)

@@ -2,6 +2,7 @@
 
 `journal`      snapshots of live runs, saved before what they say is done
 `snapshots`    the form of a snapshot in the spool
+`legacy`       the form of version 0.1.0
 `retrying`     writes to the spool, tried again where the disk has no room
 `accounts`     accounts of runs as they are saved
 `adoption`     what an earlier daemon left, and what of it is alive

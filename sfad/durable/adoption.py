@@ -17,7 +17,7 @@ import trio
 
 from ..core import events as e
 from ..core.run import Run
-from ..core.snapshot import Remembered, rebased, restored
+from ..core.snapshot import Remembered, rebased
 from ..faults import effect
 from ..host.clock import wall_clock
 from ..launch.base import Adopted, Launcher, Remains
@@ -145,7 +145,7 @@ class _Adopter:
         birth, state = origin.birth, progress.state
         if not self._same_boot:
             birth, state = rebased(birth, state, self._now)
-        run = restored(birth, state, self._runs.get(birth.parent) if birth.parent is not None else None)
+        run = Run(birth, state, self._runs.get(birth.parent) if birth.parent is not None else None)
         self._runs[run.id] = run
         spawn = self._journal.spawn(run.id) or origin.spawn
         handed = self._handed.runs.get(run.id, NOTHING_HANDED) if self._handed is not None else NOTHING_HANDED
@@ -181,7 +181,7 @@ class _Adopter:
         found = self._found(live)
         exited = self._exited(run, found)
         if exited is None:  # else the core is told in a moment that it is over
-            run.pid = found.pid
+            run.adopt(found.pid)
         self._adopted.append(AdoptedRun(live, saved.meter, exited))
         effect("adopted")
         begun = self._may_have_begun(live)

@@ -8,12 +8,13 @@ from datetime import datetime
 import msgspec
 from msgspec import Struct
 
-from ..core.snapshot import Birth, State, birth_of, state_of
+from ..core.run import Birth, State
 from ..meters import Reading
 from ..protocol.messages import Spawn
 from ..protocol.types import RunId
 from ..runs.live import Live, SavedMain
 from .accounts import from_saved, to_saved
+from .legacy import FlatState
 
 encode = msgspec.msgpack.Encoder(enc_hook=to_saved).encode
 
@@ -59,18 +60,28 @@ class RunSnapshot:
         """Return the run that was saved. Raises `msgspec.MsgspecError`."""
         return cls(
             msgspec.msgpack.decode(origin, type=Origin),
-            msgspec.msgpack.decode(progress, type=Progress, dec_hook=from_saved),
+            progress_from(progress),
             meter,
         )
+
+
+def progress_from(saved: bytes) -> Progress:
+    """Return what was saved after a change, also by version 0.1.0. Raise `msgspec.MsgspecError`."""
+    try:
+        return msgspec.msgpack.decode(saved, type=Progress, dec_hook=from_saved)
+    except msgspec.ValidationError:
+        flat, *others = msgspec.msgpack.decode(saved, type=list[msgspec.Raw])
+        state = msgspec.msgpack.decode(flat, type=FlatState, dec_hook=from_saved).state
+        return msgspec.msgpack.decode(encode([state, *others]), type=Progress, dec_hook=from_saved)
 
 
 def origin_of(live: Live) -> bytes:
     """Return what to save once."""
     bare = msgspec.structs.replace(live.spawn, argv=[], cwd=b"", env=live.session_variables)
     program = live.program.name if live.program is not None else None
-    return encode(Origin(birth_of(live.run), bare, live.nonce, live.created_at, program, live.asker))
+    return encode(Origin(live.run.birth, bare, live.nonce, live.created_at, program, live.asker))
 
 
 def progress_of(live: Live) -> bytes:
     """Return what to save after each change."""
-    return encode(Progress(state_of(live.run), live.started_at, live.ended_at, live.main, live.attempted_at, live.sessions))
+    return encode(Progress(live.run, live.started_at, live.ended_at, live.main, live.attempted_at, live.sessions))

@@ -12,7 +12,8 @@ from ..core import events as e
 from ..core.run import Run
 from ..core.tree import Tree
 from ..host.background import Background
-from ..metering.metering import PRICES_WAIT, Metering
+from ..metering.metering import Metering
+from ..metering.pricelist import PRICES_WAIT
 from ..metering.sessions import PATIENCE
 from ..protocol.types import RunId
 

@@ -15,6 +15,7 @@ import trio
 from ..agents import argv_of
 from ..core import events as e
 from ..core.run import Run
+from ..core.vocabulary import Timer
 from ..faults import effect
 from ..host.clock import wall_clock
 from ..host.descriptors import Descriptors, Need
@@ -31,7 +32,7 @@ LAUNCH = 8
 containment, a pidfd."""
 
 Feed = Callable[[e.Event], None]
-Arm = Callable[[RunId, str, float], None]
+Arm = Callable[[RunId, Timer, float], None]
 """Run, timer, time."""
 
 
@@ -87,7 +88,7 @@ class Starter:
     def expect(self, run: Run) -> None:
         """Bound a launch by the time that the run may take. The core arms this timer again when the command is executed."""
         now = trio.current_time()
-        self.arm(run.id, "deadline", now + run.allowed_time - run.clock.elapsed(now))
+        self.arm(run.id, Timer.DEADLINE, now + run.allowed_time - run.clock.elapsed(now))
 
     def _fail(self, run: Run, number: int, why: str, kind: Literal["launch", "output"]) -> None:
         self.feed(e.LaunchFailed(trio.current_time(), run.id, number, f"run {run.id} was not started: {why}", kind))

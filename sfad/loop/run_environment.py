@@ -32,7 +32,7 @@ def _told(run: Run, spawn: Spawn, socket: str, deadline: float) -> Sequence[tupl
         # what the loop rule compares: a container passes it back in a claim
         ("SFA_NAME", run.identity[1]),
         ("SFA_DEPTH", str(len(chain) - 1)),
-        ("SFA_MAX_DEPTH", str(run.max_depth.value)),
+        ("SFA_MAX_DEPTH", str(run.birth.max_depth.value)),
         # without the run itself: an agent that looks for its own name in the chain must not find itself
         ("SFA_CALL_CHAIN", ",".join(r.identity[1] for r in chain[:-1])),
         ("SFA_DEADLINE", f"{deadline:.0f}"),

@@ -17,8 +17,10 @@ from .. import config as configuration
 from ..agents import registered
 from ..core import commands as c
 from ..core import events as e
-from ..core.machine import HOUR, Machine
+from ..core.admission import HOUR
+from ..core.machine import Machine
 from ..core.run import Run
+from ..core.vocabulary import Timer
 from ..durable.adoption import Adoption, Rows
 from ..durable.budgets import BudgetKeeper
 from ..durable.handover import HandedRun
@@ -97,9 +99,7 @@ class Runtime:
         self.requests = Requests(self.feed, self.catalogue, self.descriptors)
         self.storage = StorageWatch(resources, self.catalogue, self.metering, self.announcer)
         self.ends = PendingEnds(self.machine.tree, self.metering, self.background, self._report)
-        self._budgets = BudgetKeeper(
-            self.machine.limiter.budgets, self.ledger, self.timers, self.feed, self.log.warning, self.journal
-        )
+        self._budgets = BudgetKeeper(self.machine.budgets, self.ledger, self.timers, self.feed, self.log.warning, self.journal)
         self.saver = Saver(resources, self.catalogue, self.subscribers, self._budgets, self.metering, self.storage, self.feed)
         self._starter = Starter(resources, self.catalogue, self.metering, self.descriptors, self.feed, self._arm)
         self._shut_down = shut_down
@@ -206,7 +206,7 @@ class Runtime:
         self.adviser.noticed(run.asked.type, run.name)
         self.saver.end(self.catalogue.live[run.id])
 
-    def _arm(self, run: RunId, timer: str, at: float) -> None:
+    def _arm(self, run: RunId, timer: Timer, at: float) -> None:
         self.timers.arm((run, timer), at, lambda: self.ends.time_came(e.TimerFired(trio.current_time(), run, timer)))
 
     def reported(self, event: e.Event) -> None:

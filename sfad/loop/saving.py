@@ -89,7 +89,7 @@ class Saver:
         except OSError as error:
             self._commit_failed([run], f"the spool: {error}")
             return
-        self.resources.ledger.admit(info_of(live, live.run.created_at), live.extra)
+        self.resources.ledger.admit(info_of(live, live.run.birth.created_at), live.extra)
 
     def save(self, run: Run) -> None:
         """Bring the run's row up to date."""
@@ -101,8 +101,8 @@ class Saver:
 
     def refuse(self, live: Live) -> None:
         """Record a run that was refused."""
-        info = info_of(live, live.run.created_at)
-        self.resources.journal.skip_number(live.run.number)
+        info = info_of(live, live.run.birth.created_at)
+        self.resources.journal.skip_number(live.run.birth.number)
         self.resources.ledger.refuse(info, live.extra)
         self.catalogue.refuse(live, info)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .. import config as configuration
-from ..core import events as e
+from ..core.asked import Asked
 from ..core.naming import AGENT_PROGRAMS, derive_name
 from ..core.policy import Policy
 from ..protocol.kinds import DEFAULT_KEYS, KINDS
@@ -12,11 +12,11 @@ from ..protocol.messages import Spawn
 from ..protocol.types import Action, Bound, Limit, LimitKind
 
 
-def asked_of(spawn: Spawn, client: int) -> e.Asked:
+def asked_of(spawn: Spawn, client: int) -> Asked:
     """Return the part of a client's request that the core decides about."""
     argv = tuple(shown(word) for word in spawn.argv)
     derived = derive_name(argv)
-    return e.Asked(
+    return Asked(
         argv=abridged(argv),
         cwd=shown(spawn.cwd),
         # derived from the whole command: a hash of its beginning would be the same for several agents

@@ -21,15 +21,13 @@ from ..protocol import messages as m
 from ..protocol.kinds import BY_KERNEL, KINDS
 from ..protocol.types import LimitKind, RunId
 from ..runs.live import Live, bounds_of
-from .pricelist import PRICES_WAIT, PriceList
+from .pricelist import PriceList
 from .run import Feed, MeteredRun, Publish
 from .sampling import Sampler
 from .session import Session
 from .sessions import Sessions
 from .tail import Tail
 from .uses import hold_of, report_of_settlement, use_of_report
-
-__all__ = ["PRICES_WAIT", "Metering", "program_of"]
 
 ENDED_SECONDS = 2.0
 """Seconds of reading what runs wrote that ended while no daemon was running, for all of them together, before a daemon serves: 20
@@ -219,7 +217,7 @@ class Metering:
         if files is not None:
             given = session_of(first, run.attempt) if first is not None else files.session_id(run.asked.argv)
             env = dict(os.fsdecode(item).split("=", 1) for item in live.session_variables)
-            session = Session(files, run.asked.argv, env, run.asked.cwd, run.uid, began, given)
+            session = Session(files, run.asked.argv, env, run.asked.cwd, run.birth.uid, began, given)
             self._sessions.begin(run.id, session, live.sessions)
 
     def _sample(self, run: Run, *, fresh: bool = False) -> None:

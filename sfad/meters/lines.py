@@ -131,7 +131,6 @@ class LineMeter(ABC, Generic[E, S]):
         self._lines = WantedLines(self.wanted)
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Read the next bytes. Never raises, whatever an agent prints."""
         for line in self._lines.of(bytes(data)):
             event = self._decoded(line.removeprefix(BOM))
             if event is not None:
@@ -139,7 +138,6 @@ class LineMeter(ABC, Generic[E, S]):
         self.reading.skipped_lines = self._lines.skipped
 
     def dump(self) -> bytes:
-        """Return all that the meter knows."""
         state = _TO_BYTES.encode(self._state)
         return _TO_BYTES.encode(_Dump(STATE, type(self).__name__, self.reading, self._lines.dump(), state))
 

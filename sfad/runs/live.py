@@ -115,7 +115,7 @@ class Live:
     @property
     def key(self) -> SpawnKey | None:
         """The key of its request, if it has one."""
-        return (self.run.uid, self.asker, self.spawn.key) if self.spawn.key is not None else None
+        return (self.run.birth.uid, self.asker, self.spawn.key) if self.spawn.key is not None else None
 
     @property
     def chain(self) -> tuple[RunId, ...]:
@@ -144,7 +144,7 @@ class Live:
         spawn = self.spawn
         mode = "detached" if spawn.detach else "foreground" if spawn.tied else "background"
         return RunExtra(
-            uid=self.run.uid,
+            uid=self.run.birth.uid,
             mode=mode,
             allowed_tools=spawn.allowed_tools,
             blocked_tools=spawn.blocked_tools,

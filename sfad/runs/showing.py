@@ -28,7 +28,7 @@ def info_of(live: Live, now: float, load: RunLoad | None = None) -> RunInfo:
     return RunInfo(
         id=run.id,
         name=run.name,
-        kind=run.kind,
+        kind=run.birth.kind,
         type=run.asked.type,
         status=run.status,
         parent_id=run.parent.id if run.parent is not None else None,
@@ -39,7 +39,7 @@ def info_of(live: Live, now: float, load: RunLoad | None = None) -> RunInfo:
         argv=list(run.asked.argv),
         cwd=run.asked.cwd,
         user=run.user,
-        channel=run.channel,
+        channel=run.birth.channel,
         exit_code=exit_.code if exit_ is not None else None,
         signal=exit_.signal if exit_ is not None else None,
         reason=run.shown_reason,
@@ -57,7 +57,7 @@ def info_of(live: Live, now: float, load: RunLoad | None = None) -> RunInfo:
         labels=run.asked.labels,
         usage_by_source={source: _usage(source, use, elapsed) for source, use in run.account.sources.items()},
         meter=live.program.name if live.program is not None else None,
-        api_trouble=run.api_trouble if not run.status.terminal else None,  # then its reason has it
+        api_trouble=run.latest.trouble if not run.status.terminal else None,  # then its reason has it
     )
 
 
@@ -131,7 +131,7 @@ def _may_be_known(live: Live, kind: LimitKind) -> bool:
 
 
 def _deadline(run: Run, now: float) -> datetime | None:
-    at = run.held_until if run.held_until is not None else run.deadline
+    at = run.breach.until if run.breach is not None and run.breach.until is not None else run.deadline
     return wall_clock() + timedelta(seconds=at - now) if at is not None else None
 
 

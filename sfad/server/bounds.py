@@ -27,7 +27,7 @@ MAX_WATCHES = 2048
 """Watches of all connections together. Each event of a run is sent to each that watches it or an ancestor."""
 
 
-class Bounds:
+class ClientBounds:
     """Counts what each connection makes the daemon hold."""
 
     def __init__(self, descriptors: Descriptors) -> None:

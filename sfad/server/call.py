@@ -22,7 +22,7 @@ from ..loop.runtime import Runtime
 from ..protocol import messages as m
 from ..protocol.errors import ErrorCode
 from ..protocol.types import LimitRefusal, RunId, RunInfo
-from .bounds import Bounds
+from .bounds import ClientBounds
 from .connection import Connection
 from .errors import RequestError, unavailable
 from .handles import resolve
@@ -54,12 +54,12 @@ class Services:
     """What the answers to all requests share."""
 
     runtime: Runtime
-    bounds: Bounds
+    bounds: ClientBounds
     connections: Callable[[], int]
     """How many connections are open."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Call:
     """One request. The core calls this object with its answer."""
 

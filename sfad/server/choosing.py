@@ -33,7 +33,7 @@ def swept(call: Call, request: Stop | Select, verb: str) -> list[RunId]:
     if verb == "pause":
         found = {run: live for run, live in found.items() if live.run.status is Status.RUNNING}
         return [run for run, live in found.items() if not _is_below_any(live, found)]
-    return [run for run, live in found.items() if verb != "resume" or live.run.frozen]
+    return [run for run, live in found.items() if verb != "resume" or live.run.paused is not None]
 
 
 def _is_below_any(live: Live, found: Mapping[RunId, Live]) -> bool:

@@ -63,30 +63,6 @@ class Pending(NamedTuple):
 class Connection:
     """State of one client. `number` is never used twice; descriptors in `received` are owned until taken."""
 
-    __slots__ = (
-        "_counted",
-        "bodies",
-        "bodies_size",
-        "closed",
-        "decoder",
-        "elsewhere",
-        "ended",
-        "fd",
-        "greeted",
-        "holder",
-        "maker",
-        "messages",
-        "number",
-        "on_unsent",
-        "peer",
-        "pending",
-        "received",
-        "sender",
-        "sock",
-        "unsent",
-        "unsent_size",
-    )
-
     def __init__(
         self, sock: socket.socket, number: int, peer: Peer, holder: Holder, on_unsent: Callable[[Connection], None]
     ) -> None:
@@ -111,7 +87,8 @@ class Connection:
         self.peer = peer
         self.holder = holder
         self.greeted = False
-        self._counted = Holding()
+        self.counted = Holding()
+        """What the connection held when it was last counted."""
         self.on_unsent = on_unsent
         self.closed = False
         self.ended = False
@@ -154,15 +131,10 @@ class Connection:
         descriptors = 1 + len(self.received) + sum(len(descriptors) for _, descriptors in self.unsent)
         return Holding(descriptors, self.decoder.pending + self.bodies_size, self.unsent_size)
 
-    @property
-    def counted(self) -> Holding:
-        """What the connection held when it was last counted."""
-        return self._counted
-
     def count(self) -> Holding:
         """Return how much more the connection holds than when it was last counted."""
-        before, self._counted = self._counted, self.holding
-        return Holding(*map(sub, self._counted, before))
+        before, self.counted = self.counted, self.holding
+        return Holding(*map(sub, self.counted, before))
 
     def read(self) -> None:
         """Take in what has arrived; `ended` is set at the end. Raise `ProtocolError`, `DescriptorsLost`."""

@@ -13,7 +13,7 @@ from ..protocol import messages as m
 from ..protocol.errors import ErrorCode
 from ..protocol.version import SUPPORTED
 from . import verbs  # noqa: F401 - each file registers its verb
-from .bounds import Bounds
+from .bounds import ClientBounds
 from .call import INTERNAL, REGISTRY, Call, Services, Verb
 from .connection import Connection
 from .errors import RequestError, bad_request
@@ -23,7 +23,7 @@ from .watching import push
 class Dispatcher:
     """Has each request answered, now or later."""
 
-    def __init__(self, runtime: Runtime, bounds: Bounds, *, connections: Callable[[], int]) -> None:
+    def __init__(self, runtime: Runtime, bounds: ClientBounds, *, connections: Callable[[], int]) -> None:
         self._runtime = runtime
         self._services = Services(runtime, bounds, connections)
 

@@ -24,7 +24,7 @@ from ..loop.runtime import Runtime
 from ..observe.log import Log
 from ..protocol.errors import BadMessage, ErrorCode, ProtocolError
 from ..protocol.messages import Error, pack_message, request_id, unpack_request
-from .bounds import Bounds
+from .bounds import ClientBounds
 from .call import Call
 from .connection import MAX_UNSENT, Connection, DescriptorsLost
 from .dispatch import Dispatcher
@@ -59,7 +59,7 @@ class Server:
         self._connections: dict[int, Connection] = {}
         self._number = 0
         self._turns = Turns(self._turn)
-        self._bounds = Bounds(runtime.descriptors)
+        self._bounds = ClientBounds(runtime.descriptors)
         self._dispatcher = Dispatcher(runtime, self._bounds, connections=lambda: len(self._connections))
         self._awake = trio.Event()
         self._awake.set()

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from sfad.core.access import VERBS
+from sfad.core.ladder import MAX_GRACE
 from sfad.core.policy import MAX_ATTEMPTS, MAX_RETRY_DELAY
-from sfad.core.stop import MAX_GRACE
 from sfad.host import descriptors
 from sfad.host.descriptors import Need
 from sfad.protocol import messages as m

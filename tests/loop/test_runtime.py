@@ -12,6 +12,8 @@ import pytest
 import trio
 
 from sfad.core import events as e
+from sfad.core.asked import Asked
+from sfad.core.vocabulary import Timer
 from sfad.loop.translate import MAX_SHOWN, asked_of
 from sfad.protocol.messages import Spawn
 from sfad.protocol.types import Status
@@ -48,7 +50,7 @@ async def test_a_pending_end_does_not_delay_a_timer(tmp_path: Path, monkeypatch:
             patched.setattr(runtime.metering, "settle", lambda _run, **_: trio.sleep_forever())  # noqa: ASYNC105 - its caller awaits it
             runtime.reported(e.MainExited(trio.current_time(), run, code=0, empty=True))
             assert run in runtime.catalogue.live
-            runtime._arm(run, "deadline", trio.current_time())
+            runtime._arm(run, Timer.DEADLINE, trio.current_time())
             await until(lambda: run not in runtime.catalogue.live)
         ended = runtime.catalogue.info(run)
         assert ended is not None
@@ -91,7 +93,7 @@ async def test_refusals_while_the_ledger_fails_write_nothing_to_the_spool(tmp_pa
 
 
 def test_a_long_command_is_shown_cut_and_named_by_the_whole() -> None:
-    def shown(text: str) -> e.Asked:
+    def shown(text: str) -> Asked:
         return asked_of(Spawn(id=1, argv=[b"sh", b"-c", text.encode()], cwd=b"/", env=[]), 1)
 
     first, second = shown("x" * 100_000 + "1"), shown("x" * 100_000 + "2")

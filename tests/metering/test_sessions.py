@@ -19,7 +19,7 @@ from sfad.metering.session import Session, TooMany
 from sfad.metering.sessions import Sessions
 from sfad.meters import Reading, session_files_of
 from sfad.protocol.types import Tokens
-from tests.harness import NOBODY, as_root
+from tests.harness import GONE, as_root
 
 ONE, OTHER = "11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-222222222222"
 BEGAN = datetime.now(UTC) - timedelta(minutes=1)
@@ -178,9 +178,9 @@ def test_only_regular_files_are_read(home: Home, trap: Callable[[Home, Path], No
 @as_root
 def test_a_file_of_another_user_is_not_read(home: Home) -> None:
     path = home.file(ONE)
-    assert used(home.session("--session-id", ONE, uid=NOBODY)) == -1
-    os.chown(path, NOBODY, NOBODY)
-    assert used(home.session("--session-id", ONE, uid=NOBODY)) == 1
+    assert used(home.session("--session-id", ONE, uid=GONE)) == -1
+    os.chown(path, GONE, GONE)
+    assert used(home.session("--session-id", ONE, uid=GONE)) == 1
 
 
 def test_only_a_part_of_a_huge_directory_is_read(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +300,7 @@ async def test_a_file_system_that_does_not_answer_delays_only_its_user(
     monkeypatch.setattr(sessions, "PATIENCE", 0.05)
     home.file(OTHER)
     heard.sessions.begin("a1", stuck)
-    heard.sessions.begin("a2", home.session("--session-id", OTHER, uid=NOBODY))
+    heard.sessions.begin("a2", home.session("--session-id", OTHER, uid=GONE))
     await heard.sessions.catch_up("a1")
     with trio.fail_after(30):
         await heard.sessions.catch_up("a2")
@@ -315,7 +315,7 @@ async def test_a_file_system_that_does_not_answer_delays_only_its_user(
 
 async def test_a_session_named_by_another_user_is_not_reserved(heard: Heard, home: Home) -> None:
     home.file(ONE)
-    heard.sessions.begin("a1", home.session("--session-id", ONE, uid=NOBODY))
+    heard.sessions.begin("a1", home.session("--session-id", ONE, uid=GONE))
     heard.sessions.begin("a2", home.session())
     await heard.sessions.catch_up("a2")
     assert [reading.models for reading in heard.seen[-1]] == [{"m": Tokens(input=10, output=2)}]

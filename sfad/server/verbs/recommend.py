@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...core.events import Asked
+from ...core.asked import Asked
 from ...core.limits import limits_of
 from ...protocol import messages as m
 from ...protocol.advice import Advice

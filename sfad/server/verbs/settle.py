@@ -16,7 +16,7 @@ def settle(call: Call, request: Settle) -> None:
     def count(use: Use) -> None:
         call.ask(lambda token, now: e.SettleRequested(now, token, call.peer, request.reservation, use))
 
-    found = call.runtime.machine.limiter.reservation(request.reservation)
+    found = call.runtime.machine.reservation(request.reservation)
     if found is None:
         count(NOTHING)  # the core says that there is no such reservation
         return

@@ -22,7 +22,7 @@ from ..call import Call, answers
 def status(call: Call, _request: DaemonInfo) -> None:
     runtime, machine = call.runtime, call.runtime.machine
     backup = runtime.ledger.backup
-    budgets = machine.limiter.budgets if call.peer.run is None else ()
+    budgets = machine.budgets if call.peer.run is None else ()
     call.reply(
         DaemonStatus(
             id=call.id,
