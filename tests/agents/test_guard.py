@@ -1,4 +1,4 @@
-"""The shell tool of real agents starts runs, or is refused, and the model hears of it."""
+"""The shell tool of real agents starts runs, or is refused, and the model reads the result."""
 
 from __future__ import annotations
 

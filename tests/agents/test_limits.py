@@ -42,7 +42,7 @@ def test_a_tool_call_in_the_background_is_a_turn(desk: MakeDesk, cli: Cli) -> No
 
 
 def test_claude_is_not_stopped_while_it_waits_for_its_background_work(desk: MakeDesk, tmp_path: Path) -> None:
-    """It prints a result, waits for what it has put into the background, and goes on: to a second result."""
+    """It prints a result, waits for its background commands, and continues to a second result."""
     with held_up(tmp_path / "gate") as command:
         script = [Shell(command, background=True), Say("I wait for it."), Say("It came.")]
         at = desk(config="[stop]\nresult_wait = 1", claude=script)
@@ -67,7 +67,7 @@ def elapsed(at: Desk, run: str) -> float:
 
 
 def test_claude_tells_its_exact_totals_when_it_is_stopped(desk: MakeDesk, tmp_path: Path, containment: str) -> None:
-    """Its main process alone is interrupted, and prints them; it makes no further call."""
+    """Only its main process is interrupted. It prints the totals and makes no further call."""
     os.mkfifo(tmp_path / "never")
     at = desk(mode=containment, claude=[Shell("echo one"), *repeat(Shell(f"cat {tmp_path / 'never'}"), 5)])
     run = at.spawn("planner", *CLAUDE.argv)

@@ -1,4 +1,4 @@
-"""However a run goes and ends, its use is what the model's side has counted, or a part of that which is said to be one.
+"""However a run ends, its usage is what the model has counted, or a part of that which is shown as partial.
 
 SFAD_TEST_AGENTS=1 takes each road with the programs that its row names, SFAD_TEST_AGENTS=all with each program.
 """
