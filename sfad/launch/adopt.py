@@ -44,7 +44,6 @@ class Adopter:
         """Pipes that were made for the process that this one becomes."""
 
     def adopt(self, run: RunId, parent: RunId | None, remains: Remains) -> Adopted:
-        """See `Launcher.adopt`."""
         assert run not in self._runs
         held = self._runs.hold(run, parent, remains.nonce)
         held.bounds = remains.bounds

@@ -22,7 +22,6 @@ class Loads:
         self._news = news
 
     def loads(self, runs: Iterable[RunId]) -> dict[RunId, RunLoad]:
-        """See `Launcher.loads`."""
         asked = self._held(runs)
         try:
             resident = cache(procfs.resident)

@@ -200,18 +200,11 @@ class FakeLauncher:
             held.pid, held.main = remains.pid or self._last_pid, True
         return Adopted(held.pid or None, empty=False)
 
-    def remains(self, run: RunId) -> Remains | None:
-        """With the pid as its start."""
-        held = self._runs.get(run)
-        if held is None:
-            return None
-        pid = held.pid if held.main else 0
-        return Remains(held.nonce, held.bounds, pid, pid or None)
-
     def hand_over(self) -> dict[RunId, Remains]:
-        """`remains` of all. Recorded."""
+        """What remains of each, with the pid as its start. Recorded."""
         self.calls.append(("hand_over",))
-        return {run: remains for run in self._runs if (remains := self.remains(run))}
+        pids = {run: held.pid if held.main else 0 for run, held in self._runs.items()}
+        return {run: Remains(held.nonce, held.bounds, pids[run], pids[run] or None) for run, held in self._runs.items()}
 
     def take_back(self) -> None:
         """Only recorded."""

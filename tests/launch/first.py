@@ -57,7 +57,7 @@ async def _serve(kind: str, instance: str, plan: Plan) -> None:
             await rig.wait(LaunchSucceeded, run)
         for run in plan.frozen:
             await rig.freeze(run)
-        print(os.getpid(), encode({run: remains for run, _, _ in plan.runs if (remains := rig.launcher.remains(run))}), flush=True)
+        print(os.getpid(), encode({run: rig.held(run).remains() for run, _, _ in plan.runs}), flush=True)
         await trio.sleep_forever()
 
 

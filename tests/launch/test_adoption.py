@@ -72,7 +72,7 @@ async def test_it_ticks_on_and_its_exit_code_is_known(containment: str, instance
     async with rigged(containment, instance=instance) as rig:
         assert adopt(rig, remains) == {"a1": Adopted(pid, empty=False)}
         await until(grows(tmp_path / "ticks"), "ticking")
-        assert rig.launcher.remains("a1") == remains["a1"]
+        assert rig.held("a1").remains() == remains["a1"]
         assert pid is not None
         assert rig.launcher.place(pid, None) == "a1"
         assert (load := rig.launcher.load("a1"))
@@ -228,7 +228,7 @@ async def test_who_is_not_remembered_is_no_main_process_and_is_stopped_with_the_
     remains = dead(containment, instance, ("a1", None, [*PYTHON, programs.ORPHANS, "6"]))["a1"]
     async with rigged(containment, instance=instance) as rig:
         assert rig.launcher.adopt("a1", None, Remains(remains.nonce)) == Adopted(None, empty=False)
-        assert rig.launcher.remains("a1") == Remains(remains.nonce)
+        assert rig.held("a1").remains() == Remains(remains.nonce)
         await rig.stop("a1")
         assert not alive({remains.pid})
 
@@ -239,7 +239,7 @@ async def test_nothing_is_left(containment: str, instance: str) -> None:
             "a1": Adopted(None, empty=True),
             "a2": Adopted(None, empty=True),
         }
-        assert rig.launcher.remains("a1") == Remains("00", pid=0)
+        assert rig.held("a1").remains() == Remains("00", pid=0)
         rig.launch("a2", "true", parent="a1")  # another attempt
         assert (await rig.wait(MainExited, "a2")).code == 0
         await rig.stop("a2", "a1")
@@ -331,7 +331,7 @@ async def main(kind, instance, program, when):
     rig = Rig(kind, instance=instance, program=program)
     spec = LaunchSpec([b"/bin/sleep", b"1000"], b"/", [], nonce="abcd")
     rig.launcher.launch("a1", None, spec, die if when == "before" else lambda _remains: True)
-    die(rig.launcher.remains("a1"))
+    die(rig.held("a1").remains())
 *where, halt = sys.argv[1:]
 trio.run(main, *where)
 """

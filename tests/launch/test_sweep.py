@@ -62,7 +62,6 @@ def test_what_a_dead_daemon_left(containment: str) -> None:
     finally:
         bystander.kill()
         bystander.wait(PATIENCE)
-    assert report.runs == ("a1", "a2")
     assert len(report.pids) >= 3
     assert report.left == ()
     assert not any(procfs.plight(pid) for pid in report.pids)
@@ -76,14 +75,12 @@ def test_what_is_to_be_adopted_is_spared(containment: str) -> None:
     spared = {one.pid for run, one in remains.items() if run in {"a1", "a3", "a4"}}
     try:
         report = sweep(instance, spare={"a1", "a3", "a4"})
-        assert report.runs == ("a2", "a5")
         assert len(report.pids) >= 2
         assert report.left == ()
         assert {pid for one in remains.values() if (pid := one.pid) and procfs.plight(pid)} == spared
         assert sweep(instance, spare={"a1", "a3", "a4"}) == SweepReport()
     finally:
         report = sweep(instance)
-    assert report.runs == ("a1", "a3", "a4")
     assert spared <= set(report.pids)
 
 
@@ -101,7 +98,7 @@ def test_what_an_agent_made_in_its_cgroup_is_spared_and_empty_ones_of_others_go(
         assert all(map(os.path.isdir, made))
         assert not any(map(os.path.exists, others))
     finally:
-        assert sweep(instance).runs == ("a1",)
+        assert sweep(instance).pids == (remains["a1"].pid,)
     assert not os.path.exists(base)
 
 

@@ -41,7 +41,6 @@ class AdoptedCgroups:
         self._gather(held)
 
     def settle(self, held: HeldRun) -> bool:
-        """See `RunContainment.settle`."""
         if held.main is None or not held.main.ours:
             self._elsewhere.add(held.id)
         # not `Escapes`: to look at orphans is to reap them, and main processes of runs that are adopted next would be among them
@@ -72,7 +71,6 @@ class AdoptedCgroups:
                 _move(process, group.leaf)
 
     def carries(self, held: HeldRun, pid: int) -> bool:
-        """See `RunContainment.carries`."""
         return self._cgroups.contains(held, pid) or cookie(pid, self._runs.instance) == held.cookie
 
     def forget(self, held: HeldRun) -> None:

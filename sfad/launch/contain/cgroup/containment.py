@@ -211,7 +211,6 @@ class CgroupContainment(RunContainment):
             self._answers.consider(held)
 
     def populated(self, held: HeldRun) -> bool:
-        """See `RunContainment.populated`. Raises `OSError`."""
         if self._cgroups.populated(held):
             return True
         runs = run_ids([held])
@@ -219,21 +218,17 @@ class CgroupContainment(RunContainment):
         return self._cgroups.populated(held) or any(self._escapes.orphaned(runs))
 
     def members(self, *tops: HeldRun) -> Iterable[tuple[int, RunId]]:
-        """See `RunContainment.members`. Raises `OSError`."""
         return self._cgroups.members(*tops)
 
     def outside(self, held: HeldRun) -> Iterable[tuple[int, RunId]]:
-        """See `RunContainment.outside`. Raises `OSError`."""
         return self._escapes.of(held)
 
     def place(self, pid: int, pidfd: int | None) -> RunId | None:
-        """See `CgroupPlacing.place`."""
         return self._placing.place(pid, pidfd)
 
     # Runs that an earlier daemon launched.
 
     def rejoin(self, held: HeldRun) -> None:
-        """See `AdoptedCgroups.rejoin`."""
         self._adopted.rejoin(held)
 
     def forget(self, held: HeldRun) -> None:
@@ -242,27 +237,21 @@ class CgroupContainment(RunContainment):
         self._cgroups.forget(held)
 
     def carries(self, held: HeldRun, pid: int) -> bool:
-        """See `AdoptedCgroups.carries`."""
         return self._adopted.carries(held, pid)
 
     def settle(self, held: HeldRun) -> bool:
-        """See `AdoptedCgroups.settle`."""
         return self._adopted.settle(held)
 
     # Limits.
 
     def enforces(self, kind: str) -> bool:
-        """See `RunContainment.enforces`."""
         return kind in self._controllers.available
 
     def limit(self, held: HeldRun) -> None:
-        """See `KernelLimits.limit`."""
         self._limits.limit(held)
 
     def used(self, held: HeldRun, kind: str) -> int | None:
-        """See `RunContainment.used`."""
         return self._limits.used(held, kind)
 
     def breaches(self, held: HeldRun) -> frozenset[str]:
-        """See `Launcher.breaches`."""
         return self._limits.breaches(held)

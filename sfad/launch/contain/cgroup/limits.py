@@ -44,7 +44,6 @@ class KernelLimits:
             self._news.unenforced(held.id, error)
 
     def used(self, held: HeldRun, kind: str) -> int | None:
-        """See `RunContainment.used`."""
         group = self._cgroups.of(held)
         if group is None:
             return None

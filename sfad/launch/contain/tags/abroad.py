@@ -37,14 +37,12 @@ class Abroad:
         self._abroad.discard(held.id)
 
     def carries(self, held: HeldRun, pid: int) -> bool:
-        """See `RunContainment.carries`."""
         process = procfs.stat(pid)
         number = self._runs.tag_of(held)
         numbers = {number: held.id} if number is not None else {}
         return process is not None and looks.run_of(looks.trace(process), None, {held.cookie: held.id}, numbers) == held.id
 
     def settle(self, held: HeldRun) -> bool:
-        """See `RunContainment.settle`."""
         if held.main is not None:
             if not held.main.ours:
                 self._abroad.add(held.id)

@@ -100,11 +100,9 @@ class TagsContainment(RunContainment):
         self._abroad.forget(held)
 
     def carries(self, held: HeldRun, pid: int) -> bool:
-        """See `Abroad.carries`."""
         return self._abroad.carries(held, pid)
 
     def settle(self, held: HeldRun) -> bool:
-        """See `Abroad.settle`."""
         return self._abroad.settle(held)
 
     # Stopping.
@@ -226,15 +224,12 @@ class TagsContainment(RunContainment):
     # Looking.
 
     def populated(self, held: HeldRun) -> bool:
-        """See `RunContainment.populated`. Raises `OSError`."""
         return self._census.populated(run_ids([held]))
 
     def members(self, *tops: HeldRun) -> Iterator[tuple[int, RunId]]:
-        """See `RunContainment.members`. Raises `OSError`."""
         return ((process.pid, run) for process, run in self._census.take(run_ids(tops)))
 
     def place(self, pid: int, pidfd: int | None) -> RunId | None:
-        """See `Census.place`."""
         return self._census.place(pid, pidfd)
 
 
