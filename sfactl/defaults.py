@@ -10,7 +10,8 @@ from typing import Any
 
 from msgspec import json
 
-from sfad.protocol.known import CODING_AGENT, PROFILES
+from sfad.protocol.kinds import DEFAULT_KEYS, KINDS
+from sfad.protocol.known import CODING_AGENT, PROFILES, Profile
 from sfad.protocol.limits import format_amount
 from sfad.protocol.messages import Config, ConfigReply, Setting
 from sfad.protocol.types import LimitKind
@@ -22,8 +23,8 @@ from .patience import Late, within
 PATIENCE = 1.0
 """Seconds that the daemon has for its answer."""
 
-KEYS = {LimitKind.TIME: ("timeout", "max_time"), LimitKind.TURNS: ("turns", "max_turns"), LimitKind.COST: ("cost", "max_cost")}
-"""Below `defaults` and below `limits` in the config."""
+SHOWN = [kind for kind in KINDS if kind.value in Profile._fields]
+"""The kinds that the help tells of: those that a profile sets."""
 
 
 def told() -> str:
@@ -37,7 +38,7 @@ def told() -> str:
     if values["defaults.program_profile"] != "off":
         lines.append(f"claude, codex, …       {_amounts(_profile(values))} (profile coding-agent)")
     lines.append(f"at most                {_amounts(_largest(values))} (limits.max_time, .max_turns, .max_cost)")
-    wanted = {key for name, most in KEYS.values() for key in (f"defaults.{name}", f"limits.{most}")}
+    wanted = {f"defaults.{DEFAULT_KEYS[kind]}" for kind in SHOWN} | {f"limits.{KINDS[kind].most}" for kind in SHOWN}
     lines += [f"{setting.key:<22} set in {setting.source}" for setting in found if _is_set(setting, wanted)]
     return "\b\nDefault limits:\n" + "\n".join(f"  {line}" for line in lines)
 
@@ -55,12 +56,12 @@ def _settings() -> list[Setting]:
 
 
 def _defaults(values: Mapping[str, Any]) -> dict[LimitKind, float]:
-    found = {kind: values[f"defaults.{name}"] for kind, (name, _) in KEYS.items()}
+    found = {kind: values[f"defaults.{DEFAULT_KEYS[kind]}"] for kind in SHOWN}
     return {kind: value for kind, value in found.items() if value is not None}
 
 
 def _largest(values: Mapping[str, Any]) -> dict[LimitKind, float]:
-    return {kind: values[f"limits.{name}"] for kind, (_, name) in KEYS.items()}
+    return {kind: values[f"limits.{KINDS[kind].most}"] for kind in SHOWN}
 
 
 def _profile(values: Mapping[str, Any]) -> dict[LimitKind, float]:

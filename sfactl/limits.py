@@ -9,13 +9,14 @@ from math import ceil
 from typing import ParamSpec, TypeVar
 
 from sfad.protocol import limits as written
-from sfad.protocol.limits import INSTEAD, METERED, format_amount
+from sfad.protocol.kinds import COUNTS, KINDS, METERED
+from sfad.protocol.limits import format_amount
 from sfad.protocol.types import Action, Event, Limit, LimitKind, LimitState, RunInfo, Usage
 from sfad.protocol.units import format_usd
 
 from .exits import UsageError
 from .options import Option
-from .output import plain, seconds
+from .output import counted, plain, seconds
 
 OPTION = Option(
     ("--limit",),
@@ -38,8 +39,7 @@ def of_flags(texts: Iterable[str], source: str = "--limit") -> list[Limit]:
 
 def of_object(text: str) -> list[Limit]:
     """What `--limits` says: JSON, or the file that is named after `@`. Raises `UsageError`."""
-    found = _understood(written.parse_limits, _contents(text), "--limits")
-    return _understood(found.limits, "--limits")
+    return _understood(written.parse_limits, _contents(text), "--limits")
 
 
 def action(text: str) -> Action:
@@ -101,7 +101,7 @@ def _short(state: LimitState) -> str:
     amount = format_amount(state.kind, state.threshold)
     if state.kind is LimitKind.COST:
         return amount.replace(".00 ", " ")
-    if state.kind in (LimitKind.TURNS, LimitKind.MESSAGES, LimitKind.TOKENS):
+    if state.kind in METERED and not KINDS[state.kind].unit:
         return f"{amount} {state.kind}"
     return amount if state.kind is LimitKind.TIME else f"{state.kind} {amount}"
 
@@ -146,7 +146,7 @@ _WATCHERS = {
 
 
 def _of(state: LimitState) -> str:
-    follows = INSTEAD.get(state.kind, state.action.value)
+    follows = KINDS[state.kind].instead or state.action.value
     whole = format_amount(state.kind, state.threshold)
     if state.used is None:
         return f"{whole} → {follows}"
@@ -160,9 +160,9 @@ def amounts(usage: Usage) -> str:
 
 
 def _amounts(usage: Usage) -> Iterator[str]:
-    for number, one, many in ((usage.turns, "turn", "turns"), (usage.messages, "message", "messages")):
-        if number is not None:
-            yield f"{number} {one if number == 1 else many}"
+    for name in COUNTS:
+        if (number := getattr(usage, name)) is not None:
+            yield counted(number, name.removesuffix("s"), name)
     least = "at least " if usage.partial else ""
     if usage.input_tokens is not None:
         cached = "" if usage.cached_tokens is None else f" ({usage.cached_tokens} from a cache)"

@@ -93,7 +93,7 @@ class Defaults(Struct, frozen=True, kw_only=True):
     output: Annotated[int, Meta(ge=64 * 1024, extra=_SIZE)] = 64 * 1024 * 1024
     """Bytes kept of stdout, and of stderr."""
     memory: Annotated[int, Meta(ge=1024 * 1024, extra=_SIZE)] | None = None
-    """Bytes, of a run and its descendants. The ranges are those of `sfad.core.limits.KINDS`."""
+    """Bytes, of a run and its descendants. The ranges are those of `sfad.protocol.kinds`."""
     pids: Annotated[int, Meta(ge=1, le=4_194_304)] | None = 1024
     """Processes and threads of a tree; Linux has at most 2^22 (PID_MAX_LIMIT)."""
     cpu: Annotated[float, Meta(ge=0.01)] | None = None

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from sfad.protocol.limits import INSTEAD, format_amount, format_limit
+from sfad.protocol.kinds import KINDS
+from sfad.protocol.limits import format_amount, format_limit
 from sfad.protocol.messages import Info, RunReply
 from sfad.protocol.types import Action, LimitKind, LimitState, Reason, RunInfo, Status
 
@@ -88,7 +89,7 @@ def _warned(run: RunInfo) -> str:
     passed = [
         f"{state.kind} {share(state.kind, state.used, state.threshold)}"
         for state in run.limits
-        if state.used is not None and state.used > state.threshold and state.kind not in INSTEAD
+        if state.used is not None and state.used > state.threshold and KINDS[state.kind].acts
     ]
     return f"; exceeded (warn only): {', '.join(passed)}" if passed else ""
 

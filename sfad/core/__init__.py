@@ -12,6 +12,10 @@ same machine runs thirty thousand simulated runs in a test.
 `run`      one run and its transition table
 `stop`     the stop ladder
 `retry`    back-off between attempts
+`limits`   where a run's limits come from, and what exceeds them
+`account`  what a run has used and holds
+`budgets`  money of users and teams
+`money`    nano-dollars, and their conversion
 `quotas`   rates and the queue of waiting trees
 `naming`   the loop identity of a command
 `ids`      run numbers as text

@@ -1,35 +1,37 @@
-"""What runs use: what each source says of a run, what is held for it, and what its descendants add."""
+"""What runs use: what each source tells of a run, what it holds in reservations, and what its descendants add.
+
+Money is in nano-dollars (see `money`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
+from ..protocol.kinds import COSTS, COUNTS, TREE_USE
 from ..protocol.types import LimitKind, Role, Source
-
-TREE_USE = (LimitKind.TOKENS, LimitKind.COST, LimitKind.PLANNING_COST, LimitKind.EXECUTION_COST)
-"""Kinds of use that count against every ancestor as well (SPEC section 3)."""
+from .money import NANOS
 
 SOURCES: tuple[Source, ...] = ("gateway", "report", "stream", "session")
-"""The best first: what is shown is the first one's figure, what is enforced the largest (SPEC section 8)."""
+"""The best first. The first source's figure is shown; the largest figure is enforced (docs/metering.md)."""
 
 CostFrom = Literal["agent", "prices"]
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Amounts, as one source tells them. `None` is unknown, never 0. Costs are in USD."""
+    """Amounts that one source tells. `None` is unknown, never 0."""
 
     turns: int | None = None
     messages: int | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
-    cost: float | None = None
+    cost: int | None = None
     cost_from: CostFrom | None = None
-    planning_cost: float | None = None
-    execution_cost: float | None = None
+    planning_cost: int | None = None
+    execution_cost: int | None = None
     unpriced_tokens: int | None = None
     """Tokens that are not in `cost`, since their model has no price."""
     partial: bool = False
@@ -42,58 +44,49 @@ class Use:
             return None
         return (self.input_tokens or 0) + (self.output_tokens or 0)
 
-    def of(self, kind: LimitKind) -> float | None:
-        """The amount that a limit of this kind counts; `None` as well for a kind that no source tells of, such as `pids`."""
-        figure: float | None = getattr(self, kind.value, None)
+    def of(self, kind: LimitKind) -> int | None:
+        """Return the amount that a limit of this kind counts; `None` also for a kind that no source tells, such as `pids`."""
+        figure: int | None = getattr(self, kind.value, None)
         return figure
 
     def plus(self, more: Use) -> Use:
-        """Both together. A sum of which one part was computed from prices is not the agent's word any more."""
-        return Use(
-            turns=_sum(self.turns, more.turns),
-            messages=_sum(self.messages, more.messages),
-            input_tokens=_sum(self.input_tokens, more.input_tokens),
-            output_tokens=_sum(self.output_tokens, more.output_tokens),
-            cached_tokens=_sum(self.cached_tokens, more.cached_tokens),
-            cost=_sum(self.cost, more.cost),
-            cost_from="prices" if "prices" in (self.cost_from, more.cost_from) else self.cost_from or more.cost_from,
-            planning_cost=_sum(self.planning_cost, more.planning_cost),
-            execution_cost=_sum(self.execution_cost, more.execution_cost),
-            unpriced_tokens=_sum(self.unpriced_tokens, more.unpriced_tokens),
-            partial=self.partial or more.partial,
-        )
+        """Return the sum of both. Its cost is the agent's only if no part of it was computed from prices."""
+        sums: dict[str, Any] = {name: _sum(name, getattr(self, name), getattr(more, name)) for name in _SUMMED}
+        cost_from = "prices" if "prices" in (self.cost_from, more.cost_from) else self.cost_from or more.cost_from
+        return Use(**sums, cost_from=cost_from, partial=self.partial or more.partial)
 
+
+_SUMMED = tuple(name for name in Use.__dataclass_fields__ if name not in ("cost_from", "partial"))
 
 NOTHING = Use()
 """Nothing is known."""
 
-N = TypeVar("N", int, float)
-
-
 MOST = 10**15
-"""Where sums of reports end: whatever an agent reports, what is shown of it can be encoded in 64 bits."""
+"""The largest sum of tokens, or of dollars: whatever an agent reports, its descendants' sum can be encoded in 64 bits."""
 
 
-def _sum(one: N | None, other: N | None) -> N | None:
-    return other if one is None else one if other is None else min(one + other, MOST)
+def _sum(name: str, one: int | None, other: int | None) -> int | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one + other, MOST * NANOS if name in COSTS else MOST)
 
 
-def _first(figures: Iterable[N | None]) -> N | None:
+def _first(figures: Iterable[int | None]) -> int | None:
     return next((figure for figure in figures if figure is not None), None)
 
 
-def _surest(uses: Iterable[Use], figure: Callable[[Use], float | None]) -> Use:
-    """The source to show: the first whose figure is final, else the one that has counted the most input, which is never an
-    estimate, or without input the largest figure. Of equals the last: a session tells the output that a stream estimates."""
+def _surest(uses: Iterable[Use], figure: Callable[[Use], int | None]) -> Use:
+    """Return the source to show: the first whose figure is final, else the one that has counted the most input, which is never
+    an estimate, or without input the largest figure. Of equals the last: a session tells the output that a stream estimates."""
     known = [use for use in uses if figure(use) is not None]
     final = next((use for use in known if not use.partial), None)
     by_input = max(reversed(known), key=lambda use: (use.input_tokens or 0, not use.input_tokens and figure(use)), default=NOTHING)
     return final or by_input
 
 
-def spent(tokens: int, cost: float | None, role: Role | None) -> dict[LimitKind, float]:
-    """What an estimate holds, by kind."""
-    amounts: dict[LimitKind, float] = {LimitKind.TOKENS: tokens}
+def spent(tokens: int, cost: int | None, role: Role | None) -> dict[LimitKind, int]:
+    """Return what an estimate holds, by kind."""
+    amounts: dict[LimitKind, int] = {LimitKind.TOKENS: tokens}
     if cost is not None:
         amounts[LimitKind.COST] = cost
         if role is not None:
@@ -105,7 +98,7 @@ ROLE_COST: dict[Role, LimitKind] = {"planning": LimitKind.PLANNING_COST, "execut
 
 
 Periods = tuple[tuple[str, str, str], ...]
-"""Budgets, by scope and name, and when the period of each had begun."""
+"""Budgets by scope, name and the start of the period."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,19 +108,19 @@ class Hold:
     model: str
     input_tokens: int
     output_tokens: int
-    cost: float | None
+    cost: int | None
     role: Role | None
     periods: Periods = ()
-    """Those that it was charged to."""
+    """The budgets that it was charged to."""
 
     @property
-    def amounts(self) -> dict[LimitKind, float]:
-        """By kind."""
+    def amounts(self) -> dict[LimitKind, int]:
+        """What it holds, by kind."""
         return spent(self.input_tokens + self.output_tokens, self.cost, self.role)
 
     @property
     def use(self) -> Use:
-        """What it comes to if it is charged in full."""
+        """The use that it comes to if it is charged in full."""
         return Use(
             input_tokens=self.input_tokens,
             output_tokens=self.output_tokens,
@@ -138,49 +131,67 @@ class Hold:
         )
 
 
-@dataclass(slots=True)
-class Account:
-    """What is known of one run's use."""
+_BY_THEMSELVES = (*COUNTS, "planning_cost", "execution_cost")
+"""The figures of `Use` that do not belong together with another one."""
 
-    sources: dict[Source, Use] = field(default_factory=dict)
-    holds: dict[str, Hold] = field(default_factory=dict)
-    held: dict[LimitKind, float] = field(default_factory=dict)
-    """The sum of `holds`."""
-    below: dict[LimitKind, float] = field(default_factory=dict)
-    """What its descendants have used and hold, ended ones included."""
-    ended: dict[LimitKind, float] = field(default_factory=dict)
-    """Of that, what those have used that have ended."""
-    levels: dict[LimitKind, float] = field(default_factory=dict)
-    """What the kernel told last of the whole subtree: memory, pids. It is asked where that may be near a limit."""
+
+class Account:
+    """What is known of one run's use.
+
+    No dataclass: msgspec would save that as it is, and money is saved in USD (`durable.accounts`).
+    """
+
+    __slots__ = ("below", "ended", "held", "holds", "levels", "sources")
+
+    def __init__(
+        self,
+        sources: Mapping[Source, Use] = {},
+        holds: Mapping[str, Hold] = {},
+        held: Mapping[LimitKind, int] = {},
+        below: Mapping[LimitKind, int] = {},
+        ended: Mapping[LimitKind, int] = {},
+        levels: Mapping[LimitKind, float] = {},
+    ) -> None:
+        self.sources = dict(sources)
+        self.holds = dict(holds)
+        self.held = dict(held)
+        """The sum of `holds`."""
+        self.below = dict(below)
+        """What its descendants have used and hold, ended ones included."""
+        self.ended = dict(ended)
+        """The part of `below` that ended descendants have used."""
+        self.levels = dict(levels)
+        """What the kernel told last of the whole subtree: memory, pids. It is asked only where a limit may be near."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Account) and all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
 
     @property
     def best(self) -> tuple[Source, Use] | None:
-        """What is shown: each number from the best source that knows it, and the best source. What belongs together, input and
-        output, a cost and where it is from, comes from one source: numbers of two sources are never mixed. A partial figure
-        yields to a final one of the next source, or to one that counts more input if that is partial as well."""
+        """The use to show, and the best source. Each figure is from the best source that knows it. Figures that belong together
+        (input and output; a cost and its origin) are from one source. A partial figure yields to a final one of the next source,
+        or to a partial one that counts more input."""
         known = [(source, self.sources[source]) for source in SOURCES if source in self.sources]
         if len(known) < 2:
             return known[0] if known else None
         source, uses = known[0][0], [use for _, use in known]
         tokens = _surest(uses, lambda use: use.tokens)
         cost = _surest(uses, lambda use: use.cost)
+        each: dict[str, Any] = {name: _first(getattr(use, name) for use in uses) for name in _BY_THEMSELVES}
         return source, Use(
-            turns=_first(use.turns for use in uses),
-            messages=_first(use.messages for use in uses),
+            **each,
             input_tokens=tokens.input_tokens,
             output_tokens=tokens.output_tokens,
             cached_tokens=tokens.cached_tokens,
             cost=cost.cost,
             cost_from=cost.cost_from,
-            planning_cost=_first(use.planning_cost for use in uses),
-            execution_cost=_first(use.execution_cost for use in uses),
             unpriced_tokens=cost.unpriced_tokens,
             partial=tokens.partial or cost.partial,
         )
 
     @property
     def grows(self) -> bool:
-        """Whether its cost may still grow, as far as it is known at all."""
+        """Whether its cost is known and may still grow."""
         best = self.best
         return best is not None and best[1].partial and best[1].cost is not None
 
@@ -190,55 +201,55 @@ class Account:
         return bool(self.sources or self.holds)
 
     def hold(self, name: str, hold: Hold) -> None:
-        """Adds a reservation."""
+        """Add a reservation."""
         self.holds[name] = hold
         for kind, amount in hold.amounts.items():
-            self.held[kind] = self.held.get(kind, 0.0) + amount
+            self.held[kind] = self.held.get(kind, 0) + amount
 
     def release(self, name: str) -> None:
-        """Takes a reservation back."""
+        """Remove a reservation."""
         for kind, amount in self.holds.pop(name).amounts.items():
             self.held[kind] -= amount
         if not self.holds:
-            self.held.clear()  # and what sums of binary fractions leave
+            self.held.clear()
 
-    def own(self, kind: LimitKind) -> float | None:
-        """What the run itself has used and holds: the largest figure of any source. What is held adds to what is reported."""
-        held = self.held.get(kind, 0.0)
+    def own(self, kind: LimitKind) -> int | None:
+        """Return what the run itself has used and holds: the largest figure of any source. Reservations add to the reports."""
+        held = self.held.get(kind, 0)
         figures = [figure for use in self.sources.values() if (figure := use.of(kind)) is not None]
         if held:
             reported = self.sources.get("report", NOTHING).of(kind)
-            figures.append(held + (reported or 0.0))
+            figures.append(held + (reported or 0))
         return max(figures, default=None)
 
     def used(self, kind: LimitKind) -> float | None:
-        """What a limit of this kind counts; `None` where nothing is known."""
+        """Return what a limit of this kind counts; `None` where nothing is known."""
         if kind in self.levels:
             return self.levels[kind]
         own = self.own(kind)
         if kind not in self.below:
             return own
-        return (own or 0.0) + self.below[kind]
+        return (own or 0) + self.below[kind]
 
-    def own_tree_use(self) -> tuple[float, ...]:
-        """What the run itself adds to its ancestors, by kind of `TREE_USE`."""
-        return tuple(self.own(kind) or 0.0 for kind in TREE_USE)
-
-
-NO_TREE_USE = (0.0,) * len(TREE_USE)
+    def own_tree_use(self) -> tuple[int, ...]:
+        """Return what the run itself adds to its ancestors, by kind of `TREE_USE`."""
+        return tuple(self.own(kind) or 0 for kind in TREE_USE)
 
 
-def add_ended(accounts: Iterable[Account], used: tuple[float, ...]) -> None:
-    """A run has ended: what it has used is its ancestors' for good."""
+NO_TREE_USE = (0,) * len(TREE_USE)
+
+
+def add_ended(accounts: Iterable[Account], used: tuple[int, ...]) -> None:
+    """Add what a run has used that has ended to its ancestors' accounts."""
     for account in accounts:
         for kind, amount in zip(TREE_USE, used, strict=True):
             if amount:
-                account.ended[kind] = account.ended.get(kind, 0.0) + amount
+                account.ended[kind] = account.ended.get(kind, 0) + amount
 
 
-def add_below(accounts: Iterable[Account], before: tuple[float, ...], after: tuple[float, ...]) -> None:
-    """Passes a change of what a run has used on to its ancestors' accounts."""
+def add_below(accounts: Iterable[Account], before: tuple[int, ...], after: tuple[int, ...]) -> None:
+    """Add the change of a run's use to its ancestors' accounts."""
     changes = [(kind, new - old) for kind, old, new in zip(TREE_USE, before, after, strict=True) if new != old]
     for account in accounts:
         for kind, change in changes:
-            account.below[kind] = account.below.get(kind, 0.0) + change
+            account.below[kind] = account.below.get(kind, 0) + change

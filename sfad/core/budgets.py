@@ -1,4 +1,4 @@
-"""Money budgets of users and teams (SPEC section 5). Periods are the shell's: it says when one begins anew."""
+"""Money budgets of users and teams (docs/limits.md). The shell knows the calendar, and tells when a period begins."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..protocol.units import format_usd
-from .limits import ROUNDING
+from .money import to_usd
 
 
 @dataclass(slots=True)
@@ -16,46 +16,47 @@ class Budget:
 
     scope: Literal["user", "team"]
     name: str
-    usd: float
+    allowed: int
+    """Nano-dollars in a period."""
     members: frozenset[str]
     """Users whose use is charged."""
     period: Literal["day", "week", "month"] = "day"
     begins: str = ""
-    """Tells this period from another."""
+    """Names the period."""
     renews: str = ""
     """When the period ends, for people."""
-    charged: float = 0.0
-    """USD in this period, reservations included."""
+    charged: int = 0
+    """Nano-dollars in this period, reservations included."""
     partial: bool = False
-    """A run was charged to it that ended before its agent had told its final figures."""
+    """A run ended before its agent had told its final figures."""
     near: bool = False
     over: bool = False
     refused: bool = False
-    """It has been said that something was refused for it."""
+    """It was published that a reservation was refused because of it."""
 
     @property
     def key(self) -> str:
-        """The key of the config that sets it."""
+        """The config key that sets it."""
         return f"budgets.users.{self.name}.daily_usd" if self.scope == "user" else f"budgets.teams.{self.name}.usd"
 
     @property
     def exhausted(self) -> bool:
-        """Whether nothing may start any more."""
-        return self.charged >= self.usd - ROUNDING
+        """Whether nothing is left, so that nothing may start."""
+        return self.charged >= self.allowed
 
-    def admits(self, more: float) -> bool:
-        """Whether so much more stays within it."""
-        return self.charged + more <= self.usd + ROUNDING
+    def admits(self, more: int) -> bool:
+        """Return whether `more` nano-dollars are left."""
+        return self.charged + more <= self.allowed
 
     @property
     def told(self) -> str:
         """Its name, numbers and renewal in a few words."""
-        spent = f"{format_usd(self.charged)} of {format_usd(self.usd)} USD a {self.period}"
+        spent = f"{format_usd(to_usd(self.charged))} of {format_usd(to_usd(self.allowed))} USD a {self.period}"
         return f"{self.scope} {self.name} has used {spent}; it renews at {self.renews}"
 
 
 class Budgets:
-    """All of them, by user."""
+    """All budgets, by user."""
 
     def __init__(self) -> None:
         self._by_user: dict[str, list[Budget]] = {}
@@ -64,16 +65,16 @@ class Budgets:
         return iter({(budget.scope, budget.name): budget for found in self._by_user.values() for budget in found}.values())
 
     def know(self, budgets: Iterable[Budget]) -> None:
-        """Replaces what was known."""
+        """Replace all budgets."""
         self._by_user = {}
         for budget in budgets:
             for user in budget.members:
                 self._by_user.setdefault(user, []).append(budget)
 
     def of(self, user: str) -> Iterator[Budget]:
-        """Those that this user's spending is charged to."""
+        """Return the budgets that this user's spending is charged to."""
         return iter(self._by_user.get(user, ()))
 
     def exhausted(self, user: str) -> Budget | None:
-        """The first one with nothing left."""
+        """Return the first budget of the user with nothing left."""
         return next((budget for budget in self.of(user) if budget.exhausted), None)

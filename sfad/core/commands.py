@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from ..protocol import types
@@ -15,29 +15,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Remember the run (`Keep`), write it to the ledger, and answer `Committed` or `CommitFailed`. Nothing is started before."""
-
-    run: Run
-
-
-@dataclass(frozen=True, slots=True)
-class Keep:
-    """Remember the run as it is now (`memory.state_of`), before any command of the same event is carried out: what is remembered is
-    what was decided, so that a daemon that takes over does it, whether the one before had come to it or not."""
+    """Save the run's first snapshot, write it to the ledger, and answer `Committed` or `CommitFailed`. Nothing is started
+    before."""
 
     run: Run
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Write the run as it is now to the ledger: it started, or it reached a terminal status. It is a `Keep` as well."""
-
-    run: Run
-
-
-@dataclass(frozen=True, slots=True)
-class NoteUse:
-    """What the run has used has changed: its row may be brought up to date when that is convenient."""
+    """Write the run as it is now to the ledger: it started, or it reached a terminal status."""
 
     run: Run
 
@@ -51,11 +37,11 @@ class Rebound:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """Add to what a user's or a team's budget has been charged in its present period."""
+    """Add nano-dollars to what a user's or a team's budget has been charged in its present period."""
 
     scope: Literal["user", "team"]
     name: str
-    usd: float
+    nanos: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,9 +225,7 @@ Answer = Admitted | Known | Refused | StopDone | Changed | Reserved | Failed
 
 Command = (
     Admit
-    | Keep
     | Save
-    | NoteUse
     | Rebound
     | Charge
     | RecordRefusal
@@ -261,3 +245,16 @@ Command = (
     | Reply
     | Shutdown
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one event calls for."""
+
+    commands: list[Command] = field(default_factory=list)
+    """In the order in which they are to be applied."""
+    changed: dict[RunId, Run] = field(default_factory=dict)
+    """Runs whose snapshots are saved before any command is applied. They hold the decision, so that a daemon that takes over
+    carries it out, whichever commands this one had applied."""
+    used: dict[RunId, Run] = field(default_factory=dict)
+    """Runs that have used more. Their rows and snapshots may be saved later."""

@@ -12,13 +12,15 @@ from signal import SIGTERM
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import ErrorCode
+from ..protocol.kinds import KINDS, TREE_USE
 from ..protocol.types import Action, Limit, LimitKind, LimitRefusal, Reason, Status
 from ..protocol.units import format_usd
 from . import commands as c
 from . import events as e
-from .account import NO_TREE_USE, NOTHING, TREE_USE, Hold, Periods, Use, add_below, add_ended
+from .account import NO_TREE_USE, NOTHING, Hold, Periods, Use, add_below, add_ended
 from .budgets import Budget, Budgets
-from .limits import KINDS, ROUNDING, Crossing, Held, amount, bare, check, cross, crossed, replaced
+from .limits import ActiveLimit, Crossing, amount, bare, check, cross, crossed, replaced
+from .money import to_usd, to_wire
 from .policy import Invalid
 
 if TYPE_CHECKING:
@@ -128,8 +130,8 @@ class Limiter:
         found = list(cross(time, used, self._machine.policy.nearing)) if time is not None else []
         self._answer(run, found, at)
         if used >= run.max_time and run.status not in {Status.STOPPING} and not run.status.terminal:
-            last = Held(Limit(kind=LimitKind.TIME, threshold=run.max_time, action=Action.TERMINATE, source="limits.max_time"))
-            last.near = True
+            limit = Limit(kind=LimitKind.TIME, threshold=run.max_time, action=Action.TERMINATE, source="limits.max_time")
+            last = ActiveLimit(limit, near=True)
             self._answer(run, list(cross(last, used, 1.0)), at)
 
     # ---- use
@@ -147,7 +149,7 @@ class Limiter:
         if run is None or held is None:
             return
         # at the threshold the kernel lets nothing through: what it refused was the next byte or process
-        level = max(ev.level, held.limit.threshold + 1) if ev.refused else ev.level
+        level = max(ev.level, held.threshold + 1) if ev.refused else ev.level
         run.account.levels[ev.kind] = level
         self._enforce(run, ev.at)
 
@@ -165,30 +167,30 @@ class Limiter:
             run.account.release(settled)
             del self._reservations[settled]
         run.account.sources["report"] = run.account.sources.get("report", NOTHING).plus(more)
-        self._machine.do(c.Keep(run))  # before it may end of it
+        self._machine.changed(run)  # before it may end of it
         self._changed(run, before, at, periods)
 
-    def _changed(self, run: Run, before: tuple[float, ...], at: float, periods: Periods | None = None) -> None:
+    def _changed(self, run: Run, before: tuple[int, ...], at: float, periods: Periods | None = None) -> None:
         after = run.account.own_tree_use()
         if after != before:
             add_below((above.account for above in run.lineage[:-1]), before, after)
             self._charge(run, after[_COST] - before[_COST], periods)
-        self._machine.do(c.NoteUse(run))
+        self._machine.used_more(run)
         self._enforce(run, at)
         if any(budget.over or budget.exhausted for budget in self.budgets.of(run.user)):
             self.look_at_budgets(at)
 
-    def _charge(self, run: Run, usd: float, periods: Periods | None) -> None:
+    def _charge(self, run: Run, nanos: int, periods: Periods | None) -> None:
         """`periods`: when what is given back was charged."""
         for budget in self.budgets.of(run.user):
-            change = max(usd, -budget.charged)
+            change = max(nanos, -budget.charged)
             if change < 0 and periods is not None and (budget.scope, budget.name, budget.begins) not in periods:
                 continue  # what an earlier period was charged is not this one's to have back
             if not change:
                 continue
             budget.charged += change
             self._machine.do(c.Charge(budget.scope, budget.name, change))
-            if not budget.near and budget.charged >= self._machine.policy.nearing * budget.usd:
+            if not budget.near and budget.charged >= self._machine.policy.nearing * budget.allowed:
                 budget.near = True
                 self._say_budget("limit_nearing", run, budget)
             if not budget.over and budget.exhausted:
@@ -223,8 +225,8 @@ class Limiter:
         """Whether it has run out by what was used. What is only reserved may yet be given back, by a run that is not paused."""
         key = (budget.scope, budget.name, budget.begins)
         holds = (hold for run in set(self._reservations.values()) for hold in run.account.holds.values())
-        reserved = sum(hold.cost or 0.0 for hold in holds if key in hold.periods) if budget.exhausted else 0.0
-        return budget.charged - reserved >= budget.usd - ROUNDING
+        reserved = sum(hold.cost or 0 for hold in holds if key in hold.periods) if budget.exhausted else 0
+        return budget.charged - reserved >= budget.allowed
 
     def _stand_without_money(self, root: Run, reason: Reason, at: float) -> None:
         if root.out_of_money == reason:
@@ -232,7 +234,7 @@ class Limiter:
         if root.out_of_money is None:
             root.by_hand = root.frozen and root.held_by is None
         root.out_of_money = reason
-        self._machine.do(c.Keep(root))
+        self._machine.changed(root)
         if not root.frozen:
             self._machine.pause(root, at, reason.message)
 
@@ -241,17 +243,18 @@ class Limiter:
             return
         stays = root.by_hand or root.held_by is not None
         root.out_of_money, root.by_hand = None, False
-        self._machine.do(c.Keep(root))
+        self._machine.changed(root)
         if not stays:
             self._machine.resume(root, at)
             self.recheck(root, at)
 
-    def _say_budget(self, what: str, run: Run, budget: Budget, refused: float | None = None) -> None:
-        used = budget.charged + (refused or 0.0)
-        words = f"was refused {format_usd(refused)} USD more: {budget.told}" if refused is not None else budget.told
+    def _say_budget(self, what: str, run: Run, budget: Budget, refused: int | None = None) -> None:
+        used = budget.charged + (refused or 0)
+        words = f"was refused {format_usd(to_usd(refused))} USD more: {budget.told}" if refused is not None else budget.told
         self._machine.publish(
-            what, run, words, severity="medium", scope=budget.scope, limit_kind="cost", threshold=budget.usd, used=round(used, 6),
-            exceeded_by=round(max(0.0, used - budget.usd), 6) if what == "limit_exceeded" else None,
+            what, run, words, severity="medium", scope=budget.scope, limit_kind="cost", threshold=to_usd(budget.allowed),
+            used=round(to_usd(used), 6),
+            exceeded_by=round(to_usd(max(0, used - budget.allowed)), 6) if what == "limit_exceeded" else None,
         )  # fmt: skip
 
     def _tools_called(self, ev: e.ToolsCalled) -> None:
@@ -262,7 +265,7 @@ class Limiter:
             forbidden = _forbidden(run, tool)
             if forbidden is not None and tool not in run.tools_said and len(run.tools_said) < MAX_TOOLS_SAID:
                 run.tools_said.add(tool)
-                self._machine.do(c.Keep(run))
+                self._machine.changed(run)
                 self._forbid(run, f"its agent called the tool '{tool}', {forbidden}", ev.at)
 
     def _forbid(self, run: Run, message: str, at: float) -> None:
@@ -291,7 +294,7 @@ class Limiter:
         periods = tuple((budget.scope, budget.name, budget.begins) for budget in self.budgets.of(run.user))
         run.account.hold(name, replace(ev.hold, periods=periods))
         self._reservations[name] = run
-        machine.do(c.Keep(run))
+        machine.changed(run)
         machine.reply(ev.token, c.Reserved(run, name))
         self._changed(run, before, ev.at)
 
@@ -299,12 +302,12 @@ class Limiter:
         for owner in run.lineage:
             for kind, more in ev.hold.amounts.items():
                 held = owner.limits.get(kind)
-                used = owner.account.used(kind) or 0.0
+                used = owner.account.used(kind) or 0
                 if held is not None and held.binds and held.above(used + more):
                     self._machine.reply(ev.token, c.Reserved(run, None, _refusal(owner, held, used, more)))
                     self._answer_refused(owner, held, used, more, ev.at)
                     return True
-        cost = ev.hold.cost or 0.0
+        cost = ev.hold.cost or 0
         budget = next((b for b in self.budgets.of(run.user) if not b.admits(cost)), None)
         if budget is None:
             return False
@@ -314,7 +317,7 @@ class Limiter:
             self._say_budget("limit_exceeded", run, budget, cost)
         return True
 
-    def _answer_refused(self, owner: Run, held: Held, used: float, more: float, at: float) -> None:
+    def _answer_refused(self, owner: Run, held: ActiveLimit, used: float, more: float, at: float) -> None:
         if held.action is not Action.REFUSE:
             # that it comes near is said of what is used, not of what is not
             found = [crossing for crossing in cross(held, used + more, 1.0) if crossing.exceeded]
@@ -322,7 +325,7 @@ class Limiter:
         elif not held.refused:
             held.refused = True
             self._say(owner, Crossing(held, used + more, exceeded=True), more)
-            self._machine.do(c.Keep(owner))
+            self._machine.changed(owner)
 
     def reservation(self, name: str) -> tuple[Run, Hold] | None:
         """The live run that holds it, and what is held."""
@@ -353,12 +356,12 @@ class Limiter:
             for budget in self.budgets.of(run.user):
                 if not budget.partial:
                     budget.partial = True
-                    self._machine.do(c.Charge(budget.scope, budget.name, 0.0))  # has it remembered
+                    self._machine.do(c.Charge(budget.scope, budget.name, 0))  # has it remembered
         used, above = run.account.own_tree_use(), run.lineage[:-1]
         if any(used):
             add_ended((each.account for each in above), used)
             for each in above:
-                self._machine.do(c.Keep(each))
+                self._machine.changed(each)
         return bool(held)
 
     # ---- enforcement
@@ -382,7 +385,7 @@ class Limiter:
         for crossing in found:
             self._say(run, crossing, refused)
         if found:
-            self._machine.do(c.Keep(run))  # that it has been said
+            self._machine.changed(run)  # that it has been said
         breaches = [crossing for crossing in found if crossing.exceeded]
         if not breaches:
             return
@@ -398,19 +401,18 @@ class Limiter:
             self._hold(run, worst.held, _reason(run, worst, at, words, refused=refused is not None), at)
 
     def _say(self, run: Run, crossing: Crossing, refused: float | None) -> None:
-        limit = crossing.held.limit
-        over = max(0.0, crossing.used - limit.threshold)
+        held, limit = crossing.held, crossing.held.limit
         self._machine.publish(
             "limit_exceeded" if crossing.exceeded else "limit_nearing",
             run,
             _words(run, crossing, refused),
             severity="medium" if crossing.exceeded else "low",
             scope=KINDS[limit.kind].scope,
-            action=crossing.held.action,
+            action=held.action,
             limit_kind=limit.kind.value,
             threshold=limit.threshold,
-            used=round(crossing.used, 6),
-            exceeded_by=round(over, 6) if crossing.exceeded else None,
+            used=_shown(limit.kind, crossing.used),
+            exceeded_by=_over(held, crossing.used) if crossing.exceeded else None,
             refused=refused is not None and crossing.exceeded,
         )
 
@@ -420,7 +422,7 @@ class Limiter:
 
     # ---- standing still until somebody decides
 
-    def _hold(self, run: Run, held: Held, reason: Reason, at: float) -> None:
+    def _hold(self, run: Run, held: ActiveLimit, reason: Reason, at: float) -> None:
         policy = self._machine.policy
         asks = held.action is Action.REQUEST_INCREASE
         if run.held_by is None or asks:
@@ -433,7 +435,7 @@ class Limiter:
             self._machine.pause(run, at)
         # one that is between attempts is frozen as soon as it has been launched
 
-    def _publish_increase(self, what: str, run: Run, held: Held, message: str) -> None:
+    def _publish_increase(self, what: str, run: Run, held: ActiveLimit, message: str) -> None:
         limit = held.limit
         self._machine.publish(
             what,
@@ -473,7 +475,7 @@ class Limiter:
         self.release(run)  # first: below, what holds it may turn into a warning, which has no timer to disarm
         for limit in limits:
             self._replace(run, limit, peer)
-        self._machine.do(c.Keep(run))
+        self._machine.changed(run)
         if limits:
             self._machine.do(c.Rebound(run))
         for held in holding if not limits else ():
@@ -486,7 +488,7 @@ class Limiter:
         used = run.clock.spent if limit.kind is LimitKind.TIME else run.account.used(limit.kind)
         stands = run.held_by is not None and run.held_by.limit.kind == limit.kind
         # memory and processes may have become fewer, but not of what stands still for them
-        if used is not None and (stands or limit.kind not in run.account.levels) and Held(limit).above(used):
+        if used is not None and (stands or limit.kind not in run.account.levels) and ActiveLimit(limit).above(used):
             raise Invalid(f"run {run.id} has used {amount(limit.kind, used)} already: the new limit must be above that")
         _check_above(run, limit)
 
@@ -494,7 +496,7 @@ class Limiter:
         before = run.limits.get(limit.kind)
         action = limit.action or (before.action if before is not None else Action.TERMINATE)
         action = action if KINDS[limit.kind].acts else Action.WARN
-        run.limits[limit.kind] = Held(replaced(limit, action=action, source=f"{limit.source} by {peer.who}"))
+        run.limits[limit.kind] = ActiveLimit(replaced(limit, action=action, source=f"{limit.source} by {peer.who}"))
         if limit.kind is LimitKind.TIME and peer.run is None:
             # the new limit was held against the range that is configured now; the one of the admission must not end the run sooner
             run.max_time = self._machine.policy.max_time
@@ -513,8 +515,9 @@ class Limiter:
             before = run.limits.get(limit.kind)
             self._replace(run, limit, ev.peer)
             self._say_changed(run, before, run.limits[limit.kind], ev.peer)
-        for command in (c.Keep(run), c.NoteUse(run), c.Rebound(run)):
-            self._machine.do(command)
+        self._machine.changed(run)
+        self._machine.used_more(run)
+        self._machine.do(c.Rebound(run))
         self._look_again(run, kinds, ev.at)
         if freed and run.held_by is None and run.outcome is None:
             self._go_on(run, ev.at)
@@ -541,7 +544,7 @@ class Limiter:
             return False
         return True
 
-    def _say_changed(self, run: Run, before: Held | None, after: Held, peer: Peer) -> None:
+    def _say_changed(self, run: Run, before: ActiveLimit | None, after: ActiveLimit, peer: Peer) -> None:
         limit = after.limit
         self._machine.publish(
             "limit_changed", run, f"{_step(before, limit)}, by {peer.who}", scope=KINDS[limit.kind].scope, action=after.action,
@@ -559,7 +562,7 @@ class Limiter:
             self._machine.resume(run, at)
 
     def _used(self, run: Run, kind: LimitKind, at: float) -> float:
-        return run.clock.elapsed(at) if kind is LimitKind.TIME else run.account.used(kind) or 0.0
+        return run.clock.elapsed(at) if kind is LimitKind.TIME else run.account.used(kind) or 0
 
     def _look_again(self, run: Run, kinds: set[LimitKind], at: float) -> None:
         """Hold the run's use against its changed limits, and its clock against its changed time."""
@@ -610,7 +613,7 @@ class Limiter:
             return
         if run.out_of_money is not None and run.held_by is None and not run.by_hand:
             run.frozen_until = at + self._machine.policy.pause_max  # it goes on when its budget does, which may be next month
-            self._machine.do(c.Keep(run))
+            self._machine.changed(run)
             self._machine.do(c.Arm(run.id, "pause_max", run.frozen_until))
             return
         why = f"it was paused for {self._machine.policy.pause_max:g} s (limits.pause_max)"
@@ -619,19 +622,19 @@ class Limiter:
         else:
             self._end(run, Reason(kind="limit", message=why, limit_kind="pause_max"), at)
 
-    def _end_held(self, run: Run, held: Held, why: str, at: float) -> None:
+    def _end_held(self, run: Run, held: ActiveLimit, why: str, at: float) -> None:
         crossing = Crossing(held, self._used(run, held.limit.kind, at), exceeded=True)
         self._end(run, _reason(run, crossing, at, f"{_words(run, crossing, None)}; {why}"), at)
 
 
-def _holding(run: Run) -> list[Held]:
+def _holding(run: Run) -> list[ActiveLimit]:
     """The limits that somebody has to decide about."""
     return [held for held in run.limits.values() if held.over and held.action in _WAITING]
 
 
 def _check_above(run: Run, limit: Limit) -> None:
     """Raise `Invalid` where an ancestor has less. An ancestor's clock runs beside the run's own, so that time needs no check."""
-    unit = KINDS[limit.kind].unit
+    unit = KINDS[limit.kind].suffix
     for above in run.lineage[:-1] if limit.kind is not LimitKind.TIME else ():
         held = above.limits.get(limit.kind)
         if held is not None and held.binds and limit.threshold > held.limit.threshold:
@@ -641,7 +644,7 @@ def _check_above(run: Run, limit: Limit) -> None:
             )
 
 
-def _looser(before: Held | None, limit: Limit) -> bool:
+def _looser(before: ActiveLimit | None, limit: Limit) -> bool:
     """Whether `limit` allows more than what was in force: a higher threshold, or a weaker action."""
     if before is None:
         return False
@@ -649,13 +652,13 @@ def _looser(before: Held | None, limit: Limit) -> bool:
     return weaker or limit.threshold > before.limit.threshold
 
 
-def _step(before: Held | None, limit: Limit) -> str:
+def _step(before: ActiveLimit | None, limit: Limit) -> str:
     """The change in words: `turns 25 → 50`."""
-    old = f"{bare(limit.kind, before.limit.threshold)} → " if before is not None else ""
-    return f"{limit.kind} {old}{bare(limit.kind, limit.threshold)}"
+    old = f"{bare(limit.kind, before.threshold)} → " if before is not None else ""
+    return f"{limit.kind} {old}{bare(limit.kind, ActiveLimit(limit).threshold)}"
 
 
-def _check_named(run: Run, holding: list[Held], limits: tuple[Limit, ...]) -> None:
+def _check_named(run: Run, holding: list[ActiveLimit], limits: tuple[Limit, ...]) -> None:
     """More room for one limit says nothing of another that holds the run as well."""
     named = {limit.kind for limit in limits}
     forgotten = ", ".join(held.limit.kind for held in holding if held.limit.kind not in named)
@@ -671,7 +674,7 @@ def _words(run: Run, crossing: Crossing, refused: float | None) -> str:
     kind = limit.kind
     if kind is LimitKind.TIME:
         return f"ran {used:.1f} s; its time limit is {limit.threshold:g} s, set by {limit.source}"
-    bound = f"its {kind} limit is {bare(kind, limit.threshold)}, set by {limit.source}"
+    bound = f"its {kind} limit is {bare(kind, crossing.held.threshold)}, set by {limit.source}"
     if refused is not None and crossing.exceeded:
         return f"was refused {amount(kind, refused)} on top of {bare(kind, used - refused)}; {bound}"
     whose = " with its descendants" if KINDS[kind].scope == "tree" and run.account.below.get(kind) else ""
@@ -686,41 +689,50 @@ def _reason(run: Run, crossing: Crossing, at: float, message: str, *, refused: b
         message=message,
         limit_kind=limit.kind.value,
         threshold=limit.threshold,
-        used=round(crossing.used, 6),
-        exceeded_by=round(max(0.0, crossing.used - limit.threshold), 6),
+        used=_shown(limit.kind, crossing.used),
+        exceeded_by=_over(crossing.held, crossing.used),
         refused=refused,
         turns=None if turns is None else int(turns),
         tokens=None if tokens is None else int(tokens),
-        cost_usd=None if cost is None else round(cost, 9),
+        cost_usd=None if cost is None else to_wire(LimitKind.COST, cost),
         elapsed_s=round(run.clock.elapsed(at), 3),
     )
 
 
-def _refusal(owner: Run, held: Held, used: float, asked: float) -> LimitRefusal:
+def _shown(kind: LimitKind, used: float) -> float:
+    return round(to_wire(kind, used), 6)
+
+
+def _over(held: ActiveLimit, used: float) -> float:
+    return _shown(held.limit.kind, max(0, used - held.threshold))
+
+
+def _refusal(owner: Run, held: ActiveLimit, used: float, asked: float) -> LimitRefusal:
     limit = held.limit
     whose = f"run {owner.id} ('{owner.name}') above its {limit.kind} limit"
-    spent = bare(limit.kind, used).removesuffix(" USD")
-    numbers = f"{spent} of {bare(limit.kind, limit.threshold)} are used or held, set by {limit.source}"
+    spent = bare(limit.kind, used, unit=False)
+    numbers = f"{spent} of {bare(limit.kind, held.threshold)} are used or held, set by {limit.source}"
     return LimitRefusal(
         scope=KINDS[limit.kind].scope,
         whose=owner.id,
         limit_kind=limit.kind,
         threshold=limit.threshold,
-        used=used,
-        asked=asked,
+        used=to_wire(limit.kind, used),
+        asked=to_wire(limit.kind, asked),
         message=f"not reserved: {amount(limit.kind, asked)} more would take {whose}: {numbers}. Finish with what you have.",
     )
 
 
-def _over_budget(budget: Budget, asked: float) -> LimitRefusal:
+def _over_budget(budget: Budget, asked: int) -> LimitRefusal:
     return LimitRefusal(
         scope=budget.scope,
         whose=budget.name,
         limit_kind=LimitKind.COST,
-        threshold=budget.usd,
-        used=budget.charged,
-        asked=asked,
-        message=f"not reserved: {format_usd(asked)} USD more is not left in the budget: {budget.told}. Finish with what you have.",
+        threshold=to_usd(budget.allowed),
+        used=to_usd(budget.charged),
+        asked=to_usd(asked),
+        message=f"not reserved: {format_usd(to_usd(asked))} USD more is not left in the budget: {budget.told}. "
+        "Finish with what you have.",
     )
 
 
@@ -729,9 +741,9 @@ def _out_of_money(kind: str, budget: Budget) -> Reason:
         kind=kind,
         message=f"there is no money left in a budget: {budget.told}",
         limit_kind="cost" if kind == "limit" else None,  # no limit of the run's is to be raised
-        threshold=budget.usd,
-        used=round(budget.charged, 6),
-        exceeded_by=round(max(0.0, budget.charged - budget.usd), 6),
+        threshold=to_usd(budget.allowed),
+        used=round(to_usd(budget.charged), 6),
+        exceeded_by=round(to_usd(max(0, budget.charged - budget.allowed)), 6),
     )
 
 

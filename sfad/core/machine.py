@@ -80,7 +80,7 @@ class Machine:
         self._refusals: dict[tuple[str, str], _Refusals] = {}
         self._tied: dict[int, set[RunId]] = {}
         self._tickets: dict[RunId, list[_Ticket]] = {}
-        self._out: list[c.Command] = []
+        self._out = c.Outcome()
         self._handlers: dict[type, Callable[[Any], None]] = {
             e.SpawnRequested: self._spawn_requested,
             e.StopRequested: self._stop_requested,
@@ -123,10 +123,9 @@ class Machine:
         for rate in self._rates.values():
             rate.limit = policy.spawns_per_hour
 
-    def handle(self, event: e.Event) -> list[c.Command]:
-        """What `event` calls for, in order."""
-        out: list[c.Command] = []
-        self._out = out
+    def handle(self, event: e.Event) -> c.Outcome:
+        """Return what `event` calls for."""
+        self._out = out = c.Outcome()
         self._handlers[type(event)](event)
         return out
 
@@ -249,7 +248,7 @@ class Machine:
             if run is None or run.committed:
                 continue
             run.committed = True
-            self.do(c.Keep(run))
+            self.changed(run)
             self.publish("run_accepted", run)
             if run.status is Status.QUEUED and self.slots.waits(run.id):
                 self.publish("run_queued", run, f"{self.slots.queued} trees wait")
@@ -281,7 +280,7 @@ class Machine:
 
     def _keep_above(self, run: Run) -> None:
         for above in run.lineage[:-1]:
-            self.do(c.Keep(above))
+            self.changed(above)
 
     def _start(self, run: Run) -> None:
         run.move(Status.STARTING)
@@ -290,7 +289,7 @@ class Machine:
         if run.said_finished:
             self.do(c.Disarm(run.id, "result"))
         run.said_finished, run.said_failed, run.api_trouble = False, None, None
-        self.do(c.Keep(run))
+        self.changed(run)
         self.do(c.Launch(run))
 
     def admit_waiting(self) -> None:
@@ -312,7 +311,7 @@ class Machine:
         if run.status is Status.STARTING:
             self.launched(run, ev.pid, ev.at)
         else:
-            self.do(c.Keep(run))
+            self.changed(run)
 
     def launched(self, run: Run, pid: int, at: float) -> None:
         """The command of a run that was starting has been executed."""
@@ -355,7 +354,7 @@ class Machine:
             return
         run.exit = Exit(ev.code, ev.signal)
         run.pid = None
-        self.do(c.Keep(run))
+        self.changed(run)
         alone = ev.empty and not run.children
         if run.status is Status.STOPPING:
             if alone:
@@ -416,7 +415,7 @@ class Machine:
         policy = self.policy
         first = run.asked.retry_delay if run.asked.retry_delay is not None else policy.retry_delay
         run.retry_at = at + backoff(run.id, run.attempt, first=first, cap=max(policy.retry_delay_max, first))
-        self.do(c.Keep(run))
+        self.changed(run)
         self.do(c.Arm(run.id, "retry", run.retry_at))
         how = _exit_reason(run.exit, run.said_failed).message if run.exit is not None else "failed"
         wait = run.retry_at - at
@@ -490,7 +489,7 @@ class Machine:
             self.do(c.Disarm(run.id, "result"))
         self._halt_clock(run, at)
         self.do(c.Disarm(run.id, "retry"))
-        self.do(c.Keep(run))
+        self.changed(run)
 
     def climb_on(self, run: Run, at: float, *, grace: float, signal: int = SIGTERM, frozen: Sequence[RunId] | None = None) -> None:
         """Begin to empty the run's containment. `frozen`: what was paused in it; `None`: no program is given time of its own."""
@@ -518,7 +517,7 @@ class Machine:
         # a second SIGINT makes some programs give up at once
         before = {name for each in run.subtree() if each.stop is not None for name in each.stop.asked}
         run.stop.rung, run.stop.asked, run.stop.polite_ends_at = Rung.ASKED, asked, until
-        self.do(c.Keep(run))
+        self.changed(run)
         for name in sorted(asked - before):
             self.do(c.Interrupt(name))
         for name in frozen:
@@ -531,7 +530,7 @@ class Machine:
         if run.stop.rung is Rung.ASKED:
             run.stop.rung, run.stop.asked = Rung.SIGNALLED, frozenset()
             self.do(c.Disarm(run.id, "polite"))
-        self.do(c.Keep(run))
+        self.changed(run)
         self.do(c.Terminate(run.id, run.stop.signal))
         self.do(c.Arm(run.id, "grace", run.stop.grace_ends_at))
 
@@ -542,7 +541,7 @@ class Machine:
             if stop is not None and run.id in stop.asked and self.tree.get(above.id) is above:
                 stop.asked -= {run.id}
                 if stop.asked:
-                    self.do(c.Keep(above))
+                    self.changed(above)
                 else:
                     self.signal_all(above)
 
@@ -559,7 +558,7 @@ class Machine:
             run.stop.grace_ends_at = min(run.stop.grace_ends_at, at + grace)
             self.signal_all(run)
         elif run.stop is not None and run.stop.shorten(at + grace):
-            self.do(c.Keep(run))
+            self.changed(run)
             self.do(c.Arm(run.id, "grace", at + grace))
         elif run.stop is None and all(at + grace < stop.grace_ends_at for _, stop in ladders):
             self.climb_on(run, at, signal=signal, grace=grace)
@@ -599,8 +598,9 @@ class Machine:
         if run.tied_to is not None:
             self.do(c.Disarm(run.id, "reconnect"))
         self.tree.remove(run)
-        self.do(c.Save(run) if recorded else c.Keep(run))
+        self.changed(run)
         if recorded:
+            self.do(c.Save(run))
             self.publish(ENDINGS[run.status], run, run.reason.message if run.reason is not None else "")
         if run.attempt:
             self.do(c.Release(run.id))
@@ -674,7 +674,7 @@ class Machine:
             return
         if not run.stop.overdue:
             run.stop.overdue = True
-            self.do(c.Keep(run))
+            self.changed(run)
             listed = ", ".join(f"{s.pid} ({s.why})" for s in ev.survivors[:8])
             self.publish(
                 "alert_survivors",
@@ -738,11 +738,11 @@ class Machine:
             return
         run.by_hand = run.out_of_money is not None and (run.by_hand or not ev.suspended)
         if run.frozen and not run.pause_tokens:
-            self.do(c.Keep(run))
+            self.changed(run)
             self.reply(ev.token, c.Changed(run))
             return
         run.pause_tokens.append(ev.token)
-        self.do(c.Keep(run))
+        self.changed(run)
         if not run.frozen:
             run.suspended = ev.suspended
             self.pause(run, ev.at)
@@ -756,7 +756,7 @@ class Machine:
                 self._halt_clock(each, at)
                 self.do(c.Save(each))
         run.frozen_until = at + self.policy.pause_max
-        self.do(c.Keep(run))
+        self.changed(run)
         self.do(c.Freeze(run.id))
         self.do(c.Arm(run.id, "pause_max", run.frozen_until))
         self.publish("run_paused", run, why)
@@ -766,7 +766,7 @@ class Machine:
             run.frozen, run.frozen_until = False, None
             run.out_of_money, run.by_hand, run.suspended = None, False, False
             self.do(c.Disarm(run.id, "pause_max"))
-            self.do(c.Keep(run))
+            self.changed(run)
 
     def _frozen(self, ev: e.Frozen) -> None:
         run = self.tree.get(ev.run)
@@ -775,7 +775,7 @@ class Machine:
         for token in run.pause_tokens:
             self.reply(token, c.Changed(run))
         run.pause_tokens.clear()
-        self.do(c.Keep(run))
+        self.changed(run)
 
     def _resume_requested(self, ev: e.ResumeRequested) -> None:
         run = self.steered(ev.token, ev.peer, "resume", ev.run)
@@ -800,7 +800,7 @@ class Machine:
             self.resume(run, at)
         elif run.suspended:
             run.suspended = run.by_hand = False
-            self.do(c.Keep(run))
+            self.changed(run)
 
     def resume(self, run: Run, at: float) -> None:
         """Thaws a run that is frozen itself, and everything below it that no other pause holds."""
@@ -836,7 +836,7 @@ class Machine:
         before, run.said_finished = run.said_finished, ev.finished
         if ev.failed != run.said_failed or ev.finished != before:
             run.said_failed = ev.failed
-            self.do(c.Keep(run))
+            self.changed(run)
         if ev.finished == before:
             return
         if ev.finished and not run.asked.interactive:
@@ -849,7 +849,7 @@ class Machine:
         before, run.api_trouble = run.api_trouble, trouble
         if trouble == before:
             return
-        self.do(c.Keep(run))
+        self.changed(run)
         if trouble is None:
             self.publish("run_progress", run, "the API answers again")
         elif before is None or trouble.count.bit_length() > before.count.bit_length():
@@ -881,7 +881,7 @@ class Machine:
         assert run.stop is not None
         if run.stop.rung is not Rung.KILLED:
             run.stop.climb(at)
-        self.do(c.Keep(run))
+        self.changed(run)
         self.do(c.Kill(run.id))
         self.do(c.Arm(run.id, "kill", at + KILL_AGAIN))
         self.do(c.Arm(run.id, "survey", max(at, run.stop.overdue_at)))
@@ -956,8 +956,18 @@ class Machine:
         self.do(c.Publish(event, tuple(r.id for r in run.lineage)))
 
     def do(self, command: c.Command) -> None:
-        """Adds to what the present event calls for."""
-        self._out.append(command)
+        """Add to what the present event calls for."""
+        self._out.commands.append(command)
+        if isinstance(command, c.Save):
+            self.changed(command.run)
+
+    def changed(self, run: Run) -> None:
+        """Have the run's snapshot saved before any command of the present event is applied."""
+        self._out.changed[run.id] = run
+
+    def used_more(self, run: Run) -> None:
+        """Have the run's use saved when that is convenient."""
+        self._out.used[run.id] = run
 
 
 def _frozen_in(run: Run) -> list[RunId]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ..protocol.kinds import KINDS
 from ..protocol.types import Action, Bound, Limit, LimitKind
-
-MIN_TIME = 1.0
-"""Seconds: the shortest `time` limit (SPEC section 3)."""
 
 MAX_ATTEMPTS = 100
 """Attempts one run may ask for. Back-off grows to its cap, so this many take hours; more is a scheduler's work."""
@@ -23,16 +21,11 @@ MAX_LABELS = 64
 DEFAULT_DEPTH = Bound(value=5, source="default")
 DEFAULT_DESCENDANTS = Bound(value=64, source="default")
 DEFAULT_LIMITS = {
-    kind: Limit(kind=kind, threshold=float(threshold), action=action)
-    for kind, threshold, action in (
-        (LimitKind.TIME, 120.0, Action.TERMINATE),
-        (LimitKind.TURNS, 25, Action.TERMINATE),
-        (LimitKind.COST, 1.00, Action.TERMINATE),
-        (LimitKind.OUTPUT, 64 * 1024 * 1024, Action.WARN),
-        (LimitKind.PIDS, 1024, Action.TERMINATE),
-    )
+    kind: Limit(kind=kind, threshold=float(spec.default), action=Action.TERMINATE if spec.acts else Action.WARN)
+    for kind, spec in KINDS.items()
+    if spec.default is not None
 }
-"""What bounds a run that nobody says anything about (SPEC section 3)."""
+"""The limits of a run where neither its request nor the config sets any."""
 
 
 class Invalid(Exception):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..protocol.types import ENDED, Action, ApiTrouble, Bound, LimitKind, Reason, RunId, Status
 from .access import FULL, Permissions
 from .account import Account
-from .limits import Held, Limits
+from .limits import ActiveLimit, Limits
 from .stop import Stop
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Run:
     clearing: bool = False
     """The ladder clears what a failed attempt left before the next attempt, and does not end the run."""
     account: Account = field(default_factory=Account)
-    held_by: Held | None = None
+    held_by: ActiveLimit | None = None
     """The limit that has paused it, until somebody gives more room or the daemon gives up waiting."""
     held_reason: Reason | None = None
     """The breach that `held_by` answers."""

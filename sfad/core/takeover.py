@@ -72,7 +72,7 @@ class Recovery:
         elif not run.suspended:
             # a client that is stopped cannot come back before it is continued
             self.expect_client(run, self._at)
-        machine.do(c.Keep(run))
+        machine.changed(run)
 
     def expect_client(self, run: Run, at: float) -> None:
         """Gives the client of a run that was tied to an earlier daemon's connection a while to come back."""
@@ -190,7 +190,7 @@ class Recovery:
             run.tied_to = ev.client
             self._machine.tie(run, ev.client)
             self._machine.do(c.Disarm(run.id, "reconnect"))
-            self._machine.do(c.Keep(run))
+            self._machine.changed(run)
 
     def _reconnect_due(self, run: Run, at: float) -> None:
         reason = Reason(

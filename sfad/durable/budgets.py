@@ -12,8 +12,10 @@ import trio
 from .. import config as configuration
 from ..core import events as e
 from ..core.budgets import Budget, Budgets
+from ..core.money import to_nanos, to_usd
 from ..host.timers import Timers
 from ..ledger import Ledger
+from ..protocol.units import format_usd
 from ..runs.live import wall_clock
 from .journal import Memory
 
@@ -50,14 +52,14 @@ class BudgetKeeper:
         self._config = config
         self.look()
 
-    def charge(self, scope: str, name: str, usd: float) -> None:
-        """Writes a charge to the ledger, in the present period."""
-        self._ledger.charge(scope, name, self._periods[scope, name], usd)
+    def charge(self, scope: str, name: str, nanos: int) -> None:
+        """Write a charge to the ledger, in the present period."""
+        self._ledger.charge(scope, name, self._periods[scope, name], to_usd(nanos))
 
     def remember(self, scope: str, name: str) -> None:
         """Has it remembered what a budget was charged, with what is kept next."""
         budget = next(budget for budget in self._known if (budget.scope, budget.name) == (scope, name))
-        self._memory.charge(scope, name, self._periods[scope, name], budget.charged, partial=budget.partial)
+        self._memory.charge(scope, name, self._periods[scope, name], to_usd(budget.charged), partial=budget.partial)
 
     def look(self) -> None:
         """Tell the core what the budgets stand at now, and again when a period begins."""
@@ -68,11 +70,11 @@ class BudgetKeeper:
             self._trouble(f"the ledger does not tell what budgets were charged: {error}; they stay as they are")
             self._timers.arm("budgets", trio.current_time() + LOOK_AGAIN_SOON, self.look)
 
-    def _charged(self, scope: str, name: str, begin: datetime) -> float:
+    def _charged(self, scope: str, name: str, begin: datetime) -> int:
         """The ledger may lag behind the spool: it could not be written when a daemon died, or when this one began."""
         remembered = self._memory.charged(scope, name)
         known = remembered.usd if remembered is not None and remembered.begins == begin else 0.0
-        return max(known, self._ledger.charged(scope, name, begin))
+        return to_nanos(max(known, self._ledger.charged(scope, name, begin)))
 
     def _was_partial(self, scope: str, name: str, begin: datetime) -> bool:
         remembered = self._memory.charged(scope, name)
@@ -88,7 +90,7 @@ class BudgetKeeper:
             begin, end = periods[key]
             old = kept.get(key) if self._periods.get(key) == begin else None
             charged = old.charged if old is not None else self._charged(*key, begin)
-            over = old is not None and old.over and charged >= budget.usd
+            over = old is not None and old.over and charged >= budget.allowed
             budgets.append(
                 replace(
                     budget,
@@ -140,21 +142,22 @@ def rebuild(config: configuration.Budgets, ledger: Ledger, memory: Memory) -> li
         if remembered is not None and remembered.begins == begin:
             charged = max(charged, remembered.usd)
         lost = ledger.begun_anew and not memory.sound
-        charged = max(charged, budget.usd) if lost else charged
+        charged = max(charged, to_usd(budget.allowed)) if lost else charged
         if charged != recorded:
             ledger.set_charged(budget.scope, budget.name, begin, charged)
         if lost:
             notes.append(
                 f"what the budget of {budget.scope} {budget.name} was charged since {begin:%Y-%m-%d} is lost with the ledger: it "
-                f"counts as exhausted ({budget.usd:g} USD); set more in [budgets] to let it go on"
+                f"counts as exhausted ({format_usd(to_usd(budget.allowed))} USD); set more in [budgets] to let it go on"
             )
     return notes
 
 
 def wanted(config: configuration.Budgets) -> list[Budget]:
     """The budgets that are configured, not charged yet."""
-    users = [Budget("user", name, budget.daily_usd, frozenset({name})) for name, budget in config.users.items()]
+    users = [Budget("user", name, to_nanos(budget.daily_usd), frozenset({name})) for name, budget in config.users.items()]
     teams = [
-        Budget("team", name, budget.usd, frozenset(budget.members), period=budget.period) for name, budget in config.teams.items()
+        Budget("team", name, to_nanos(budget.usd), frozenset(budget.members), period=budget.period)
+        for name, budget in config.teams.items()
     ]
     return users + teams

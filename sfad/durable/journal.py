@@ -33,6 +33,7 @@ from ..protocol.messages import Spawn
 from ..protocol.types import RunId, Status
 from ..runs.live import Live, Main
 from ..spool import Journal, Spawns
+from .accounts import from_saved, to_saved
 
 AHEAD = 256
 """Numbers that a crash costs at most: a write for each refusal would use up a full disk's spare room sooner."""
@@ -128,7 +129,7 @@ class Memory:
         """Runs that could not be forgotten yet."""
         self._recorded: dict[RunId, None] = {}
         """Ended runs that may be in the ledger's log only, the first recorded first."""
-        self._encode = msgspec.msgpack.Encoder().encode
+        self._encode = msgspec.msgpack.Encoder(enc_hook=to_saved).encode
         known = (key.removeprefix(_KEY) for key in self._journal.items if key.startswith(_KEY))
         ended = sorted((run for run in known if f"{_RUN}{run}" not in self._journal.items), key=run_number)
         self._known = dict.fromkeys(ended)
@@ -222,7 +223,7 @@ class Memory:
         items = self._journal.items
         return Entry(
             msgspec.msgpack.decode(origin, type=Origin),
-            msgspec.msgpack.decode(items[f"now/{run}"], type=Progress),
+            msgspec.msgpack.decode(items[f"now/{run}"], type=Progress, dec_hook=from_saved),
             items.get(f"meter/{run}"),
         )
 

@@ -17,9 +17,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ..core.limits import KINDS, most_of
+from ..core.limits import most_of
 from ..core.policy import Policy
 from ..protocol.advice import Advice
+from ..protocol.kinds import COSTS, KINDS
 from ..protocol.types import ENDED, LimitKind, Reason, Status, Usage
 from .errors import LedgerError
 from .opening import FILE, open_reader
@@ -38,14 +39,8 @@ BUILT_IN = Policy()
 
 _PERCENTILE = 95
 
-_FIELDS = {
-    LimitKind.TIME: "elapsed_s",
-    LimitKind.TURNS: "turns",
-    LimitKind.MESSAGES: "messages",
-    LimitKind.TOKENS: "tokens",
-    LimitKind.COST: "cost_usd",
-}
-"""What there is advice about, and where a run's use of it stands in `Usage`."""
+_FIELDS = {kind: spec.learned_from for kind, spec in KINDS.items() if spec.learned_from}
+"""The kinds that there is advice about, and the field of `Usage` that has a run's use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +85,7 @@ def percentile(values: Sequence[float]) -> float:
 
 def rounded_up(kind: LimitKind, amount: float) -> float:
     """What a person would write: cents; tokens of 1 000 and more with two digits; else whole numbers."""
-    if kind is LimitKind.COST:
+    if kind in COSTS:
         return _ceil(amount * 100) / 100
     step = 10 ** max(0, len(str(_ceil(amount))) - 2) if kind is LimitKind.TOKENS and amount >= 1000 else 1
     return float(_ceil(amount / step) * step)

@@ -9,7 +9,7 @@ from pathlib import Path
 import trio
 
 from ..core import events as e
-from ..core.limits import advice_key
+from ..core.limits import PROFILED, advice_key
 from ..core.policy import Policy
 from ..host.threads import in_thread
 from ..ledger.advice import learn
@@ -22,9 +22,6 @@ LEARN_AGAIN = 20
 
 KEYS_KEPT = 1000
 """Types and names that something is known about. Past that all is forgotten and learnt again as it is asked for."""
-
-ADAPTED = (LimitKind.TIME, LimitKind.TURNS, LimitKind.COST)
-"""Kinds that are adapted: those that a profile sets."""
 
 
 class Adviser:
@@ -83,5 +80,5 @@ class Adviser:
             return
         if not self.adaptive:
             return
-        thresholds = {LimitKind(one.kind): one.suggested for one in advice if one.kind in ADAPTED and one.suggested is not None}
+        thresholds = {LimitKind(one.kind): one.suggested for one in advice if one.kind in PROFILED and one.suggested is not None}
         self._feed(e.AdviceLearned(trio.current_time(), key, thresholds))

@@ -76,7 +76,7 @@ look as well."""
 SAVE_USE = 1.0
 """Seconds until a changed use is in the ledger: what a daemon that is killed forgets, and a row a run in that time."""
 
-_WITHIN = c.Keep | c.Arm | c.Disarm | c.NoteUse
+_WITHIN = c.Arm | c.Disarm
 """Nothing of these is seen outside of the process: to die before one or after it is the same."""
 
 ENDS_WAIT = PRICES_WAIT + PATIENCE
@@ -217,12 +217,10 @@ class Runtime:
         """What is done for each command."""
         return {
             c.Admit: self._admit,
-            c.Keep: lambda _: None,  # it has been, by `_remember`
             c.Save: self._save,
             c.RecordRefusal: self._record_refusal,
-            c.NoteUse: self._note_use,
             c.Rebound: self._rebound,
-            c.Charge: lambda x: self._budgets.charge(x.scope, x.name, x.usd),
+            c.Charge: lambda x: self._budgets.charge(x.scope, x.name, x.nanos),
             c.CountRefusal: lambda x: self.ledger.count_refusal(x.run),
             c.Launch: self._launch,
             c.Terminate: lambda x: self.launcher.terminate(x.run, x.signal),
@@ -470,15 +468,17 @@ class Runtime:
 
     def _handle(self, event: e.Event) -> None:
         try:
-            commands = self.machine.handle(event)
+            outcome = self.machine.handle(event)
         except Exception:  # noqa: BLE001 - a bug in one request must not leave every tree without a supervisor
             self.internal_error(event)
             token = getattr(event, "token", None)
             if token is not None:
                 self._answer(token, c.Failed(ErrorCode.INTERNAL, "internal error; the daemon's log has the traceback"))
             return
-        self._keep(commands)
-        for command in commands:
+        self._keep(outcome)
+        if outcome.used:
+            self._note_use(outcome.used)
+        for command in outcome.commands:
             if not isinstance(command, _WITHIN):
                 effect(type(command).__name__)
             try:
@@ -486,22 +486,19 @@ class Runtime:
             except Exception:  # noqa: BLE001 - what was decided stands: the commands after it, a timer, a reply, must be applied
                 self.internal_error(command)
 
-    def _keep(self, commands: Sequence[c.Command]) -> None:
+    def _keep(self, outcome: c.Outcome) -> None:
         """What was decided is remembered before any of it is done: whatever is done may be found half done by the next daemon."""
-        charges = [command for command in commands if isinstance(command, c.Charge)]
+        charges = [command for command in outcome.commands if isinstance(command, c.Charge)]
         for charge in charges:
             self._budgets.remember(charge.scope, charge.name)
-        changed = self._changed(commands, with_use=bool(charges))
-        if any(isinstance(command, c.Admit) for command in commands):
+        # where a budget was charged for more use, the next daemon would charge it again
+        changed = self._changed(outcome.changed | outcome.used if charges else outcome.changed)
+        if any(isinstance(command, c.Admit) for command in outcome.commands):
             self._with_admission = changed
         elif changed:
             self.memory.keep(changed, self.metering.position if charges else nowhere)
 
-    def _changed(self, commands: Sequence[c.Command], *, with_use: bool) -> list[Live]:
-        """The runs to be remembered. `with_use`: also those that have only used more. Where a budget was charged for that, the next
-        daemon would charge it again."""
-        kinds = (c.Keep, c.Save, c.NoteUse) if with_use else (c.Keep, c.Save)
-        runs = {command.run.id: None for command in commands if isinstance(command, kinds)}
+    def _changed(self, runs: Iterable[RunId]) -> list[Live]:
         changed = [live for run in runs if (live := self.live.get(run)) is not None]
         if changed:
             now = wall_clock()  # the same for all: no run has ended before its descendants
@@ -637,10 +634,10 @@ class Runtime:
         self._used.discard(run.id)
         self.ledger.save(live.saved, live.extra)
 
-    def _note_use(self, command: c.NoteUse) -> None:
+    def _note_use(self, runs: Iterable[RunId]) -> None:
         if not self._used:
             self.timers.arm("save use", trio.current_time() + SAVE_USE, self._save_use)
-        self._used.add(command.run.id)
+        self._used.update(runs)
 
     def _save_use(self) -> None:
         used, self._used = self._used, set()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from .. import config as configuration
 from ..core import events as e
-from ..core.limits import KINDS
 from ..core.naming import AGENT_PROGRAMS, derive_name
 from ..core.policy import Policy
+from ..protocol.kinds import DEFAULT_KEYS, KINDS
 from ..protocol.known import CODING_AGENT
 from ..protocol.messages import Spawn
 from ..protocol.types import Action, Bound, Limit, LimitKind
@@ -82,7 +82,7 @@ def policy_of(loaded: configuration.Loaded) -> Policy:
         return Bound(value=value, source=origin(key))
 
     def default(kind: LimitKind) -> Limit | None:
-        key = "timeout" if kind is LimitKind.TIME else kind.value
+        key = DEFAULT_KEYS[kind]
         threshold = getattr(config.defaults, key, None)
         if threshold is None:
             return None

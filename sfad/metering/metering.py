@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from signal import SIGKILL
+from typing import Any
 
 import trio
 
@@ -20,12 +21,14 @@ from ..config import Price
 from ..core import events as e
 from ..core.account import NOTHING, Hold, Use
 from ..core.guard import counted
+from ..core.money import to_nanos
 from ..core.run import Run
 from ..launch.base import Bounds, Launcher
 from ..meters import UNREAD, Program, Reading, chosen, named
 from ..meters.base import MAX_LINE
 from ..output.files import OutputStore
 from ..protocol import messages as m
+from ..protocol.kinds import BY_KERNEL, COUNTS, KINDS
 from ..protocol.types import Action, ApiTrouble, LimitKind, RunId, Source, Tokens
 from ..runs.live import Live, wall_clock
 from .pricing import Catalogue, Prices, PricesUnavailable
@@ -50,7 +53,7 @@ the densest lines there are."""
 MAX_UNPRICED = 16
 """Models without a price that are named for one run."""
 
-_WATCHED = (LimitKind.MEMORY, LimitKind.PIDS)
+_WATCHED = tuple(kind for kind in BY_KERNEL if KINDS[kind].acts)
 
 
 Said = tuple[bool, str | None, ApiTrouble | None]
@@ -298,7 +301,7 @@ class Metering:
     def _told(self, metered: _Metered, source: Source, readings: Sequence[Reading]) -> None:
         run, use = metered.live.run, self._use_of(metered, readings)
         known = run.account.sources.get(source, NOTHING)
-        if use.unpriced_tokens and not self._catalogue.settled and (use.cost or 0.0) < (known.cost or 0.0):
+        if use.unpriced_tokens and not self._catalogue.settled and (use.cost or 0) < (known.cost or 0):
             # an earlier daemon had prices: what the run had cost by then is not taken back while this one loads them
             more = use.unpriced_tokens - (known.tokens or 0) + (known.unpriced_tokens or 0)
             use = replace(use, cost=known.cost, cost_from=known.cost_from, unpriced_tokens=max(0, more) or None)
@@ -341,12 +344,11 @@ class Metering:
         price, unpriced = self._price_of(metered, reading)
         cost = reading.cost_usd if price is None else price + (reading.cost_usd or 0.0)
         return Use(
-            turns=reading.turns,
-            messages=reading.messages,
+            **_counts(reading),
             input_tokens=sum(tokens.input for tokens in told) if told else None,
             output_tokens=sum(tokens.output for tokens in told) if told else None,
             cached_tokens=sum(tokens.cached for tokens in told) if told else None,
-            cost=cost,
+            cost=to_nanos(cost),
             cost_from=None if cost is None else "agent" if price is None else "prices",
             unpriced_tokens=unpriced or None,
             partial=reading.partial,
@@ -476,16 +478,16 @@ class Metering:
         if cost is None and tokens.input + tokens.output:
             cost = self._priced(run, request.model, tokens)
             unpriced = cost is None
+        nanos = to_nanos(cost)
         return Use(
-            turns=request.turns,
-            messages=request.messages,
+            **_counts(request),
             input_tokens=request.input_tokens,
             output_tokens=request.output_tokens,
             cached_tokens=request.cached_tokens,
-            cost=cost,
+            cost=nanos,
             cost_from=None if cost is None else "prices" if request.cost_usd is None else "agent",
-            planning_cost=cost if request.role == "planning" else None,
-            execution_cost=cost if request.role == "execution" else None,
+            planning_cost=nanos if request.role == "planning" else None,
+            execution_cost=nanos if request.role == "execution" else None,
             unpriced_tokens=tokens.input + tokens.output if unpriced else None,
         )
 
@@ -493,7 +495,7 @@ class Metering:
         """What a reservation holds."""
         tokens = Tokens(input=request.input_tokens, output=request.max_output_tokens)
         cost = self._priced(run, request.model, tokens)
-        return Hold(request.model, request.input_tokens, request.max_output_tokens, cost, request.role)
+        return Hold(request.model, request.input_tokens, request.max_output_tokens, to_nanos(cost), request.role)
 
     def use_of_settlement(self, run: RunId, hold: Hold, request: m.Settle) -> Use:
         """What was used instead of what was held."""
@@ -502,8 +504,7 @@ class Metering:
             m.Report(
                 id=request.id,
                 model=hold.model,
-                turns=request.turns,
-                messages=request.messages,
+                **_counts(request),
                 input_tokens=request.input_tokens,
                 output_tokens=request.output_tokens,
                 cached_tokens=request.cached_tokens or None,
@@ -519,6 +520,10 @@ class Metering:
         if cost is None and metered is not None:
             self._say_unpriced(metered, {model or "": 1})
         return cost
+
+
+def _counts(told: Reading | m.Report | m.Settle) -> dict[str, Any]:
+    return {name: getattr(told, name) for name in COUNTS}
 
 
 def _most_used(readings: Iterable[Reading]) -> str | None:

@@ -1,4 +1,4 @@
-"""Words that the daemon and its clients both know: agent programs, meters, profiles of limits."""
+"""Agent programs, meters and profiles of limits that are built in."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ PROGRAMS = ("claude", "codex", "gemini", "opencode")
 """Agent programs whose events a meter reads."""
 
 AGENTS = (*PROGRAMS, "aider")
-"""Registered agents that are built in (SPEC section 13)."""
+"""Registered agents that are built in (docs/agents.md)."""
 
 NO_METER = "none"
-"""What `--meter` calls no meter."""
+"""`--meter none`: nothing tells what the run uses."""
 
 BY_REPORT = "report"
-"""What `--meter` calls an agent that reports what it uses (`sfactl report`, `sfactl.client`). Its output is not read."""
+"""`--meter report`: the agent reports what it uses (`sfactl report`, `sfactl.client`), and its output is not read."""
 
 METERS = (*PROGRAMS, "jsonl", BY_REPORT, NO_METER)
-"""What `--meter` takes. `jsonl`: any program that prints usage as lines of JSON."""
+"""The values of `--meter`. `jsonl`: any program that prints usage as lines of JSON."""
 
 CODING_AGENT = "coding-agent"
 """The profile of a known agent program whose run names none."""
 
 
 class Profile(NamedTuple):
-    """Limits of a `--type`: tool calls, seconds, USD."""
+    """The limits of a `--type`, in the units of their kinds, and the action of each."""
 
     turns: int
     time: float
@@ -45,4 +45,4 @@ PROFILES: dict[str, Profile] = {
     "devops": Profile(30, 900, 2.00, Action.TERMINATE),
     CODING_AGENT: Profile(100, 1800, 5.00, Action.TERMINATE),
 }
-"""SPEC section 3. Any other word is a type, too, and has no profile."""
+"""Documented in docs/limits.md. Any other word is a type without a profile."""

@@ -112,7 +112,7 @@ class Action(Word):
 
 
 class LimitKind(Word):
-    """What a limit counts, in the order in which limits are shown (SPEC section 3)."""
+    """A kind of limit, in the order in which limits are shown. `kinds.KINDS` describes each."""
 
     TIME = "time"
     TURNS = "turns"

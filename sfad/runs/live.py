@@ -10,13 +10,15 @@ from typing import Literal
 from msgspec import Struct
 
 from ..core.account import Use
-from ..core.limits import COSTS, KINDS, METERED, Held
+from ..core.limits import ActiveLimit
+from ..core.money import to_usd, to_wire
 from ..core.run import Run
 from ..host.giveback import give_back
 from ..launch.base import Launcher
 from ..ledger import RunExtra
 from ..meters import Program, Reading
 from ..meters.sessions import VARIABLES, SessionFiles, files_of
+from ..protocol.kinds import COSTS, COUNTS, KINDS
 from ..protocol.known import BY_REPORT, NO_METER
 from ..protocol.messages import Spawn
 from ..protocol.types import Action, LimitKind, LimitState, RunId, RunInfo, Source, Usage
@@ -179,7 +181,7 @@ class Live:
         time = run.limits.get(LimitKind.TIME)
         return [self._limit(time, now), *self.unused] if time is not None else list(self.unused)
 
-    def _limit(self, held: Held, now: float) -> LimitState:
+    def _limit(self, held: ActiveLimit, now: float) -> LimitState:
         limit, kind = held.limit, held.limit.kind
         above = self._tighter(held)
         used = self.run.clock.elapsed(now) if kind is LimitKind.TIME else self.run.account.used(kind)
@@ -188,14 +190,14 @@ class Live:
             threshold=limit.threshold,
             action=held.action,
             source=limit.source,
-            used=None if used is None else round(used, 6),
+            used=None if used is None else round(to_wire(kind, used), 6),
             scope=KINDS[kind].scope,
             enforced_by=self._enforcer(held),
             bound_by=above.id if above is not None else None,
             bound=above.limits[kind].limit.threshold if above is not None else None,
         )
 
-    def _tighter(self, held: Held) -> Run | None:
+    def _tighter(self, held: ActiveLimit) -> Run | None:
         """The ancestor with the least of a tree's limit, if that is less than the run's own."""
         kind, found = held.limit.kind, self.run
         if found.parent is None or KINDS[kind].scope == "run":
@@ -206,15 +208,17 @@ class Live:
                 found = above
         return found if found is not self.run else None
 
-    def _enforcer(self, held: Held) -> Enforcer:
+    def _enforcer(self, held: ActiveLimit) -> Enforcer:
         kind = held.limit.kind
-        if kind is LimitKind.TIME:
-            return "clock"
-        if kind in METERED:
-            return "meter" if self.run.account.used(kind) is not None or self._may_be_known(kind) else "nothing"
-        if kind is LimitKind.OUTPUT or (kind is not LimitKind.CPU and held.action is not Action.TERMINATE):
-            return "watching"  # the kernel is not given what it may not enforce
-        return self.launcher.enforcement(kind.value)
+        match KINDS[kind].counted_by:
+            case "clock":
+                return "clock"
+            case "meter":
+                return "meter" if self.run.account.used(kind) is not None or self._may_be_known(kind) else "nothing"
+            case "kernel" if held.action is Action.TERMINATE or not KINDS[kind].acts:
+                return self.launcher.enforcement(kind.value)
+            case _:
+                return "watching"  # the kernel would terminate
 
     def _may_be_known(self, kind: LimitKind) -> bool:
         """Whether the sources that there are may still tell. Of a model without a price they never will."""
@@ -231,26 +235,20 @@ class Live:
 
 def _usage(source: Source, use: Use, elapsed: float | None) -> Usage:
     return Usage(
-        turns=use.turns,
-        messages=use.messages,
+        **{name: getattr(use, name) for name in COUNTS},
         input_tokens=use.input_tokens,
         output_tokens=use.output_tokens,
         cached_tokens=use.cached_tokens,
         tokens=use.tokens,
-        cost_usd=_money(use.cost),
+        cost_usd=to_usd(use.cost),
         cost_from=use.cost_from,
         unpriced_tokens=use.unpriced_tokens,
-        planning_cost_usd=_money(use.planning_cost),
-        execution_cost_usd=_money(use.execution_cost),
+        planning_cost_usd=to_usd(use.planning_cost),
+        execution_cost_usd=to_usd(use.execution_cost),
         elapsed_s=elapsed,
         source=source,
         partial=use.partial,
     )
-
-
-def _money(usd: float | None) -> float | None:
-    # sums of binary fractions end in noise; a millionth of a thousandth of a dollar is nobody's price
-    return None if usd is None else round(usd, 9)
 
 
 def wall_clock() -> datetime:

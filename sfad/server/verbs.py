@@ -26,6 +26,7 @@ from ..core.account import NOTHING, Use
 from ..core.budgets import Budget
 from ..core.labels import values_of
 from ..core.limits import limits_of
+from ..core.money import to_usd
 from ..core.policy import MAX_LABELS
 from ..core.run import Run
 from ..durable.maintenance import Pruned, Wanted
@@ -877,8 +878,8 @@ def _budget_state(budget: Budget, tree: Iterable[Run]) -> BudgetState:
         scope=budget.scope,
         name=budget.name,
         period=budget.period,
-        usd=budget.usd,
-        used_usd=round(budget.charged, 9),
+        usd=to_usd(budget.allowed),
+        used_usd=to_usd(budget.charged),
         renews=budget.renews,
         partial=budget.partial or any(run.user in budget.members and run.account.grows for run in tree),
     )
@@ -886,7 +887,7 @@ def _budget_state(budget: Budget, tree: Iterable[Run]) -> BudgetState:
 
 def _reserved(request: int, run: Run, reservation: str | None, refusal: LimitRefusal | None) -> m.Reserved:
     cost = run.account.holds[reservation].cost if reservation is not None else None
-    return m.Reserved(id=request, run=run.id, reservation=reservation, cost_usd=cost, refused=refusal)
+    return m.Reserved(id=request, run=run.id, reservation=reservation, cost_usd=to_usd(cost), refused=refusal)
 
 
 def _check_choice(request: m.Stop | m.Select) -> None:

@@ -109,7 +109,7 @@ class Load:
     def feed(self, event: e.Event) -> None:
         """One event in, its commands obeyed."""
         self.events += 1
-        for command in self.machine.handle(event):
+        for command in self.machine.handle(event).commands:
             match command:
                 case c.Arm(run, timer, at):
                     self.timers[run, timer] = at

@@ -29,6 +29,7 @@ from sfad.core.machine import Machine
 from sfad.core.policy import Policy
 from sfad.core.run import TRANSITIONS, Run
 from sfad.core.snapshot import Birth, Remembered, State, birth_of, rebased, restored, state_of
+from sfad.durable.accounts import from_saved, to_saved
 from sfad.protocol import types
 from sfad.protocol.types import Action, Limit, LimitKind, RunId, Source, Status, Survivor
 
@@ -119,8 +120,8 @@ class Purse:
     """What is known of a budget from what it was said to be and from charge commands."""
 
     members: frozenset[str]
-    usd: float
-    charged: float
+    allowed: int
+    charged: int
     told: list[str] = field(default_factory=list)
 
 
@@ -211,11 +212,9 @@ class World:
         self._token = 0
         self._appliers: dict[type, Any] = {
             c.Admit: self._admit,
-            c.Keep: lambda x: self._alive(x.run.id),
             c.Save: self._save,
             c.RecordRefusal: self._record_refusal,
             c.CountRefusal: lambda x: self._has_row(x.run),
-            c.NoteUse: self._note_use,
             c.Rebound: lambda x: self._alive(x.run.id),
             c.Charge: self._charge,
             c.Launch: self._launch,
@@ -247,10 +246,14 @@ class World:
         if self.crash_after == BEFORE:
             self.batch = []
             raise Crashed
-        self.batch = self.machine.handle(event)
-        for command in self.batch:
-            if isinstance(command, c.Keep | c.Save) and command.run.id in self.copies:
-                self.remember(command.run)
+        outcome = self.machine.handle(event)
+        self.batch = outcome.commands
+        for name in (*outcome.changed, *outcome.used):
+            self._alive(name)
+        for changed in outcome.changed.values():
+            if changed.id in self.copies:
+                self.remember(changed)
+        self.noted.update(outcome.used)
         for index, command in enumerate(self.batch):
             if index == self.crash_after:
                 raise Crashed
@@ -275,7 +278,7 @@ class World:
     def remember(self, run: Run) -> None:
         """The shell keeps the run as it is now."""
         birth = self.copies[run.id][0] if run.id in self.copies else msgspec.msgpack.encode(birth_of(run))
-        self.copies[run.id] = birth, msgspec.msgpack.encode(state_of(run))
+        self.copies[run.id] = birth, msgspec.msgpack.encode(state_of(run), enc_hook=to_saved)
         self.noted.discard(run.id)
 
     def save_use(self) -> None:
@@ -287,14 +290,14 @@ class World:
     def copy_of(self, run: RunId) -> tuple[Birth, State]:
         """What is remembered of it."""
         birth, state = self.copies[run]
-        return msgspec.msgpack.decode(birth, type=Birth), msgspec.msgpack.decode(state, type=State)
+        return msgspec.msgpack.decode(birth, type=Birth), msgspec.msgpack.decode(state, type=State, dec_hook=from_saved)
 
     def check_copies(self) -> None:
         """What is remembered of each run is what it is, but for what it is said to have used, and what the kernel tells."""
         assert set(self.copies) == set(self.live)
         for run in self.machine.tree:
             birth, kept = self.copy_of(run.id)
-            now = msgspec.msgpack.decode(msgspec.msgpack.encode(state_of(run)), type=State)
+            now = msgspec.msgpack.decode(msgspec.msgpack.encode(state_of(run), enc_hook=to_saved), type=State, dec_hook=from_saved)
             # a reboot makes the times of another clock of no meaning; this one nobody reads any more
             assert birth == (replace(birth_of(run), created_at=birth.created_at) if self.rebooted else birth_of(run))
             for name in State.__dataclass_fields__:
@@ -318,7 +321,7 @@ class World:
         for run in held:
             run.pid = 999 if run.id in self.boxes and self.boxes[run.id].main else None
         runs = [self._remembered(run, startable=startable(run.id)) for run in held]
-        before = {one.run.id: msgspec.msgpack.decode(self.copies[one.run.id][1], type=State) for one in runs}
+        before = {one.run.id: msgspec.msgpack.decode(self.copies[one.run.id][1], type=State, dec_hook=from_saved) for one in runs}
         self._anew()
         self.feed(e.Recovered(self.now, tuple(runs), "the daemon died"))
         for one in runs:
@@ -438,7 +441,7 @@ class World:
     def _know_again(self) -> None:
         if self.purses:
             self.feed(e.BudgetsKnown(self.now, tuple(
-                Budget(scope, name, purse.usd, purse.members, charged=purse.charged)  # type: ignore[arg-type]
+                Budget(scope, name, purse.allowed, purse.members, charged=purse.charged)  # type: ignore[arg-type]
                 for (scope, name), purse in self.purses.items()
             )))  # fmt: skip
             for purse in self.purses.values():
@@ -530,7 +533,7 @@ class World:
 
     def know(self, budgets: tuple[Budget, ...]) -> None:
         """Budgets as they stand now."""
-        self.purses = {(b.scope, b.name): Purse(b.members, b.usd, b.charged) for b in budgets}
+        self.purses = {(b.scope, b.name): Purse(b.members, b.allowed, b.charged) for b in budgets}
         self.feed(e.BudgetsKnown(self.now, budgets))
 
     @contextmanager
@@ -787,10 +790,6 @@ class World:
         del self.boxes[box.id]
         self.books[box.id].released = True
 
-    def _note_use(self, command: c.NoteUse) -> None:
-        self._alive(command.run.id)
-        self.noted.add(command.run.id)
-
     def _alive(self, run: RunId) -> None:
         book = self.books[run]
         assert not book.ended, f"a command for {run}, which has ended"
@@ -836,9 +835,9 @@ class World:
         told.append(word)
 
     def _charge(self, command: c.Charge) -> None:
-        assert self.charging or command.usd == 0, "charged for nothing that was used"
+        assert self.charging or command.nanos == 0, "charged for nothing that was used"
         purse = self.purses[command.scope, command.name]
-        purse.charged += command.usd
+        purse.charged += command.nanos
         assert purse.charged >= 0
 
     def _ended(self, command: c.Ended) -> None:

@@ -31,16 +31,21 @@ def ended(t: Transcript, run: str) -> Reason:
 
 
 def test_turns_that_terminate() -> None:
-    t = Transcript(hear=frozenset({"noteuse", "publish", "ended"}))
+    t = Transcript(hear=frozenset({"publish", "ended"}))
     a = t.start("a", limits="turns=10")
     t.later(3)
-    t >> t.used(a, turns=7) << "noteuse a1"
-    t >> t.used(a, turns=8) << "noteuse a1" << "publish limit_nearing a1"
-    t >> t.used(a, turns=10) << "noteuse a1"
+    t >> t.used(a, turns=7)
+    assert t.noted == {"a1"}
+    t >> t.used(a, turns=8) << "publish limit_nearing a1"
+    assert t.noted == {"a1"}
+    t >> t.used(a, turns=10)
+    assert t.noted == {"a1"}
     t >> t.used(a, turns=10)  # nothing new
-    t >> t.used(a, turns=11, input_tokens=70, output_tokens=7, cost=0.25) << "noteuse a1" << "publish limit_exceeded a1"
+    t >> t.used(a, turns=11, input_tokens=70, output_tokens=7, cost=0.25) << "publish limit_exceeded a1"
+    assert t.noted == {"a1"}
     t << "terminate a1 SIGTERM" << "arm a1 grace +5"
-    t >> t.used(a, turns=12) << "noteuse a1"
+    t >> t.used(a, turns=12)
+    assert t.noted == {"a1"}
     t.later(1)
     t >> t.exited(a, 0) << "publish run_failed a1" << "release a1" << "ended a1 failed"
     t.quiet()
@@ -62,20 +67,25 @@ def test_turns_that_warn() -> None:
 
 
 def test_turns_that_pause_and_go_on_with_more_room() -> None:
-    t = Transcript(hear=frozenset({"publish", "disarm", "noteuse"}))
+    t = Transcript(hear=frozenset({"publish", "disarm"}))
     a = t.start("a", limits="turns=10:pause")
     t.later(10)
-    t >> t.used(a, turns=11) << "noteuse a1" << "publish limit_nearing a1" << "publish limit_exceeded a1"
+    t >> t.used(a, turns=11) << "publish limit_nearing a1" << "publish limit_exceeded a1"
+    assert t.noted == {"a1"}
     t << "disarm a1 deadline" << "freeze a1" << f"arm a1 pause_max +{DAY}" << "publish run_paused a1"
-    t >> t.used(a, turns=12) << "noteuse a1"  # what was under way when it froze
+    t >> t.used(a, turns=12)  # what was under way when it froze
+    assert t.noted == {"a1"}
     t >> e.Frozen(t.at, a)
     t.later(1000)
     assert t.failed(t.resume(a, room="turns=11")) == "run a1 has used 12 turns already: the new limit must be above that"
     t >> t.resume(a, room="turns=20") << "rebound a1" << "disarm a1 pause_max" << "thaw a1" << "arm a1 deadline +86"
     t << "publish run_resumed a1" << "reply 3 Changed a1 running"
-    t >> t.used(a, turns=15) << "noteuse a1"
-    t >> t.used(a, turns=16) << "noteuse a1" << "publish limit_nearing a1"
-    t >> t.used(a, turns=21) << "noteuse a1" << "publish limit_exceeded a1"
+    t >> t.used(a, turns=15)
+    assert t.noted == {"a1"}
+    t >> t.used(a, turns=16) << "publish limit_nearing a1"
+    assert t.noted == {"a1"}
+    t >> t.used(a, turns=21) << "publish limit_exceeded a1"
+    assert t.noted == {"a1"}
     t << "disarm a1 deadline" << "freeze a1" << f"arm a1 pause_max +{DAY}" << "publish run_paused a1"
     t.quiet()
     assert t.said == ["near a1 turns 11/10", "over a1 turns 11/10", "near a1 turns 16/20", "over a1 turns 21/20"]
@@ -299,7 +309,7 @@ def test_time_that_pauses_and_goes_on_with_more() -> None:
     t.later(2)
     t >> t.fired(a, "deadline") << "publish limit_exceeded a1" << "freeze a1" << f"arm a1 pause_max +{DAY}"
     t << "publish run_paused a1"
-    assert t.failed(t.resume(a, room="time=10")) == "run a1 has used 10 s already: the new limit must be above that"
+    assert t.failed(t.resume(a, room="time=10")) == "run a1 has used 10s already: the new limit must be above that"
     t >> t.resume(a, room="time=40") << "rebound a1" << "thaw a1" << "arm a1 deadline +22" << "publish run_resumed a1"
     t << "reply 3 Changed a1 running"
     t.later(22)
@@ -400,7 +410,7 @@ def test_what_a_child_uses_counts_against_every_ancestor() -> None:
     (t >> t.used(sibling, input_tokens=1000)).skip()
     accounts = {name: t.run(run).account for name, run in (("a", a), ("b", b), ("d", d), ("s", sibling))}
     assert [accounts[name].used(LimitKind.TOKENS) for name in "abds"] == [1115, 115, 15, 1000]
-    assert [accounts[name].used(LimitKind.COST) for name in "abds"] == [0.25, 0.25, 0.25, None]
+    assert [accounts[name].used(LimitKind.COST) for name in "abds"] == [250_000_000] * 3 + [None]
     # turns and messages are a run's own
     assert [accounts[name].used(LimitKind.TURNS) for name in "abds"] == [None, None, 3, None]
     assert [accounts[name].used(LimitKind.MESSAGES) for name in "abds"] == [None, None, 4, None]

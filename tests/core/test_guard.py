@@ -27,7 +27,7 @@ def test_a_refusal_is_recorded_published_and_answered_and_that_is_all() -> None:
 
 def test_a_refused_run_has_the_rules_status_and_reason() -> None:
     t = Transcript(enabled=False)
-    commands = t.machine.handle(t.spawn("a"))
+    commands = t.machine.handle(t.spawn("a")).commands
     run = next(command.run for command in commands if isinstance(command, c.RecordRefusal))
     assert run.status is Status.REJECTED_ENABLED
     assert run.reason is not None
@@ -430,7 +430,7 @@ def test_values_outside_their_range_are_refused_with_the_range(asked: dict[str, 
 def test_time_limits_outside_their_range_are_refused_with_the_range(seconds: float) -> None:
     t = Transcript()
     message = t.failed(t.spawn("a", timeout=limit(seconds)))
-    assert "(--timeout) is outside its range: 1 s to 3600 s" in message
+    assert "(--timeout) is outside its range: 1s to 1h" in message
     assert (". To allow more, raise limits.max_time in the config, then run: sfactl reload" in message) is (seconds > 3600)
 
 

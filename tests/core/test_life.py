@@ -371,7 +371,7 @@ def test_higher_priority_first_then_first_come() -> None:
     order = []
     running = "a1"
     for _ in range(4):
-        commands = t.machine.handle(t.exited(running))
+        commands = t.machine.handle(t.exited(running)).commands
         (running,) = [x.run.id for x in commands if isinstance(x, c.Launch)]
         order.append(t.run(running).name)
         (t >> t.launched(running)).skip()

@@ -15,11 +15,12 @@ from sfad.core import events as e
 from sfad.core.access import Peer
 from sfad.core.account import Hold, Use
 from sfad.core.budgets import Budget
-from sfad.core.limits import KINDS, METERED
+from sfad.core.money import NANOS
 from sfad.core.policy import Policy
 from sfad.core.run import Run
 from sfad.core.stop import Rung
 from sfad.core.takeover import NOBODY
+from sfad.protocol.kinds import KINDS, METERED
 from sfad.protocol.types import Action, Bound, Claim, Limit, LimitKind, RunId, Source, Status
 
 from .machine_model import BEFORE, OF_RUNS, OF_TREES, Book, Box, Crashed, World, every_move, snapshot
@@ -65,15 +66,15 @@ OFTEN = [LimitKind.TURNS, LimitKind.TOKENS, LimitKind.COST]
 LIMITS = st.lists(limits_of([*LimitKind, *OFTEN, *OFTEN, *OFTEN]), max_size=4).map(tuple)
 TOO_MUCH = (Limit(kind=LimitKind.TIME, threshold=0.1),)
 SOME = [0, 1, 3, 9, 30]
-USD = [None, 0.0, 0.0625, 0.25, 1.0]
+MONEY = [None, 0, 62_500_000, 250_000_000, NANOS]
 
 
 def uses() -> st.SearchStrategy[Use]:
     """What a source tells."""
     number = st.sampled_from([None, *SOME])
     return st.builds(
-        Use, turns=number, messages=number, input_tokens=number, output_tokens=number, cost=st.sampled_from(USD),
-        planning_cost=st.sampled_from([None, None, 0.125]), execution_cost=st.sampled_from([None, None, 0.125]),
+        Use, turns=number, messages=number, input_tokens=number, output_tokens=number, cost=st.sampled_from(MONEY),
+        planning_cost=st.sampled_from([None, None, 125_000_000]), execution_cost=st.sampled_from([None, None, 125_000_000]),
     )  # fmt: skip
 
 
@@ -82,7 +83,7 @@ HOLDS = st.builds(
     model=st.just("m"),
     input_tokens=st.sampled_from([0, 2, 8]),
     output_tokens=st.sampled_from([0, 4]),
-    cost=st.sampled_from(USD),
+    cost=st.sampled_from(MONEY),
     role=st.sampled_from([None, "planning", "execution"]),
 )
 KERNELS = [LimitKind.MEMORY, LimitKind.PIDS]
@@ -156,7 +157,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
         """The numbers to decide by, and a chain to begin with: else most steps happen to nobody."""
         self.world = World(policy)
         if budgets:
-            self.learn(4.0, team=True, renewed=False)
+            self.learn(4 * NANOS, team=True, renewed=False)
         for asked, swift in tree:
             populated = self.world.populated
             self.ask(asked, self.inside(populated[-1].id) if populated else self.person("ann"), swift=swift)
@@ -405,17 +406,17 @@ class MachineAgainstShell(RuleBasedStateMachine):
             assert book.run.status is Status.STOPPING
 
     @precondition(lambda self: self.world.live)
-    @rule(usd=st.sampled_from([0.5, 4.0, 64.0]), team=st.booleans(), renewed=st.booleans(), really=SELDOM)
-    def budgets_known(self, usd: float, team: bool, renewed: bool, really: bool) -> None:
+    @rule(allowed=st.sampled_from([500_000_000, 4 * NANOS, 64 * NANOS]), team=st.booleans(), renewed=st.booleans(), really=SELDOM)
+    def budgets_known(self, allowed: int, team: bool, renewed: bool, really: bool) -> None:
         """The shell tells of budgets, or that they are renewed."""
         if really or not self.world.purses:
-            self.learn(usd, team=team, renewed=renewed)
+            self.learn(allowed, team=team, renewed=renewed)
 
-    def learn(self, usd: float, *, team: bool, renewed: bool) -> None:
+    def learn(self, allowed: int, *, team: bool, renewed: bool) -> None:
         world = self.world
         wanted = [("user", "ann", frozenset({"ann"}))] + ([("team", "crew", frozenset(USERS))] if team else [])
-        kept = {key: 0.0 if renewed else purse.charged for key, purse in world.purses.items()}
-        world.know(tuple(Budget(scope, name, usd, who, charged=kept.get((scope, name), 0.0)) for scope, name, who in wanted))  # type: ignore[arg-type]
+        kept = {key: 0 if renewed else purse.charged for key, purse in world.purses.items()}
+        world.know(tuple(Budget(scope, name, allowed, who, charged=kept.get((scope, name), 0)) for scope, name, who in wanted))  # type: ignore[arg-type]
 
     @precondition(lambda self: self.world.machine._tied)
     @rule(client=st.sampled_from([1, 2]))
@@ -535,7 +536,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
                 action()
         if raised:
             for purse in self.world.purses.values():
-                purse.usd *= 16
+                purse.allowed *= 16
         fates = ["lives"] if gently else ["lives", "lives", "lives", "forks", "main exits", "gone"]
         self.world.die(
             lambda _: data.draw(st.sampled_from(fates)),
@@ -800,7 +801,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
             for kind, held in book.run.limits.items():
                 if kind.value not in (*OF_TREES, *OF_RUNS) or held.action is Action.WARN:
                     continue
-                if (self.world.used_in_all(book, kind.value) or 0) > held.limit.threshold:
+                if (self.world.used_in_all(book, kind.value) or 0) > held.threshold:
                     terminates = held.action is Action.TERMINATE
                     held_above = any(above.held_by is not None for above in book.run.lineage[:-1])
                     waits = not terminates and book.run.held_by is not None

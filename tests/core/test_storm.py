@@ -20,8 +20,9 @@ from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import Peer
 from sfad.core.account import Hold, Use
-from sfad.core.limits import METERED
+from sfad.core.money import NANOS
 from sfad.core.policy import Policy
+from sfad.protocol.kinds import METERED
 from sfad.protocol.types import Action, Limit, LimitKind
 
 from .machine_model import BEFORE, Book, Crashed, World
@@ -77,6 +78,7 @@ class Walk:
         weights = [weight for weight, _ in self.steps]
         for _, step in self.dice.choices(self.steps, weights, k=steps):
             step()
+            self.done["used"] += len(self.world.noted)
             for command in self.world.batch:
                 name = command.event.type if isinstance(command, c.Publish) else type(command).__name__
                 self.done[f"{name} {command.event.limit_kind}" if isinstance(command, c.Publish) else name] += 1
@@ -116,7 +118,8 @@ class Walk:
 
         return Use(
             turns=some(), messages=some(), input_tokens=some(), output_tokens=some(),
-            cost=self.dice.choice([None, 0.0, 0.0625, 0.125, 0.25]), planning_cost=self.dice.choice([None, None, 0.0625]),
+            cost=self.dice.choice([None, 0, 62_500_000, 125_000_000, 250_000_000]),
+            planning_cost=self.dice.choice([None, None, 62_500_000]),
         )  # fmt: skip
 
     # ---- steps
@@ -191,7 +194,7 @@ class Walk:
     def reserve(self) -> None:
         if (book := self.book()) is not None:
             role = self.dice.choice([None, "planning", "execution"])
-            hold = Hold("m", self.dice.choice([0, 2, 8]), 1, self.dice.choice([None, 0.0625, 0.25, 1.0]), role)  # type: ignore[arg-type]
+            hold = Hold("m", self.dice.choice([0, 2, 8]), 1, self.dice.choice([None, 62_500_000, 250_000_000, NANOS]), role)  # type: ignore[arg-type]
             self.world.reserve(book, self.peer(), hold)
 
     def settle(self) -> None:
@@ -242,7 +245,9 @@ class Walk:
             self.world.surveyed(box)
 
     def budgets(self) -> None:
-        self.shell.learn(self.dice.choice([1.0, 4.0, 64.0]), team=self.dice.random() < 0.5, renewed=self.dice.random() < 0.5)
+        self.shell.learn(
+            self.dice.choice([NANOS, 4 * NANOS, 64 * NANOS]), team=self.dice.random() < 0.5, renewed=self.dice.random() < 0.5
+        )
 
     def drain(self) -> None:
         self.shell.drained = True
@@ -295,7 +300,7 @@ def test_walks() -> None:
     # they were worth walking
     for met in ("increase_requested", "increase_approved", "increase_denied", "run_paused", "run_resumed", "run_timeout"):
         assert sum(count for name, count in done.items() if name.startswith(met)) > 2, met
-    for met in ("Rebound", "Charge", "NoteUse", "limit_exceeded cost", "limit_exceeded turns", "limit_exceeded time"):
+    for met in ("Rebound", "Charge", "used", "limit_exceeded cost", "limit_exceeded turns", "limit_exceeded time"):
         assert done[met] > 5, met
 
 
@@ -392,8 +397,8 @@ def _may_happen(world: World, book: Book) -> dict[str, Callable[[], object]]:
         "stop": lambda: world.feed(e.StopRequested(world.now, world.token(), ANN, (run,))),
         "exit": exited,
         "launcher": launcher,
-        "use that pauses": lambda: world.used(book, "stream", Use(turns=12, cost=2.0)),
-        "use that terminates": lambda: world.used(book, "stream", Use(turns=12, cost=2.0, input_tokens=11)),
+        "use that pauses": lambda: world.used(book, "stream", Use(turns=12, cost=2_000_000_000)),
+        "use that terminates": lambda: world.used(book, "stream", Use(turns=12, cost=2_000_000_000, input_tokens=11)),
         "timer": lambda: world.advance(max(0.0, min(world.timers.values(), default=world.now) - world.now)),
         "drain": lambda: world.feed(e.DrainRequested(world.now)),
     }

@@ -1,6 +1,6 @@
 """Transcripts: `t >> event` happened, `t << "command"` is what it called for, in order, nothing more and nothing less.
 
-Commands are written as one line each (`show`). What every step does anyway (Save, Keep, NoteUse, Publish, Disarm) is left out
+Commands are written as one line each (`show`). What every step does anyway (Save, Publish, Disarm) is left out
 unless a test asks for it; `Ended` too, since it always stands beside the end. That whatever changes is kept is looked at each time.
 """
 
@@ -17,11 +17,14 @@ from sfad.core import events as e
 from sfad.core.access import Peer
 from sfad.core.account import Account, Hold, Use
 from sfad.core.budgets import Budget
-from sfad.core.limits import Held
+from sfad.core.limits import ActiveLimit
 from sfad.core.machine import Machine
+from sfad.core.money import to_nanos, to_usd
 from sfad.core.policy import Policy
 from sfad.core.run import Run
 from sfad.core.snapshot import State, state_of
+from sfad.durable.accounts import from_saved, to_saved
+from sfad.protocol.kinds import COSTS
 from sfad.protocol.types import (
     Action,
     ApiTrouble,
@@ -39,7 +42,7 @@ from sfad.protocol.types import (
 
 ANN = Peer(1000, "ann")
 BOB = Peer(1001, "bob")
-NOISE = frozenset({"save", "keep", "noteuse", "publish", "disarm", "ended"})
+NOISE = frozenset({"save", "publish", "disarm", "ended"})
 LIMIT_EVENTS = {"limit_nearing": "near", "limit_exceeded": "over"}
 
 
@@ -69,17 +72,23 @@ def _limit(word: str, source: str) -> Limit:
     return Limit(kind=LimitKind(kind), threshold=float(threshold), action=Action(action) if action else None, source=source)
 
 
+def use(**amounts: Any) -> Use:
+    """What a source tells, with costs in USD."""
+    return Use(**{name: to_nanos(amount) if name in COSTS else amount for name, amount in amounts.items()})
+
+
 def purse(usd: float, *members: str, team: str = "", charged: float = 0.0, begins: str = "today") -> Budget:
     """A money budget of a user, or of a team."""
     scope: Literal["user", "team"] = "team" if team else "user"
-    return Budget(scope, team or members[0], usd, frozenset(members), begins=begins, renews="midnight", charged=charged)
+    who = frozenset(members)
+    return Budget(scope, team or members[0], to_nanos(usd), who, begins=begins, renews="midnight", charged=to_nanos(charged))
 
 
 def at_once(run: Run) -> State:
     """What has to be remembered of it at once. What it is said to have used is the model's business (`check_account` there)."""
     account = run.account
     state = replace(state_of(run), account=Account({}, account.holds, account.held, ended=account.ended))
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(state), type=State)
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(state, enc_hook=to_saved), type=State, dec_hook=from_saved)
 
 
 class Transcript:
@@ -93,11 +102,15 @@ class Transcript:
         self.said: list[str] = []
         """Of limits and budgets: `near a1 turns 8/10`."""
         self.charged: dict[str, float] = {}
-        """Sums of the charge commands, by budget."""
+        """Sums of the charge commands in USD, by budget."""
         self.progress: list[str] = []
         """Messages of `run_progress`."""
         self.reasons: dict[RunId, Reason | None] = {}
         self._quiet = NOISE - hear
+        self.changed: set[RunId] = set()
+        """Runs that are saved at once because of the last event."""
+        self.noted: set[RunId] = set()
+        """Runs that have used more by it."""
         self._left: list[str] = []
         self._copies: dict[RunId, State] = {}
         self._token = 0
@@ -105,8 +118,10 @@ class Transcript:
     def __rshift__(self, event: e.Event) -> Transcript:
         """It happened. Everything it calls for must be claimed before the next `>>`."""
         self.quiet()
-        commands = self.machine.handle(event)
-        self._keep(commands)
+        outcome = self.machine.handle(event)
+        commands = outcome.commands
+        self.changed, self.noted = set(outcome.changed), set(outcome.used)
+        self._keep(outcome)
         self.answers |= {x.token: x.answer for x in commands if isinstance(x, c.Reply)}
         for command in commands:
             self._note(command)
@@ -134,8 +149,8 @@ class Transcript:
         self.at += by
         return self
 
-    def _keep(self, commands: list[c.Command]) -> None:
-        kept = {x.run.id for x in commands if isinstance(x, c.Admit | c.Keep | c.Save)}
+    def _keep(self, outcome: c.Outcome) -> None:
+        kept = {*outcome.changed, *(x.run.id for x in outcome.commands if isinstance(x, c.Admit))}
         for run in self.machine.tree:
             now = at_once(run)
             if run.id in kept:
@@ -154,8 +169,8 @@ class Transcript:
                     whose = event.run_id if event.scope in {"run", "tree"} else event.scope
                     told = f"{whose} {event.limit_kind} {event.used:g}/{event.threshold:g}"
                     self.said.append(f"{LIMIT_EVENTS[event.type]} {told}")
-            case c.Charge(scope, name, usd):
-                self.charged[f"{scope} {name}"] = self.charged.get(f"{scope} {name}", 0.0) + usd
+            case c.Charge(scope, name, nanos):
+                self.charged[f"{scope} {name}"] = to_usd(to_nanos(self.charged.get(f"{scope} {name}", 0.0)) + nanos)
             case c.Ended(run):
                 self.reasons[run.id] = run.reason
 
@@ -203,23 +218,23 @@ class Transcript:
         """A peer refuses an increase."""
         return e.DenyRequested(self.at, self.token(), peer, run)
 
-    def used(self, run: RunId, source: Source = "stream", **use: Any) -> e.UseSeen:
+    def used(self, run: RunId, source: Source = "stream", **amounts: Any) -> e.UseSeen:
         """A source tells what the run has used in all."""
-        return e.UseSeen(self.at, run, source, Use(**use))
+        return e.UseSeen(self.at, run, source, use(**amounts))
 
     def report(self, run: RunId, peer: Peer = ANN, **more: Any) -> e.ReportRequested:
         """A peer tells what more the run has used."""
-        return e.ReportRequested(self.at, self.token(), peer, run, Use(**more))
+        return e.ReportRequested(self.at, self.token(), peer, run, use(**more))
 
     def reserve(
         self, run: RunId, cost: float | None = None, tokens: int = 0, *, peer: Peer = ANN, role: Role | None = None
     ) -> e.ReserveRequested:
         """A peer asks whether the run may use so much."""
-        return e.ReserveRequested(self.at, self.token(), peer, run, Hold("m", tokens, 0, cost, role))
+        return e.ReserveRequested(self.at, self.token(), peer, run, Hold("m", tokens, 0, to_nanos(cost), role))
 
     def settle(self, reservation: str, peer: Peer = ANN, **used: Any) -> e.SettleRequested:
         """A peer tells what became of a reservation."""
-        return e.SettleRequested(self.at, self.token(), peer, reservation, Use(**used))
+        return e.SettleRequested(self.at, self.token(), peer, reservation, use(**used))
 
     def level(self, run: RunId, kind: str, level: float, *, refused: bool = False) -> e.LevelSeen:
         """The kernel tells."""
@@ -282,7 +297,7 @@ class Transcript:
         assert answer.reservation is None
         return answer.refusal
 
-    def held(self, run: RunId, kind: str) -> Held:
+    def held(self, run: RunId, kind: str) -> ActiveLimit:
         """A limit of a live run."""
         return self.run(run).limits[LimitKind(kind)]
 
@@ -340,10 +355,10 @@ class Transcript:
                 return f"publish {event.type} {event.run_id}"
             case c.Reply(token, answer):
                 return f"reply {token} {_answer(answer)}"
-            case c.Keep(run) | c.NoteUse(run) | c.Rebound(run):
+            case c.Rebound(run):
                 return f"{type(command).__name__.lower()} {run.id}"
-            case c.Charge(scope, name, usd):
-                return f"charge {scope} {name} {usd:g}"
+            case c.Charge(scope, name, nanos):
+                return f"charge {scope} {name} {to_usd(nanos):g}"
             case c.Shutdown():
                 return "shutdown"
             case _:

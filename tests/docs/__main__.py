@@ -1,4 +1,4 @@
-"""`python -m tests.docs`: writes the generated parts of docs/."""
+"""Write the generated parts of docs/: `python -m tests.docs`."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from . import notation
 from .examples import EXAMPLES
 from .pages import DOCS, pages, regenerate
 
-WIDTH = 24
+WIDTH = 32
 """Bytes on a line of hex."""
 
 
 def parts() -> dict[str, str]:
-    """Every generated part, by the name in its marker."""
+    """Return every generated part, by the name in its marker."""
     return {"states": f"```mermaid\n{mermaid()}```\n"} | {name: shown(message) for name, message in EXAMPLES.items()}
 
 
 def shown(message: Request | Reply) -> str:
-    """A message in the notation of protocol.md, and its frame in hex."""
+    """Return a message in the notation of protocol.md, and its frame in hex."""
     frame = pack_message(message)
     value = msgspec.msgpack.decode(frame[4:])
-    lines = [frame[at : at + WIDTH].hex(" ") for at in range(0, len(frame), WIDTH)]
+    lines = [frame[at : at + WIDTH].hex(" ", -4) for at in range(0, len(frame), WIDTH)]
     return f"```text\n{notation.write(value)}\n```\n```hex\n" + "\n".join(lines) + "\n```\n"
 
 
 def files() -> dict[Path, str]:
-    """Files of docs/ that are generated as a whole."""
+    """Return the files of docs/ that are generated as a whole."""
     return {DOCS / "limits.schema.json": schema().decode()}
 
 
 def main() -> None:
-    """Rewrites the pages whose generated parts are out of date, and the files."""
+    """Rewrite the pages and files whose generated parts are out of date."""
     for file, text in files().items():
         if not file.exists() or file.read_text() != text:
             file.write_text(text)

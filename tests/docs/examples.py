@@ -36,12 +36,12 @@ STOPPED = Reason(kind="stop", message="stopped by user ann (SIGTERM)", by="user 
 
 
 def default(kind: LimitKind, threshold: float, *, action: Action = Action.TERMINATE, **fields: Any) -> LimitState:
-    """A limit that nobody has asked for."""
+    """Return a limit that the client did not request."""
     return LimitState(kind=kind, threshold=threshold, action=action, source="default", **fields)
 
 
 def run(status: Status, **fields: object) -> RunInfo:
-    """The run of the conversation."""
+    """Return the run of the conversation."""
     values: dict[str, object] = {
         "id": "a1", "name": "sleeper", "kind": "agent", "type": None, "status": status, "parent_id": None, "root_id": "a1",
         "depth": 0, "chain": ["sleeper"], "pid": 4711, "argv": ["sleep", "600"], "cwd": "/", "user": "ann", "channel": "cli",

@@ -25,32 +25,32 @@ class Block(NamedTuple):
 
 
 def pages() -> list[Path]:
-    """Every page that users read."""
+    """Return every page that users read."""
     return [README, CHANGELOG, *sorted(DOCS.glob("*.md"))]
 
 
 def text_of(name: str) -> str:
-    """A page of docs/."""
+    """Return a page of docs/."""
     return (DOCS / name).read_text()
 
 
 def blocks(text: str) -> list[Block]:
-    """Its fenced blocks, in order."""
+    """Return the fenced blocks of a page, in order."""
     return [Block(language, body) for language, body in _FENCE.findall(text)]
 
 
 def spans(text: str) -> list[str]:
-    """Its inline code, fenced blocks left out."""
+    """Return the inline code of a page, without fenced blocks."""
     return _SPAN.findall(_FENCE.sub("", text))
 
 
 def without_code(text: str) -> str:
-    """The prose alone."""
+    """Return a page without code."""
     return _SPAN.sub("", _FENCE.sub("", text))
 
 
 def sections(text: str, mark: str = "###") -> dict[str, str]:
-    """What stands under each heading of one level, by the heading without its backquotes."""
+    """Return the text below each heading of one level, by the heading without its backquotes."""
     parts = re.split(rf"^{mark} (.+)$", text, flags=re.MULTILINE)
     return {
         title.replace("`", ""): re.split(r"^#{1,3} ", body, maxsplit=1, flags=re.MULTILINE)[0]
@@ -59,17 +59,17 @@ def sections(text: str, mark: str = "###") -> dict[str, str]:
 
 
 def rows(text: str) -> Iterator[list[str]]:
-    """The cells of every table row, without the row of dashes."""
+    """Return the cells of every table row, without the row of dashes."""
     for line in text.splitlines():
         if line.startswith("|") and not re.fullmatch(r"[|\s:-]+", line):
             yield [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
 
 
 def generated(text: str) -> dict[str, str]:
-    """The generated parts of a page, by name."""
+    """Return the generated parts of a page, by name."""
     return {name: body for _, name, body, _ in _GENERATED.findall(text)}
 
 
 def regenerate(text: str, parts: dict[str, str]) -> str:
-    """The page with its generated parts replaced. Raises `KeyError` for one that nobody generates."""
+    """Return the page with its generated parts replaced. Raise `KeyError` for an unknown part."""
     return _GENERATED.sub(lambda found: found[1] + parts[found[2]] + found[4], text)

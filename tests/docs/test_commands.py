@@ -1,4 +1,4 @@
-"""Every command line that is shown can be typed, and every verb is shown."""
+"""Every command line in the pages parses, and every verb is mentioned."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from sfad.app import app
 from tests.docs.pages import DOCS, README, blocks, pages, spans
 
 AGENTS = {*KNOWN_PROGRAMS, "reviewer"}
-"""Those that the pages speak of."""
+"""Agents that the pages start by name."""
 
 _ENDS = {"|", "||", "&", "&&", ";", ">", ">>", "<", "(", ")"}
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """Every command line of ours: in console and shell blocks, and whole inline code."""
+    """Return every command line of `sfactl` and `sfad`: in console and shell blocks, and whole inline code."""
     lines = [line for block in blocks(text) if block.language in {"console", "sh"} for line in block.text.splitlines()]
     for line in [*lines, *spans(text)]:
         yield from ours(line.removeprefix("$ ").replace("…", ""))
 
 
 def ours(line: str) -> Iterator[list[str]]:
-    """The parts of a shell's command line that begin with sfactl or sfad, and those within what is quoted or after `--`."""
+    """Return the parts of a shell's command line that begin with sfactl or sfad, and those within what is quoted or after `--`."""
     if not re.match(r"(sfactl|sfad)\b(?!:)", line):
         return
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
@@ -47,7 +47,7 @@ def ours(line: str) -> Iterator[list[str]]:
 
 
 def check_sfactl(words: list[str]) -> None:
-    """Raises where `sfactl` would not understand its options."""
+    """Raise if `sfactl` would not understand the options."""
     before, verb, after = split(words)
     if verb is None:
         assert not after, f"no such verb: {after[0]}"
@@ -67,7 +67,7 @@ def check_sfactl(words: list[str]) -> None:
 
 
 def check_sfad(words: list[str]) -> None:
-    """The same for `sfad`."""
+    """Raise if `sfad` would not understand the options."""
     group = typer.main.get_command(app)
     if words[:1] and not words[0].startswith("-"):
         command = group.commands[words[0]]  # type: ignore[attr-defined]
@@ -75,7 +75,7 @@ def check_sfad(words: list[str]) -> None:
 
 
 def examples() -> list[tuple[Path, list[str]]]:
-    """Page and command line."""
+    """Return page and command line of every example."""
     return [(page, words) for page in pages() for words in commands(page.read_text())]
 
 
@@ -86,12 +86,12 @@ def test_it_parses(page: Path, words: list[str]) -> None:
     (check_sfactl if program == "sfactl" else check_sfad)(rest)
 
 
-def test_there_are_many() -> None:
+def test_the_examples_are_found() -> None:
     assert len([words for page, words in examples() if page.name == "tutorial.md"]) > 30
     assert len([words for page, words in examples() if page.name == "README.md"]) > 5
 
 
-def test_what_is_wrong_is_found() -> None:
+def test_wrong_command_lines_are_found() -> None:
     for wrong in (["run", "--colour", "--", "true"], ["stop", "--grace"], ["bogus"], ["run", "true"]):
         with pytest.raises(AssertionError):
             check_sfactl(wrong)

@@ -1,4 +1,4 @@
-"""What is generated is up to date, and its markers name what is generated."""
+"""The generated parts are up to date, and their markers name generated parts."""
 
 from __future__ import annotations
 

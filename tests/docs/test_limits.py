@@ -1,11 +1,11 @@
-"""The tables of limits.md against the code."""
+"""Compare the tables of limits.md with the code."""
 
 from __future__ import annotations
 
 import re
 
-from sfad.core.limits import KINDS, RAISED_BY
 from sfad.core.policy import DEFAULT_LIMITS, Policy
+from sfad.protocol.kinds import KINDS
 from sfad.protocol.known import PROFILES
 from sfad.protocol.limits import parse_amount, parse_kind
 from sfad.protocol.types import Action, LimitKind
@@ -15,22 +15,22 @@ PAGE = sections(text_of("limits.md"), "##")
 
 
 def table(title: str) -> list[list[str]]:
-    """The rows of a section's table, without its head."""
+    """Return the rows of a section's table, without its head."""
     return list(rows(PAGE[title]))[1:]
 
 
 def words(cell: str) -> list[str]:
-    """What is in backquotes in a cell."""
+    """Return the words in backquotes in a cell."""
     return re.findall(r"`([^`]+)`", cell)
 
 
 def by_kind() -> dict[LimitKind, list[str]]:
-    """The rows of the table of kinds."""
+    """Return the rows of the table of kinds."""
     return {LimitKind(word): row for row in table("Kinds") for word in words(row[0])}
 
 
 def amount(kind: LimitKind, text: str) -> float:
-    """A number of the table, in the unit of a threshold."""
+    """Return a number of the table in the unit of a threshold."""
     plain = text.removesuffix(" each").removesuffix(" a tree")
     return parse_amount(kind, plain.replace(" ", "").removesuffix("iB"))
 
@@ -41,11 +41,12 @@ def test_every_kind_once_and_in_order() -> None:
 
 def test_ranges_and_whose_use_counts() -> None:
     for kind, (_, _, whose, _, allowed, *_) in by_kind().items():
-        assert whose.startswith("with its descendants'") == (KINDS[kind].scope == "tree"), kind
+        assert whose == KINDS[kind].scope, kind
         least, _, most = allowed.partition(" to ")
         assert amount(kind, least.removesuffix(" or more")) == KINDS[kind].least, kind
-        bound = getattr(Policy(), RAISED_BY[kind]) if kind in RAISED_BY else None
-        shown = f"`limits.{RAISED_BY[kind]}` ({'1 h' if kind is LimitKind.TIME else f'{bound:g}'})" if bound else ""
+        key = KINDS[kind].most
+        bound = "1 h" if kind is LimitKind.TIME else f"{getattr(Policy(), key):g}" if key else ""
+        shown = f"`limits.{key}` ({bound})" if key else ""
         assert most == shown, kind
     assert Policy().max_time == 3600
 

@@ -1,4 +1,4 @@
-"""Links resolve, and nothing tells of the machine that this was written on."""
+"""Links resolve, and no page names a path of the machine that it was written on."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _MACHINE = re.compile(r"/work\b|/root\b|/tmp/\w|/home/(?!ann\b)|/opt/|pypi|artif
 
 
 def links(page: Path) -> list[str]:
-    """Where a page points to, other sites left out."""
+    """Return the targets of a page's links, without other sites."""
     return [target for target in _LINK.findall(without_code(page.read_text())) if "://" not in target]
 
 
 def anchors(page: Path) -> set[str]:
-    """What a heading can be reached by."""
+    """Return the anchors of a page's headings."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -1,4 +1,4 @@
-"""protocol.md against the code: bytes, fields, types, defaults, bounds."""
+"""Compare protocol.md with the code: bytes, fields, types, defaults, bounds."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ Struct = type[msgspec.Struct]
 
 
 def chapter(title: str) -> str:
-    """Everything between one `##` heading and the next."""
+    """Return the text between one `##` heading and the next."""
     return PAGE.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
 
 
 def part(title: str) -> dict[str, str]:
-    """The sections of one chapter."""
+    """Return the sections of a chapter."""
     return sections(chapter(title))
 
 
 def tag(struct: Struct) -> str:
-    """The heading of a struct's section."""
+    """Return the heading of a struct's section."""
     return str(struct.__struct_config__.tag or struct.__name__)
 
 
@@ -63,7 +63,7 @@ WORDS: dict[Any, str] = {
 
 
 def type_of(hint: Any) -> str:
-    """A field's type as the page writes it."""
+    """Return a field's type as the page writes it."""
     if get_origin(hint) in (types.UnionType, typing.Union):
         return " or ".join(type_of(each) for each in get_args(hint) if each is not msgspec.UnsetType)
     if get_origin(hint) is list:
@@ -76,35 +76,45 @@ def type_of(hint: Any) -> str:
     return WORDS.get(hint) or str(hint.__name__)
 
 
-def default_of(field: msgspec.structs.FieldInfo) -> str:
-    """A field's default as the page writes it."""
-    value = field.default
+def shown(hint: Any, field: msgspec.structs.FieldInfo) -> str:
+    """Return a field's type and default as the page writes them."""
+    kind, default = type_of(hint), field.default
     if field.default_factory is not msgspec.NODEFAULT:
-        value = field.default_factory()
-    if value is msgspec.NODEFAULT:
-        return "required"
-    if value is msgspec.UNSET:
-        return "absent"
-    if value is None:
-        return "`nil`"
-    return "`{}`" if isinstance(value, msgspec.Struct) else f"`{msgspec.json.encode(value).decode()}`"
+        default = field.default_factory()
+    match default:
+        case msgspec.NODEFAULT:
+            return kind
+        case msgspec.UNSET:
+            return f"{kind}, or absent"
+        case None:
+            inner = kind.removesuffix(" or nil")
+            return f"({inner})?" if " " in inner else f"{inner}?"
+        case msgspec.Struct():
+            return f"{kind} = {{}}"
+    return f"{kind} = {msgspec.json.encode(default).decode()}"
 
 
-def documented(section: str) -> dict[str, tuple[str, str]]:
-    """Type and default by field."""
-    found = [row for row in rows(section) if row[0] != "field"]
-    return {row[0].strip("`"): (row[1], row[2]) for row in found}
+def documented(section: str) -> dict[str, str]:
+    """Return type and default by field."""
+    return {row[0].strip("`"): row[1] for row in rows(section) if row[0].startswith("`")}
 
 
-def fields_of(struct: Struct) -> dict[str, tuple[str, str]]:
-    """The same from the code."""
+def fields_of(struct: Struct) -> dict[str, str]:
+    """Return the same from the code, without the `id` that every message has."""
     hints = get_type_hints(struct)
-    return {field.name: (type_of(hints[field.name]), default_of(field)) for field in msgspec.structs.fields(struct)}
+    fields = [field for field in msgspec.structs.fields(struct) if field.name != "id" or struct in NESTED]
+    return {field.name: shown(hints[field.name], field) for field in fields}
 
 
 @pytest.mark.parametrize("struct", REQUESTS, ids=tag)
 def test_requests(struct: type[m.Request]) -> None:
     assert documented(part("Requests")[tag(struct)]) == fields_of(struct)
+
+
+@pytest.mark.parametrize("struct", [*REQUESTS, *REPLIES], ids=tag)
+def test_every_message_has_an_id(struct: type[m.Request] | type[m.Reply]) -> None:
+    [field] = [field for field in msgspec.structs.fields(struct) if field.name == "id"]
+    assert shown(get_type_hints(struct)["id"], field) == "int"
 
 
 @pytest.mark.parametrize("struct", REPLIES, ids=tag)
@@ -117,13 +127,13 @@ def test_nested(struct: Struct) -> None:
     assert documented(part("Nested types")[tag(struct)]) == fields_of(struct)
 
 
-def test_no_section_is_about_something_that_does_not_exist() -> None:
+def test_every_section_describes_a_type_of_the_code() -> None:
     assert part("Requests").keys() == {tag(struct) for struct in REQUESTS}
     assert part("Replies").keys() == {tag(struct) for struct in REPLIES}
     assert part("Nested types").keys() == {tag(struct) for struct in NESTED} | {"Status", "Rule", "LimitKind", "Action"}
 
 
-def test_what_is_left_out_where_it_is_the_default() -> None:
+def test_which_types_leave_defaults_out() -> None:
     # the page says: the messages themselves, `Reason` and `Event`
     assert all(struct.__struct_config__.omit_defaults for struct in (*REQUESTS, *REPLIES))
     assert {tag(struct) for struct in NESTED if struct.__struct_config__.omit_defaults} == {"Reason", "Event"}
@@ -146,7 +156,7 @@ def test_bounds() -> None:
     assert bounds == {
         "bound": "value",
         "time for the handshake": f"{server.PATIENCE:g} s",
-        "time for the rest of a frame that has begun": f"{server.PATIENCE:g} s",
+        "time for the rest of a frame": f"{server.PATIENCE:g} s",
         "body of a request": f"{MAX_REQUEST // mib} MiB",
         "body of a reply": f"{MAX_REPLY // mib} MiB",
         "replies and events that a client leaves unread": f"{connection.MAX_UNSENT // mib} MiB",
@@ -154,14 +164,14 @@ def test_bounds() -> None:
         "requests of one connection handled in one go": f"{server.TURN}",
         "requests of one tree, or of one user outside any run, handled in one go": f"{server.SLICE * 1000:g} ms",
         "bytes that wait for a run's stdin (`send`)": f"{stdin.MAX_PENDING // mib} MiB",
-        "rows of ended runs in a page of a `list`": f"{verbs.MAX_ROWS:,}".replace(",", " "),
-        "bytes of output that a `result` is made from, and of its text": f"{MAX_RESULT // mib} MiB",
+        "ended runs in a page of a `list`": f"{verbs.MAX_ROWS:,}".replace(",", " "),
+        "bytes of output read for a `result`, and of its text": f"{MAX_RESULT // mib} MiB",
     }
     assert {row[0]: row[1] for row in rows(shared)} == {
         "bound": "value",
         "connections, and descriptors that wait in them": f"{server.MAX_CONNECTIONS}",
         "bytes of requests that are unfinished or wait for their turn": f"{server.MAX_PARTIAL // mib} MiB",
-        "bytes of replies and events that clients have not read": f"{server.MAX_UNREAD // mib} MiB",
+        "bytes of unread replies and events": f"{server.MAX_UNREAD // mib} MiB",
         "requests that are not answered": f"{verbs.MAX_REQUESTS:,}".replace(",", " "),
         "watches": f"{verbs.MAX_WATCHES}",
     }
@@ -178,7 +188,7 @@ def test_bounds() -> None:
 
 def test_ranges() -> None:
     requests = part("Requests")
-    spawn, stop, result = ({row[0].strip("`"): row[3] for row in rows(requests[name])} for name in ("spawn", "stop", "result"))
+    spawn, stop, result = ({row[0].strip("`"): row[2] for row in rows(requests[name])} for name in ("spawn", "stop", "result"))
     assert f"1 to {MAX_ATTEMPTS}:" in spawn["attempts"]
     assert f", 0 to {MAX_RETRY_DELAY:g};" in spawn["retry_delay"]
     assert f", 0 to {MAX_GRACE:g};" in spawn["grace"]
@@ -187,13 +197,13 @@ def test_ranges() -> None:
 
 
 def example(name: str) -> tuple[Any, bytes]:
-    """The value that is shown, and the frame beside it."""
+    """Return the value on the page, and the frame beside it."""
     shown, octets = blocks(generated(PAGE)[name])
     return notation.read(shown.text), bytes.fromhex(octets.text)
 
 
 def typed(name: str, body: bytes) -> m.AnyRequest | m.AnyReply:
-    """The message in a frame's body."""
+    """Return the message in a frame's body."""
     return m.unpack_request(body) if isinstance(EXAMPLES[name], m.Request) else m.unpack_reply(body)
 
 
@@ -208,6 +218,6 @@ def test_bytes_and_message_are_the_same(name: str) -> None:
     assert m.pack_message(msgspec.convert(shown, type(EXAMPLES[name]))) == frame
 
 
-def test_the_messages_that_a_client_begins_with_are_shown() -> None:
+def test_the_first_messages_of_a_client_have_examples() -> None:
     shown = {tag(type(message)) for message in EXAMPLES.values()}
     assert {"hello", "welcome", "spawn", "run", "refused", "stop", "stopped", "error", "logs", "log_files"} <= shown

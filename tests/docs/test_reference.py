@@ -1,4 +1,4 @@
-"""configuration.md and exit-codes.md against the code."""
+"""Compare configuration.md and exit-codes.md with the code."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ SETTINGS = load().settings
 
 
 def in_table(page: str, key: str) -> list[str]:
-    """The row that begins with `key`."""
+    """Return the row that begins with `key`."""
     [found] = [row for row in rows(page) if row[0].strip("`") == key]
     return found
 
 
 def shown(value: Any) -> str:
-    """A default as the page writes it."""
+    """Return a default as the page writes it."""
     match value:
         case None:
             return "none"
@@ -47,7 +47,7 @@ def test_every_key_with_its_default_and_its_range(setting: Setting, tmp_path: Pa
 
 
 def allowed_by_error(key: str, file: Path) -> str:
-    """What the daemon says is allowed, when it is given what no key takes."""
+    """Return the allowed values that the daemon names for a value that no key takes."""
     section, _, name = key.rpartition(".")
     file.write_text(f"[{section}]\n{name} = []\n" if section else f"{name} = []\n")
     with pytest.raises(ConfigError) as caught:
@@ -55,16 +55,16 @@ def allowed_by_error(key: str, file: Path) -> str:
     return str(caught.value).partition(": allowed is ")[2].replace(f" ({DURATION_FORMS})", "")
 
 
-def test_no_key_that_does_not_exist() -> None:
+def test_every_row_is_a_key() -> None:
     keys = [row[0].strip("`") for row in rows(sections(CONFIGURATION, "##")["Keys"])]
     assert keys == ["key", *(setting.key for setting in SETTINGS)]
 
 
-def test_what_waits_for_a_restart() -> None:
+def test_which_keys_wait_for_a_restart() -> None:
     assert " and ".join(f"`{prefix}*`" for prefix in _AT_START) + " stay as they are" in CONFIGURATION
 
 
-def test_every_variable_of_ours_is_documented() -> None:
+def test_every_environment_variable_is_documented() -> None:
     sources = [path.read_text() for package in ("sfad", "sfactl") for path in (ROOT / package).rglob("*.py")]
     variables = {name for text in sources for name in re.findall(r"\bSFAD?_[A-Z_]*[A-Z]\b", text)}
     assert {name for name in variables if f"`{name}`" not in CONFIGURATION} == set()
@@ -81,4 +81,4 @@ def test_every_exit_code() -> None:
 
 def test_the_release_is_in_the_changelog_and_the_readme() -> None:
     assert f"## [{__version__}]" in CHANGELOG.read_text()
-    assert f"{__version__} is the first one" in README.read_text()
+    assert f"{__version__} is the first release" in README.read_text()

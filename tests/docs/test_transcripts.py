@@ -1,8 +1,7 @@
-"""README, tutorial and the pages on a night, limits and durability, typed in: every command that is shown is run, in order, and
-prints what is shown.
+"""Run every command that README, tutorial, overnight, limits and durability show, in order, and compare its output.
 
-Ids are real. What no two runs have in common (times, sizes, pids, paths, who ran it) is not compared, and neither is the
-order of lines, since stdout and stderr reach the reader by two roads.
+Times, sizes, pids, paths and users are not compared, because they differ between runs. Neither is the order of lines, because
+stdout and stderr arrive by two pipes.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _VARIES = [
 
 
 class Reader:
-    """Somebody who types what a page shows."""
+    """Types the commands of a page, in a home of its own."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -65,7 +64,7 @@ class Reader:
             (directory / name).chmod(0o755)
 
     def type(self, command: str) -> str:
-        """What a command prints."""
+        """Return what a command prints."""
         words = ["sh", "-c", command]
         done = subprocess.run(
             words, env=self._env, cwd=self._home, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -74,17 +73,17 @@ class Reader:
         return done.stdout
 
     def configure(self, text: str) -> None:
-        """Writes the config file, and has the daemon read it where there is one."""
+        """Write the config file, and let a running daemon read it."""
         self._config.write_text(text)
         if (self._home / "sock").exists():
             os.kill(self.daemon().pid, signal.SIGHUP)
 
     def daemon(self) -> psutil.Process:
-        """The daemon that was started by the first command."""
+        """Return the daemon that the first command started."""
         return psutil.Process(json.loads(self.type("sfactl status --json"))["pid"])
 
     def leave(self) -> None:
-        """Ends the daemon."""
+        """Stop the daemon."""
         if (self._home / "sock").exists():
             daemon = self.daemon()
             daemon.send_signal(signal.SIGTERM)
@@ -93,33 +92,33 @@ class Reader:
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Reader]:
-    somebody = Reader(tmp_path)
-    yield somebody
-    somebody.leave()
+    typing = Reader(tmp_path)
+    yield typing
+    typing.leave()
 
 
 def steps(text: str) -> Iterator[tuple[str, str]]:
-    """A command and what it is said to print."""
+    """Return each command with the output on the page."""
     for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
         command, _, shown = part.partition("\n")
         yield command, shown
 
 
 def lines(text: str) -> list[str]:
-    """What can be compared of a text."""
+    """Return the lines of a text that can be compared."""
     for pattern, instead in [*_VARIES, (rf"\buser ({re.escape(psutil.Process().username())}|ann)\b", "user USER")]:
         text = re.sub(pattern, instead, text)
     return sorted(line.rstrip() for line in text.splitlines() if not line.startswith("sfactl: no daemon was running"))
 
 
 def follow(reader: Reader, command: str, shown: str) -> None:
-    """Types a command and compares."""
+    """Type a command and compare its output."""
     if command == "sfactl status":
         assert [line.split()[0] for line in reader.type(command).splitlines()] == [line.split()[0] for line in shown.splitlines()]
     elif command == "sfactl config":
         wait_until(lambda: set(lines(shown)) <= set(lines(reader.type(command))), command)
     elif command.startswith(("sfactl tree", "sfactl why")):
-        # agents in the background take their time
+        # background agents may not have come so far yet
         wait_until(lambda: lines(reader.type(command)) == lines(shown), f"{command}\n{shown}")
     else:
         assert lines(reader.type(command)) == lines(shown), command
@@ -130,7 +129,7 @@ def follow(reader: Reader, command: str, shown: str) -> None:
     [README, DOCS / "overnight.md", DOCS / "tutorial.md", DOCS / "limits.md", DOCS / "durability.md"],
     ids=lambda page: page.name,
 )
-def test_it_is_as_shown(reader: Reader, page: Path) -> None:
+def test_commands_print_what_the_page_shows(reader: Reader, page: Path) -> None:
     for block in blocks(page.read_text()):
         if block.language == "sh":
             assert reader.type(block.text) == ""

@@ -15,12 +15,12 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.core.limits import KINDS
 from sfad.core.policy import Policy
 from sfad.ledger import LedgerError
 from sfad.ledger.advice import MIN_RUNS, EndedRun, advise, learn, percentile, rounded_up
 from sfad.ledger.opening import FILE
 from sfad.protocol.advice import Advice
+from sfad.protocol.kinds import KINDS
 from sfad.protocol.types import LimitKind, Reason, RunInfo, Status, Usage
 
 from .samples import PLAIN, run, started

@@ -115,7 +115,7 @@ def test_every_field_of_the_object() -> None:
         '{"max_turns": 5, "max_duration_ms": 1500, "max_cost_usd": 2, "max_planning_cost_usd": 0.5, '
         '"max_execution_cost_usd": 1.5, "max_total_cost_usd": 2.0, "max_tokens": 9, "max_messages": 3, "timeout_action": "pause"}'
     )
-    limits = {limit.kind: limit for limit in found.limits()}
+    limits = {limit.kind: limit for limit in found}
     assert {kind.value: limit.threshold for kind, limit in limits.items()} == {
         "time": 1.5, "turns": 5, "messages": 3, "tokens": 9, "cost": 2, "planning_cost": 0.5, "execution_cost": 1.5,
     }  # fmt: skip
@@ -124,9 +124,9 @@ def test_every_field_of_the_object() -> None:
 
 
 def test_what_is_left_out_or_null_bounds_nothing() -> None:
-    assert parse_limits("{}").limits() == []
-    assert parse_limits('{"max_turns": null}').limits() == []
-    (only,) = parse_limits('{"max_total_cost_usd": 3}').limits("session")
+    assert parse_limits("{}") == []
+    assert parse_limits('{"max_turns": null}') == []
+    (only,) = parse_limits('{"max_total_cost_usd": 3}', "session")
     assert (only.kind, only.threshold, only.action, only.source) == (LimitKind.COST, 3, None, "session max_total_cost_usd")
 
 
@@ -149,7 +149,7 @@ def test_what_is_left_out_or_null_bounds_nothing() -> None:
 )
 def test_an_object_that_cannot_be_meant(text: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        parse_limits(text).limits()
+        parse_limits(text)
 
 
 def test_the_schema_has_every_field_with_a_description_and_no_other() -> None:

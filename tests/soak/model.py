@@ -66,7 +66,7 @@ class Judge:
         return (at - self._zero).total_seconds()
 
     def _feed(self, event: e.Event) -> list[c.Command]:
-        done = self._machine.handle(event)
+        done = self._machine.handle(event).commands
         self._outcomes |= {command.run.id: command.run.status for command in done if isinstance(command, c.Ended)}
         return done
 

@@ -1,0 +1,178 @@
+"""The kinds of limit, one row each: unit, range, default, whose use counts, who counts it, and how it is written.
+
+The rest of the daemon and `sfactl` derive their lists from this table. `LimitKind` in `types` has the words; a new kind needs
+a word there, a row here, and the code that counts it (docs/architecture.md has the steps).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from .types import LimitKind
+
+Scope = Literal["run", "tree"]
+
+
+class LimitSpec(NamedTuple):
+    """One kind of limit."""
+
+    unit: Literal["s", "USD", "bytes", "cores", ""]
+    """Of thresholds and amounts on the wire; empty for a plain number."""
+    counts: str
+    """What is counted, in the words of a message."""
+    scope: Scope
+    """Whose use counts: the run's own, or also its descendants'."""
+    counted_by: Literal["clock", "meter", "kernel", "output"]
+    """`meter`: the agent's events, session files and reports, so the limit holds only where one of them tells the use."""
+    least: float
+    """The lower end of the range."""
+    most: str = ""
+    """The key of `[limits]` in the config, and field of `Policy`, that holds the upper end of the range; empty: there is none."""
+    default: float | None = None
+    """The threshold without any config."""
+    instead: str = ""
+    """What happens at a limit that takes no action."""
+    key: str = ""
+    """The key of `[defaults]` in the config, where it is not the kind."""
+    learned_from: str = ""
+    """The field of `Usage` that limits are learned from; empty: they are not learned."""
+    words: tuple[str, ...] = ()
+    """Other words for the kind: singulars, and what agent frameworks call it."""
+    fields: Mapping[str, str] = {}
+    """The fields of the JSON object of `--limits` that set it, with their descriptions. A name in `_ms` takes milliseconds."""
+
+    @property
+    def suffix(self) -> str:
+        """What stands behind a bare number of the unit."""
+        return self.unit if self.unit in ("", "s") else f" {self.unit}"
+
+    @property
+    def whole(self) -> bool:
+        """Whether only whole numbers make sense."""
+        return self.unit in ("", "bytes")
+
+    @property
+    def acts(self) -> bool:
+        """Whether a breach has an action."""
+        return not self.instead
+
+
+_OF_TREE = "USD of the run and its descendants"
+
+KINDS: dict[LimitKind, LimitSpec] = {
+    LimitKind.TIME: LimitSpec(
+        "s",
+        "seconds",
+        "run",
+        "clock",
+        1.0,
+        "max_time",
+        default=120.0,
+        key="timeout",
+        learned_from="elapsed_s",
+        words=("wall", "wall_time", "timeout", "duration"),
+        fields={
+            "max_duration_ms": "Milliseconds since the run's start, paused time excluded: "
+            "1000 to limits.max_time, by default 3600000."
+        },
+    ),
+    LimitKind.TURNS: LimitSpec(
+        "",
+        "tool calls",
+        "run",
+        "meter",
+        1,
+        "max_turns",
+        default=25,
+        learned_from="turns",
+        words=("turn", "tool_call", "tool_calls"),
+        fields={"max_turns": "Tool calls of the run: 1 to limits.max_turns, by default 100."},
+    ),
+    LimitKind.MESSAGES: LimitSpec(
+        "",
+        "messages",
+        "run",
+        "meter",
+        1,
+        learned_from="messages",
+        words=("message",),
+        fields={"max_messages": "Messages of the run's model."},
+    ),
+    LimitKind.TOKENS: LimitSpec(
+        "",
+        "tokens",
+        "tree",
+        "meter",
+        1,
+        learned_from="tokens",
+        words=("token",),
+        fields={"max_tokens": "Tokens, in and out, of the run and its descendants."},
+    ),
+    LimitKind.COST: LimitSpec(
+        "USD",
+        "USD",
+        "tree",
+        "meter",
+        0.01,
+        "max_cost",
+        default=1.0,
+        learned_from="cost_usd",
+        words=("usd", "cost_usd", "total_cost", "total_cost_usd"),
+        fields={
+            "max_total_cost_usd": "The same as max_cost_usd; where both are given they must be equal.",
+            "max_cost_usd": f"{_OF_TREE}: 0.01 to limits.max_cost, by default 100.",
+        },
+    ),
+    LimitKind.PLANNING_COST: LimitSpec(
+        "USD",
+        "USD reported as planning",
+        "tree",
+        "meter",
+        0.01,
+        "max_cost",
+        words=("planning", "planning_cost_usd"),
+        fields={"max_planning_cost_usd": f"{_OF_TREE} that were reported as planning: 0.01 to limits.max_cost."},
+    ),
+    LimitKind.EXECUTION_COST: LimitSpec(
+        "USD",
+        "USD reported as execution",
+        "tree",
+        "meter",
+        0.01,
+        "max_cost",
+        words=("execution", "execution_cost_usd"),
+        fields={"max_execution_cost_usd": f"{_OF_TREE} that were reported as execution: 0.01 to limits.max_cost."},
+    ),
+    LimitKind.OUTPUT: LimitSpec(
+        "bytes",
+        "bytes kept of stdout, and of stderr",
+        "run",
+        "output",
+        64 * 1024,
+        default=64 * 1024 * 1024,
+        instead="the oldest is freed",
+    ),
+    # with less than a mebibyte no command can be executed
+    LimitKind.MEMORY: LimitSpec("bytes", "bytes of memory", "tree", "kernel", 1024 * 1024, words=("mem",)),
+    LimitKind.PIDS: LimitSpec("", "processes", "tree", "kernel", 1, default=1024, words=("pid", "processes")),
+    # the kernel takes no less than 1 ms of every 100 (`cpu.max`, cgroups(7))
+    LimitKind.CPU: LimitSpec("cores", "cores", "tree", "kernel", 0.01, instead="throttled", words=("cpus", "cores")),
+}
+"""In the order in which limits are shown."""
+
+METERED = frozenset(kind for kind, spec in KINDS.items() if spec.counted_by == "meter")
+"""Kinds that cannot be enforced unless a meter or the agent tells what the run uses."""
+
+COSTS = frozenset(kind for kind, spec in KINDS.items() if spec.unit == "USD")
+
+BY_KERNEL = tuple(kind for kind, spec in KINDS.items() if spec.counted_by == "kernel")
+
+TREE_USE = tuple(kind for kind in KINDS if kind in METERED and KINDS[kind].scope == "tree")
+"""Kinds of use that count against every ancestor as well."""
+
+COUNTS = tuple(kind.value for kind in KINDS if kind in METERED and KINDS[kind].scope == "run")
+"""Numbers that a source tells and the daemon only adds up. They have these names in `Reading`, `Use`, `Usage` and `Report`."""
+
+DEFAULT_KEYS = {kind: spec.key or kind.value for kind, spec in KINDS.items()}
+"""The key of each kind in `[defaults]` of the config."""

@@ -1,0 +1,55 @@
+"""Accounts as they are saved: in USD, and as version 0.1.0 saved them."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sfad.core.account import Account, Hold, Use
+from sfad.core.money import to_nanos, to_usd
+from sfad.durable.accounts import from_saved, to_saved
+from sfad.protocol.types import LimitKind
+
+HOLD = {"model": "m", "input_tokens": 9, "output_tokens": 1, "cost": 0.1, "role": "planning", "periods": [["user", "ann", "today"]]}
+USE = {
+    "turns": 3, "messages": None, "input_tokens": 10, "output_tokens": 2, "cached_tokens": None, "cost": 0.31, "cost_from": "agent",
+    "planning_cost": 0.30000000000000004, "execution_cost": None, "unpriced_tokens": None, "partial": True,
+}  # fmt: skip
+SAVED = {
+    "sources": {"report": USE},
+    "holds": {"a1-1": HOLD},
+    "held": {"tokens": 10.0, "cost": 0.1, "planning_cost": 0.1},
+    "below": {"tokens": 1115.0, "cost": 0.30000000000000004},
+    "ended": {"cost": 0.1},
+    "levels": {"memory": 4096.0},
+}
+"""Sums of version 0.1.0: floats, tokens too, with the errors of binary fractions."""
+
+
+def loaded(data: object) -> Account:
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(data, enc_hook=to_saved), type=Account, dec_hook=from_saved)
+
+
+def test_what_version_0_1_0_saved_is_loaded_in_nano_dollars() -> None:
+    account = loaded(SAVED)
+    assert account.sources["report"].cost == 310_000_000
+    assert account.sources["report"].planning_cost == account.below[LimitKind.COST] == 300_000_000
+    assert account.holds["a1-1"] == Hold("m", 9, 1, 100_000_000, "planning", (("user", "ann", "today"),))
+    assert account.held == {"tokens": 10, "cost": 100_000_000, "planning_cost": 100_000_000}
+    assert account.used(LimitKind.TOKENS) == 12 + 1115 + 10
+
+
+def test_money_is_saved_in_dollars() -> None:
+    account = Account({"stream": Use(turns=1, cost=250_000_000)}, below={LimitKind.COST: 1_500_000_000, LimitKind.TOKENS: 7})
+    saved = msgspec.msgpack.decode(msgspec.msgpack.encode(account, enc_hook=to_saved))
+    assert saved["sources"]["stream"] == dict.fromkeys(USE) | {"turns": 1, "cost": 0.25, "partial": False}
+    assert saved["below"] == {"cost": 1.5, "tokens": 7}
+    assert saved.keys() == SAVED.keys()
+    assert loaded(account) == account
+    assert loaded(Account()) == Account()
+
+
+@given(st.integers(0, 10**15))
+def test_every_amount_comes_back(nanos: int) -> None:
+    assert to_nanos(to_usd(nanos)) == nanos
