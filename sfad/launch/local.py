@@ -72,7 +72,7 @@ class LocalLauncher(Launcher):
             self._orphans,
             nofile if nofile is not None else resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         )
-        self._adopter = Adopter(self._runs, self._containment, self._cpus, self._mains, self._reactor)
+        self._adopter = Adopter(self._runs, self._containment.adopted, self._cpus, self._mains, self._reactor)
         self._loads = Loads(self._runs, self._containment, news)
 
     @property
@@ -177,19 +177,19 @@ class LocalLauncher(Launcher):
             return
         self._cpus.set_bounds(held, bounds)
         try:
-            self._containment.limit(held)
+            self._containment.limits.limit(held)
             self._cpus.rebind(held)
         except OSError as error:
             self._news.unenforced(run, error)
 
     def enforcement(self, kind: str) -> Enforcement:
-        if self._containment.enforces(kind):
+        if self._containment.limits.enforces(kind):
             return "kernel"
         return "watching" if kind != "cpu" or self._cpus.several else "nothing"
 
     def breaches(self, run: RunId) -> frozenset[str]:
         held = self._runs.get(run)
-        return self._containment.breaches(held) if held else frozenset()
+        return self._containment.limits.breaches(held) if held else frozenset()
 
     # Adopting and handing over.
 

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from sfad.core.events import Frozen, LaunchSucceeded, MainExited
+from sfad.core.ids import run_id
 from sfad.launch import procfs
 from sfad.launch.base import Bounds, Launcher
 from sfad.launch.contain.affinity import Affinity, bind
@@ -62,7 +63,7 @@ async def test_loads_are_what_psutil_counts(rig: Rig, tmp_path: Path) -> None:
 
 
 async def test_many_runs_take_one_scan(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = [f"r{number}" for number in range(20)]
+    runs = [run_id(number + 1) for number in range(20)]
     for run in runs:
         rig.launch(run, "sleep", "1000")
     await rig.running(*runs)
@@ -120,17 +121,17 @@ def test_cpus_are_spread() -> None:
 async def test_a_run_is_bound_to_its_cpus_from_the_start(rig: Rig) -> None:
     watched_cpus(rig)
     mine = os.sched_getaffinity(0)
-    for number in range(2):
-        rig.launch(f"r{number}", "sleep", "1000", bounds=Bounds(cpu=0.5))
-    rig.launch("a3", "sleep", "1000", parent="r0")
+    for run in ("a1", "a2"):
+        rig.launch(run, "sleep", "1000", bounds=Bounds(cpu=0.5))
+    rig.launch("a3", "sleep", "1000", parent="a1")
     rig.launch("a4", "sleep", "1000", bounds=Bounds(cpu=len(mine)))
-    pids = {run: (await rig.wait(LaunchSucceeded, run)).pid for run in ("r0", "r1", "a3", "a4")}
+    pids = {run: (await rig.wait(LaunchSucceeded, run)).pid for run in ("a1", "a2", "a3", "a4")}
     cpus = {run: os.sched_getaffinity(pid) for run, pid in pids.items()}
     assert [len(cpus[run]) for run in pids] == [1, 1, 1, len(mine)]
-    assert cpus["r0"] == cpus["a3"] != cpus["r1"]
+    assert cpus["a1"] == cpus["a3"] != cpus["a2"]
     assert os.sched_getaffinity(0) == mine
     assert rig.launcher.enforcement("cpu") == "watching"
-    await rig.stop("a3", "r0", "r1", "a4")
+    await rig.stop("a3", "a1", "a2", "a4")
 
 
 @several_cpus

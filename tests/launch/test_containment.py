@@ -18,6 +18,7 @@ import pytest
 import trio
 
 from sfad.core.events import Emptied, Frozen, LaunchSucceeded, MainExited, Surveyed
+from sfad.core.ids import run_id
 from sfad.launch import procfs
 from sfad.launch.contain.cgroup import cgroupfs
 from tests.launch import programs
@@ -127,21 +128,21 @@ async def test_nothing_more_is_said_before_somebody_stops_it(rig: Rig) -> None:
 
 
 async def test_stubborn_needs_the_kill(rig: Rig, tmp_path: Path) -> None:
-    for number in range(10):
-        await ready(rig, f"r{number}", programs.STUBBORN, parent=f"r{number - 1}" if number else None, tmp_path=tmp_path)
-    rig.launcher.terminate("r0", signal.SIGTERM)
-    rig.launcher.survey("r0")
-    surveyed = await rig.wait(Surveyed, "r0")
-    assert {survivor.run_id for survivor in surveyed.survivors} == {f"r{number}" for number in range(10)}
+    for number in range(1, 10):
+        await ready(rig, f"a{number}", programs.STUBBORN, parent=f"a{number - 1}" if number > 1 else None, tmp_path=tmp_path)
+    rig.launcher.terminate("a1", signal.SIGTERM)
+    rig.launcher.survey("a1")
+    surveyed = await rig.wait(Surveyed, "a1")
+    assert {survivor.run_id for survivor in surveyed.survivors} == {f"a{number}" for number in range(1, 10)}
     assert all(re.fullmatch(r"(sleeping|running) \([SR]\).*", survivor.why) for survivor in surveyed.survivors)
-    rig.launcher.kill("r0")
-    emptied = await rig.wait(Emptied, "r0")
+    rig.launcher.kill("a1")
+    emptied = await rig.wait(Emptied, "a1")
     ends = [event for event in rig.events if isinstance(event, MainExited)]
     assert {event.signal for event in ends} == {signal.SIGKILL}
-    assert len(ends) == 10
+    assert len(ends) == 9
     assert rig.events[-1] == emptied
-    for number in reversed(range(10)):
-        rig.launcher.release(f"r{number}")
+    for number in reversed(range(1, 10)):
+        rig.launcher.release(f"a{number}")
 
 
 async def test_a_child_run_empties_alone(rig: Rig) -> None:
@@ -221,15 +222,15 @@ async def test_kill_of_what_is_frozen(rig: Rig) -> None:
 @pytest.mark.parametrize("verb", ["kill", "terminate"])
 async def test_stopping_what_is_still_being_launched(rig: Rig, verb: str) -> None:
     for number in range(20):
-        rig.launch(f"r{number}", "sleep", "1000")
+        rig.launch(run_id(number + 1), "sleep", "1000")
         if verb == "kill":
-            rig.launcher.kill(f"r{number}")
+            rig.launcher.kill(run_id(number + 1))
         else:
-            rig.launcher.terminate(f"r{number}", signal.SIGTERM)
+            rig.launcher.terminate(run_id(number + 1), signal.SIGTERM)
     for number in range(20):
-        await rig.wait(Emptied, f"r{number}")
-        assert (await rig.wait(MainExited, f"r{number}")).code is None
-        rig.launcher.release(f"r{number}")
+        await rig.wait(Emptied, run_id(number + 1))
+        assert (await rig.wait(MainExited, run_id(number + 1))).code is None
+        rig.launcher.release(run_id(number + 1))
     assert survivors_by_kernel(rig.launcher.instance) == []
 
 

@@ -16,6 +16,7 @@ import pytest
 import trio
 
 from sfad.core.events import Emptied, LaunchFailed, LaunchSucceeded, MainExited
+from sfad.core.ids import run_id
 from sfad.launch import procfs
 from sfad.launch.failure import LaunchError
 from sfad.launch.start import trampoline
@@ -285,11 +286,11 @@ async def test_descriptors_below_the_trampolines_own(rig: Rig, tmp_path: Path) -
 async def test_two_hundred_at_once_and_no_status_is_stolen(rig: Rig) -> None:
     for number in range(200):
         code = f"exit {number % 256}" if number % 2 else f"sleep 0.0{number % 9}; kill -{1 + number % 3} $$"
-        rig.launch(f"r{number}", "sh", "-c", f"(exec sleep 0.1) & {code}")
+        rig.launch(run_id(number + 1), "sh", "-c", f"(exec sleep 0.1) & {code}")
     for number in range(200):
-        ended = await rig.wait(MainExited, f"r{number}")
+        ended = await rig.wait(MainExited, run_id(number + 1))
         assert (ended.code, ended.signal) == ((number % 256, None) if number % 2 else (None, 1 + number % 3))
-    await rig.stop(*(f"r{number}" for number in range(200)))
+    await rig.stop(*(run_id(number + 1) for number in range(200)))
 
 
 async def test_commands_are_searched_for_as_execvp_does(either: Rig, tmp_path: Path) -> None:

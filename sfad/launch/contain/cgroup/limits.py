@@ -6,18 +6,22 @@ import os
 
 from ...news import News
 from ...runs import HeldRun
+from ..interface import RunLimits
 from . import cgroupfs, controllers
 from .cgroups import RunCgroup, RunCgroups
 from .controllers import Controllers
 
 
-class KernelLimits:
+class KernelLimits(RunLimits):
     """Has the kernel hold runs to their bounds, and counts how often it enforced them."""
 
     def __init__(self, cgroups: RunCgroups, controllers: Controllers, news: News) -> None:
         self._cgroups = cgroups
         self._controllers = controllers
         self._news = news
+
+    def enforces(self, kind: str) -> bool:
+        return kind in self._controllers.available
 
     def limit(self, held: HeldRun) -> None:
         """Write the bounds that have changed. A run without a cgroup gets them when its cgroup is made."""
@@ -52,7 +56,6 @@ class KernelLimits:
         return controllers.charged_memory(group.directory) if group.metered else None
 
     def breaches(self, held: HeldRun) -> frozenset[str]:
-        """See `Launcher.breaches`: reads some small files."""
         group = self._cgroups.of(held)
         if group is None:
             return frozenset()
