@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from sfad.protocol.known import METERED
 from sfad.protocol.types import RunInfo, Status, Usage
 from sfad.protocol.units import format_size, format_usd
 
@@ -198,8 +199,6 @@ def outcome(run: RunInfo) -> str:
     return f"{run.status.value} (exit unknown)" if exit_unknown(run) else run.status.value
 
 
-_RETRY_IN_SILENCE = {"gemini", "opencode"}
-"""Meters of the programs whose events do not tell that a call of the model failed and is tried again."""
 ANSWER_EXPECTED = 30.0
 """Seconds after the start in which the first answer of a model is told, on a machine that is not overloaded."""
 
@@ -207,7 +206,8 @@ ANSWER_EXPECTED = 30.0
 def unanswered(run: RunInfo) -> bool:
     """Return whether the program ought to have told an answer of its model by now, and would not tell why there is none."""
     late = (run.usage.elapsed_s or 0.0) >= ANSWER_EXPECTED and not run.usage.messages
-    return run.status is Status.RUNNING and run.meter in _RETRY_IN_SILENCE and late
+    silent = run.meter in METERED and METERED[run.meter].retries_silently
+    return run.status is Status.RUNNING and silent and late
 
 
 def failure(run: RunInfo, *, own: bool = True) -> str | None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
@@ -25,6 +25,7 @@ from msgspec import Meta, Struct
 from .core.limits import check
 from .core.naming import NAME
 from .core.policy import Invalid, Policy
+from .protocol.known import METERS, PROGRAMS
 from .protocol.limits import parse_limit
 from .protocol.messages import Setting
 from .protocol.units import (
@@ -220,6 +221,12 @@ class Budgets(Struct, frozen=True, kw_only=True):
     teams: dict[str, TeamBudget] = {}
 
 
+if TYPE_CHECKING:
+    MeterName = str
+else:
+    MeterName = Literal[("auto", *METERS)]
+
+
 class Agent(Struct, frozen=True, kw_only=True):
     """How to start an agent that has a name of its own (SPEC section 13)."""
 
@@ -228,7 +235,7 @@ class Agent(Struct, frozen=True, kw_only=True):
     description: Annotated[str, Meta(max_length=1000, extra=_TEXT)] = ""
     kind: Literal["agent", "skill"] = "agent"
     type: Annotated[str, Meta(max_length=64, extra=_TEXT)] | None = None
-    meter: Literal["auto", "claude", "codex", "gemini", "opencode", "jsonl", "report", "none"] = "auto"
+    meter: MeterName = "auto"
     """`auto`: chosen from the command."""
     limits: Annotated[tuple[str, ...], Meta(extra=_LIMITS)] = ()
     """As `--limit` takes them."""
@@ -250,9 +257,10 @@ class Config(Struct, frozen=True, kw_only=True):
     containment: Containment = Containment()
     log: Log = Log()
     retention: Retention = Retention()
-    programs: dict[str, Program] = msgspec.field(default_factory=lambda: {"claude": Program(stop="SIGINT-main")})
-    """By the program's name as the loop rule derives it from a command. Claude prints its totals after SIGINT within 0.2 s; after
-    SIGTERM to all its processes, its tool dies first, and it may make one more call to report that."""
+    programs: dict[str, Program] = msgspec.field(
+        default_factory=lambda: {name: Program(stop="SIGINT-main") for name, known in PROGRAMS.items() if known.interrupted}
+    )
+    """By the program's name as the loop rule derives it from a command."""
     prices: dict[str, Price] = {}
     """By the model's name as agents write it."""
     budgets: Budgets = Budgets()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from sfad.protocol.known import PROGRAMS
+from sfad.protocol.known import METERED
 from sfad.protocol.messages import Pause, RunReply
 from sfad.protocol.types import RunInfo
 
@@ -51,6 +51,6 @@ def caution(run: RunInfo) -> str | None:
     Measured with Claude Code 2.1 and Codex 0.169: frozen in the middle of a reply for 240 s both go on, after 330 s Claude fails
     and Codex repeats the call."""
     program = os.path.basename(run.argv[0]) if run.argv else ""
-    if program not in PROGRAMS and run.meter not in PROGRAMS:
+    if program not in METERED and run.meter not in METERED:
         return None
     return f"{run.id}: a pause of more than 4 minutes in the middle of a reply makes the agent fail or repeat the call"

@@ -12,13 +12,13 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 
+from ..protocol.known import PROGRAMS
+
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """What a name may look like."""
 
-AGENT_PROGRAMS = frozenset({
-    "claude", "claude-code", "codex", "gemini", "gemini-cli", "opencode", "opencode-ai", "aider", "aider-chat", "goose",
-    "cursor-agent", "copilot", "amp", "qwen", "crush", "droid", "auggie",
-})  # fmt: skip
+_BY_PACKAGE = {package: name for name, program in PROGRAMS.items() for package in program.packages}
+AGENT_PROGRAMS = frozenset({*PROGRAMS, *_BY_PACKAGE})
 """Derived names of programs that are coding agents, and of the packages that they come in."""
 
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "ash", "fish", "busybox"})
@@ -64,9 +64,6 @@ _RUNNERS = {
 _PACKAGES = frozenset({"npx", "bunx", "uvx", "pipx", "npm", "pnpm", "yarn", "bun"})
 """What these run may be written as a package with scope and version."""
 
-_PROGRAMS = {"claude-code": "claude", "gemini-cli": "gemini", "opencode-ai": "opencode", "aider-chat": "aider"}
-"""Packages that are called otherwise than the program in them."""
-
 _SUFFIX = re.compile(r"\.(py|pyw|pyz|sh|bash|zsh|js|mjs|cjs|ts|mts|cts|tsx|rb|pl|php|lua|jar|exe|R|r)$")
 _VERSION = re.compile(r"[0-9][0-9.]*t?$")
 _ENTRY_POINTS = frozenset({"cli", "index", "main", "__main__"})
@@ -94,7 +91,7 @@ def program_name(argv: Sequence[str]) -> str:
     """The program of a command by the name that the config has for it, however it was installed: `npx @google/gemini-cli` is
     `gemini`."""
     name = derive_name(argv)
-    return _PROGRAMS.get(name, name)
+    return _BY_PACKAGE.get(name, name)
 
 
 def _look_inside(program: str, rest: list[str]) -> list[str] | str | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..protocol.kinds import KINDS
+from ..protocol.known import PROGRAMS
 from ..protocol.types import Action, Bound, Limit, LimitKind
 
 MAX_ATTEMPTS = 100
@@ -64,7 +65,7 @@ class Policy:
     grace: float = 5.0
     polite: float = 1.0
     """The part of the grace that the main processes of `interrupted` programs have for themselves."""
-    interrupted: frozenset[str] = frozenset({"claude"})
+    interrupted: frozenset[str] = frozenset(name for name, program in PROGRAMS.items() if program.interrupted)
     """Programs (`naming.program_name`) whose main process gets SIGINT alone before their run is signalled."""
     kill_wait: float = 10.0
     trees_per_user: int = 32

@@ -43,7 +43,7 @@ from ..launch.base import Launcher, LaunchSpec, Remains
 from ..ledger import Ledger
 from ..metering.metering import PRICES_WAIT, Metering, bounds_of, program_of
 from ..metering.sessions import PATIENCE
-from ..meters import Program
+from ..meters import AgentProgram
 from ..observe.log import Log
 from ..output.files import OutputStore
 from ..protocol import types
@@ -116,7 +116,7 @@ class Request:
     spawn: Spawn
     descriptors: list[int]
     admitted: Admitted
-    program: Program | None = None
+    program: AgentProgram | None = None
     stdin: StdinPipe | None = None
     asker: RunId | None = None
 

@@ -54,11 +54,15 @@ class Catalogue:
         """Whether it is known what the library knows, if it is there at all."""
         return self.library is not None or self.failure is not None
 
-    async def load(self) -> None:
-        """Imports the library, once, in a worker thread; who calls meanwhile waits for the same import.
+    def failed(self, why: str) -> None:
+        """Note that the library failed on a lookup."""
+        self.failure = why
 
-        Raises `PricesUnavailable`. What the machine is short of for a moment (descriptors, threads, memory) is no reason not to
-        try again at the next call; a library that is not installed is.
+    async def load(self) -> None:
+        """Import the library, once, in a worker thread; callers that come meanwhile wait for the same import.
+
+        Raises `PricesUnavailable`. If the machine is short of something for a moment (descriptors, threads, memory), the next call
+        tries again; if the library is not installed, it does not.
         """
         async with self._lock:
             if not self.settled:
@@ -112,7 +116,7 @@ class Prices:
         try:
             return None if library is None else library.find([name.lower() for name in names])
         except Exception as error:  # noqa: BLE001 — a fault of the library must not reach the event loop
-            self.catalogue.failure = f"the library genai-prices failed on {model!r}: {type(error).__name__}: {error}"
+            self.catalogue.failed(f"the library genai-prices failed on {model!r}: {type(error).__name__}: {error}")
             return None
 
 

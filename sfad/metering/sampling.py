@@ -52,8 +52,8 @@ _SHARE = 5
 """A pause is at least so many times as long as the look before it: counting takes a sixth of a CPU at most."""
 
 
-class Machine:
-    """The kernel's sums over everything. Raises `OSError` where they cannot be read."""
+class MachineTotals:
+    """The kernel's sums over all processes. Raises `OSError` if they cannot be read."""
 
     def __init__(self) -> None:
         self._last = 0
@@ -124,14 +124,14 @@ class _Watched:
 
 
 class Sampler:
-    """Watches runs by `launcher`, and tells `seen`. `nearing` is the part of a limit from which on it is worth telling
-    (`limits.nearing`); it may be set, for what is watched from then on."""
+    """Watches runs by `launcher`, and tells `seen`. `nearing` is the share of a limit from which on it is worth telling
+    (`limits.nearing`)."""
 
-    def __init__(self, launcher: Launcher, seen: Seen, *, nearing: float = 0.8, machine: Machine | None = None) -> None:
-        self.nearing = nearing
+    def __init__(self, launcher: Launcher, seen: Seen, *, nearing: float = 0.8, machine: MachineTotals | None = None) -> None:
+        self._nearing = nearing
         self._launcher = launcher
         self._seen = seen
-        self._machine = machine or Machine()
+        self._machine = machine or MachineTotals()
         self._pids: dict[RunId, _Watched] = {}
         self._memory: dict[RunId, _Watched] = {}
         self._small: set[RunId] = set()
@@ -149,10 +149,14 @@ class Sampler:
         self._pause = 0.0
         self._sooner = trio.Event()
 
+    def set_nearing(self, nearing: float) -> None:
+        """Use another share of a limit for what is watched from now on."""
+        self._nearing = nearing
+
     def watch(self, run: RunId, kind: str, threshold: float, *, fresh: bool = False) -> None:
         """Watches one limit (`memory` in bytes, `pids`), or watches it anew with another threshold. `fresh` says that the run
         uses next to nothing yet; without it, it is looked at soon."""
-        watched = _Watched(run, kind, threshold, self.nearing * threshold, 0.0)
+        watched = _Watched(run, kind, threshold, self._nearing * threshold, 0.0)
         if kind == "memory":
             self._memory[run] = watched
         else:

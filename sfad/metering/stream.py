@@ -33,7 +33,7 @@ _buffer = memoryview(bytearray(PIECE))
 
 
 class MeterPosition(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """Where a run's metering stands: what another daemon goes on with. Fields as in `Metered`."""
+    """Where a run's metering stands: what another daemon goes on with. Fields as in `StdoutMeter`."""
 
     inode: int
     offset: int
@@ -49,11 +49,11 @@ class MeterPosition(msgspec.Struct, array_like=True, forbid_unknown_fields=True)
     restarted: bool
 
 
-class Metered:
+class StdoutMeter:
     """One run's stdout, read through one meter an attempt.
 
     `open_stdout` returns a descriptor for reading; `FileNotFoundError`: there is nothing to read yet. `seen` gets a reading of
-    each attempt (see `Following`) whenever the last has changed, `lost` a sentence about what could not be read."""
+    each attempt (see `Tail`) whenever the last has changed, `lost` a sentence about what could not be read."""
 
     def __init__(
         self,

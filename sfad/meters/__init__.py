@@ -1,47 +1,72 @@
-"""Meters: what an agent says of its own use, read off its stdout (SPEC section 8, source `stream`).
+"""Meters read what an agent tells of its own usage: from its stdout (source `stream`) and its session files (source `session`).
 
-    bytes ─▶ lines.py ─ lines that can matter ─▶ claude.py, codex.py … ─ typed events ─▶ Reading
-                                                                 └ tally.py: sums that only grow, and are bounded
+    bytes ─▶ lines ─ lines that can matter ─▶ claude, codex … ─ typed events ─▶ Reading
+                                                     └ counters: sums that only grow, and are bounded
+
+`claude`, `codex`, `gemini`, `opencode`, `jsonl`   all that is known of one agent program: stream, session files, text, command line
+`base`       what a meter returns: `Reading`, and what an agent says to its user
+`counters`   sums of what agents say, bounded whatever an agent says
+`lines`      from bytes to the few lines that a meter decodes; the shape that all meters share
+`program`    what a program's module must say, and helpers for command lines and session files
+`speech`     the text in an agent's events, for `run --text` and `result`
 
 A meter is pure: no clock, no file, no task. It is fed what a run has written, in pieces of any size, and keeps its `Reading`
-up to date. It never raises, and it keeps at most one line (`MAX_LINE`) and bounded sets of ids, whatever it is fed.
+up to date. It never raises, and keeps at most one line (`MAX_LINE`) and bounded sets of ids, whatever it is fed.
 
-A run may write 200 MB/s, and nearly all of it is none of a meter's business. So one regular expression per program finds, in
-whole pieces, where a line of an interesting type may be; only such a line is cut out and decoded, into the fewest fields.
-Cutting every line out first took three to seven times as long.
+A run may write 200 MB/s, and nearly all of it does not concern a meter. So one regular expression per program finds, in whole
+pieces, where a line of an interesting type may be; only such a line is cut out and decoded, into the fewest fields. Cutting out
+every line first took three to seven times as long.
 
-What is unknown is `None`, and `models` empty: an agent that tells its usage at its end has not used 0 until then.
 How to add a program: docs/meters.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 
-from ..protocol.known import BY_REPORT, NO_METER
-from .base import Meter, Program, Reading
-from .claude import Claude
-from .codex import Codex
-from .gemini import Gemini
-from .jsonl import Jsonl
-from .opencode import Opencode
+from ..core.naming import program_name
+from ..protocol.known import ANY_PROGRAM, BY_REPORT, METERED, NO_METER
+from .base import Meter, Reading
+from .program import AgentProgram, SessionFiles, arguments
 
-PROGRAMS: tuple[Program, ...] = (Claude(), Codex(), Gemini(), Opencode(), Jsonl())
-"""Every kind of stream there is, in the order in which they are asked whether a command is theirs."""
+__all__ = ["PROGRAMS", "SESSION_VARIABLES", "UNREAD", "AgentProgram", "Meter", "Reading", "chosen", "named", "session_files_of"]
+
+
+def _program(name: str) -> AgentProgram:
+    found: AgentProgram = import_module(f".{name}", __name__).PROGRAM
+    return found
+
+
+PROGRAMS = tuple(_program(name) for name in (*METERED, ANY_PROGRAM))
+"""In the order in which they are tried for a command."""
+
+SESSION_VARIABLES = ("HOME", *(program.session_files.variable for program in PROGRAMS if program.session_files is not None))
+"""Environment variables that say where session files are."""
 
 UNREAD = (NO_METER, BY_REPORT)
-"""Values of `--meter` for which nothing is read."""
-
-__all__ = ["PROGRAMS", "UNREAD", "Meter", "Program", "Reading", "chosen", "named"]
+"""Values of `--meter` for which no output is read."""
 
 
-def named(name: str | None) -> Program | None:
-    """The program that `--meter` calls so."""
+def named(name: str | None) -> AgentProgram | None:
+    """Return the program that `--meter` calls so."""
     return next((program for program in PROGRAMS if program.name == name), None)
 
 
-def chosen(argv: Sequence[str]) -> Program | None:
-    """The program whose events this command will print, as far as the command itself tells."""
-    if not any("json" in word for word in argv):  # each of their formats is called so, and few commands say it
+def chosen(argv: Sequence[str]) -> AgentProgram | None:
+    """Return the program whose events this command will print, as far as the command itself tells."""
+    if not any("json" in word for word in argv):  # the name of each program's format, which few commands contain
         return None
-    return next((program for program in PROGRAMS if program.prints_events(argv)), None)
+    found = _of_command(argv)
+    return found if found is not None and found.prints_events(arguments(argv, found.name) or []) else None
+
+
+def session_files_of(meter: str | None, argv: Sequence[str]) -> SessionFiles | None:
+    """Return how the program of a run keeps its sessions: the program that `--meter` names, else that of the command."""
+    program = named(meter) if meter is not None else _of_command(argv)
+    return program.session_files if program is not None else None
+
+
+def _of_command(argv: Sequence[str]) -> AgentProgram | None:
+    name = program_name(argv)
+    return named(name) if name in METERED else None

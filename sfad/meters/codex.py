@@ -1,43 +1,51 @@
-"""Codex: `codex exec --json`.
+"""Codex: `codex exec --json`, and its session files.
 
-From recordings (tests/meters/streams/) and from its source, codex-rs/exec/src/exec_events.rs and
-event_processor_with_jsonl_output.rs. Usage is told only when a turn is completed, so that a hard stop needs reservations; a turn
-that failed tells none. Until then its output is estimated from its items, and its input is unknown.
+From recordings (tests/meters/streams/) and its source, codex-rs/exec/src/exec_events.rs and event_processor_with_jsonl_output.rs.
+Codex tells usage only when a turn is completed, so a hard stop needs reservations; a turn that failed tells none. Until then its
+output is estimated from its items, and its input is unknown.
 
-That usage is the total of the *thread*, not of the turn (`usage_from_last_total`; https://github.com/openai/codex/issues/17539).
+The usage is the total of the *thread*, not of the turn (`usage_from_last_total`; https://github.com/openai/codex/issues/17539).
 So of several in one stream the latest is right. And `codex exec resume` begins with what the thread used before: one short
-answer in an old thread was seen to report 22 million tokens (https://github.com/gitmoot/gitmoot/issues/661). How much of that
-is this run's, nothing in the stream tells: it stays unknown.
+answer in an old thread reported 22 million tokens (https://github.com/gitmoot/gitmoot/issues/661). Nothing in the stream tells
+how much of that is this run's, so it stays unknown.
+
+Session files (tests/meters/sessions/, version 0.169.0) are CODEX_HOME/sessions/YYYY/MM/DD/rollout-TIME-ID.jsonl; each subagent has
+a file of its own.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from datetime import UTC, timedelta
 from typing import Any
 
 import msgspec
 
 from ..protocol.types import Tokens
-from . import counters as tally
-from .argv import arguments, values
-from .base import MAX_NAME, Failed, Meter, Speech, Text, Tool
-from .lines import LineMeter, lines_of_type
-
-_WANTED = lines_of_type("thread.started", "item.started", "item.completed", "turn.completed", "turn.failed", "error")
+from . import counters
+from .base import MAX_NAME, AgentFailure, Meter, Speech, ToolCall, WholeText
+from .lines import LineMeter, SessionMeter, lines_of_type
+from .program import AgentProgram, HeadLine, SessionFiles, SessionPlace, SessionSearch, arguments, values
 
 _NOT_CALLS = frozenset({"", "agent_message", "assistant_message", "reasoning", "plan", "todo_list", "error"})
-"""Items that are no tool calls. Whatever a later version adds is taken for one: too much rather than too little."""
+"""Items that are not tool calls. An item that a later version adds counts as one: too much rather than too little."""
 
 
-class _Usage(msgspec.Struct):
+class _CodexUsage(msgspec.Struct):
     input_tokens: Any = 0
     cached_input_tokens: Any = 0
     cache_write_input_tokens: Any = 0
     output_tokens: Any = 0
-    """Those of reasoning are among them."""
+    """With those of reasoning."""
+
+    def tokens(self) -> Tokens:
+        """Input tokens include those read from and written to the cache."""
+        read, written = self.cached_input_tokens, self.cache_write_input_tokens
+        return counters.tokens_in_all(total=self.input_tokens, read=read, written=written, output=self.output_tokens)
 
 
-class _Item(msgspec.Struct):
+class _CodexItem(msgspec.Struct):
     id: str = ""
     type: str = ""
     tool: Any = None
@@ -47,45 +55,47 @@ class _Item(msgspec.Struct):
     arguments: msgspec.Raw = msgspec.Raw(b"")
 
 
-class _Error(msgspec.Struct):
+class _CodexError(msgspec.Struct):
     message: Any = None
 
 
-class _Event(msgspec.Struct):
+class _CodexEvent(msgspec.Struct):
     type: str = ""
     thread_id: str = ""
-    item: _Item | None = None
-    usage: _Usage | None = None
-    error: _Error | None = None
+    item: _CodexItem | None = None
+    usage: _CodexUsage | None = None
+    error: _CodexError | None = None
     message: Any = None
 
 
-_DECODER = msgspec.json.Decoder(_Event)
-
-
-class _State(msgspec.Struct, array_like=True):
-    inherited: Tokens | None
-    """What the thread used before; not known yet."""
+class _CodexState(msgspec.Struct, array_like=True):
+    inherited: Tokens | None = None
+    """What the thread used before this run; `None`: not known yet."""
     thread: str = ""
-    totals: tally.Totals = msgspec.field(default_factory=tally.Totals)
-    calls: tally.Recent[bool] = msgspec.field(default_factory=tally.Recent[bool])
-    """Calls that have begun, by the item's id, and whether they still go on."""
-    written: tally.Estimate = msgspec.field(default_factory=tally.Estimate)
+    totals: counters.Totals = msgspec.field(default_factory=counters.Totals)
+    calls: counters.RecentIds[bool] = msgspec.field(default_factory=counters.RecentIds[bool])
+    """Calls that have begun, by the item's id; true while they go on."""
+    written: counters.Estimate = msgspec.field(default_factory=counters.Estimate)
 
 
-class CodexMeter(LineMeter[_Event, _State]):
+class CodexMeter(LineMeter[_CodexEvent, _CodexState]):
     """One attempt of Codex."""
 
+    wanted = lines_of_type("thread.started", "item.started", "item.completed", "turn.completed", "turn.failed", "error")
+    decoder = msgspec.json.Decoder(_CodexEvent)
+    state_type = _CodexState
+
     def __init__(self, *, model: str = "", resumed: bool = False) -> None:
-        """`model`: the stream does not name it. `resumed`: its totals begin with what others used."""
-        super().__init__(_WANTED, _DECODER, _State(inherited=None if resumed else Tokens()))
-        self._model = tally.printable(model, MAX_NAME)
+        """`model`: the stream does not name it. `resumed`: the totals begin with what earlier runs used."""
+        super().__init__()
+        self._state.inherited = None if resumed else Tokens()
+        self._model = counters.printable(model, MAX_NAME)
         self._resumed = resumed
 
-    def _take(self, event: _Event) -> None:
+    def _take(self, event: _CodexEvent) -> None:
         if event.type == "thread.started":
             self._state.thread = self.reading.session = event.thread_id[:MAX_NAME]
-            self._state.calls = tally.Recent[bool]()  # ids begin anew in each process
+            self._state.calls = counters.RecentIds[bool]()  # each process numbers its items from the start
             self.reading.finished, self.reading.partial = False, True
         elif event.type == "item.started" and event.item is not None:
             self._begin(event.item)
@@ -94,95 +104,192 @@ class CodexMeter(LineMeter[_Event, _State]):
         elif event.type == "turn.completed":
             self.reading.finished, self.reading.failed = True, None
             self.reading.trouble = None
-            self._charge(event.usage or _Usage())
+            self._charge((event.usage or _CodexUsage()).tokens())
         elif event.type == "error":
-            tally.failed_call_in_words(self.reading, event.message)
+            counters.failed_call_in_words(self.reading, event.message)
         elif event.type == "turn.failed":
             self.reading.finished = True
-            self.reading.failed = tally.words(event.error.message if event.error else None)
+            self.reading.failed = counters.words(event.error.message if event.error else None)
         else:
             return
-        tally.recognised(self.reading)
+        counters.recognised(self.reading)
 
-    def _begin(self, item: _Item) -> None:
-        """A command that goes on in the background is never completed, and the model decides whether it does: it counts when
-        it begins."""
+    def _begin(self, item: _CodexItem) -> None:
+        # a call counts when it begins, because the model may leave a command in the background, which is never completed
         if item.type not in _NOT_CALLS:
             self._state.calls.put(item.id, True)
             self._write(item)
-            tally.turn(self.reading, item.tool if isinstance(item.tool, str) else item.type)
+            counters.turn(self.reading, item.tool if isinstance(item.tool, str) else item.type)
 
-    def _complete(self, item: _Item) -> None:
+    def _complete(self, item: _CodexItem) -> None:
         if self._state.calls.get(item.id):
             self._state.calls.put(item.id, False)
             return
         if item.type != "error":
             self._write(item)
         if item.type == "agent_message":
-            tally.message(self.reading)
+            counters.message(self.reading)
         elif item.type not in _NOT_CALLS:
-            tally.turn(self.reading, item.tool if isinstance(item.tool, str) else item.type)
+            counters.turn(self.reading, item.tool if isinstance(item.tool, str) else item.type)
 
-    def _write(self, item: _Item) -> None:
-        """The model has answered: this is what it wrote."""
-        self.reading.partial, self.reading.trouble = True, None
+    def _write(self, item: _CodexItem) -> None:
         self._state.written.grow(self.reading, self._model, item.text, item.command, item.query, item.arguments)
 
-    def _charge(self, usage: _Usage) -> None:
-        read, written = usage.cached_input_tokens, usage.cache_write_input_tokens
-        used = tally.tokens_in_all(total=usage.input_tokens, read=read, written=written, output=usage.output_tokens)
+    def _charge(self, used: Tokens) -> None:
         if self._state.inherited is None:
             self._state.inherited = used
             return
-        used = tally.minus(used, self._state.inherited)
+        used = counters.minus(used, self._state.inherited)
         if used.input + used.output:
             self._state.written.settle(self.reading)
             self.reading.partial = self._resumed
             self._state.totals.restate(self.reading, self._state.thread, {self._model: used})
 
 
-class Codex:
+class _CodexInfo(msgspec.Struct):
+    total_token_usage: _CodexUsage | None = None
+
+
+class _CodexPayload(msgspec.Struct):
+    type: str = ""
+    role: str = ""
+    model: str = ""
+    name: Any = None
+    call_id: str = ""
+    info: _CodexInfo | None = None
+    thread_token_usage: _CodexUsage | None = None
+
+
+class _CodexLine(msgspec.Struct):
+    type: str = ""
+    timestamp: Any = None
+    payload: _CodexPayload | None = None
+
+
+class _CodexMeta(msgspec.Struct):
+    id: Any = None
+    session_id: Any = None
+    cwd: Any = None
+    timestamp: Any = None
+
+
+class _CodexHead(HeadLine):
+    payload: _CodexMeta
+
+    def said(self) -> tuple[Any, Any, Any]:
+        meta = self.payload
+        return meta.session_id or meta.id, meta.cwd, meta.timestamp
+
+
+class CodexSession(SessionMeter[_CodexLine]):
+    """Totals are those of the thread. `token_usage_record` is written with the reply, `token_count` after the tool call that
+    follows it; both are repeated, and older versions write only the second."""
+
+    wanted = lines_of_type("response_item", "turn_context", "token_count", "token_usage_record", "task_complete")
+    decoder = msgspec.json.Decoder(_CodexLine)
+    _model = ""
+    _total = Tokens()
+    """The last total of the thread."""
+
+    def _take(self, event: _CodexLine) -> None:
+        payload = event.payload
+        if payload is None:
+            return
+        ours = self._in_time(event.timestamp)
+        if event.type == "turn_context":
+            self._model = payload.model[:MAX_NAME]
+        elif event.type == "response_item":
+            if ours:
+                self._item(payload)
+        else:
+            self._count(payload, ours=ours)
+
+    def _item(self, item: _CodexPayload) -> None:
+        counters.recognised(self.reading)
+        if item.type.endswith("_output") or item.role == "user":
+            self._asked()
+        elif item.role == "assistant":
+            counters.message(self.reading)
+        elif item.type.endswith("_call") and self._state.calls.first(item.call_id, True):
+            counters.turn(self.reading, item.name if isinstance(item.name, str) else item.type)
+
+    def _count(self, payload: _CodexPayload, *, ours: bool) -> None:
+        told = payload.thread_token_usage or (payload.info.total_token_usage if payload.info is not None else None)
+        if told is not None:
+            total, before = told.tokens(), self._total
+            self._total = total
+            more = counters.minus(total, before)
+            if ours and more.input + more.output:
+                counters.add(self.reading.models, self._model, more)
+        elif payload.type == "task_complete":
+            self.reading.partial = False
+
+
+class _CodexFiles(SessionFiles):
+    program = "codex"
+    variable = "CODEX_HOME"
+    head_type = _CodexHead
+    resume_words = frozenset({"resume"})
+
+    def session_id(self, argv: Sequence[str]) -> str | None:
+        words = arguments(argv, "codex") or []
+        after = words[words.index("resume") + 1 :] if "resume" in words else []
+        return next((word for word in after if re.fullmatch(r"[0-9a-f]{8}-[0-9a-f-]{27}", word)), None)
+
+    def places(self, search: SessionSearch) -> list[SessionPlace]:
+        root = search.directory(self.variable, ".codex") + "/sessions"
+        # Codex names the days in its own time zone
+        days = [search.since.astimezone(UTC) + timedelta(days=days) for days in (1, 0, -1)]
+        rollout = re.compile(r"rollout-.*\.jsonl")
+        found = [SessionPlace(root, (f"{day:%Y}", f"{day:%m}", f"{day:%d}", rollout)) for day in days]
+        if search.session is not None:
+            year, two = re.compile(r"\d{4}"), re.compile(r"\d\d")
+            found.append(SessionPlace(root, (year, two, two, re.compile(rf"rollout-.*-{search.session}\.jsonl"))))
+        return found
+
+    def meter(self, since: str) -> Meter:
+        return CodexSession(since)
+
+
+class Codex(AgentProgram):
     """`codex exec`, and what runs it: `npx @openai/codex exec`."""
 
     name = "codex"
-    tells_cost = False
-    event_types = None
+    session_files = _CodexFiles()
 
-    def prints_events(self, argv: Sequence[str]) -> bool:
-        """`exec … --json`, which was `--experimental-json` once."""
-        words = _exec(argv)
-        return "--json" in words or "--experimental-json" in words
+    def prints_events(self, words: Sequence[str]) -> bool:
+        return not {"--json", "--experimental-json"}.isdisjoint(_exec(words))  # the second is the former name
 
-    def meter(self, argv: Sequence[str], saved: bytes | None = None) -> Meter:
-        """A new meter for one attempt of this command, or one that goes on where another was. Raises `ValueError`."""
-        return CodexMeter(model=_model(argv), resumed="resume" in _exec(argv)).loaded(saved)
+    def new_meter(self, words: Sequence[str]) -> CodexMeter:
+        return CodexMeter(model=_model(words), resumed="resume" in _exec(words))
 
     def speech(self, event: dict[str, Any]) -> Iterator[Speech]:
-        """What an event says to the user. The last message is the final answer."""
+        """Yield what an event says to the user. The last message is the final answer."""
         match event:
             case {"type": "item.completed", "item": {"type": "agent_message" | "assistant_message", "text": str(text)}}:
-                yield Text(text)
+                yield WholeText(text)
             case {"type": "item.started", "item": {"type": str(kind)} as item} if kind not in _NOT_CALLS:
-                yield Tool(item.get("tool", kind), item.get("command", item.get("arguments")))
+                yield ToolCall(item.get("tool", kind), item.get("command", item.get("arguments")))
             case {"type": "turn.failed"}:
-                yield Failed(_failure(event.get("error")))
+                yield AgentFailure(_failure(event.get("error")))
 
 
 def _failure(error: Any) -> str:
-    return tally.words(error.get("message") if isinstance(error, dict) else None)
+    return counters.words(error.get("message") if isinstance(error, dict) else None)
 
 
-def _exec(argv: Sequence[str]) -> list[str]:
-    """The words after the subcommand; none if it is another one."""
-    words = arguments(argv, "codex") or []
+def _exec(words: Sequence[str]) -> Sequence[str]:
+    """Return the words after the subcommand `exec`; none for another subcommand."""
     at = next((at for at, word in enumerate(words) if word in {"exec", "e"}), len(words))
     return words[at + 1 :]
 
 
-def _model(argv: Sequence[str]) -> str:
-    """What the command asks for; `""` if that is left to the configuration file."""
-    words = arguments(argv, "codex") or []
+def _model(words: Sequence[str]) -> str:
+    """Return the model that the command names; `""` if that is left to the configuration file."""
     settings = [setting.partition("=") for setting in values(words, "-c", "--config")]
     configured = [value.strip().strip("\"'") for key, _, value in settings if key.strip() == "model"]
     asked = values(words, "-m", "--model") or configured
     return asked[-1] if asked else ""
+
+
+PROGRAM = Codex()

@@ -1,48 +1,50 @@
-"""Gemini CLI: `gemini --output-format stream-json`.
+"""Gemini CLI: `gemini --output-format stream-json`, and its session files.
 
-From a recording (tests/meters/streams/) and from its source, packages/core/src/output/ and packages/cli/src/nonInteractiveCli.ts.
-Usage is told only in the result, so that a hard stop needs reservations. There is one result for a process. Until then its output
-is estimated from what it says and calls, and its input is unknown.
+From a recording (tests/meters/streams/) and its source, packages/core/src/output/ and packages/cli/src/nonInteractiveCli.ts.
+Gemini CLI tells usage only in the result, so a hard stop needs reservations. A process prints one result. Until then its output is
+estimated from what it says and calls, and its input is unknown.
+
+Session files (tests/meters/sessions/, version 0.61.0) are GEMINI_CLI_HOME/.gemini/tmp/PROJECT/chats/session-TIME-ID8.jsonl.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from ..protocol.types import Tokens
-from . import counters as tally
-from .argv import arguments, values
-from .base import MAX_NAME, Break, Delta, Failed, Meter, Speech, Text, Tool
-from .lines import LineMeter, lines_of_type
-
-_WANTED = lines_of_type("init", "message", "tool_use", "result", "error")
+from . import counters
+from .base import MAX_NAME, AgentFailure, Meter, Speech, TextBreak, TextDelta, ToolCall, WholeText
+from .lines import LineMeter, SessionMeter, lines_of_type
+from .program import ANY_NAME, AgentProgram, HeadLine, SessionFiles, SessionPlace, SessionSearch, first_id, values
 
 
-class _Stats(msgspec.Struct):
+class _GeminiStats(msgspec.Struct):
     total_tokens: Any = 0
     input_tokens: Any = 0
     output_tokens: Any = 0
     cached: Any = 0
 
     def tokens(self) -> Tokens:
-        """What the total has beyond input and output is the model's thoughts, which are billed as output."""
-        output = max(tally.number(self.output_tokens), tally.number(self.total_tokens) - tally.number(self.input_tokens))
-        return tally.tokens_in_all(total=self.input_tokens, read=self.cached, output=output)
+        """What the total has beyond input and output are the model's thoughts, which are billed as output."""
+        output = max(counters.number(self.output_tokens), counters.number(self.total_tokens) - counters.number(self.input_tokens))
+        return counters.tokens_in_all(total=self.input_tokens, read=self.cached, output=output)
 
 
-class _AllStats(_Stats):
-    models: dict[str, _Stats] | None = None
+class _GeminiAllStats(_GeminiStats):
+    models: dict[str, _GeminiStats] | None = None
 
 
-class _Error(msgspec.Struct):
+class _GeminiError(msgspec.Struct):
     type: Any = None
     message: Any = None
 
 
-class _Event(msgspec.Struct):
+class _GeminiEvent(msgspec.Struct):
     type: str = ""
     model: str = ""
     session_id: str = ""
@@ -55,27 +57,25 @@ class _Event(msgspec.Struct):
     status: str = ""
     severity: Any = None
     message: Any = None
-    error: _Error | None = None
-    stats: _AllStats | None = None
+    error: _GeminiError | None = None
+    stats: _GeminiAllStats | None = None
 
 
-_DECODER = msgspec.json.Decoder(_Event)
-
-
-class _State(msgspec.Struct, array_like=True):
+class _GeminiState(msgspec.Struct, array_like=True):
     model: str = ""
     speaking: bool = False
-    calls: tally.Recent[bool] = msgspec.field(default_factory=tally.Recent[bool])
-    written: tally.Estimate = msgspec.field(default_factory=tally.Estimate)
+    calls: counters.RecentIds[bool] = msgspec.field(default_factory=counters.RecentIds[bool])
+    written: counters.Estimate = msgspec.field(default_factory=counters.Estimate)
 
 
-class GeminiMeter(LineMeter[_Event, _State]):
+class GeminiMeter(LineMeter[_GeminiEvent, _GeminiState]):
     """One attempt of Gemini CLI."""
 
-    def __init__(self) -> None:
-        super().__init__(_WANTED, _DECODER, _State())
+    wanted = lines_of_type("init", "message", "tool_use", "result", "error")
+    decoder = msgspec.json.Decoder(_GeminiEvent)
+    state_type = _GeminiState
 
-    def _take(self, event: _Event) -> None:
+    def _take(self, event: _GeminiEvent) -> None:
         if event.type == "message":
             self._say(event)
         elif event.type in {"init", "tool_use", "result"}:
@@ -90,35 +90,32 @@ class GeminiMeter(LineMeter[_Event, _State]):
                 self._conclude(event)
         elif event.type == "error":
             if event.severity != "warning":
-                tally.failed_call_in_words(self.reading, event.message)
+                counters.failed_call_in_words(self.reading, event.message)
         else:
             return
-        tally.recognised(self.reading)
+        counters.recognised(self.reading)
 
-    def _say(self, event: _Event) -> None:
-        """Deltas that follow each other are one message."""
+    def _say(self, event: _GeminiEvent) -> None:
+        """Count a message; consecutive deltas are one."""
         said = event.role == "assistant"
         if said and not (self._state.speaking and event.delta):
-            tally.message(self.reading)
+            counters.message(self.reading)
         self._state.speaking = said and event.delta
         if said:
             self._write(event.content)
 
-    def _call(self, event: _Event) -> None:
-        if not self._state.calls.get(event.tool_id):
-            self._state.calls.put(event.tool_id, True)
-            tally.turn(self.reading, event.tool_name)
+    def _call(self, event: _GeminiEvent) -> None:
+        if self._state.calls.first(event.tool_id, True):
+            counters.turn(self.reading, event.tool_name)
             self._write(event.parameters)
 
     def _write(self, text: Any) -> None:
-        """The model has answered: this is a part of it."""
-        self.reading.partial, self.reading.trouble = True, None
         self._state.written.grow(self.reading, self._state.model, text)
 
-    def _conclude(self, event: _Event) -> None:
-        error = event.error or _Error()
+    def _conclude(self, event: _GeminiEvent) -> None:
+        error = event.error or _GeminiError()
         said = f"it ended with {event.status}" if event.status else None
-        self.reading.failed = None if event.status == "success" else tally.words(error.message, error.type, said)
+        self.reading.failed = None if event.status == "success" else counters.words(error.message, error.type, said)
         self.reading.finished = True
         if event.stats is None:
             return
@@ -127,39 +124,119 @@ class GeminiMeter(LineMeter[_Event, _State]):
         for name, stats in (event.stats.models or {self._state.model: event.stats}).items():
             used = stats.tokens()
             if used.input + used.output:
-                tally.add(self.reading.models, name, used)
+                counters.add(self.reading.models, name, used)
 
 
-class Gemini:
+class _GeminiTokens(msgspec.Struct):
+    input: Any = 0
+    output: Any = 0
+    cached: Any = 0
+    thoughts: Any = 0
+    tool: Any = 0
+
+
+class _GeminiCall(msgspec.Struct):
+    id: str = ""
+    name: Any = None
+
+
+class _GeminiLine(msgspec.Struct, rename="camel"):
+    type: str = ""
+    id: str = ""
+    timestamp: Any = None
+    model: str = ""
+    tokens: _GeminiTokens | None = None
+    tool_calls: list[_GeminiCall] | None = None
+
+
+class _GeminiHead(HeadLine, rename="camel"):
+    session_id: Any = None
+    project_hash: Any = None
+    start_time: Any = None
+
+    def said(self) -> tuple[Any, Any, Any]:
+        return self.session_id, self.project_hash, self.start_time
+
+
+class GeminiSession(SessionMeter[_GeminiLine]):
+    """A message is written with its tokens, and again when its tool calls have ended: the last line of an id counts."""
+
+    wanted = lines_of_type("user", "gemini")
+    decoder = msgspec.json.Decoder(_GeminiLine)
+
+    def _take(self, event: _GeminiLine) -> None:
+        if not self._in_time(event.timestamp):
+            return
+        if event.type == "user":
+            self._asked()
+        elif event.type == "gemini":
+            counters.recognised(self.reading)
+            self._say(event)
+
+    def _say(self, event: _GeminiLine) -> None:
+        self.reading.partial = event.tokens is None
+        told = event.tokens or _GeminiTokens()
+        output = counters.number(told.output) + counters.number(told.thoughts)
+        total = counters.number(told.input) + counters.number(told.tool)
+        used = counters.tokens_in_all(total=total, read=told.cached, output=output)
+        self._charge(event.id, event.model, used)
+        for call in event.tool_calls or ():
+            if self._state.calls.first(call.id, True):
+                counters.turn(self.reading, call.name)
+
+
+class _GeminiFiles(SessionFiles):
+    program = "gemini"
+    variable = "GEMINI_CLI_HOME"
+    head_type = _GeminiHead
+    resume_words = frozenset({"--resume", "-r"})
+    tells_end = False  # a tool call is written when it has ended
+
+    def session_id(self, argv: Sequence[str]) -> str | None:
+        return first_id(argv, self.program, "--session-id")
+
+    def project(self, cwd: str) -> str:
+        return hashlib.sha256(cwd.encode(errors="surrogateescape")).hexdigest()
+
+    def places(self, search: SessionSearch) -> list[SessionPlace]:
+        home = search.env.get(self.variable) or search.env.get("HOME", "")
+        last = f"-{search.session[:8]}" if search.session is not None else ""
+        return [SessionPlace(f"{home}/.gemini/tmp", (ANY_NAME, "chats", re.compile(rf"session-.*{last}\.jsonl")))]
+
+    def meter(self, since: str) -> Meter:
+        return GeminiSession(since)
+
+
+class Gemini(AgentProgram):
     """`gemini`, and what runs it: `npx @google/gemini-cli`."""
 
     name = "gemini"
-    tells_cost = False
-    event_types = None
+    session_files = _GeminiFiles()
 
-    def prints_events(self, argv: Sequence[str]) -> bool:
-        """`--output-format stream-json`, or `-o`."""
-        return "stream-json" in values(arguments(argv, "gemini", "gemini-cli") or [], "--output-format", "-o")
+    def prints_events(self, words: Sequence[str]) -> bool:
+        return "stream-json" in values(words, "--output-format", "-o")
 
-    def meter(self, argv: Sequence[str], saved: bytes | None = None) -> Meter:  # noqa: ARG002 - the stream says everything
-        """A new meter for one attempt of this command, or one that goes on where another was. Raises `ValueError`."""
-        return GeminiMeter().loaded(saved)
+    def new_meter(self, words: Sequence[str]) -> GeminiMeter:  # noqa: ARG002 - the stream tells everything
+        return GeminiMeter()
 
     def speech(self, event: dict[str, Any]) -> Iterator[Speech]:
-        """What an event says to the user. A message comes in deltas, and ends when anything else begins."""
+        """Yield what an event says to the user. A message comes in deltas, and ends when anything else begins."""
         match event:
             case {"type": "message", "role": "assistant", "delta": True, "content": str(text)}:
-                yield Delta(text)
+                yield TextDelta(text)
                 return
             case {"type": "message", "role": "assistant", "content": str(text)}:
-                yield Text(text)
+                yield WholeText(text)
             case {"type": "tool_use"}:
-                yield Tool(event.get("tool_name"), event.get("parameters"))
+                yield ToolCall(event.get("tool_name"), event.get("parameters"))
             case {"type": "result", "status": str(status)} if status != "success":
-                yield Failed(_failure(event.get("error"), status))
-        yield Break()
+                yield AgentFailure(_failure(event.get("error"), status))
+        yield TextBreak()
 
 
 def _failure(error: Any, status: str) -> str:
     told = error if isinstance(error, dict) else {}
-    return tally.words(told.get("message"), told.get("type"), f"it ended with {status}")
+    return counters.words(told.get("message"), told.get("type"), f"it ended with {status}")
+
+
+PROGRAM = Gemini()

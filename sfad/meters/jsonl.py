@@ -1,4 +1,4 @@
-"""Anybody's agent: lines of JSON in the form that docs/meters.md describes, among whatever else it prints."""
+"""Any agent: lines of JSON in the form that docs/meters.md describes, among whatever else it prints."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
-from . import counters as tally
-from .base import Failed, Final, Meter, Speech, Tool
+from ..protocol.known import ANY_PROGRAM
+from . import counters
+from .base import AgentFailure, FinalText, Speech, ToolCall
 from .lines import LineMeter, lines_of_type
+from .program import AgentProgram
 
-_WANTED = lines_of_type("usage", "turn", "result")
 
-
-class _Event(msgspec.Struct):
+class _JsonlEvent(msgspec.Struct):
     type: str = ""
     model: Any = None
     input_tokens: Any = None
@@ -29,65 +29,60 @@ class _Event(msgspec.Struct):
     message: Any = None
 
 
-_DECODER = msgspec.json.Decoder(_Event)
+class _JsonlState(msgspec.Struct, array_like=True):
+    """Empty: each line is complete."""
 
 
-class _State(msgspec.Struct, array_like=True):
-    """Nothing: each line says all that there is to it."""
-
-
-class JsonlMeter(LineMeter[_Event, _State]):
+class JsonlMeter(LineMeter[_JsonlEvent, _JsonlState]):
     """One attempt of an agent that prints the generic form."""
 
-    def __init__(self) -> None:
-        super().__init__(_WANTED, _DECODER, _State())
+    wanted = lines_of_type("usage", "turn", "result")
+    decoder = msgspec.json.Decoder(_JsonlEvent)
+    state_type = _JsonlState
 
-    def _take(self, event: _Event) -> None:
+    def _take(self, event: _JsonlEvent) -> None:
         if event.type == "usage":
             self._charge(event)
         elif event.type == "turn":
-            tally.turn(self.reading, event.tool)
+            counters.turn(self.reading, event.tool)
         elif event.type == "result":
             self.reading.finished = True
-            self.reading.failed = tally.words(event.message) if event.failed else None
+            self.reading.failed = counters.words(event.message) if event.failed else None
 
-    def _charge(self, event: _Event) -> None:
-        """Each number is an increment; one that was never given stays unknown, as nobody says that the agent counts it."""
-        reading, cost = self.reading, tally.dollars(event.cost_usd)
+    def _charge(self, event: _JsonlEvent) -> None:
+        """Add a line's increments. A number that the agent never gives stays unknown, because it may not count it."""
+        reading, cost = self.reading, counters.dollars(event.cost_usd)
         if event.input_tokens is not None or event.output_tokens is not None:
             read, written = event.cached_tokens, event.cache_write_tokens
-            used = tally.tokens_in_all(total=event.input_tokens, read=read, written=written, output=event.output_tokens)
-            model = tally.add(reading.models, event.model if isinstance(event.model, str) else "", used)
+            used = counters.tokens_in_all(total=event.input_tokens, read=read, written=written, output=event.output_tokens)
+            model = counters.add(reading.models, event.model if isinstance(event.model, str) else "", used)
             if cost is None:
-                tally.add(reading.uncovered, model, used)
-        tally.spend(reading, cost)
+                counters.add(reading.uncovered, model, used)
+        counters.spend(reading, cost)
         if event.turns is not None:
-            reading.turns = tally.total(reading.turns, event.turns)
+            reading.turns = counters.total(reading.turns, event.turns)
         if event.messages is not None:
-            reading.messages = tally.total(reading.messages, event.messages)
+            reading.messages = counters.total(reading.messages, event.messages)
 
 
-class Jsonl:
-    """No program in particular: it is only ever asked for by name."""
+class Jsonl(AgentProgram):
+    """No particular program: this meter is only chosen by its name."""
 
-    name = "jsonl"
-    tells_cost = False
+    name = ANY_PROGRAM
     event_types = frozenset({"usage", "turn", "result"})
 
-    def prints_events(self, argv: Sequence[str]) -> bool:  # noqa: ARG002 - no command says that it does
-        """Never: nothing in a command tells."""
-        return False
-
-    def meter(self, argv: Sequence[str], saved: bytes | None = None) -> Meter:  # noqa: ARG002 - the stream says everything
-        """A new meter for one attempt of this command, or one that goes on where another was. Raises `ValueError`."""
-        return JsonlMeter().loaded(saved)
+    def new_meter(self, words: Sequence[str]) -> JsonlMeter:  # noqa: ARG002 - the stream tells everything
+        return JsonlMeter()
 
     def speech(self, event: dict[str, Any]) -> Iterator[Speech]:
-        """What an event says to the user; what the agent prints beside its events is text."""
+        """Yield what an event says to the user; what the agent prints beside its events is text."""
         match event:
             case {"type": "turn", "tool": tool}:
-                yield Tool(tool)
+                yield ToolCall(tool)
             case {"type": "result", "failed": True}:
-                yield Failed(tally.words(event.get("message")))
+                yield AgentFailure(counters.words(event.get("message")))
             case {"type": "result", "text": str(text)}:
-                yield Final(text)
+                yield FinalText(text)
+
+
+PROGRAM = Jsonl()

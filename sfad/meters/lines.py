@@ -1,8 +1,8 @@
 """From bytes to the few lines that a meter decodes.
 
 Speed comes from not looking at lines. `bytes.find(b"\\n{")` alone takes longer on text (0.17 s for 200 MB) than one regular
-expression for `"type": "one|of|these"` (0.10 s), which is found wherever it stands in a line, however its keys are ordered and
-spaced. Inside a string its quotes would be escaped, so that text that quotes events is not taken for them.
+expression for `"type": "one|of|these"` (0.10 s), which matches wherever it stands in a line, however the keys are ordered and
+spaced. Inside a string the quotes would be escaped, so text that quotes an event does not match.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from ..protocol.types import Tokens
+from . import counters
 from .base import MAX_LINE, Reading
 
 BOM = b"\xef\xbb\xbf"
 _OPENERS = b"{\xef"
-"""What a line of JSON begins with: a brace, or the first byte of a byte order mark."""
+"""How a line of JSON begins: with a brace, or the first byte of a byte order mark."""
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
@@ -26,28 +28,28 @@ E = TypeVar("E")
 S = TypeVar("S", bound=msgspec.Struct)
 
 STATE = 3
-"""The version of what meters dump. Another one whenever a field of a `Reading`, or of what a meter keeps beside it, is added,
-removed or means something else: what was dumped before is then read again from the run's output."""
+"""The version of what meters dump. Raise it when a field of `Reading`, or of a meter's state, is added, removed or changes its
+meaning: older dumps are then ignored and the run's output is read again."""
 
 
 def lines_of_type(*types: str) -> re.Pattern[bytes]:
-    """Finds where a JSON object of one of these types may be."""
+    """Return a pattern that finds where a JSON object of one of these types may be."""
     return re.compile(rb'"type"[ \t]*:[ \t]*"(?:' + b"|".join(re.escape(name.encode()) for name in types) + rb')"')
 
 
-class Lines:
-    """Cuts a stream, given in pieces, into lines that begin like an object and contain what is wanted."""
+class WantedLines:
+    """Cuts a stream, given in pieces, into the lines that begin like a JSON object and contain the pattern."""
 
     def __init__(self, wanted: re.Pattern[bytes]) -> None:
         self.skipped = 0
-        """Lines longer than `MAX_LINE` that were wanted, as far as their first `MAX_LINE` bytes tell. Not every program prints the
-        type first: Claude Code 2.1.330 has it after the text of the result."""
+        """Lines longer than `MAX_LINE` whose first `MAX_LINE` bytes contain the pattern. A program need not print the type first:
+        Claude Code 2.1.330 prints it after the text of the result."""
         self._wanted = wanted
         self._begun = bytearray()
         self._dropping = False
 
     def of(self, data: bytes) -> Iterator[bytes]:
-        """The wanted lines that end in these bytes, without their newline. To be exhausted before the next call."""
+        """Yield the wanted lines that end in these bytes, without their newline. Exhaust it before the next call."""
         start = 0
         if self._begun or self._dropping:
             start = data.find(b"\n") + 1
@@ -60,16 +62,16 @@ class Lines:
         self._keep(data[end:])
 
     def dump(self) -> tuple[bytes, bool, int]:
-        """All that it knows."""
+        """Return what `load` takes."""
         return bytes(self._begun), self._dropping, self.skipped
 
     def load(self, saved: tuple[bytes, bool, int]) -> None:
-        """Goes on where those were that dumped this."""
+        """Continue where the dumped one was."""
         begun, self._dropping, self.skipped = saved
         self._begun = bytearray(begun)
 
     def _within(self, data: bytes, start: int, end: int) -> Iterator[bytes]:
-        """The same for bytes in which every line is whole."""
+        """Yield the wanted lines of bytes in which every line is complete."""
         while found := self._wanted.search(data, start, end):
             begin = data.rfind(b"\n", start, found.start()) + 1 or start
             start = data.find(b"\n", found.end()) + 1
@@ -81,7 +83,7 @@ class Lines:
                 self.skipped += 1
 
     def _keep(self, part: bytes) -> None:
-        """Adds to the line that has not ended yet, unless it is clear already that nobody wants it."""
+        """Add to the line that has not ended yet, unless it is already clear that it is not wanted."""
         if self._dropping or not part:
             return
         if len(self._begun) + len(part) <= MAX_LINE:
@@ -115,17 +117,21 @@ _FROM_BYTES = msgspec.msgpack.Decoder(_Dump)
 
 
 class LineMeter(ABC, Generic[E, S]):
-    """A meter of a program that prints one JSON object a line."""
+    """A meter of a program that prints one JSON object a line. A subclass sets the first three attributes."""
 
-    def __init__(self, wanted: re.Pattern[bytes], decoder: msgspec.json.Decoder[E], state: S) -> None:
-        """`state`: all that the meter keeps beside its reading, and that its command does not say."""
+    wanted: re.Pattern[bytes]
+    """Where a line may be that matters (`lines_of_type`)."""
+    decoder: msgspec.json.Decoder[E]
+    state_type: type[S]
+    """What the meter keeps beside its reading, except what the command says."""
+
+    def __init__(self) -> None:
         self.reading = Reading()
-        self._state = state
-        self._lines = Lines(wanted)
-        self._decoder = decoder
+        self._state = self.state_type()
+        self._lines = WantedLines(self.wanted)
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Takes the next bytes. Never raises for anything that an agent can print."""
+        """Read the next bytes. Never raises, whatever an agent prints."""
         for line in self._lines.of(bytes(data)):
             event = self._decoded(line.removeprefix(BOM))
             if event is not None:
@@ -133,46 +139,85 @@ class LineMeter(ABC, Generic[E, S]):
         self.reading.skipped_lines = self._lines.skipped
 
     def dump(self) -> bytes:
-        """All that it knows."""
+        """Return all that the meter knows."""
         state = _TO_BYTES.encode(self._state)
         return _TO_BYTES.encode(_Dump(STATE, type(self).__name__, self.reading, self._lines.dump(), state))
 
-    def loaded(self, saved: bytes | None) -> Self:
-        """This meter, which goes on where the one was that dumped this, if it is given. Raises `ValueError`."""
-        if saved is None:
-            return self
+    def load(self, saved: bytes) -> None:
+        """Continue where the meter was that dumped this. Raises `ValueError`."""
         try:
             found = _FROM_BYTES.decode(saved)
-            state = msgspec.msgpack.decode(found.state, type=type(self._state))
+            state = msgspec.msgpack.decode(found.state, type=self.state_type)
         except msgspec.DecodeError as error:
             raise ValueError(f"no dump of a meter: {error}") from error
         if (found.version, found.kind) != (STATE, type(self).__name__):
             raise ValueError(f"a dump of {found.kind}, version {found.version}")
         self.reading, self._state = found.reading, state
         self._lines.load(found.lines)
-        return self
 
     @abstractmethod
     def _take(self, event: E) -> None:
-        """Counts what a line says."""
+        """Count what a line says."""
 
     def _decoded(self, line: bytes) -> E | None:
-        """What the line says; nothing if it is not what the program prints."""
         try:
-            return self._decoder.decode(line)
+            return self.decoder.decode(line)
         except (msgspec.ValidationError, RecursionError):
             return None
         except (msgspec.DecodeError, UnicodeDecodeError):
             pass
         try:
-            return self._decoder.decode(without_surrogates(line))
+            return self.decoder.decode(without_surrogates(line))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
 
 
-def without_surrogates(line: bytes) -> bytes:
-    """Text that was cut in the middle of a character is no reason to lose the numbers beside it.
+class Charge(msgspec.Struct, frozen=True, array_like=True):
+    """What a message has been counted as."""
 
-    JavaScript prints half of an emoji as a lone surrogate, which msgspec refuses even in fields that it skips.
+    model: str
+    used: Tokens
+
+
+class SessionState(msgspec.Struct, array_like=True):
+    """What a meter of a session file keeps beside its reading."""
+
+    messages: counters.RecentIds[Charge] = msgspec.field(default_factory=counters.RecentIds[Charge])
+    calls: counters.RecentIds[bool] = msgspec.field(default_factory=counters.RecentIds[bool])
+
+
+class SessionMeter(LineMeter[E, SessionState]):
+    """A meter of a session file."""
+
+    state_type = SessionState
+
+    def __init__(self, since: str) -> None:
+        """`since`: the time from which on lines count, as the file writes it."""
+        super().__init__()
+        self._since = since
+
+    def _in_time(self, timestamp: Any) -> bool:
+        # a line without a time counts: too much rather than too little
+        return not isinstance(timestamp, str) or timestamp >= self._since
+
+    def _asked(self) -> None:
+        """The model has been given something, and is called next."""
+        self.reading.partial = True
+        counters.recognised(self.reading)
+
+    def _charge(self, message: str, model: str, used: Tokens) -> None:
+        """Count a message, in the place of what was counted for it before."""
+        known = self._state.messages.get(message)
+        if known is None:
+            counters.message(self.reading)
+        else:
+            self.reading.models[known.model] = counters.minus(self.reading.models[known.model], known.used)
+        self._state.messages.put(message, Charge(counters.add(self.reading.models, model, used), used))
+
+
+def without_surrogates(line: bytes) -> bytes:
+    """Return the line without lone surrogates, which msgspec refuses even in fields that it skips.
+
+    JavaScript prints half of an emoji as one. Text that was cut inside a character must not lose the numbers beside it.
     """
     return _SURROGATE.sub(rb"\\ufffd", line).decode(errors="replace").encode()

@@ -1,10 +1,12 @@
 """opencode: `opencode run --format json`.
 
-From its source, as there is no recording: packages/opencode/src/cli/cmd/run.ts (`emit`) for the events, and `getUsage` in
-packages/opencode/src/session/session.ts for what the numbers mean: `input` is without what was read from or written to a
-cache, `output` without reasoning, and a price that is not known makes a cost of 0. It reports each step as it ends, so that
-limits work while it runs; the output of a step that has not ended is estimated from its text and its calls. It does not say which
-model it was (https://github.com/anomalyco/opencode/issues/40544), and nothing of what its subagents use.
+From its source, because there is no recording: packages/opencode/src/cli/cmd/run.ts (`emit`) for the events, and `getUsage` in
+packages/opencode/src/session/session.ts for what the numbers mean: `input` excludes tokens read from or written to a cache,
+`output` excludes reasoning, and an unknown price makes a cost of 0. opencode reports each step as it ends, so limits work while it
+runs; the output of a step that has not ended is estimated from its text and its calls. It does not name the model
+(https://github.com/anomalyco/opencode/issues/40544), and tells nothing of what its subagents use.
+
+It keeps its sessions in an SQLite database. Reading that would disturb its writer, and its events tell the same after each step.
 """
 
 from __future__ import annotations
@@ -14,143 +16,135 @@ from typing import Any
 
 import msgspec
 
-from . import counters as tally
-from .argv import arguments, values
-from .base import Failed, Meter, Speech, Text, Tool
+from . import counters
+from .base import AgentFailure, Speech, ToolCall, WholeText
 from .lines import LineMeter, lines_of_type
+from .program import AgentProgram, values
 
-_WANTED = lines_of_type("step_start", "step_finish", "tool_use", "text", "reasoning", "error", "done")
 
-
-class _Cache(msgspec.Struct):
+class _OpencodeCache(msgspec.Struct):
     read: Any = 0
     write: Any = 0
 
 
-class _Tokens(msgspec.Struct):
+class _OpencodeTokens(msgspec.Struct):
     input: Any = 0
     output: Any = 0
     reasoning: Any = 0
-    cache: _Cache | None = None
+    cache: _OpencodeCache | None = None
 
 
-class _CallState(msgspec.Struct):
+class _OpencodeCall(msgspec.Struct):
     input: msgspec.Raw = msgspec.Raw(b"")
 
 
-class _Part(msgspec.Struct):
+class _OpencodePart(msgspec.Struct):
     id: str = ""
     tool: Any = None
     text: Any = None
-    state: _CallState | None = None
-    tokens: _Tokens | None = None
+    state: _OpencodeCall | None = None
+    tokens: _OpencodeTokens | None = None
     cost: Any = None
 
 
-class _Details(msgspec.Struct):
+class _OpencodeDetails(msgspec.Struct):
     message: Any = None
     status: Any = msgspec.field(default=None, name="statusCode")
 
 
-class _Error(msgspec.Struct):
+class _OpencodeError(msgspec.Struct):
     name: Any = None
-    data: _Details | None = None
+    data: _OpencodeDetails | None = None
 
 
-class _Event(msgspec.Struct):
+class _OpencodeEvent(msgspec.Struct):
     type: str = ""
-    part: _Part | None = None
-    error: _Error | None = None
+    part: _OpencodePart | None = None
+    error: _OpencodeError | None = None
 
 
 _PARTS = frozenset({"step_start", "text", "reasoning", "tool_use", "step_finish"})
 
-_DECODER = msgspec.json.Decoder(_Event)
+
+class _OpencodeState(msgspec.Struct, array_like=True):
+    parts: counters.RecentIds[bool] = msgspec.field(default_factory=counters.RecentIds[bool])
+    written: counters.Estimate = msgspec.field(default_factory=counters.Estimate)
 
 
-class _State(msgspec.Struct, array_like=True):
-    parts: tally.Recent[bool] = msgspec.field(default_factory=tally.Recent[bool])
-    written: tally.Estimate = msgspec.field(default_factory=tally.Estimate)
-
-
-class OpencodeMeter(LineMeter[_Event, _State]):
+class OpencodeMeter(LineMeter[_OpencodeEvent, _OpencodeState]):
     """One attempt of opencode."""
+
+    wanted = lines_of_type("step_start", "step_finish", "tool_use", "text", "reasoning", "error", "done")
+    decoder = msgspec.json.Decoder(_OpencodeEvent)
+    state_type = _OpencodeState
 
     def __init__(self, *, model: str = "") -> None:
         """`model`: as the command names it, `provider/model`."""
-        super().__init__(_WANTED, _DECODER, _State())
+        super().__init__()
         self._model = model
 
-    def _take(self, event: _Event) -> None:
+    def _take(self, event: _OpencodeEvent) -> None:
         if event.type in _PARTS and event.part is not None:
             self._count(event.type, event.part)
         elif event.type == "error":
-            error = event.error or _Error()
-            # no later step takes it back: opencode exits with 1 then, whatever follows
-            data = error.data or _Details()
-            self.reading.failed = tally.words(data.message, error.name)
+            error = event.error or _OpencodeError()
+            # no later step withdraws the error: opencode exits with 1, whatever follows
+            data = error.data or _OpencodeDetails()
+            self.reading.failed = counters.words(data.message, error.name)
             if data.status is not None or error.name == "APIError":
-                tally.failed_call(self.reading, data.status, data.message)
+                counters.failed_call(self.reading, data.status, data.message)
         elif event.type == "done":
             self.reading.finished = True
         else:
             return
-        tally.recognised(self.reading)
+        counters.recognised(self.reading)
 
-    def _count(self, kind: str, part: _Part) -> None:
-        """A part is printed again whenever it is updated, as when its session is compacted."""
-        if self._state.parts.get(part.id):
-            return
-        self._state.parts.put(part.id, True)
+    def _count(self, kind: str, part: _OpencodePart) -> None:
+        if not self._state.parts.first(part.id, True):
+            return  # a part is printed again whenever it is updated, as when its session is compacted
         self.reading.partial = kind != "step_finish"
         if kind == "step_finish":
-            tally.message(self.reading)
+            counters.message(self.reading)
             self._charge(part)
             return
         if kind == "tool_use":
-            tally.turn(self.reading, part.tool)
+            counters.turn(self.reading, part.tool)
         if kind != "step_start":
-            self.reading.trouble = None
             self._state.written.grow(self.reading, self._model, part.text, part.state.input if part.state else None)
 
-    def _charge(self, part: _Part) -> None:
+    def _charge(self, part: _OpencodePart) -> None:
         self._state.written.settle(self.reading)
-        used = part.tokens or _Tokens()
-        cache = used.cache or _Cache()
-        summed = tally.tokens(fresh=used.input, read=cache.read, written=cache.write, output=used.output, reasoning=used.reasoning)
-        tally.add(self.reading.models, self._model, summed)
-        tally.spend(self.reading, tally.dollars(part.cost) or None)
+        told = part.tokens or _OpencodeTokens()
+        cache = told.cache or _OpencodeCache()
+        used = counters.tokens(fresh=told.input, read=cache.read, written=cache.write, output=told.output, reasoning=told.reasoning)
+        counters.add(self.reading.models, self._model, used)
+        counters.spend(self.reading, counters.dollars(part.cost) or None)
 
 
-class Opencode:
+class Opencode(AgentProgram):
     """`opencode run`, and what runs it: `npx opencode-ai run`."""
 
     name = "opencode"
     tells_cost = True
-    event_types = None
 
-    def prints_events(self, argv: Sequence[str]) -> bool:
-        """`run … --format json`."""
-        words = _words(argv)
+    def prints_events(self, words: Sequence[str]) -> bool:
         return "run" in words and "json" in values(words, "--format")
 
-    def meter(self, argv: Sequence[str], saved: bytes | None = None) -> Meter:
-        """A new meter for one attempt of this command, or one that goes on where another was. Raises `ValueError`."""
-        asked = values(_words(argv), "-m", "--model")
-        return OpencodeMeter(model=asked[-1] if asked else "").loaded(saved)
+    def new_meter(self, words: Sequence[str]) -> OpencodeMeter:
+        asked = values(words, "-m", "--model")
+        return OpencodeMeter(model=asked[-1] if asked else "")
 
     def speech(self, event: dict[str, Any]) -> Iterator[Speech]:
-        """What an event says to the user. The last text is the final answer."""
+        """Yield what an event says to the user. The last text is the final answer."""
         match event:
             case {"type": "text", "part": {"text": str(text)}}:
-                yield Text(text)
+                yield WholeText(text)
             case {"type": "tool_use", "part": dict(part)}:
                 state = part.get("state")
-                yield Tool(part.get("tool"), state.get("input") if isinstance(state, dict) else None)
+                yield ToolCall(part.get("tool"), state.get("input") if isinstance(state, dict) else None)
             case {"type": "error", "error": dict(error)}:
                 data = error.get("data")
-                yield Failed(tally.words(data.get("message") if isinstance(data, dict) else None, error.get("name")))
+                yield AgentFailure(counters.words(data.get("message") if isinstance(data, dict) else None, error.get("name")))
 
 
-def _words(argv: Sequence[str]) -> list[str]:
-    return arguments(argv, "opencode", "opencode-ai") or []
+PROGRAM = Opencode()

@@ -1,10 +1,10 @@
-"""The text that an agent's events hold: what `run --text` and `result` give instead of JSON (SPEC section 9).
+"""The text in an agent's events: what `run --text` and `result` give instead of JSON.
 
-    bytes of stdout ─▶ lines ─ events ─▶ Program.speech ─ Text, Delta, Final … ─▶ Shown
-                             └ lines that are no events pass through unchanged
+    bytes of stdout ─▶ lines ─ events ─▶ AgentProgram.speech ─ WholeText, TextDelta … ─▶ Shown
+                             └ other lines pass through unchanged
 
-`Reader` shows a stream as it grows. All that it remembers is in a `Cursor`, which travels to the client and back: the daemon
-keeps nothing for a reader, so that a reader survives the daemon. `answer` finds the final answer of a stream that has ended.
+`TextReader` shows a stream as it grows. All that it remembers is in a `Cursor`, which travels to the client and back: the daemon
+keeps nothing for a reader, so a reader survives the daemon. `answer` finds the final answer of a stream that has ended.
 """
 
 from __future__ import annotations
@@ -18,70 +18,72 @@ from typing import Annotated, Any
 
 import msgspec
 
-from .base import Break, Delta, Failed, Final, Program, Speech, Text, Tool
+from .base import AgentFailure, FinalText, Speech, TextBreak, TextDelta, ToolCall, WholeText
 from .counters import printable
 from .lines import BOM, without_surrogates
+from .program import AgentProgram
 
 SLICE = 64 << 10
-"""Bytes of the stream that are read for one step."""
+"""Bytes of the stream that one step reads."""
 MAX_EVENT = 1 << 20
-"""Bytes of a line that is decoded while every client of the daemon waits: 80 ms for the densest JSON there is. A longer line that
-begins like an event is left out; any other passes. Larger events are outputs of tools, which say nothing to the user."""
+"""Bytes of the longest line that is decoded, during which every client of the daemon waits: 80 ms for the densest JSON. A longer
+line is left out if it begins like an event, and shown otherwise. Larger events are outputs of tools, which say nothing to the
+user."""
 MAX_ABOUT = 120
-"""Characters that say what a tool was called with."""
+"""Characters that describe the arguments of a tool call."""
 FORM = 1
-"""The version of `Cursor`: another one is refused."""
+"""The version of `Cursor`; the daemon refuses any other."""
 
 _OPENERS = (b"{", BOM[:1])
 _TYPE = b'"type"'
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""What could steer a terminal. In JSON it was escaped, so the run's own output could not."""
+"""Characters that could steer a terminal. JSON escapes them, so the run's own output could not steer it."""
 _LIKE_EVENT = re.compile(rb'\{[^\n]{0,4096}"type"[ \t]*:[ \t]*"')
 
 
 class Cursor(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """How far a reader has come. A client holds it, and may send anything instead."""
+    """How far a reader has come. A client holds it, and may send anything in its place."""
 
     form: int = FORM
     offset: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)] = 0
-    """Where the first line begins that was not shown, or the rest of it."""
+    """Where the first line begins that was not shown, or its rest."""
     scanned: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)] = 0
     """There is no newline between `offset` and here."""
     inside: bool = False
-    """`offset` is in the middle of a line that passes through."""
+    """`offset` is in the middle of a line that is shown unchanged."""
     skipping: bool = False
     """`offset` is in the middle of a line that is left out."""
     length: int = 0
-    """Of the part that was shown last, in bytes, as is `sum`, its CRC-32. They tell whether a text was shown already."""
+    """Bytes of the part that was shown last; `sum` is its CRC-32. They tell whether a text was shown already."""
     sum: int = 0
     streaming: bool = False
-    """That part came as deltas, and more of them, or the whole of it, may follow."""
+    """That part came as deltas; more deltas, or the whole part, may follow."""
     open: bool = False
-    """What was shown last lacks a newline, which comes before anything else."""
+    """What was shown last lacks a newline, which must come before anything else."""
 
 
 @dataclass(slots=True)
 class Shown:
-    """What one step has found."""
+    """What one step shows."""
 
     text: bytearray = field(default_factory=bytearray)
     tools: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """Why something is missing."""
+    """Reasons why something is missing."""
     more: bool = False
-    """There is more to read at once."""
+    """There is more to read now."""
 
 
 Read = Callable[[int, int], tuple[int, bytes]]
-"""At most so many bytes of the stream, the second number, from an offset on. Where they were freed, from the first that are
-left; so also returns the offset of what it has read."""
+"""Takes an offset and a number of bytes; returns at most so many bytes of the stream, and their offset, which is higher if the
+bytes at the given offset were freed."""
 
 
-class Reader:
-    """One step of showing a stream."""
+class TextReader:
+    """Shows a part of a stream."""
 
-    def __init__(self, program: Program, cursor: Cursor, read: Read, size: int) -> None:
-        """`size`: of the stream by now. `cursor` is changed in place."""
+    def __init__(self, program: AgentProgram, cursor: Cursor, read: Read, size: int) -> None:
+        """`size`: the present size of the stream. `cursor` is changed in place."""
         self._program = program
         self._cursor = cursor
         self._read = read
@@ -89,7 +91,7 @@ class Reader:
         self._shown = Shown()
 
     def step(self, *, ended: bool) -> Shown:
-        """Show what is next. `ended`: nothing will be added, so a last line needs no newline."""
+        """Show what comes next. `ended`: nothing will be added, so a last line needs no newline."""
         cursor, shown = self._cursor, self._shown
         if self._size < cursor.offset:
             shown.notes.append("the run truncated its output; starting again at its beginning")
@@ -120,7 +122,7 @@ class Reader:
 
     def _lines(self, data: bytes, *, ended: bool) -> None:
         whole = data.rfind(b"\n") + 1
-        for line in BytesIO(data[:whole]):  # which, unlike `splitlines`, leaves a carriage return alone
+        for line in BytesIO(data[:whole]):  # unlike `splitlines`, it does not split at a carriage return
             self._line(line)
         self._cursor.offset += whole
         rest = data[whole:]
@@ -131,7 +133,7 @@ class Reader:
             self._long(rest, ended=ended)
 
     def _long(self, begun: bytes, *, ended: bool) -> None:
-        """A line that may be an event, and that does not end in this slice."""
+        """Handle a line that may be an event and does not end in this slice."""
         cursor = self._cursor
         begin = cursor.offset
         at, end = max(begin + len(begun), cursor.scanned), 0
@@ -172,25 +174,25 @@ class Reader:
     def _show(self, said: Speech) -> None:
         cursor = self._cursor
         match said:
-            case Delta(text):
+            case TextDelta(text):
                 if not cursor.streaming:
                     self._begin()
                     cursor.streaming = True
                 self._part(text)
-            case Text(text):
+            case WholeText(text):
                 if not (cursor.streaming and self._was_shown(text)):
                     self._begin()
                     self._part(text)
                 cursor.streaming = False
                 self._close()
-            case Final(text) if not self._was_shown(text):
+            case FinalText(text) if not self._was_shown(text):
                 self._begin()
                 self._part(text)
                 self._close()
-            case Break() | Final():
+            case TextBreak() | FinalText():
                 cursor.streaming = False
                 self._close()
-            case Tool(name, about):
+            case ToolCall(name, about):
                 self._shown.tools.append(_call(name, about))
 
     def _was_shown(self, text: str) -> bool:
@@ -218,9 +220,9 @@ def _harmless(text: str) -> bytes:
     return _CONTROLS.sub("", text).encode()
 
 
-def answer(program: Program, stream: bytes, *, begins_inside: bool = False) -> bytes:
-    """The final answer of a stream that has ended, and why the agent failed, if it did. Where it gave no answer: all that is no
-    event. `begins_inside`: the stream lacks its beginning, so its first line may be the end of an event."""
+def answer(program: AgentProgram, stream: bytes, *, begins_inside: bool = False) -> bytes:
+    """Return the final answer of a stream that has ended, and why the agent failed, if it did. Without an answer, return all
+    lines that are not events. `begins_inside`: the stream lacks its beginning, so its first line may be the end of an event."""
     if begins_inside:
         stream = stream[stream.find(b"\n") + 1 :]
     found: list[str] = []
@@ -232,14 +234,14 @@ def answer(program: Program, stream: bytes, *, begins_inside: bool = False) -> b
             continue
         for said in program.speech(event):
             match said:
-                case Delta(text):
+                case TextDelta(text):
                     found, streaming = found if streaming else [], True
                     found.append(text)
-                case Text(text) | Final(text):
+                case WholeText(text) | FinalText(text):
                     found, streaming, failed = [text], False, ""
-                case Break():
+                case TextBreak():
                     streaming = False
-                case Failed(words):
+                case AgentFailure(words):
                     failed = words
     parts = ["".join(found).encode() or bytes(passed), f"The agent failed: {failed}".encode() if failed else b""]
     return b"\n".join(part.rstrip(b"\n") for part in parts if part)
@@ -249,8 +251,8 @@ def _left_out(line: bytes) -> bool:
     return len(line) > MAX_EVENT and _LIKE_EVENT.match(line) is not None
 
 
-def decoded(program: Program, line: bytes) -> dict[str, Any] | None:
-    """The event that a line is; `None` if it is none."""
+def decoded(program: AgentProgram, line: bytes) -> dict[str, Any] | None:
+    """Return the line as an event of the program, or `None` if it is not one."""
     if not line.startswith(_OPENERS) or _TYPE not in line or len(line) > MAX_EVENT:
         return None
     line = line.removeprefix(BOM)
@@ -265,13 +267,13 @@ def decoded(program: Program, line: bytes) -> dict[str, Any] | None:
     return None
 
 
-def _is_event(program: Program, value: Any) -> bool:
+def _is_event(program: AgentProgram, value: Any) -> bool:
     kind = value.get("type") if isinstance(value, dict) else None
     return isinstance(kind, str) and (program.event_types is None or kind in program.event_types)
 
 
 def _call(name: Any, about: Any) -> str:
-    """`Bash: ls -la`."""
+    """Return a call in the form `Bash: ls -la`."""
     if isinstance(about, dict):
         about = next((value for value in about.values() if isinstance(value, str)), None)
     return ": ".join(part for part in (printable(name, MAX_ABOUT) or "a tool", printable(about, MAX_ABOUT)) if part)

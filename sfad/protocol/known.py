@@ -6,23 +6,51 @@ from typing import NamedTuple
 
 from .types import Action
 
-PROGRAMS = ("claude", "codex", "gemini", "opencode")
-"""Agent programs whose events a meter reads."""
 
-AGENTS = (*PROGRAMS, "aider")
-"""Registered agents that are built in (docs/agents.md)."""
+class KnownProgram(NamedTuple):
+    """What the core, the config and clients know of an agent program."""
+
+    packages: tuple[str, ...] = ()
+    """Names of packages that contain the program: `npx @google/gemini-cli` runs `gemini`."""
+    interrupted: bool = False
+    """A stop sends SIGINT to its main process alone before it signals the whole run."""
+    retries_silently: bool = False
+    """Its events do not tell that a call of the model failed and is tried again."""
+
+
+METERED: dict[str, KnownProgram] = {
+    # Claude Code prints its totals within 0.2 s of SIGINT. After SIGTERM to all its processes its tool dies first, and it may make
+    # one more call to report that.
+    "claude": KnownProgram(("claude-code",), interrupted=True),
+    "codex": KnownProgram(),
+    "gemini": KnownProgram(("gemini-cli",), retries_silently=True),
+    "opencode": KnownProgram(("opencode-ai",), retries_silently=True),
+}
+"""Agent programs whose events a meter reads: `sfad.meters` has a module of the same name for each."""
+
+PROGRAMS: dict[str, KnownProgram] = METERED | {
+    "aider": KnownProgram(("aider-chat",)),
+    **dict.fromkeys(("goose", "cursor-agent", "copilot", "amp", "qwen", "crush", "droid", "auggie"), KnownProgram()),
+}
+"""Programs that are coding agents."""
+
+AGENTS = ("claude", "codex", "gemini", "opencode", "aider")
+"""Built-in agents (`sfad.agents.KNOWN_PROGRAMS`)."""
+
+ANY_PROGRAM = "jsonl"
+"""The meter of any program that prints usage as lines of JSON."""
 
 NO_METER = "none"
-"""`--meter none`: nothing tells what the run uses."""
+"""The value of `--meter` for no meter."""
 
 BY_REPORT = "report"
-"""`--meter report`: the agent reports what it uses (`sfactl report`, `sfactl.client`), and its output is not read."""
+"""The value of `--meter` for an agent that reports what it uses (`sfactl report`, `sfactl.client`). Its output is not read."""
 
-METERS = (*PROGRAMS, "jsonl", BY_REPORT, NO_METER)
-"""The values of `--meter`. `jsonl`: any program that prints usage as lines of JSON."""
+METERS = (*METERED, ANY_PROGRAM, BY_REPORT, NO_METER)
+"""The values of `--meter`."""
 
 CODING_AGENT = "coding-agent"
-"""The profile of a known agent program whose run names none."""
+"""The profile of a run of a known agent program that names no profile."""
 
 
 class Profile(NamedTuple):

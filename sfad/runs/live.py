@@ -16,8 +16,8 @@ from ..core.run import Run
 from ..host.giveback import give_back
 from ..launch.base import Launcher
 from ..ledger import RunExtra
-from ..meters import Program, Reading
-from ..meters.sessions import VARIABLES, SessionFiles, files_of
+from ..meters import SESSION_VARIABLES, AgentProgram, Reading, session_files_of
+from ..meters.program import SessionFiles
 from ..protocol.kinds import COSTS, COUNTS, KINDS
 from ..protocol.known import BY_REPORT, NO_METER
 from ..protocol.messages import Spawn
@@ -44,7 +44,7 @@ class Live:
     spawn: Spawn
     launcher: Launcher
     created_at: datetime
-    program: Program | None = None
+    program: AgentProgram | None = None
     """What its stdout is metered as."""
     nonce: str = field(default_factory=lambda: secrets.token_hex(8))
     """Of its cookie (`LaunchSpec.nonce`)."""
@@ -77,6 +77,18 @@ class Live:
             self.stdin.close()
             self.stdin = None
 
+    def attempt_begins(self, now: datetime, sessions: tuple[Reading, ...]) -> None:
+        """Note when its next attempt is launched; `sessions`: what the session files of the earlier attempts told."""
+        self.attempted_at, self.sessions = now, sessions
+
+    def meter_is(self, *, silent: bool) -> None:
+        """Note whether its meter recognises anything in its output; its limits are shown accordingly."""
+        self.meter_silent, self.unused = silent, None
+
+    def uses_model(self, model: str | None) -> None:
+        """Note the model that was named last."""
+        self.model = model or self.model
+
     def look_at_the_clock(self, now: datetime) -> None:
         """Notes when it started or ended, for people."""
         if self.run.started_at is not None and self.started_at is None:
@@ -106,12 +118,12 @@ class Live:
     @property
     def session_files(self) -> SessionFiles | None:
         """How its program keeps its sessions, if it is known to."""
-        return None if self.spawn.meter == NO_METER else files_of(self.spawn.meter, self.run.asked.argv)
+        return None if self.spawn.meter == NO_METER else session_files_of(self.spawn.meter, self.run.asked.argv)
 
     @property
     def session_variables(self) -> list[bytes]:
         """Of its environment, what says where its session files are; nothing if there are none."""
-        names = tuple(f"{name}=".encode() for name in VARIABLES)
+        names = tuple(f"{name}=".encode() for name in SESSION_VARIABLES)
         return [item for item in self.spawn.env if item.startswith(names)] if self.session_files is not None else []
 
     @property

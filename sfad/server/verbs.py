@@ -39,7 +39,7 @@ from ..ledger.summary import Unwritten, summarise
 from ..ledger.totals import used_by, with_totals
 from ..loop.runtime import Runtime
 from ..meters import PROGRAMS, UNREAD, named
-from ..meters.speech import FORM, Cursor, Reader
+from ..meters.speech import FORM, Cursor, TextReader
 from ..output import holes
 from ..output.files import Replaced
 from ..protocol import messages as m
@@ -565,7 +565,7 @@ class Verbs:
         try:
             with self._runtime.output.stdout(info.id) as descriptor:
                 size = os.fstat(descriptor).st_size
-                shown = Reader(program, cursor, partial(holes.read, descriptor), size).step(ended=ended)
+                shown = TextReader(program, cursor, partial(holes.read, descriptor), size).step(ended=ended)
         except (FileNotFoundError, Replaced) as error:
             raise no_output(info.id, error) from None
         self._reply(

@@ -1,6 +1,6 @@
 """W5: a run writes 200 MB to its stdout, with nobody who looks, with its bound, and with a meter.
 
-What follows the file is a process of its own that has nothing else to do, so that its processor time is the cost of following.
+What follows the file is a process of its own that has nothing else to do, so that its processor time is the cost of tail.
 `late` is by how much its other tasks were woken too late meanwhile, at worst.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 import trio
 
 from sfad import meters
-from sfad.metering.tail import Following
+from sfad.metering.tail import Tail
 from sfad.output import OutputStore
 
 SIZE = 200_000_000
@@ -102,7 +102,7 @@ class Daemon:
         self._seen = 0
         self._late = 0.0
         self._options = options
-        self._following = Following(OutputStore(Path(directory)), seen=self._on_seen, lost=self._on_lost, trouble=print)
+        self._tail = Tail(OutputStore(Path(directory)), seen=self._on_seen, lost=self._on_lost, trouble=print)
 
     def _on_seen(self, *_: object) -> None:
         self._seen += 1
@@ -118,16 +118,16 @@ class Daemon:
         assert program is not None
         meter = partial(program.meter, []) if "--meter" in self._options else None
         async with trio.open_nursery() as nursery:
-            await nursery.start(self._following.serve)
-            self._following.follow(RUN, limit=None if "--unbound" in self._options else LIMIT, meter=meter)
-            self._following.begin_attempt(RUN)
+            await nursery.start(self._tail.serve)
+            self._tail.follow(RUN, limit=None if "--unbound" in self._options else LIMIT, meter=meter)
+            self._tail.begin_attempt(RUN)
             if "--tick" in self._options:
                 nursery.start_soon(self._tick)
             print("ready", flush=True)
             began = time.process_time()
             await trio.lowlevel.wait_readable(0)
-            self._following.drain((RUN,))
-            self._following.forget(RUN)
+            self._tail.drain((RUN,))
+            self._tail.forget(RUN)
             nursery.cancel_scope.cancel()
         spent = time.process_time() - began
         return {"cpu_s": spent, "seen": self._seen, "lost_mb": self._lost / 1e6, "late_ms": 1000 * self._late}

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from sfad.core.limits import amount
 from sfad.protocol import messages as m
 from sfad.protocol.errors import ErrorCode
 from sfad.protocol.framing import MAX_REPLY, FrameDecoder
+from sfad.protocol.limits import format_amount
 from sfad.protocol.types import LimitKind, LimitState, Status
 from tests.docs.examples import EXAMPLES, REFUSAL
 from tests.docs.test_protocol import example
@@ -127,7 +127,7 @@ def _too_much(raw: RawClient) -> None:
     assert shown.refused is not None
     its_own = {name: getattr(refused.refused, name) for name in ("used", "asked", "message")}
     assert refused == msgspec.structs.replace(shown, refused=msgspec.structs.replace(shown.refused, **its_own))
-    assert its_own["message"] == shown.refused.message.replace("1.05 USD", amount(LimitKind.COST, refused.refused.asked))
+    assert its_own["message"] == shown.refused.message.replace("1.05 USD", format_amount(LimitKind.COST, refused.refused.asked))
     raw.say("wait")
     over = raw.hear()
     assert isinstance(over, m.RunReply)

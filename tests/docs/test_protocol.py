@@ -69,7 +69,7 @@ def type_of(hint: Any) -> str:
     if get_origin(hint) is list:
         return f"array of {type_of(get_args(hint)[0])}"
     if get_origin(hint) is dict:
-        key, value = map(type_of, get_args(hint))
+        key, value = (f"({part})" if " or " in part else part for part in map(type_of, get_args(hint)))
         return f"map of {key} to {value}"
     if get_origin(hint) is Literal:
         return " or ".join(f'"{choice}"' for choice in get_args(hint))

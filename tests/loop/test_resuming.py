@@ -1,4 +1,4 @@
-"""A `Following` that goes on where that of a killed daemon was: no line counts twice, and what is left out is told of."""
+"""A `Tail` that goes on where that of a killed daemon was: no line counts twice, and what is left out is told of."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from sfad import meters
 from sfad.metering import tail as module
+from sfad.metering.bounds import SETTLE
 from sfad.metering.stream import PIECE, MeterPosition
-from sfad.metering.tail import Following
+from sfad.metering.tail import Tail
 from sfad.meters.base import Reading
 from sfad.protocol.types import Tokens
 from tests.metering.test_tail import Lines, NewMeter, Rig, serving, until
@@ -36,7 +37,7 @@ def again(tmp_path: Path) -> Iterator[Again]:
 
         def begin(before: Rig | None = None, *, limit: int | None = None, meter: NewMeter | None = Lines) -> Rig:
             rig = Rig(tmp_path / "output")
-            closing.callback(rig.following.close)
+            closing.callback(rig.tail.close)
             if before is None:
                 rig.write(b"")
                 rig.begin(limit=limit, meter=meter)
@@ -49,13 +50,13 @@ def again(tmp_path: Path) -> Iterator[Again]:
 
 def resume(before: Rig, rig: Rig, *, limit: int | None = None, meter: NewMeter | None = Lines) -> None:
     """What happens to a snapshot: nothing of the daemon that made it is used after that."""
-    saved = before.following.saved("a1")
+    saved = before.tail.saved("a1")
     assert saved is not None
-    before.following.close()
-    readings = rig.following.follow("a1", limit=limit, meter=meter, saved=saved)
+    before.tail.close()
+    readings = rig.tail.follow("a1", limit=limit, meter=meter, saved=saved)
     assert readings is not None
     rig.seen["a1"] = readings  # its caller restores its own sums
-    rig.following.look("a1")
+    rig.tail.look("a1")
 
 
 def path_of(rig: Rig) -> Path:
@@ -63,19 +64,19 @@ def path_of(rig: Rig) -> Path:
 
 
 def read_a_piece(rig: Rig) -> None:
-    rig.following._read(rig.following._runs["a1"], 0)
+    rig.tail._read(rig.tail._runs["a1"], 0)
 
 
 def test_it_goes_on_where_it_was(again: Again) -> None:
     first = again()
     first.write(b"one\ntwo\nthr")
-    first.following.drain([])
+    first.tail.drain([])
     read_a_piece(first)
     assert first.last() == Reading(turns=2, messages=2, models={"m": Tokens(input=2)}, tools=["one", "two"])
     second = again(first)
     assert second.last() == Reading(turns=2, messages=2, models={"m": Tokens(input=2)})
     second.write(b"ee\n")
-    second.following.drain(["a1"])
+    second.tail.drain(["a1"])
     assert second.last() == Reading(turns=3, messages=3, models={"m": Tokens(input=3)}, tools=["three"])
     assert (second.calls, second.lost, second.troubles) == (1, {}, [])
 
@@ -98,7 +99,7 @@ def test_what_the_caller_does_not_know_yet_is_told(again: Again) -> None:
     first.write(b"one\nhalf a line")
     read_a_piece(first)
     first.write(numbered(1000))
-    metered = first.following._runs["a1"].metered
+    metered = first.tail._runs["a1"].stdout
     assert metered is not None
     metered.skip_to(64 * 500)
     assert first.turns() == 1
@@ -113,18 +114,18 @@ def test_what_the_caller_does_not_know_yet_is_told(again: Again) -> None:
 def test_attempts_before_are_there(again: Again) -> None:
     first = again()
     first.write(b"one\n!two\nhalf")
-    first.following.begin_attempt("a1")
+    first.tail.begin_attempt("a1")
     second = again(first)
     second.write(b"three\n")
-    second.following.drain(["a1"])
+    second.tail.drain(["a1"])
     assert [reading.turns for reading in second.seen["a1"]] == [3, 1]
     assert second.seen["a1"][0].finished
-    second.following.begin_attempt("a1")
+    second.tail.begin_attempt("a1")
     third = again(second)
     third.write(b"four\nfive\n")
-    third.following.drain(["a1"])
+    third.tail.drain(["a1"])
     assert [reading.turns for reading in third.seen["a1"]] == [3, 1, 2]
-    third.following.begin_attempt("a1")
+    third.tail.begin_attempt("a1")
     assert [reading.turns for reading in third.seen["a1"]] == [3, 1, 2, None]
 
 
@@ -135,11 +136,11 @@ def test_a_real_meter(again: Again) -> None:
     rig = again(meter=new)
     for total in (10, 30, 70):
         rig.write(b'{"type":"turn.completed","usage":{"input_')
-        rig.following.drain([])
+        rig.tail.drain([])
         read_a_piece(rig)
         rig = again(rig, meter=new)
         rig.write(b'tokens":%d,"output_tokens":1}}\n' % total)
-        rig.following.drain(["a1"])
+        rig.tail.drain(["a1"])
         assert rig.last().models == {"m": Tokens(input=total, output=1)}
 
 
@@ -174,8 +175,8 @@ def test_whenever_it_was_the_totals_are_the_same(steps: list[tuple[str, int]]) -
             for rig in (steady, killed):
                 act(rig, what, data)
             assert killed.turns() == steady.turns()
-        closing.callback(steady.following.close)
-        closing.callback(killed.following.close)
+        closing.callback(steady.tail.close)
+        closing.callback(killed.tail.close)
         assert models(killed) == models(steady)
         assert killed.missed() == steady.missed()
 
@@ -191,11 +192,11 @@ def act(rig: Rig, what: str, data: bytes) -> None:
     elif what == "piece":
         read_a_piece(rig)
     elif what == "drain":
-        rig.following.drain(["a2", "a1"], seconds=60)
+        rig.tail.drain(["a2", "a1"], seconds=60)
     elif what == "end":
-        rig.following.drain(["a1"], seconds=60)
+        rig.tail.drain(["a1"], seconds=60)
     elif what == "attempt":
-        rig.following.begin_attempt("a1")
+        rig.tail.begin_attempt("a1")
     elif what == "truncate":
         read_a_piece(rig)
         os.truncate(path_of(rig), 0)
@@ -237,12 +238,12 @@ async def test_daemons_come_and_go_while_it_writes(again: Again) -> None:
 def test_what_was_read_and_then_freed_is_not_missed(again: Again) -> None:
     first = again()
     first.write(numbered(4 * MIB // 64) + b"half")
-    first.following.drain(["a2", "a1"], seconds=60)
+    first.tail.drain(["a2", "a1"], seconds=60)
     second = again(first)
     for until_ in (2 * MIB, 4 * MIB):
         second.store.free("a1", ".out", 0, until_)
     second.write(b" a line\n")
-    second.following.drain(["a1"])
+    second.tail.drain(["a1"])
     assert (second.turns(), second.last().tools, second.lost) == (4 * MIB // 64 + 1, ["half a line"], {})
 
 
@@ -252,12 +253,12 @@ def test_what_was_freed_unread_is_told(again: Again) -> None:
     read_a_piece(first)
     second = again(first)
     second.store.free("a1", ".out", 0, 3 * MIB)
-    second.following.drain(["a1"], seconds=60)
+    second.tail.drain(["a1"], seconds=60)
     assert second.turns() == PIECE // 64 + MIB // 64 + 1
     assert second.lost == {"a1": [f"{3 * MIB - PIECE} bytes of its stdout were freed before its meter read them"]}
     third = again(second)
     third.write(b"more\n")
-    third.following.drain(["a1"])
+    third.tail.drain(["a1"])
     assert (third.turns(), third.lost) == (second.turns() + 1, {})
 
 
@@ -269,7 +270,7 @@ def test_what_was_truncated_is_read_from_the_start(again: Again, size: int) -> N
     second = again(first)
     os.truncate(path_of(second), size)
     second.write(b"3\n")
-    second.following.drain(["a1"])
+    second.tail.drain(["a1"])
     assert second.turns() == 4 + size // 4
     assert len(second.lost["a1"]) == 1
     assert "truncated its stdout" in second.lost["a1"][0]
@@ -284,7 +285,7 @@ def test_what_was_truncated_and_grew_again_is_read_from_the_start(again: Again, 
     second = again(first)
     os.truncate(path_of(second), 0)
     second.write(b"more than there was before\n" * lines)
-    second.following.drain(["a1"], seconds=60)
+    second.tail.drain(["a1"], seconds=60)
     assert second.turns() == 3 + lines
     assert "truncated its stdout" in second.lost["a1"][0]
 
@@ -296,7 +297,7 @@ def test_what_was_not_read_before_it_was_truncated_is_told(again: Again) -> None
     second = again(first)
     os.truncate(path_of(second), 0)
     second.write(b"new\n")
-    second.following.drain(["a1"])
+    second.tail.drain(["a1"])
     assert second.lost == {"a1": [f"{MIB - PIECE} bytes of its stdout were truncated away before its meter read them"]}
     assert second.turns() == PIECE // 64 + 1
 
@@ -314,9 +315,9 @@ async def test_another_file_in_its_place_is_left_alone(again: Again, tmp_path: P
     path_of(second).hardlink_to(precious)
     async with serving(second):
         await until(lambda: "a1" in second.lost)
-        await trio.sleep(module.SETTLE + 0.1)
-    second.following.drain(["a1"])
-    second.following.forget("a1")
+        await trio.sleep(SETTLE + 0.1)
+    second.tail.drain(["a1"])
+    second.tail.forget("a1")
     assert second.lost == {
         "a1": ["the file of its stdout was taken away: it is not metered and not bounded any more"],
     }
@@ -327,13 +328,13 @@ async def test_another_file_in_its_place_is_left_alone(again: Again, tmp_path: P
 def test_another_attempt_may_have_another_file(again: Again, tmp_path: Path) -> None:
     first = again()
     first.write(b"one\n")
-    first.following.drain(["a1"])
+    first.tail.drain(["a1"])
     os.rename(path_of(first), tmp_path / "elsewhere")
     first.write(b"")
-    first.following.begin_attempt("a1")
+    first.tail.begin_attempt("a1")
     second = again(first)
     second.write(b"two\nthree\n")
-    second.following.drain(["a1"])
+    second.tail.drain(["a1"])
     assert [reading.turns for reading in second.seen["a1"]] == [1, 2]
 
 
@@ -358,46 +359,46 @@ def other_meter(saved: bytes) -> bytes:
 def test_what_does_not_fit_is_read_from_the_start(again: Again, spoil: Callable[[bytes], bytes], freed: int) -> None:
     first = again()
     first.write(numbered(2 * MIB // 64))
-    first.following.begin_attempt("a1")
+    first.tail.begin_attempt("a1")
     first.write(b"another\n")
     read_a_piece(first)
-    saved = first.following.saved("a1")
+    saved = first.tail.saved("a1")
     assert saved is not None
     first.store.free("a1", ".out", 0, freed)
     second = Rig(first.store.directory)
-    assert second.following.follow("a1", limit=None, meter=Lines, saved=spoil(saved)) is None
-    second.following.drain(["a1"], seconds=60)
+    assert second.tail.follow("a1", limit=None, meter=Lines, saved=spoil(saved)) is None
+    second.tail.drain(["a1"], seconds=60)
     assert [reading.turns for reading in second.seen["a1"]] == [(2 * MIB - freed) // 64 + 1]
     assert second.missed() == freed
     assert (len(second.lost), second.troubles) == (int(freed > 0), [])
-    second.following.close()
+    second.tail.close()
 
 
 def test_who_has_no_meter_has_nothing_to_save(again: Again) -> None:
     first = again(meter=None)
-    assert first.following.saved("a1") is None
-    assert first.following.saved("a2") is None
-    first.following.forget("a1")
-    assert first.following.follow("a1", limit=None, meter=None, saved=b"of before") is None
-    assert first.following.follow("a2", limit=None, meter=Lines) is None
-    assert first.following.saved("a2") is not None
-    first.following.forget("a2")
-    assert first.following.saved("a2") is None
+    assert first.tail.saved("a1") is None
+    assert first.tail.saved("a2") is None
+    first.tail.forget("a1")
+    assert first.tail.follow("a1", limit=None, meter=None, saved=b"of before") is None
+    assert first.tail.follow("a2", limit=None, meter=Lines) is None
+    assert first.tail.saved("a2") is not None
+    first.tail.forget("a2")
+    assert first.tail.saved("a2") is None
 
 
 def test_who_has_not_begun_begins(again: Again) -> None:
     """Its daemon was killed before the run had a file, or had written to it."""
     first = again()
-    first.following.follow("a2", limit=None, meter=Lines)
+    first.tail.follow("a2", limit=None, meter=Lines)
     for run in ("a1", "a2"):
         second = Rig(first.store.directory)
-        assert second.following.follow(run, limit=None, meter=Lines, saved=first.following.saved(run)) == (Reading(),)
-        second.following.drain([run])
+        assert second.tail.follow(run, limit=None, meter=Lines, saved=first.tail.saved(run)) == (Reading(),)
+        second.tail.drain([run])
         second.write(b"one\n", run)
-        second.following.drain([run])
-        second.following.begin_attempt(run)
+        second.tail.drain([run])
+        second.tail.begin_attempt(run)
         assert [reading.turns for reading in second.seen[run]] == [1, None]
-        second.following.close()
+        second.tail.close()
 
 
 def test_a_snapshot_is_cheap(again: Again) -> None:
@@ -409,11 +410,11 @@ def test_a_snapshot_is_cheap(again: Again) -> None:
             b'{"type":"assistant","message":{"id":"msg_%024d","model":"claude-opus-4-8","content":[],"usage":{"input_tokens":9}}}\n'
             % number
         )
-    rig.following.drain(["a1"], seconds=60)
-    following: Following = rig.following
+    rig.tail.drain(["a1"], seconds=60)
+    tail: Tail = rig.tail
     began = time.perf_counter()
     for _ in range(100):
-        saved = following.saved("a1")
+        saved = tail.saved("a1")
     took = (time.perf_counter() - began) / 100
     assert saved is not None
     assert len(saved) < 15_000

@@ -13,7 +13,7 @@ from trio.testing import MockClock
 
 from sfad.core.events import Frozen
 from sfad.launch.base import LaunchSpec
-from sfad.metering.sampling import Machine, Sampler
+from sfad.metering.sampling import MachineTotals, Sampler
 from tests.launch import programs
 from tests.launch.fake import FakeLauncher, Script
 from tests.launch.rig import PATIENCE, Rig, rigged, until
@@ -21,7 +21,7 @@ from tests.launch.rig import PATIENCE, Rig, rigged, until
 MIB = 1 << 20
 
 
-class Still(Machine):
+class Still(MachineTotals):
     """A machine on which nothing happens but what a test says."""
 
     def __init__(self) -> None:
@@ -237,7 +237,7 @@ async def test_who_is_told_may_forget(stage: Stage, autojump_clock: MockClock) -
 
 
 def test_this_machine_tells() -> None:
-    machine = Machine()
+    machine = MachineTotals()
     assert machine.tells_forks()
     assert machine.forks() >= 0
     assert 10 * MIB < machine.memory() < 1 << 45

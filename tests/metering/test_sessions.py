@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import trio
 
-from sfad.metering import sessions
-from sfad.metering.sessions import Session, Sessions, TooMany
-from sfad.meters import Reading
-from sfad.meters.sessions import files_of
+from sfad.metering import finding, sessions
+from sfad.metering import session as module
+from sfad.metering.session import Session, TooMany
+from sfad.metering.sessions import Sessions
+from sfad.meters import Reading, session_files_of
 from sfad.protocol.types import Tokens
 from tests.harness import NOBODY, as_root
 
@@ -37,11 +38,10 @@ class Home:
 
     def session(self, *argv: str, uid: int = os.getuid()) -> Session:
         """What a run that began a minute ago would look for."""
-        files = files_of(None, ["claude"])
+        files = session_files_of(None, ["claude"])
         assert files is not None
-        found = Session(files, ["claude", *argv], {"HOME": str(self.path)}, str(self.work), uid, BEGAN)
-        found.names = files.named(found.argv)
-        return found
+        command = ["claude", *argv]
+        return Session(files, command, {"HOME": str(self.path)}, str(self.work), uid, BEGAN, files.session_id(command))
 
     def file(self, session: str = ONE, *, calls: int = 1, at: datetime | None = None, name: str = "") -> Path:
         """A session file with so many calls of a model."""
@@ -99,7 +99,7 @@ def test_a_session_that_has_just_begun_is_believed_when_the_run_is_over(home: Ho
     home.file(ONE, at=datetime.now(UTC))
     session = home.session()
     assert used(session) == -1, "the run's own may still come"
-    session.over = True
+    session.end(succeeded=False)
     assert used(session) == 1
 
 
@@ -184,18 +184,18 @@ def test_the_file_of_another_user_is_not_the_run_s(home: Home) -> None:
 
 
 def test_of_a_huge_directory_a_part_is_looked_at(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "ENTRIES", 50)
+    monkeypatch.setattr(finding, "ENTRIES", 50)
     for number in range(200):
         (home.project / f"x{number}").touch()
     session = home.session()
     session.look(())
-    assert session._entries == 51
+    assert session._search.entries == 51
     home.file(ONE)
     assert used(home.session("--session-id", ONE)) == 1, "a name that is known is not searched for"
 
 
 def test_many_files_that_say_nothing_are_no_work_without_end(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "FILES", 5)
+    monkeypatch.setattr(module, "FILES", 5)
     for number in range(6):
         (home.project / f"0000000{number}{ONE[8:]}.jsonl").write_bytes(b"{}\n" * 1000)
     with pytest.raises(TooMany):
@@ -224,14 +224,15 @@ def test_a_reply_after_which_a_tool_may_have_been_called_is_the_last_only_if_the
     chats.mkdir(parents=True)
     name = json.loads(recorded[0])["sessionId"]
     (chats / f"session-2026-{name[:8]}.jsonl").write_text("".join(recorded[:5]))
-    files = files_of(None, ["gemini"])
+    files = session_files_of(None, ["gemini"])
     assert files is not None
     began = datetime(2026, 1, 1, tzinfo=UTC)
-    session = Session(files, ["gemini"], {"HOME": str(home.path)}, str(home.work), os.getuid(), began, name, over=True)
-    for session.succeeded in (False, True):
+    session = Session(files, ["gemini"], {"HOME": str(home.path)}, str(home.work), os.getuid(), began, name)
+    for succeeded in (False, True):
+        session.end(succeeded=succeeded)
         assert session.look(())
         (reading,) = session.readings
-        assert (reading.turns, reading.partial) == (0, not session.succeeded)
+        assert (reading.turns, reading.partial) == (0, not succeeded)
 
 
 class Heard:
@@ -251,7 +252,7 @@ class Heard:
 @pytest.fixture
 async def heard(nursery: trio.Nursery) -> Heard:
     found = Heard()
-    await nursery.start(found.sessions.serve)
+    nursery.start_soon(found.sessions.serve)
     return found
 
 
@@ -339,9 +340,7 @@ def _no_descriptor_is_left() -> Iterator[None]:
 
 
 def test_an_id_that_no_agent_would_give_goes_into_no_pattern(home: Home) -> None:
-    read = Sessions(seen=lambda *_: None, lost=lambda *_: None, trouble=lambda _: None)
-    for identity, kept in ((ONE, ONE), ("(a+)+b", None), ("../x", None), ("", None)):
+    for identity, known in ((ONE, ONE), ("(a+)+b", None), ("../x", None), ("", None)):
         session = home.session()
-        session.names = identity
-        read.begin("a1", session)
-        assert session.names == kept
+        session.name(identity)
+        assert session.session_id == known

@@ -22,8 +22,9 @@ from sfad import meters
 from sfad.core.ids import run_id
 from sfad.host.threads import in_thread
 from sfad.metering import tail as module
+from sfad.metering.bounds import SETTLE
 from sfad.metering.stream import PIECE
-from sfad.metering.tail import NEWEST, NEWEST_AT_LEAST, NEWEST_OF_ALL, Following
+from sfad.metering.tail import NEWEST, NEWEST_AT_LEAST, NEWEST_OF_ALL, Tail
 from sfad.meters.base import Meter, Reading
 from sfad.output import OutputStore, growth, holes
 from sfad.protocol.types import RunId, Tokens
@@ -57,7 +58,7 @@ NewMeter = Callable[[bytes | None], Meter]
 
 
 class Rig:
-    """A `Following` and everything it has said."""
+    """A `Tail` and everything it has said."""
 
     def __init__(self, directory: Path) -> None:
         self.store = OutputStore(directory)
@@ -65,7 +66,7 @@ class Rig:
         self.calls = 0
         self.lost: dict[RunId, list[str]] = {}
         self.troubles: list[str] = []
-        self.following = Following(self.store, seen=self._see, lost=self._lose, trouble=self.troubles.append)
+        self.tail = Tail(self.store, seen=self._see, lost=self._lose, trouble=self.troubles.append)
 
     def _see(self, run: RunId, readings: tuple[Reading, ...]) -> None:
         self.calls += 1
@@ -97,15 +98,15 @@ class Rig:
 
     def begin(self, run: RunId = "a1", limit: int | None = None, meter: NewMeter | None = Lines) -> None:
         """As the runtime does it for a run's first attempt."""
-        self.following.follow(run, limit=limit, meter=meter)
-        self.following.begin_attempt(run)
+        self.tail.follow(run, limit=limit, meter=meter)
+        self.tail.begin_attempt(run)
 
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
     one = Rig(tmp_path / "output")
     yield one
-    one.following.close()
+    one.tail.close()
 
 
 @pytest.fixture
@@ -117,7 +118,7 @@ async def served(rig: Rig) -> AsyncIterator[Rig]:
 @asynccontextmanager
 async def serving(rig: Rig) -> AsyncIterator[None]:
     async with trio.open_nursery() as nursery:
-        await nursery.start(rig.following.serve)
+        await nursery.start(rig.tail.serve)
         yield
         nursery.cancel_scope.cancel()
 
@@ -164,7 +165,7 @@ def test_a_real_meter(rig: Rig) -> None:
     rig.begin(meter=partial(program.meter, []))
     for _ in range(2):
         rig.write(b'{"type":"turn.completed","usage":{"input_tokens":7,"cached_input_tokens":2,"output_tokens":3}}')
-        rig.following.begin_attempt("a1")
+        rig.tail.begin_attempt("a1")
     told = [tokens for reading in rig.seen["a1"] for tokens in reading.models.values()]
     assert [(tokens.input, tokens.output, tokens.cached) for tokens in told] == [(7, 3, 2)] * 2
 
@@ -173,7 +174,7 @@ def test_a_drain_reads_what_nobody_has_told_of(rig: Rig) -> None:
     """The run was so short that the news of its output is still on its way, and its last line has no end."""
     rig.begin()
     rig.write(b"one\n!last")
-    rig.following.drain(["a1"])
+    rig.tail.drain(["a1"])
     assert (rig.turns(), rig.last().finished, rig.lost) == (2, True, {})
 
 
@@ -181,18 +182,18 @@ def test_a_drain_without_time_reads_the_newest(rig: Rig) -> None:
     rig.begin()
     data = numbered(NEWEST // 64 + 1000)
     rig.write(data)
-    rig.following.drain(["a1"], seconds=0)
+    rig.tail.drain(["a1"], seconds=0)
     assert rig.lost == {"a1": ["64000 bytes of its stdout were not read by its meter in time"]}
     assert rig.turns() == NEWEST // 64
     assert rig.last().tools[-1] == data[-64:-1].decode()
-    rig.following.drain(["a1"])
+    rig.tail.drain(["a1"])
     assert rig.turns() == NEWEST // 64
 
 
 def test_a_drain_without_time_reads_the_whole_of_a_long_result(rig: Rig) -> None:
     rig.begin()
     rig.write(numbered(MIB // 64) + b"!" + b"x" * 5 * NEWEST + b"\nand so on\n")
-    rig.following.drain(["a1"], seconds=0)
+    rig.tail.drain(["a1"], seconds=0)
     assert (rig.turns(), rig.last().finished) == (2, True)
     assert rig.missed() == MIB
 
@@ -200,7 +201,7 @@ def test_a_drain_without_time_reads_the_whole_of_a_long_result(rig: Rig) -> None
 def test_a_drain_with_time_reads_everything(rig: Rig) -> None:
     rig.begin()
     rig.write(numbered(8 * MIB // 64))
-    rig.following.drain(["a1"], seconds=60)
+    rig.tail.drain(["a1"], seconds=60)
     assert (rig.turns(), rig.lost) == (8 * MIB // 64, {})
 
 
@@ -223,7 +224,7 @@ def test_an_end_of_many_stops_the_others_for_a_moment(rig: Rig, count: int) -> N
     for run in loud:
         rig.write(numbered(2 * MIB // 64) + b"!the end\n", run)
     began = time.perf_counter()
-    rig.following.drain(reversed(runs))
+    rig.tail.drain(reversed(runs))
     # in theory 0.06 s of 4, 0.11 of 64: this machine is shared
     assert time.perf_counter() - began < 5
     assert rig.turns(quiet) == 1
@@ -239,7 +240,7 @@ def test_ends_without_a_pause_share_their_time(rig: Rig) -> None:
         rig.write(numbered(2 * MIB // 64), run_id(number))
     read = []
     for number in range(1, 9):
-        rig.following.drain([run_id(number)])
+        rig.tail.drain([run_id(number)])
         read.append(64 * rig.turns(run_id(number)))
     assert read[0] > 2 * NEWEST
     assert sum(read[1:]) <= 7 * NEWEST + read[0]  # they took a moment, of which they may have as much again
@@ -250,10 +251,10 @@ def test_a_line_that_a_child_is_writing_is_not_cut_by_its_parent_s_end(rig: Rig)
     rig.begin("a2")
     rig.write(b"the last", "a1")
     rig.write(b"a line in ", "a2")
-    rig.following.drain(["a1", "a2"])
+    rig.tail.drain(["a1", "a2"])
     assert rig.last("a1").tools == ["the last"]
     rig.write(b"two parts\n", "a2")
-    rig.following.drain(["a2"])
+    rig.tail.drain(["a2"])
     assert rig.last("a2").tools == ["a line in two parts"]
 
 
@@ -261,28 +262,28 @@ def test_each_attempt_has_a_reading(rig: Rig) -> None:
     rig.write(b"")
     rig.begin()
     rig.write(b"one\n!two\nhalf")
-    rig.following.begin_attempt("a1")
+    rig.tail.begin_attempt("a1")
     first, second = rig.seen["a1"]
     assert first == Reading(turns=3, messages=3, models={"m": Tokens(input=3)}, finished=True)
     assert second == Reading()
     rig.write(b"three\n")
-    rig.following.drain(["a1"])
+    rig.tail.drain(["a1"])
     assert rig.seen["a1"][0] is first
     assert rig.last() == Reading(turns=1, messages=1, models={"m": Tokens(input=1)}, tools=["three"])
-    rig.following.begin_attempt("a1")
-    rig.following.begin_attempt("a1")
+    rig.tail.begin_attempt("a1")
+    rig.tail.begin_attempt("a1")
     rig.write(b"!four\n")
-    rig.following.drain(["a1"])
+    rig.tail.drain(["a1"])
     assert [reading.turns for reading in rig.seen["a1"]] == [3, 1, None, 1]
 
 
 def test_what_was_told_is_the_callee_s(rig: Rig) -> None:
     rig.begin()
     rig.write(b"one\n")
-    rig.following.drain(["a1"])
+    rig.tail.drain(["a1"])
     told = rig.last()
     rig.write(b"two\n")
-    rig.following.drain(["a1"])
+    rig.tail.drain(["a1"])
     assert told == Reading(turns=1, messages=1, models={"m": Tokens(input=1)}, tools=["one"])
 
 
@@ -292,9 +293,9 @@ def test_an_attempt_may_find_another_file(rig: Rig) -> None:
     # kept alive, or its inode may be used again for the next
     os.rename(rig.store.directory / "a1.out", rig.store.directory / "elsewhere")
     rig.write(b"")
-    rig.following.begin_attempt("a1")
+    rig.tail.begin_attempt("a1")
     rig.write(b"three\nand four\n")
-    rig.following.drain(["a1"])
+    rig.tail.drain(["a1"])
     assert rig.turns() == 2
 
 
@@ -314,12 +315,12 @@ async def test_a_run_that_truncates_its_output_is_read_from_the_start(served: Ri
 def test_what_was_not_read_before_a_truncation_is_lost(rig: Rig) -> None:
     rig.begin()
     rig.write(numbered(MIB // 64))
-    followed = rig.following._runs["a1"]
-    assert rig.following._read(followed, 0) is False
+    followed = rig.tail._runs["a1"]
+    assert rig.tail._read(followed, 0) is False
     rig.write(numbered(10), "a2")
     os.truncate(rig.store.directory / "a1.out", 0)
     rig.write(b"new\n")
-    rig.following.drain(["a1"])
+    rig.tail.drain(["a1"])
     assert rig.last().tools == ["new"]
     assert rig.lost == {"a1": [f"{MIB - PIECE} bytes of its stdout were truncated away before its meter read them"]}
 
@@ -359,9 +360,9 @@ def test_a_meter_that_raises_is_given_up(rig: Rig) -> None:
 
     rig.begin(meter=Broken)
     rig.write(b"one\n")
-    rig.following.drain(["a1"])
-    rig.following.drain(["a1"])
-    rig.following.begin_attempt("a1")
+    rig.tail.drain(["a1"])
+    rig.tail.drain(["a1"])
+    rig.tail.begin_attempt("a1")
     assert len(rig.troubles) == 1
     assert "ZeroDivisionError" in rig.troubles[0]
 
@@ -392,9 +393,9 @@ async def test_who_takes_its_output_away_is_found_out(served: Rig, tmp_path: Pat
     for number in range(3):
         os.write(out, b"line\n" * 20_000)
         await until(lambda: not metered or served.turns() == 20_000 * (number + 1))  # noqa: B023
-    served.following.drain(["a1"])
-    served.following.forget("a1")
-    await trio.sleep(module.SETTLE + 0.1)
+    served.tail.drain(["a1"])
+    served.tail.forget("a1")
+    await trio.sleep(SETTLE + 0.1)
     assert (len(served.lost["a1"]), served.troubles) == (1, [])
     assert precious.stat().st_blocks * 512 >= MIB
     os.close(out)
@@ -423,7 +424,7 @@ def test_another_file_is_not_metered(rig: Rig, monkeypatch: pytest.MonkeyPatch) 
     assert "Too many open files" in rig.troubles[0]
     os.rename(rig.store.directory / "a1.out", rig.store.directory / "elsewhere")
     rig.write(b"somebody's\n")
-    rig.following.drain(["a1"])
+    rig.tail.drain(["a1"])
     assert rig.turns() == 0
     assert rig.lost == {"a1": ["the file of its stdout was taken away: it is not metered and not bounded any more"]}
 
@@ -442,20 +443,20 @@ def test_a_metered_run_holds_one_descriptor(rig: Rig) -> None:
     rig.begin("a2", limit=MIB, meter=None)
     assert len(os.listdir("/proc/self/fd")) == before
     for _ in range(2):
-        rig.following.begin_attempt("a1")
+        rig.tail.begin_attempt("a1")
         rig.begin()
         rig.write(b"x\n")
-        rig.following.drain(["a1"])
+        rig.tail.drain(["a1"])
         assert len(os.listdir("/proc/self/fd")) == before + 1
-        rig.following.forget("a1")
-    rig.following.forget("a2")
-    rig.following.forget("a2")
+        rig.tail.forget("a1")
+    rig.tail.forget("a2")
+    rig.tail.forget("a2")
     assert len(os.listdir("/proc/self/fd")) == before
-    assert len(rig.following) == 0
-    rig.following.drain(["a1"])
-    rig.following.begin_attempt("a1")
-    rig.following.look("a1")
-    rig.following.set_limit("a1", 1)
+    assert not rig.tail._runs
+    rig.tail.drain(["a1"])
+    rig.tail.begin_attempt("a1")
+    rig.tail.look("a1")
+    rig.tail.set_limit("a1", 1)
 
 
 # ---- bounds
@@ -466,7 +467,7 @@ def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
     with tempfile.TemporaryDirectory(dir="/dev/shm" if request.param == "memory" else tmp_path) as directory:
         one = Rig(Path(directory) / "output")
         yield one
-        one.following.close()
+        one.tail.close()
 
 
 async def test_a_run_that_writes_300_megabytes_keeps_the_newest(anywhere: Rig) -> None:
@@ -519,20 +520,20 @@ async def test_a_meter_that_is_too_slow_loses_what_is_told(served: Rig, monkeypa
 def test_a_meter_that_never_catches_up_is_told_of_seldom(rig: Rig) -> None:
     rig.write(b"")
     rig.begin()
-    metered = rig.following._runs["a1"].metered
+    metered = rig.tail._runs["a1"].stdout
     assert metered is not None
     for number in range(1, 1000):
         metered.skip_to(number * MIB)
     assert len(rig.lost["a1"]) == 10
     assert rig.missed() == 512 * MIB
-    rig.following.drain(["a1"])
+    rig.tail.drain(["a1"])
 
 
 async def test_what_a_daemon_before_has_freed_is_told(served: Rig) -> None:
     served.write(numbered(4 * MIB // 64))
     served.store.free("a1", ".out", MIB, 3 * MIB)
-    served.following.follow("a1", limit=MIB, meter=Lines)
-    served.following.look("a1")
+    served.tail.follow("a1", limit=MIB, meter=Lines)
+    served.tail.look("a1")
     await until(lambda: served.turns() == MIB // 64)
     assert served.lost == {"a1": [f"{3 * MIB} bytes of its stdout were freed before its meter read them"]}
 
@@ -540,9 +541,9 @@ async def test_what_a_daemon_before_has_freed_is_told(served: Rig) -> None:
 async def test_a_limit_may_change_while_nothing_is_written(served: Rig) -> None:
     served.begin(limit=None, meter=None)
     served.write(bytes(3 * MIB))
-    await until(lambda: not served.following._behind)
+    await until(lambda: not served.tail._behind)
     assert held(served.store) >= 3 * MIB
-    served.following.set_limit("a1", MIB)
+    served.tail.set_limit("a1", MIB)
     await until(lambda: held(served.store) <= MIB + 64 * KIB)
 
 
@@ -550,8 +551,8 @@ async def test_a_run_that_is_over_at_once_is_bounded(served: Rig) -> None:
     """Nobody has told of what it wrote, and it is forgotten already."""
     served.begin(limit=MIB)
     served.write(bytes(3 * MIB))
-    served.following.drain(["a1"])
-    served.following.forget("a1")
+    served.tail.drain(["a1"])
+    served.tail.forget("a1")
     await until(lambda: held(served.store) <= MIB + 64 * KIB)
 
 
@@ -559,7 +560,7 @@ async def test_a_daemon_that_ends_has_bounded_its_runs(rig: Rig) -> None:
     async with serving(rig):
         rig.begin(limit=MIB, meter=None)
         rig.write(bytes(3 * MIB))
-        rig.following.forget("a1")
+        rig.tail.forget("a1")
     assert held(rig.store) <= MIB + 64 * KIB
 
 

@@ -22,6 +22,15 @@ COMMANDS = {
 }
 """For each program a command that prints its events."""
 
+USAGE_EVENTS = {
+    "claude": "assistant",
+    "codex": "item.completed",
+    "gemini": "result",
+    "opencode": "step_finish",
+    "jsonl": "usage",
+}
+"""For each program a type of event that its meter decodes."""
+
 OPENCODE = [
     {"type": "step_start", "timestamp": 1, "sessionID": "ses_1", "part": {"id": "prt_1", "type": "step-start"}},
     {

@@ -92,7 +92,7 @@ def test_what_a_recording_says(name: str) -> None:
     reading = read(program_of(path), path.read_bytes())
     assert reading.cost_usd == pytest.approx(EXPECTED[name].cost_usd)
     reading.cost_usd = EXPECTED[name].cost_usd
-    assert len(reading.session) == 36
+    assert len(reading.session) in {0, 36}, "a UUID, where the program tells it"
     reading.session = ""
     assert reading == EXPECTED[name]
 

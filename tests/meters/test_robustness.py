@@ -16,7 +16,7 @@ from sfad.meters import Reading, named
 from sfad.meters.base import MAX_LINE, MAX_NAME, MAX_TOOLS, MAX_WORDS
 from sfad.meters.counters import MAX_MODELS
 from sfad.protocol.units import MOST_COUNTED, MOST_SPENT
-from tests.meters.recordings import JSONL, STREAMS, in_all, lines, read, samples
+from tests.meters.recordings import JSONL, STREAMS, USAGE_EVENTS, in_all, lines, read, samples
 
 SAMPLES = samples()
 PROGRAMS = sorted({program for program, _ in SAMPLES.values()})
@@ -90,8 +90,7 @@ def test_wrong_types_anywhere(name: str) -> None:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_good_lines_after_broken_ones_count(program: str) -> None:
-    kinds = {"claude": "assistant", "codex": "item.completed", "gemini": "result", "opencode": "step_finish", "jsonl": "usage"}
-    kind = kinds[program].encode()
+    kind = USAGE_EVENTS[program].encode()
     broken = [
         b'{"type":"' + kind + b'"',
         b'{"type":"' + kind + b'","x":"\xff\xfe"',

@@ -6,7 +6,8 @@ import shlex
 
 import pytest
 
-from sfad.meters import PROGRAMS, Program, chosen, named
+from sfad.meters import PROGRAMS, AgentProgram, chosen, named
+from sfad.protocol.known import METERED
 
 COMMANDS = """
 claude -p hi --output-format stream-json --verbose                     claude
@@ -68,13 +69,13 @@ def test_no_command_has_no_meter() -> None:
 
 
 def test_every_program_has_a_name_of_its_own() -> None:
-    assert [program.name for program in PROGRAMS] == ["claude", "codex", "gemini", "opencode", "jsonl"]
+    assert [program.name for program in PROGRAMS] == [*METERED, "jsonl"]
     assert [named(program.name) for program in PROGRAMS] == list(PROGRAMS)
     assert named("aider") is None
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
-def test_a_meter_may_be_named_for_any_command(program: Program) -> None:
+def test_a_meter_may_be_named_for_any_command(program: AgentProgram) -> None:
     for argv in ([], ["sh", "agent.sh"], ["\udcff"], ["claude"], ["codex", "-m"]):
         program.meter(argv).feed(b"x\n")
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sfad.meters import Reading
-from sfad.meters.sessions import Head, Search, files_of, timestamp
+from sfad.meters import Reading, session_files_of
+from sfad.meters.program import SessionHead, SessionSearch, timestamp
 from sfad.protocol.types import Tokens
 from tests.meters.test_robustness import check, variants
 
@@ -33,7 +33,7 @@ def recording(name: str) -> bytes:
 
 
 def read(name: str, data: bytes, since: str = EVER) -> Reading:
-    files = files_of(name.partition("-")[0], ())
+    files = session_files_of(name.partition("-")[0], ())
     assert files is not None
     meter = files.meter(since)
     meter.feed(data)
@@ -59,7 +59,7 @@ def test_what_a_recording_says(name: str, turns: int, messages: int) -> None:
 
 @pytest.mark.parametrize("name", ["claude", "codex", "gemini"])
 def test_whose_a_file_is_stands_in_its_beginning(name: str) -> None:
-    files = files_of(name, ())
+    files = session_files_of(name, ())
     assert files is not None
     head = files.head(recording(name))
     assert head is not None
@@ -85,7 +85,7 @@ def test_what_was_used_before_the_run_is_not_counted(name: str) -> None:
 @pytest.mark.parametrize("name", ["claude", "codex"])
 def test_it_is_partial_until_a_reply_that_calls_no_tool(name: str) -> None:
     """After what a tool has answered the model is asked again, before the file says so."""
-    meter_files = files_of(name, ())
+    meter_files = session_files_of(name, ())
     assert meter_files is not None
     meter = meter_files.meter(EVER)
     states: list[bool] = []
@@ -114,7 +114,7 @@ def variants_of_fields(line: dict[str, Any]) -> list[Any]:
 @given(name=st.sampled_from(sorted(CALLS)), data=st.binary(max_size=300))
 def test_bytes_of_any_kind(name: str, data: bytes) -> None:
     check(read(name, data + b"\n" + recording(name)))
-    files = files_of(name, ())
+    files = session_files_of(name, ())
     assert files is not None
     files.head(data + b"\n")
     files.head(b'{"payload": ' + b"[" * 10_000 + b"\n")
@@ -136,16 +136,16 @@ COMMANDS = [
 
 @pytest.mark.parametrize(("argv", "program", "session", "resumes"), COMMANDS)
 def test_what_a_command_says_of_its_session(argv: list[str], program: str, session: str | None, resumes: bool) -> None:
-    files = files_of(None, argv)
+    files = session_files_of(None, argv)
     assert files is not None
-    assert (files.program, files.named(argv), files.resumes(argv)) == (program, session, resumes)
+    assert (files.program, files.session_id(argv), files.resumes(argv)) == (program, session, resumes)
 
 
 def test_whose_sessions_are_not_known() -> None:
-    assert files_of(None, ["opencode", "run", "go"]) is None
-    assert files_of(None, ["sh", "-c", "claude -p go"]) is None
-    assert files_of("claude", ["sh", "-c", "claude -p go"]) is not None
-    assert files_of("jsonl", ["claude"]) is None
+    assert session_files_of(None, ["opencode", "run", "go"]) is None
+    assert session_files_of(None, ["sh", "-c", "claude -p go"]) is None
+    assert session_files_of("claude", ["sh", "-c", "claude -p go"]) is not None
+    assert session_files_of("jsonl", ["claude"]) is None
 
 
 def test_the_environment_moves_the_directories() -> None:
@@ -158,15 +158,15 @@ def test_the_environment_moves_the_directories() -> None:
         ("gemini", {"HOME": "/h"}, "/h/.gemini/tmp"),
         ("gemini", {"HOME": "/h", "GEMINI_CLI_HOME": "/g"}, "/g/.gemini/tmp"),
     ]:
-        files = files_of(name, ())
+        files = session_files_of(name, ())
         assert files is not None
-        assert {place.root for place in files.places(Search(env, CWD, since, None))} == {root}
-    codex = files_of("codex", ())
+        assert {place.root for place in files.places(SessionSearch(env, CWD, since, None))} == {root}
+    codex = session_files_of("codex", ())
     assert codex is not None
-    days = [place.names[:3] for place in codex.places(Search({"HOME": "/h"}, CWD, since, None))]
+    days = [place.names[:3] for place in codex.places(SessionSearch({"HOME": "/h"}, CWD, since, None))]
     assert days == [("2026", "11", "23"), ("2026", "11", "22"), ("2026", "11", "21")]
 
 
 def test_times_compare_as_texts() -> None:
     assert timestamp(datetime(2026, 11, 22, 1, 2, 3, 4000, tzinfo=UTC)) == "2026-11-22T01:02:03.004Z"
-    assert Head("s", "p", "2026-11-22T01:02:03.005Z").began > "2026-11-22T01:02:03.004Z"
+    assert SessionHead("s", "p", "2026-11-22T01:02:03.005Z").began > "2026-11-22T01:02:03.004Z"

@@ -8,13 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from sfad.meters import PROGRAMS, named
-from sfad.meters.base import Program
-from sfad.meters.speech import MAX_EVENT, SLICE, Cursor, Reader, answer
+from sfad.meters import PROGRAMS, AgentProgram, named
+from sfad.meters.speech import MAX_EVENT, SLICE, Cursor, TextReader, answer
 from tests.meters.recordings import STREAMS
 
 
-def program(name: str) -> Program:
+def program(name: str) -> AgentProgram:
     """The program of that name."""
     found = named(name)
     assert found is not None
@@ -27,7 +26,7 @@ CLAUDE = program("claude")
 class Stream:
     """A growing file and its reader, whose cursor travels as bytes between any two steps."""
 
-    def __init__(self, speaker: Program = CLAUDE) -> None:
+    def __init__(self, speaker: AgentProgram = CLAUDE) -> None:
         self.speaker = speaker
         self.data = b""
         self.freed = 0
@@ -42,7 +41,7 @@ class Stream:
         more = True
         while more:
             cursor = msgspec.msgpack.decode(self.cursor, type=Cursor) if self.cursor else Cursor()
-            shown = Reader(self.speaker, cursor, self._read, len(self.data)).step(ended=ended)
+            shown = TextReader(self.speaker, cursor, self._read, len(self.data)).step(ended=ended)
             self.cursor, more = msgspec.msgpack.encode(cursor), shown.more
             self.text += shown.text
             self.tools += shown.tools
@@ -206,7 +205,7 @@ def test_answer_of_a_stream_without_its_beginning() -> None:
 
 
 @pytest.mark.parametrize("speaker", PROGRAMS, ids=lambda each: each.name)
-def test_no_event_of_wrong_types_breaks_a_reader(speaker: Program) -> None:
+def test_no_event_of_wrong_types_breaks_a_reader(speaker: AgentProgram) -> None:
     odd: list[Any] = [None, 1, "x", [], {}, [None], {"type": 1}]
     for path in STREAMS.glob("*.jsonl"):
         for line in path.read_bytes().splitlines():
