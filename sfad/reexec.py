@@ -58,7 +58,7 @@ def installed_version() -> str | None:
 
 async def check(state_dir: str) -> None:
     """Whether the installed program starts, and can read the config and what this one has written. Raises `Unfit`, `OSError`."""
-    # In a thread: its child is a thread's, and so not taken for an orphan of a run (`launch.reaper`). The timeout of subprocess.run
+    # In a thread: its child is a thread's, and so not taken for an orphan of a run (`reaper`). The timeout of subprocess.run
     # begins after the child's execve(2), which closes a copy of each file that a client has sent; if it is the last copy, that may
     # wait for long (`giveback`).
     done = None

@@ -1,4 +1,4 @@
-"""What runs use, from one pass, and bounds where the kernel does not hold them."""
+"""What runs use, from one pass over the machine, and bounds that the kernel does not enforce."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def below(pid: int) -> list[psutil.Process]:
 
 
 def close(launcher: Launcher, run: str, counted: list[psutil.Process]) -> bool:
-    """Whether the run weighs what psutil counts, within a twentieth."""
+    """Return whether the run uses as much memory as psutil counts, within a twentieth."""
     load = launcher.load(run)
     return load is not None and load.memory_bytes == pytest.approx(sum(one.memory_info().rss for one in counted), rel=0.05)
 
@@ -57,7 +57,7 @@ async def test_loads_are_what_psutil_counts(rig: Rig, tmp_path: Path) -> None:
     for run, tree in trees.items():
         counted = [process for member in tree for process in below(pids[member])]
         assert loads[run].processes == len(counted)
-        # what has just been forked goes on copying pages for a moment, between our look and psutil's
+        # a process that was just forked copies pages for a moment, between our look and psutil's
         await until(partial(close, rig.launcher, run, counted), f"{run} weighs what psutil says")
     await rig.stop("a3", "a2", "a1", "a4")
 
@@ -81,7 +81,7 @@ async def test_many_runs_take_one_scan(rig: Rig, monkeypatch: pytest.MonkeyPatch
     await rig.stop(*runs)
 
 
-async def test_what_is_paused_is_counted(rig: Rig, tmp_path: Path) -> None:
+async def test_paused_processes_are_counted(rig: Rig, tmp_path: Path) -> None:
     await ready(rig, "a1", programs.SHARERS, "5", "1", tmp_path=tmp_path)
     rig.launcher.freeze("a1")
     await rig.wait(Frozen, "a1")
@@ -99,7 +99,7 @@ async def test_shared_memory_counts_once_where_it_matters(rig: Rig, tmp_path: Pa
     await rig.stop("a1")
 
 
-async def test_uses_of_nobody(rig: Rig) -> None:
+async def test_questions_about_a_run_that_is_not_held(rig: Rig) -> None:
     assert rig.launcher.uses("pids", {"nobody": 1.0}) == rig.launcher.uses("memory", {"nobody": 1.0}) == {}
     assert rig.launcher.breaches("nobody") == frozenset()
     rig.launcher.bound("nobody", Bounds(pids=1))
@@ -135,7 +135,7 @@ async def test_a_run_is_bound_to_its_cpus_from_the_start(rig: Rig) -> None:
 
 
 @several_cpus
-async def test_other_cpus_for_a_live_run(rig: Rig, tmp_path: Path) -> None:
+async def test_a_live_run_gets_other_cpus(rig: Rig, tmp_path: Path) -> None:
     watched_cpus(rig)
     await ready(rig, "a1", programs.SHARERS, "4", "1", tmp_path=tmp_path)
     await ready(rig, "a2", programs.SHARERS, "1", "1", parent="a1", tmp_path=tmp_path)
@@ -161,7 +161,7 @@ def test_every_thread_is_bound() -> None:
     bind(1 << 22, mine)  # gone
 
 
-# What the kernel refuses.
+# Bounds that the kernel refuses.
 
 
 def refusing(suffix: str, written: list[str]) -> Callable[[str, bytes], None]:
@@ -179,7 +179,7 @@ def refusing(suffix: str, written: list[str]) -> Callable[[str, bytes], None]:
 
 
 @pytest.mark.parametrize("suffix", ["memory.max", "subtree_control"])
-async def test_a_bound_that_cannot_be_set_is_said_and_keeps_nothing_from_running(
+async def test_a_bound_that_cannot_be_set_is_logged_and_the_run_starts(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
     launcher = rig.launcher
@@ -201,7 +201,7 @@ async def test_a_bound_that_cannot_be_set_is_said_and_keeps_nothing_from_running
     launcher.release("a1")
 
 
-def test_what_is_written() -> None:
+def test_the_settings_of_each_kind() -> None:
     assert controllers.settings("cpu", 1.5) == [("cpu.max", b"150000 100000")]
     assert controllers.settings("cpu", 0.001) == [("cpu.max", b"1000 100000")]
     assert controllers.settings("cpu", None) == [("cpu.max", b"max 100000")]
@@ -210,19 +210,19 @@ def test_what_is_written() -> None:
     assert controllers.settings("memory", None) == [("memory.swap.max", b"max"), ("memory.max", b"max")]
 
 
-def hierarchy(own: Path, *strangers: int) -> str:
-    """Files like those of a delegated cgroup, with `strangers` in it."""
+def hierarchy(own: Path, *foreign: int) -> str:
+    """Files like those of a delegated cgroup, with foreign processes in it."""
     own.mkdir(parents=True)
     (own / "cgroup.type").write_text("domain\n")
     (own / "cgroup.controllers").write_text("cpuset cpu memory pids\n")
     (own / "cgroup.subtree_control").write_text("")
-    (own / "cgroup.procs").write_text("\n".join(map(str, strangers)))
+    (own / "cgroup.procs").write_text("\n".join(map(str, foreign)))
     (own / "sfad-x").mkdir()
     (own / "sfad-x" / "cgroup.subtree_control").write_text("")
     return str(own / "sfad-x")
 
 
-def test_strangers_are_not_moved(tmp_path: Path) -> None:
+def test_foreign_processes_are_not_moved(tmp_path: Path) -> None:
     directory = hierarchy(tmp_path / "cg", os.getpid(), 1)
     said: list[str] = []
     made = controllers.Controllers(cgroupfs.Base(directory, "/x"), said.append)
@@ -234,14 +234,14 @@ def test_strangers_are_not_moved(tmp_path: Path) -> None:
     assert (tmp_path / "cg" / "cgroup.subtree_control").read_text() == ""
 
 
-def test_pids_are_enabled_at_once_and_the_others_on_demand(tmp_path: Path) -> None:
+def test_pids_is_enabled_at_once_and_the_other_controllers_on_demand(tmp_path: Path) -> None:
     directory = hierarchy(tmp_path / "cg")
     run = Path(directory, "a1")
     run.mkdir()
     (run / "cgroup.subtree_control").write_text("")
     made = controllers.Controllers(cgroupfs.Base(directory, "/x"))
     made.prepare()
-    # each write(2) to a control file is a command; to these it is from the beginning of the file
+    # each write(2) to a control file is a command; in these files it overwrites the one before
     written = [Path(path, "cgroup.subtree_control").read_text() for path in (tmp_path / "cg", directory, run)]
     assert written == ["+pids", "+pids", ""]
     assert made.enabled("pids", directory)

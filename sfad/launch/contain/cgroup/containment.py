@@ -87,8 +87,8 @@ class CgroupContainment(RunContainment):
             self.limits.limit(held)
         if group.halted:  # the attempt before ended in its stop's freeze
             self._unfreeze(group)
-        door = os.open(f"{group.leaf}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
-        return Door(door, self._runs.tag_of(held))
+        tag = self._runs.tag_of(held)
+        return Door(os.open(f"{group.leaf}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC), tag)
 
     def leave(self, held: HeldRun) -> None:
         self.adopted.own(held)
