@@ -1,5 +1,5 @@
-"""The limits that a run has without options, for `run --help` and `spawn --help`: those of the daemon that is there, else those
-that a daemon started now would read from its config."""
+"""The limits of a run without options, for `run --help` and `spawn --help`: those of the running daemon, else those in the config
+that a daemon started now would read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .exits import Quit
 from .patience import Late, within
 
 PATIENCE = 1.0
-"""Seconds that the daemon has for its answer."""
+"""Seconds to wait for the daemon's answer."""
 
 SHOWN = [kind for kind in KINDS if kind.value in Profile._fields]
 """The kinds that the help tells of: those that a profile sets."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from sfad.protocol.types import Bound, Claim
 from sfad.protocol.units import MOST_WHOLE, parse_duration, parse_whole
 
-from .exits import UsageError
+from .exits import UsageError, understood
 
 INSIDE = ("SFA_RUN_ID", "SFA_SOCKET", "SFA_COOKIE", "SFA_CALL_CHAIN", "SFA_DEPTH")
 """Variables that only the daemon gives, and only to runs."""
@@ -35,19 +35,13 @@ def bound(option: str, given: str | None, variable: str, environ: Mapping[str, s
 
 
 def whole(source: str, text: str, *limits: int) -> int:
-    """A whole number within `limits`, the least and the most. Raises `UsageError` naming `source`."""
-    try:
-        return parse_whole(text, *limits)
-    except ValueError as error:
-        raise UsageError(f"{source}: {error}") from None
+    """Return a whole number within `limits`, the least and the most. Raise `UsageError` naming `source`."""
+    return understood(source, parse_whole, text, *limits)
 
 
 def duration(source: str, text: str) -> float:
-    """Seconds. Raises `UsageError` naming `source`."""
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise UsageError(f"{source}: {error}") from None
+    """Return seconds. Raise `UsageError` naming `source`."""
+    return understood(source, parse_duration, text)
 
 
 def claim(environ: Mapping[str, str] = os.environ) -> Claim:

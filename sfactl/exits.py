@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import errno
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from sfad.protocol.errors import ErrorCode
     from sfad.protocol.types import Refusal, RunInfo
@@ -62,6 +62,17 @@ class UsageError(Quit):
 
     def __init__(self, message: str) -> None:
         super().__init__(Exit.USAGE, message)
+
+
+T = TypeVar("T")
+
+
+def understood(source: str, read: Callable[..., T], *arguments: object) -> T:
+    """Return what `read` makes of its arguments. Raise its `ValueError` as a `UsageError`, with `source` in front if given."""
+    try:
+        return read(*arguments)
+    except ValueError as error:
+        raise UsageError(f"{source}: {error}" if source else str(error)) from None
 
 
 def worst(codes: Iterable[int]) -> int:

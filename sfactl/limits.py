@@ -1,22 +1,20 @@
-"""Limits on the command line, and limits and usage as they are shown. Only imported where there are any: what agents call in
-loops often has none."""
+"""Limits on the command line, and limits and usage as they are shown. Verbs import it only where there are any, to start fast."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from math import ceil
-from typing import ParamSpec, TypeVar
 
 from sfad.protocol import limits as written
 from sfad.protocol.kinds import COUNTS, KINDS, METERED
 from sfad.protocol.limits import format_amount
 from sfad.protocol.types import Action, Event, Limit, LimitKind, LimitState, RunInfo, Usage
-from sfad.protocol.units import format_usd
+from sfad.protocol.units import counted, format_usd
 
-from .exits import UsageError
+from .exits import UsageError, understood
 from .options import Option
-from .output import counted, plain, seconds
+from .output import plain, seconds
 
 OPTION = Option(
     ("--limit",),
@@ -28,30 +26,24 @@ OPTION = Option(
 )
 """For the verbs that give a run more room."""
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 
 def of_flags(texts: Iterable[str], source: str = "--limit") -> list[Limit]:
-    """What `--limit` says, each kind at most once. Raises `UsageError`."""
-    return once(_understood(written.parse_limit, text, source) for text in texts)
+    """Return the limits of `--limit`, each kind at most once. Raise `UsageError`."""
+    return once(understood("", written.parse_limit, text, source) for text in texts)
 
 
 def of_object(text: str) -> list[Limit]:
-    """What `--limits` says: JSON, or the file that is named after `@`. Raises `UsageError`."""
-    return _understood(written.parse_limits, _contents(text), "--limits")
+    """Return the limits of `--limits`: JSON, or the name of a file behind `@`. Raise `UsageError`."""
+    return understood("", written.parse_limits, _contents(text), "--limits")
 
 
 def action(text: str) -> Action:
-    """What `--on-limit` says. Raises `UsageError`."""
-    try:
-        return written.parse_action(text)
-    except ValueError as error:
-        raise UsageError(f"--on-limit: {error}") from None
+    """Return the action of `--on-limit`. Raise `UsageError`."""
+    return understood("--on-limit", written.parse_action, text)
 
 
 def once(found: Iterable[Limit]) -> list[Limit]:
-    """The same limits. Raises `UsageError` for two of one kind."""
+    """Return the limits. Raise `UsageError` for two of one kind."""
     by_kind: dict[LimitKind, Limit] = {}
     for limit in found:
         other = by_kind.setdefault(limit.kind, limit)
@@ -62,13 +54,6 @@ def once(found: Iterable[Limit]) -> list[Limit]:
 
 def _either(one: Limit, other: Limit) -> str:
     return one.source if one.source == other.source else f"{one.source} and by {other.source}"
-
-
-def _understood(read: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-    try:
-        return read(*arguments, **named)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
 
 
 def _contents(text: str) -> str | bytes:
@@ -92,7 +77,7 @@ def in_force(run: RunInfo) -> str:
 
 
 def _worth_telling(state: LimitState) -> bool:
-    """Output and processes are bounded in every run alike."""
+    """Leave out the defaults of output and processes, which every run has."""
     return state.kind not in (LimitKind.OUTPUT, LimitKind.PIDS) or state.source.startswith(("--", "agent "))
 
 
@@ -107,7 +92,7 @@ def _short(state: LimitState) -> str:
 
 
 def unenforceable(run: RunInfo, asked: Sequence[Limit]) -> str | None:
-    """What to say of limits that were asked for and that nobody can keep, because nobody knows what the run uses."""
+    """Return a warning about limits that were asked for and cannot be enforced, because nothing tells what the run uses."""
     wanted = {limit.kind for limit in asked} & METERED
     kept = [state for state in run.limits if state.kind in wanted and state.enforced_by == "nothing"]
     if not kept:
@@ -120,7 +105,7 @@ def unenforceable(run: RunInfo, asked: Sequence[Limit]) -> str | None:
 
 
 def describe(state: LimitState) -> str:
-    """A limit on one line: what is used of it, what follows, who set it, whose use counts, who watches over it."""
+    """Return a limit on one line: what is used of it, its action, its source, whose use counts, and what enforces it."""
     parts = [_of(state), f"from {plain(state.source)}", _SCOPES[state.scope], _kept(state)]
     if state.bound_by is not None and state.bound is not None:
         parts.append(f"run {state.bound_by} above it has {format_amount(state.kind, state.bound)} for all")
@@ -129,8 +114,7 @@ def describe(state: LimitState) -> str:
 
 def _kept(state: LimitState) -> str:
     if state.kind is LimitKind.CPU and state.enforced_by == "watching":
-        cores = ceil(state.threshold)
-        return f"bound to {cores} {'CPU' if cores == 1 else 'CPUs'}, for want of a cpu controller"
+        return f"bound to {counted(ceil(state.threshold), 'CPU')}, for want of a cpu controller"
     return _WATCHERS[state.enforced_by]
 
 
@@ -155,14 +139,14 @@ def _of(state: LimitState) -> str:
 
 
 def amounts(usage: Usage) -> str:
-    """What is known of a run's use, on one line; empty where nothing is."""
+    """Return what is known of a run's use, on one line; empty where nothing is."""
     return ", ".join(_amounts(usage))
 
 
 def _amounts(usage: Usage) -> Iterator[str]:
     for name in COUNTS:
         if (number := getattr(usage, name)) is not None:
-            yield counted(number, name.removesuffix("s"), name)
+            yield counted(number, name.removesuffix("s"))
     least = "at least " if usage.partial else ""
     if usage.input_tokens is not None:
         cached = "" if usage.cached_tokens is None else f" ({usage.cached_tokens} from a cache)"
@@ -182,7 +166,7 @@ _COST_FROM = {None: "", "agent": " (from the agent)", "prices": " (from prices)"
 
 
 def by_source(run: RunInfo) -> Iterator[str]:
-    """What each source says of the run's use, the one that is shown elsewhere first."""
+    """Yield what each source tells of the run's use. The first is the one that other views show."""
     several = len(run.usage_by_source) > 1
     for source, usage in run.usage_by_source.items() or [(run.usage.source, run.usage)]:
         if said := amounts(usage):
@@ -191,7 +175,7 @@ def by_source(run: RunInfo) -> Iterator[str]:
 
 
 def totals(run: RunInfo) -> str:
-    """What the run and its descendants have used; empty where nothing is known."""
+    """Return what the run and its descendants have used; empty where nothing is known."""
     least = "at least " if run.total_partial else ""
     parts = []
     if run.total_tokens is not None:
@@ -202,17 +186,17 @@ def totals(run: RunInfo) -> str:
 
 
 class Notices:
-    """What the person at a foreground run is told of its limits, each thing once."""
+    """Notices about limits for the person at a foreground run, each given once."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()
 
     def of(self, event: Event, run: RunInfo) -> str | None:
-        """The words for an event of `run`; `None` if it is not about a limit, or was told before."""
+        """Return the words for an event of `run`; `None` if it is not about a limit, or was told before."""
         if event.type not in ("limit_nearing", "limit_exceeded") or event.limit_kind is None:
             return None
         if event.type == "limit_nearing" and (event.used or 0) > (event.threshold or 0):
-            return None  # what exceeds it says more
+            return None  # the breach is told as well, and says more
         subject = "budget" if event.scope in ("user", "team") else f"limit {event.limit_kind}"
         words = f"{subject}: {_what(event)}{_follows(event, run)}"
         if words in self._told:
@@ -229,7 +213,7 @@ def _what(event: Event) -> str:
 
 
 def share(kind: str | None, used: float | None, threshold: float | None) -> str | None:
-    """`0.45 of 0.30 USD`; `None` where there are no such numbers: a breach by calling a forbidden tool has none."""
+    """Return `0.45 of 0.30 USD`; `None` where there are no such numbers, as of a forbidden tool."""
     if used is None or threshold is None or kind not in set(LimitKind):
         return None
     known = LimitKind(kind)

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from sfad.protocol.known import METERED
 from sfad.protocol.types import RunInfo, Status, Usage
-from sfad.protocol.units import format_size, format_usd
+from sfad.protocol.units import counted, format_size, format_usd
 
 
 def print_json(value: Any) -> None:
@@ -148,7 +148,7 @@ def used(usage: Usage) -> str | None:
     """`0.31 USD`, or tokens where the cost is not known; `None` where neither is."""
     if usage.cost_usd is not None:
         return f"{format_usd(usage.cost_usd)} USD"
-    return None if usage.tokens is None else counted(usage.tokens, "token", "tokens")
+    return None if usage.tokens is None else counted(usage.tokens, "token")
 
 
 def age(moment: datetime | None, now: datetime | None = None) -> str:
@@ -228,8 +228,3 @@ def exit_unknown(run: RunInfo) -> bool:
 
 _BY_ITSELF = ("exit", "agent", "result")
 """Kinds of reasons of an end that nothing but the agent brought about."""
-
-
-def counted(number: int, one: str, many: str) -> str:
-    """`1 process`, `2 processes`."""
-    return f"{number} {one if number == 1 else many}"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from sfad.protocol.messages import Refused
 from sfad.protocol.types import Survivor
+from sfad.protocol.units import counted
 
 from . import exits, output
 
@@ -27,4 +28,4 @@ def as_quit(reply: Refused, *, as_json: bool) -> exits.Quit:
 def survivors(found: Sequence[Survivor]) -> str:
     """One line a process."""
     lines = [output.plain(f"  pid {s.pid} of run {s.run_id}: {s.why}") for s in found]
-    return "\n".join([f"{output.counted(len(found), 'process is', 'processes are')} still there after SIGKILL:", *lines])
+    return "\n".join([f"{counted(len(found), 'process is', 'processes are')} still there after SIGKILL:", *lines])

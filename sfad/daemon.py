@@ -20,7 +20,6 @@ import trio
 from . import __version__, reexec
 from . import config as configuration
 from .core.events import DrainRequested
-from .core.guard import counted
 from .durable.adoption import Recovery, recover
 from .durable.budgets import rebuild
 from .durable.handover import Handover
@@ -44,6 +43,7 @@ from .observe.log import Log
 from .output.files import OutputStore
 from .protocol.messages import Change, Setting
 from .protocol.types import RunId
+from .protocol.units import counted
 from .runs.live import name_of_main
 from .server.server import Server
 from .spool import JournalError

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from sfad.protocol.messages import Info, RunReply
 from sfad.protocol.types import RunInfo, Status
+from sfad.protocol.units import counted
 
 from .. import limits, output
 from ..history import connect
@@ -44,7 +45,7 @@ def facts(run: RunInfo) -> Iterator[tuple[str, str]]:
     if run.status is Status.LOST:
         yield "exit", "not known: sfactl result, sfactl logs show what it wrote"
     yield "chain", " → ".join(output.plain(name) for name in run.chain)
-    below = output.counted(run.descendants, "descendant", "descendants")
+    below = counted(run.descendants, "descendant")
     yield "tree", f"root {run.root_id}, parent {run.parent_id or '-'}, depth {run.depth}, {below}"
     yield "command", output.command(run)
     yield "cwd", output.plain(run.cwd)

@@ -18,7 +18,7 @@ import msgspec
 
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunId, RunInfo, Status, Usage
-from sfad.protocol.units import MOST_WHOLE, parse_duration
+from sfad.protocol.units import MOST_WHOLE, counted, parse_duration
 
 from .. import environment, output, screen
 from ..connection import Client
@@ -251,4 +251,4 @@ def drawn(columns: Sequence[Column], found: Found[list[str]], *, sum_: bool = Fa
 def _sums(found: Found[Any]) -> dict[str, str]:
     tokens = output.bounded(output.short(found.tokens), partial=found.partial)
     cost = output.bounded(output.usd(_rounded(found)), partial=found.partial)
-    return {"ID": "sum", "NAME": output.counted(len(found.runs), "run", "runs"), "TOKENS": tokens, "USD": cost}
+    return {"ID": "sum", "NAME": counted(len(found.runs), "run"), "TOKENS": tokens, "USD": cost}

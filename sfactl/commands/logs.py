@@ -15,13 +15,13 @@ With --json, one object a line of output: {"stream", "text"}, with "run" for sev
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
 from sfad.protocol import messages as m
+from sfad.protocol.units import parse_size
 
 from .. import follow, loop, output
 from ..connection import AGAIN, Client, ConnectionLost, check
@@ -45,7 +45,6 @@ PARAMETERS: tuple[Parameter, ...] = (
 )
 
 STREAMS = ("stdout", "stderr")
-SIZES = {"B": 1, "K": 1 << 10, "KIB": 1 << 10, "M": 1 << 20, "MIB": 1 << 20}
 BLOCK = 64 * 1024
 
 COLOURS = (36, 33, 32, 35, 34)
@@ -232,8 +231,7 @@ def _nth_newline_from_end(block: bytes, count: int) -> int:
 def _start_of(tail: str | None) -> Start:
     if tail is None:
         return Start()
-    match = re.fullmatch(r"([0-9]{1,18})\s*([A-Za-z]*)", tail, re.ASCII)
-    unit = match[2].upper() if match else "?"
-    if match is None or (unit and unit not in SIZES):
-        raise UsageError(f"--tail: {tail[:80]!r} is neither a number of lines (20) nor a size (4096B, 64KiB, 1M)")
-    return Start(size=int(match[1]) * SIZES[unit]) if unit else Start(lines=int(match[1]))
+    try:
+        return Start(lines=int(tail)) if tail.isascii() and tail.isdecimal() else Start(size=parse_size(tail))
+    except ValueError:
+        raise UsageError(f"--tail: {tail[:80]!r} is neither a number of lines (20) nor a size (4096B, 64KiB, 1M)") from None

@@ -10,7 +10,7 @@ Exit codes: 0 removed; 2 neither --older-than nor --keep; 75 not everything coul
 from __future__ import annotations
 
 from sfad.protocol.messages import Prune, Pruned
-from sfad.protocol.units import MOST_WHOLE
+from sfad.protocol.units import MOST_WHOLE, counted
 
 from .. import environment, output
 from ..connection import connect
@@ -55,7 +55,7 @@ def main(
 def _sentence(found: Pruned, dry_run: bool) -> str:
     ledger = f", {output.size(found.ledger_bytes)} of the ledger's file" if found.ledger_bytes else ""
     return (
-        f"{'would remove' if dry_run else 'removed'} {output.counted(found.runs, 'run', 'runs')} in "
-        f"{output.counted(found.trees, 'tree', 'trees')}, {output.counted(found.events, 'event', 'events')}, "
-        f"{output.counted(found.files, 'output file', 'output files')} of {output.size(found.output_bytes)}{ledger}"
+        f"{'would remove' if dry_run else 'removed'} {counted(found.runs, 'run')} in "
+        f"{counted(found.trees, 'tree')}, {counted(found.events, 'event')}, "
+        f"{counted(found.files, 'output file')} of {output.size(found.output_bytes)}{ledger}"
     )

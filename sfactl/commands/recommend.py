@@ -16,6 +16,7 @@ from sfad.protocol.advice import Advice
 from sfad.protocol.limits import format_amount, format_limit
 from sfad.protocol.messages import Recommend, Recommended
 from sfad.protocol.types import Limit, LimitKind
+from sfad.protocol.units import counted
 
 from .. import output
 from ..connection import connect
@@ -71,7 +72,7 @@ def _amount(kind: LimitKind, amount: float | None) -> str:
 
 def verdict(found: Recommended) -> str:
     """What the table rests on, and what is to be said of single rows."""
-    runs = output.counted(found.runs, "successful run", "successful runs")
+    runs = counted(found.runs, "successful run")
     told = any(item.suggested is not None for item in found.advice)
     first = f"learnt from {runs}" if told else f"{runs} in the ledger: too few to recommend anything; keep the limits in force"
     return "\n".join([first, *(f"{item.kind}: {output.plain(item.note)}" for item in found.advice if item.note)])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from sfad.protocol.messages import Change, Reload, Reloaded
+from sfad.protocol.units import counted
 
 from .. import output
 from ..connection import connect
@@ -30,7 +31,7 @@ def main(*, socket: str | None = None, json: bool = False) -> int:
     for change in found.changed:
         print(_line(change))
     files = ", ".join(found.files) or "no file is there, so every setting is built in"
-    output.note(f"{output.counted(len(found.changed), 'setting', 'settings')} changed ({output.plain(files)})")
+    output.note(f"{counted(len(found.changed), 'setting')} changed ({output.plain(files)})")
     return Exit.DONE
 
 

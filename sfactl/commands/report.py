@@ -17,52 +17,22 @@ from ..connection import connect
 from ..exits import Exit, UsageError
 from ..options import COMMON, Parameter
 
-PARAMETERS: tuple[Parameter, ...] = (
-    *COMMON,
-    usage.RUN,
-    usage.TURNS,
-    usage.MESSAGES,
-    usage.MODEL,
-    usage.INPUT,
-    usage.OUTPUT,
-    usage.CACHED,
-    usage.CACHE_WRITE,
-    usage.COST,
-    usage.ROLE,
-)
+PARAMETERS: tuple[Parameter, ...] = (*COMMON, usage.RUN, usage.MODEL, *usage.AMOUNTS, usage.ROLE)
 
 
 def main(
     *,
     run: str | None = None,
-    turns: str | None = None,
-    messages: str | None = None,
     model: str | None = None,
-    input_tokens: str | None = None,
-    output_tokens: str | None = None,
-    cached_tokens: str | None = None,
-    cache_write_tokens: str | None = None,
-    cost: str | None = None,
     role: str | None = None,
     socket: str | None = None,
     json: bool = False,
+    **amounts: str,
 ) -> int:
-    """Reports use."""
-    if {turns, messages, input_tokens, output_tokens, cached_tokens, cache_write_tokens, cost} == {None}:
+    """Report use."""
+    if not amounts:
         raise UsageError("nothing to report: say at least one amount, as in --turns 1 or --input-tokens 1200 --output-tokens 300")
-    request = Report(
-        id=0,
-        run=run,
-        model=model,
-        turns=usage.count("--turns", turns),
-        messages=usage.count("--messages", messages),
-        input_tokens=usage.count("--input-tokens", input_tokens),
-        output_tokens=usage.count("--output-tokens", output_tokens),
-        cached_tokens=usage.count("--cached-tokens", cached_tokens),
-        cache_write_tokens=usage.count("--cache-write-tokens", cache_write_tokens),
-        cost_usd=usage.usd("--cost", cost),
-        role=usage.role(role),
-    )
+    request = Report(id=0, run=run, model=model, role=usage.role(role), **usage.read(amounts))
     with connect(socket) as client:
         request.id = client.next_id()
         found = client.call(request, RunReply).run

@@ -18,14 +18,14 @@ from sfad.protocol.messages import Reserve, Reserved
 from .. import output, usage
 from ..connection import connect
 from ..exits import Exit, Quit, UsageError
-from ..options import COMMON, Option, Parameter
+from ..options import COMMON, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
     usage.RUN,
     usage.MODEL,
     usage.INPUT,
-    Option(("--max-output-tokens",), "max_output_tokens", "Tokens out at most, as the call to the model will say", "N"),
+    usage.MAX_OUTPUT,
     usage.ROLE,
 )
 
@@ -34,23 +34,16 @@ def main(
     *,
     run: str | None = None,
     model: str | None = None,
-    input_tokens: str | None = None,
-    max_output_tokens: str | None = None,
     role: str | None = None,
     socket: str | None = None,
     json: bool = False,
+    **amounts: str,
 ) -> int:
-    """Reserves what a call may use."""
+    """Reserve what a call may use."""
     if not model:
         raise UsageError("--model is missing: the estimate needs its prices")
-    request = Reserve(
-        id=0,
-        run=run,
-        model=model,
-        input_tokens=usage.needed("--input-tokens", input_tokens),
-        max_output_tokens=usage.needed("--max-output-tokens", max_output_tokens),
-        role=usage.role(role),
-    )
+    told = usage.read(amounts, usage.INPUT, usage.MAX_OUTPUT)
+    request = Reserve(id=0, run=run, model=model, role=usage.role(role), **told)
     with connect(socket) as client:
         request.id = client.next_id()
         found = client.call(request, Reserved)

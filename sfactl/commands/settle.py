@@ -19,41 +19,13 @@ from ..options import COMMON, Argument, Parameter
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
     Argument("reservation", "RESERVATION", "What `sfactl reserve` printed"),
-    usage.INPUT,
-    usage.OUTPUT,
-    usage.CACHED,
-    usage.CACHE_WRITE,
-    usage.TURNS,
-    usage.MESSAGES,
-    usage.COST,
+    *usage.AMOUNTS,
 )
 
 
-def main(
-    *,
-    reservation: str,
-    input_tokens: str | None = None,
-    output_tokens: str | None = None,
-    cached_tokens: str | None = None,
-    cache_write_tokens: str | None = None,
-    turns: str | None = None,
-    messages: str | None = None,
-    cost: str | None = None,
-    socket: str | None = None,
-    json: bool = False,
-) -> int:
-    """Settles a reservation."""
-    request = Settle(
-        id=0,
-        reservation=reservation,
-        input_tokens=usage.needed("--input-tokens", input_tokens),
-        output_tokens=usage.needed("--output-tokens", output_tokens),
-        cached_tokens=usage.count("--cached-tokens", cached_tokens) or 0,
-        cache_write_tokens=usage.count("--cache-write-tokens", cache_write_tokens) or 0,
-        turns=usage.count("--turns", turns),
-        messages=usage.count("--messages", messages),
-        cost_usd=usage.usd("--cost", cost),
-    )
+def main(*, reservation: str, socket: str | None = None, json: bool = False, **amounts: str) -> int:
+    """Settle a reservation."""
+    request = Settle(id=0, reservation=reservation, **usage.read(amounts, usage.INPUT, usage.OUTPUT))
     with connect(socket) as client:
         request.id = client.next_id()
         found = client.call(request, RunReply).run

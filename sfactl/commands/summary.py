@@ -12,6 +12,7 @@ from typing import get_args
 
 from sfad.protocol import messages as m
 from sfad.protocol.summary import By, Failed, Summary
+from sfad.protocol.units import counted
 
 from .. import output, screen
 from ..exits import Exit, UsageError
@@ -92,7 +93,7 @@ def _head(found: Summary) -> Iterator[str]:
     if refused:
         rules = ", ".join(f"{status.removeprefix('rejected_')} {count}" for status, count in refused.items())
         ended.append(f"{sum(refused.values())} refused ({rules})")
-    yield f"{output.counted(found.runs, 'run', 'runs')}{': ' if ended else ''}{', '.join(ended)}"
+    yield f"{counted(found.runs, 'run')}{': ' if ended else ''}{', '.join(ended)}"
     if found.cost_usd is not None or found.tokens is not None:
         tokens = "" if found.tokens is None else f"{output.short(found.tokens)} tokens"
         cost = "" if found.cost_usd is None else f"{output.usd(found.cost_usd)} USD"

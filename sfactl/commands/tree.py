@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from sfad.protocol.messages import List, RunList
 from sfad.protocol.types import RunInfo, Usage
+from sfad.protocol.units import counted
 
 from .. import output
 from ..connection import connect
@@ -58,7 +59,7 @@ def lines(below: Below, parent: str | None = None, indent: str = "") -> Iterator
 
 def describe(run: RunInfo) -> str:
     """One run on one line."""
-    processes = "" if run.processes is None else output.counted(run.processes, "process", "processes")
+    processes = "" if run.processes is None else counted(run.processes, "process", "processes")
     load = f"  {processes}  {output.size(run.memory_bytes)}" if processes else ""
     said = f"  {output.plain(run.milestone)}" if run.milestone else ""
     age = output.age(run.created_at)
@@ -67,7 +68,7 @@ def describe(run: RunInfo) -> str:
 
 def _used(usage: Usage) -> str:
     """What the run itself has used, as far as it is known."""
-    turns = "" if usage.turns is None else f"  {output.counted(usage.turns, 'turn', 'turns')}"
+    turns = "" if usage.turns is None else f"  {counted(usage.turns, 'turn')}"
     tokens = "" if usage.tokens is None else f"  {output.bounded(output.short(usage.tokens), partial=usage.partial)} tokens"
     return (
         turns

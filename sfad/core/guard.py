@@ -6,18 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..protocol.types import Bound, Refusal, Rule, Status
+from ..protocol.units import counted
 from .access import FULL, Peer, refuse_verb
 from .budgets import Budget
 from .events import Asked
 from .quotas import SlidingWindow, Slots
 from .run import Run
 from .tree import spent_budget
-
-
-def counted(number: int, thing: str) -> str:
-    """`1 agent`, `2 agents`."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
-
 
 FINISH = "Do not try again; finish your task with what you already have."
 """The advice to the model that reads a refusal. A model that is only told "no" retries (EVIDENCE: 970 spawns in 6 minutes)."""

@@ -40,12 +40,15 @@ def to_saved(value: Any) -> Any:
 
 
 def from_saved(wanted: type, saved: Any) -> Any:
-    """Return the account that was saved."""
+    """Return the account that was saved. Raise `ValueError` for a form of another version."""
     if wanted is not Account:
         raise NotImplementedError(f"{wanted} is not saved")
-    _convert(saved, to_nanos)
-    for name in _SUMS:  # version 0.1.0 saved floats, of tokens too
-        saved[name] = {kind: int(amount) for kind, amount in saved[name].items()}
+    try:
+        _convert(saved, to_nanos)
+        for name in _SUMS:  # version 0.1.0 saved floats, of tokens too
+            saved[name] = {kind: int(amount) for kind, amount in saved[name].items()}
+    except (AttributeError, KeyError) as error:
+        raise ValueError(f"this is no account: {error}") from error
     parts = msgspec.convert(saved, _Parts)
     return Account(**msgspec.structs.asdict(parts))
 

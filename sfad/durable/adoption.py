@@ -17,7 +17,6 @@ import msgspec
 import trio
 
 from ..core import events as e
-from ..core.guard import counted
 from ..core.run import Run
 from ..core.snapshot import Remembered, rebased, restored
 from ..faults import effect
@@ -27,6 +26,7 @@ from ..ledger import RunExtra
 from ..metering.metering import bounds_of
 from ..meters import named
 from ..protocol.types import Reason, RunId, RunInfo, Status
+from ..protocol.units import counted
 from ..runs.live import Live, name_of_main, wall_clock
 from ..runs.stdin import StdinPipe
 from .handover import Handover, Held

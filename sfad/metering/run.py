@@ -9,11 +9,11 @@ import trio
 
 from ..core import events as e
 from ..core.account import NOTHING, Hold, Use
-from ..core.guard import counted
 from ..meters import Reading
 from ..meters.base import MAX_LINE
 from ..protocol import messages as m
 from ..protocol.types import ApiTrouble, RunId, Source
+from ..protocol.units import counted
 from ..runs.live import Live
 from .pricelist import PriceList
 from .uses import hold_of, most_used_model, use_of_readings, use_of_report

@@ -115,7 +115,7 @@ def report_of_settlement(hold: Hold, request: m.Settle) -> m.Report:
 
 
 def _counts(told: Reading | m.Report | m.Settle) -> dict[str, Any]:
-    return {name: getattr(told, name) for name in COUNTS}
+    return {name: getattr(told, name, None) for name in COUNTS}  # not each count can be reported
 
 
 def _price_of_call(model: str | None, tokens: Tokens, prices: Prices) -> tuple[float | None, Unpriced]:

@@ -6,7 +6,6 @@ a word there, a row here, and the code that counts it (docs/architecture.md has 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from .types import LimitKind
@@ -39,8 +38,8 @@ class LimitSpec(NamedTuple):
     """The field of `Usage` that limits are learned from; empty: they are not learned."""
     words: tuple[str, ...] = ()
     """Other words for the kind: singulars, and what agent frameworks call it."""
-    fields: Mapping[str, str] = {}
-    """The fields of the JSON object of `--limits` that set it, with their descriptions. A name in `_ms` takes milliseconds."""
+    fields: tuple[str, ...] = ()
+    """The fields of the JSON object of `--limits` that set it. One in `_ms` takes milliseconds."""
 
     @property
     def suffix(self) -> str:
@@ -58,107 +57,42 @@ class LimitSpec(NamedTuple):
         return not self.instead
 
 
-_OF_TREE = "USD of the run and its descendants"
-
 KINDS: dict[LimitKind, LimitSpec] = {
     LimitKind.TIME: LimitSpec(
-        "s",
-        "seconds",
-        "run",
-        "clock",
-        1.0,
-        "max_time",
-        default=120.0,
-        key="timeout",
-        learned_from="elapsed_s",
-        words=("wall", "wall_time", "timeout", "duration"),
-        fields={
-            "max_duration_ms": "Milliseconds since the run's start, paused time excluded: "
-            "1000 to limits.max_time, by default 3600000."
-        },
+        "s", "seconds without pauses", "run", "clock", 1.0, "max_time", default=120.0, key="timeout", learned_from="elapsed_s",
+        words=("wall", "wall_time", "timeout", "duration"), fields=("max_duration_ms",),
     ),
     LimitKind.TURNS: LimitSpec(
-        "",
-        "tool calls",
-        "run",
-        "meter",
-        1,
-        "max_turns",
-        default=25,
-        learned_from="turns",
-        words=("turn", "tool_call", "tool_calls"),
-        fields={"max_turns": "Tool calls of the run: 1 to limits.max_turns, by default 100."},
+        "", "tool calls", "run", "meter", 1, "max_turns", default=25, learned_from="turns",
+        words=("turn", "tool_call", "tool_calls"), fields=("max_turns",),
     ),
     LimitKind.MESSAGES: LimitSpec(
-        "",
-        "messages",
-        "run",
-        "meter",
-        1,
-        learned_from="messages",
-        words=("message",),
-        fields={"max_messages": "Messages of the run's model."},
+        "", "messages of the model", "run", "meter", 1, learned_from="messages", words=("message",), fields=("max_messages",)
     ),
     LimitKind.TOKENS: LimitSpec(
-        "",
-        "tokens",
-        "tree",
-        "meter",
-        1,
-        learned_from="tokens",
-        words=("token",),
-        fields={"max_tokens": "Tokens, in and out, of the run and its descendants."},
+        "", "tokens in and out", "tree", "meter", 1, learned_from="tokens", words=("token",), fields=("max_tokens",)
     ),
     LimitKind.COST: LimitSpec(
-        "USD",
-        "USD",
-        "tree",
-        "meter",
-        0.01,
-        "max_cost",
-        default=1.0,
-        learned_from="cost_usd",
-        words=("usd", "cost_usd", "total_cost", "total_cost_usd"),
-        fields={
-            "max_total_cost_usd": "The same as max_cost_usd; where both are given they must be equal.",
-            "max_cost_usd": f"{_OF_TREE}: 0.01 to limits.max_cost, by default 100.",
-        },
+        "USD", "USD", "tree", "meter", 0.01, "max_cost", default=1.0, learned_from="cost_usd",
+        words=("usd", "cost_usd", "total_cost", "total_cost_usd"), fields=("max_cost_usd", "max_total_cost_usd"),
     ),
     LimitKind.PLANNING_COST: LimitSpec(
-        "USD",
-        "USD reported as planning",
-        "tree",
-        "meter",
-        0.01,
-        "max_cost",
-        words=("planning", "planning_cost_usd"),
-        fields={"max_planning_cost_usd": f"{_OF_TREE} that were reported as planning: 0.01 to limits.max_cost."},
+        "USD", "USD reported as planning", "tree", "meter", 0.01, "max_cost",
+        words=("planning", "planning_cost_usd"), fields=("max_planning_cost_usd",),
     ),
     LimitKind.EXECUTION_COST: LimitSpec(
-        "USD",
-        "USD reported as execution",
-        "tree",
-        "meter",
-        0.01,
-        "max_cost",
-        words=("execution", "execution_cost_usd"),
-        fields={"max_execution_cost_usd": f"{_OF_TREE} that were reported as execution: 0.01 to limits.max_cost."},
+        "USD", "USD reported as execution", "tree", "meter", 0.01, "max_cost",
+        words=("execution", "execution_cost_usd"), fields=("max_execution_cost_usd",),
     ),
     LimitKind.OUTPUT: LimitSpec(
-        "bytes",
-        "bytes kept of stdout, and of stderr",
-        "run",
-        "output",
-        64 * 1024,
-        default=64 * 1024 * 1024,
-        instead="the oldest is freed",
+        "bytes", "bytes kept of stdout, and of stderr", "run", "output", 2**16, default=2**26, instead="the oldest is freed"
     ),
     # with less than a mebibyte no command can be executed
-    LimitKind.MEMORY: LimitSpec("bytes", "bytes of memory", "tree", "kernel", 1024 * 1024, words=("mem",)),
+    LimitKind.MEMORY: LimitSpec("bytes", "bytes of memory", "tree", "kernel", 2**20, words=("mem",)),
     LimitKind.PIDS: LimitSpec("", "processes", "tree", "kernel", 1, default=1024, words=("pid", "processes")),
     # the kernel takes no less than 1 ms of every 100 (`cpu.max`, cgroups(7))
     LimitKind.CPU: LimitSpec("cores", "cores", "tree", "kernel", 0.01, instead="throttled", words=("cpus", "cores")),
-}
+}  # fmt: skip
 """In the order in which limits are shown."""
 
 METERED = frozenset(kind for kind, spec in KINDS.items() if spec.counted_by == "meter")

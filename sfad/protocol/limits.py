@@ -5,8 +5,6 @@ Only the form is checked here; the core checks ranges.
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
@@ -19,12 +17,15 @@ from .units import (
     COUNT_FORMS,
     DURATION_FORMS,
     SIZE_FORMS,
+    USD_FORM,
     format_duration,
     format_size,
     format_usd,
     parse_count,
+    parse_decimal,
     parse_duration,
     parse_size,
+    parse_usd,
 )
 
 ALIASES = {word: kind for kind, spec in KINDS.items() for word in spec.words}
@@ -82,40 +83,25 @@ def parse_amount(kind: LimitKind, text: str) -> float:
         raise ValueError(f"{text!r} is not {forms.format(KINDS[kind].counts)}") from None
 
 
-_DECIMAL = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)", re.ASCII)
-
-
-def _decimal(text: str) -> float:
-    if not _DECIMAL.fullmatch(text) or not math.isfinite(float(text)):
-        raise ValueError
-    return float(text)
-
-
-def parse_usd(text: str) -> float:
-    """Return US dollars from `2.50` or `$2.50`. Raise `ValueError`."""
-    try:
-        return _decimal(text.strip().removeprefix("$"))
-    except ValueError:
-        raise ValueError(f"{text!r} is not {_USD}") from None
-
-
-_USD = "an amount of USD, like 2.50"
-
 _AMOUNTS: dict[str, tuple[Callable[[str], float], str]] = {
     "s": (parse_duration, f"a duration: {DURATION_FORMS}, like 90s"),
     "": (parse_count, f"a count of {{}}: {COUNT_FORMS}, like 200k"),
-    "USD": (parse_usd, _USD),
+    "USD": (parse_usd, USD_FORM),
     "bytes": (parse_size, f"a size: {SIZE_FORMS}, like 2G"),
-    "cores": (_decimal, "a number of cores, like 1.5"),
+    "cores": (parse_decimal, "a number of cores, like 1.5"),
 }
 """How amounts of a unit are read, and what may be written."""
 
-_FIELDS = {name: (kind, description) for kind, spec in KINDS.items() for name, description in spec.fields.items()}
+_FIELDS = {name: kind for kind, spec in KINDS.items() for name in spec.fields}
 
 
-def _type(spec: LimitSpec, description: str) -> Any:
+def _type(name: str, spec: LimitSpec) -> Any:
     number = Annotated[int, Meta(ge=1)] if spec.whole else Annotated[float, Meta(gt=0)]
-    return Annotated[number | None, Meta(description=description)]
+    counts, least = (f"milli{spec.counts}", spec.least * 1000) if name.endswith("_ms") else (spec.counts, spec.least)
+    whose = "with its descendants'" if spec.scope == "tree" else "the run's own"
+    upper = f"to limits.{spec.most} of the config" if spec.most else "or more"
+    described = f"{counts[0].upper()}{counts[1:]}, {whose}: {least:g} {upper}."
+    return Annotated[number | None, Meta(description=described if name == spec.fields[0] else f"The same as {spec.fields[0]}.")]
 
 
 _ACTION = Annotated[
@@ -129,7 +115,7 @@ _ACTION = Annotated[
 LimitsObject = msgspec.defstruct(
     "LimitsObject",
     [
-        *((name, _type(KINDS[kind], description), None) for name, (kind, description) in _FIELDS.items()),
+        *((name, _type(name, KINDS[kind]), None) for name, kind in _FIELDS.items()),
         ("timeout_action", _ACTION, None),
     ],
     namespace={
@@ -159,7 +145,7 @@ def parse_limits(text: str | bytes, source: str = "--limits") -> list[Limit]:
 def _limits(given: Mapping[str, float], action: Action | None, source: str) -> dict[LimitKind, Limit]:
     limits: dict[LimitKind, Limit] = {}
     for name, value in given.items():
-        kind, _ = _FIELDS[name]
+        kind = _FIELDS[name]
         threshold = value / 1000 if name.endswith("_ms") else float(value)
         limit = Limit(kind=kind, threshold=threshold, action=action, source=f"{source} {name}")
         other = limits.get(kind, limit)

@@ -102,7 +102,7 @@ class Claim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Action(Word):
-    """What a breach is answered with (SPEC section 3)."""
+    """The action that answers a breach (docs/limits.md)."""
 
     TERMINATE = "terminate"
     PAUSE = "pause"

@@ -1,4 +1,4 @@
-"""Durations, sizes and counts as people write them. Pure; the same rules for flags, environment and config."""
+"""Durations, sizes, counts and money: as people write them in flags, environment and config, and as they are shown."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ DURATION_FORMS = "seconds, or a number with ms, s, m, h or d"
 
 
 def parse_duration(text: str | float) -> float:
-    """Seconds from `90`, `"90"`, `"90s"`, `"1.5m"`, `"1h"`, `"2d"` or `"250ms"`.
-
-    Raises `ValueError` for anything else, negative and non-finite numbers included.
-    """
+    """Return seconds from `90`, `"90"`, `"90s"`, `"1.5m"`, `"1h"`, `"2d"` or `"250ms"`. Raise `ValueError` for anything else, also
+    negative and non-finite numbers."""
     seconds = _seconds(text) if isinstance(text, int | float) else _parse(text)
     if isinstance(text, bool) or not math.isfinite(seconds) or seconds < 0:
         raise ValueError(f"{text!r} is not a duration: {DURATION_FORMS}")
@@ -38,7 +36,7 @@ def _parse(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """The shortest exact form that `parse_duration` reads back: `90` → `90s`, `60` → `1m`, `0.25` → `250ms`."""
+    """Return the shortest exact form that `parse_duration` reads back: `90` → `90s`, `60` → `1m`, `0.25` → `250ms`."""
     if 0 < seconds < 1 and seconds * 1000 == int(seconds * 1000):
         return f"{int(seconds * 1000)}ms"
     for unit in ("d", "h", "m"):
@@ -59,11 +57,11 @@ _SIZE = re.compile(_NUMBER + r"(?:([kmgt])i?)?b?", re.ASCII | re.IGNORECASE)
 _COUNT = re.compile(_NUMBER + r"([km])?", re.ASCII | re.IGNORECASE)
 
 _MOST = 2**63 - 1
-"""What a signed 64-bit number holds: the kernel's files, SQLite and msgpack take no more."""
+"""The largest signed 64-bit number: the kernel's files, SQLite and msgpack take no more."""
 
 MOST_COUNTED = 10**10
-"""Tokens, tool calls or messages in one report, or as the total of one agent: a context of a million tokens, sent to a model every
-second, comes to that in almost three hours. More is a mistake of units, or a lie."""
+"""Tokens, tool calls or messages in one report, or in all of one agent: a million tokens a second for almost three hours. More is a
+wrong unit, or a lie."""
 
 MOST_SPENT = 10_000.0
 """The same in USD: a hundred times the largest limit of cost."""
@@ -76,11 +74,9 @@ COUNT_FORMS = "a number, or one with k or m"
 
 
 def parse_size(text: str | int) -> int:
-    """Bytes from `65536`, `"512B"`, `"64KiB"`, `"200M"`, `"1.5G"` or `"2TB"`. Letters in any case; K, M, G and T are powers of
-    1024 whether `i` and `B` follow or not, as in the kernel's files. A part of a byte is dropped.
-
-    Raises `ValueError` for anything else, negative numbers and those above 2^63 - 1 included.
-    """
+    """Return bytes from `65536`, `"512B"`, `"64KiB"`, `"200M"`, `"1.5G"` or `"2TB"`. Letters in any case; K, M, G and T are
+    powers of 1024 whether `i` and `B` follow or not, as in the kernel's files. Fractions of a byte are dropped. Raise
+    `ValueError` for anything else, also negative numbers and those above 2^63 - 1."""
     found = _scaled(text, _SIZE, _BYTES)
     if found is None:
         raise ValueError(f"{str(text)[:80]!r} is not a size: {SIZE_FORMS}")
@@ -88,10 +84,8 @@ def parse_size(text: str | int) -> int:
 
 
 def parse_count(text: str | int) -> int:
-    """A whole number from `200`, `"200"`, `"200k"` or `"1.5m"`: k and m, in any case, are 1 000 and 1 000 000.
-
-    Raises `ValueError` for anything else: negative numbers, those above 2^63 - 1, and what is not whole (`"1.5"`).
-    """
+    """Return a whole number from `200`, `"200"`, `"200k"` or `"1.5m"`: k and m, in any case, are 1 000 and 1 000 000. Raise
+    `ValueError` for anything else, also negative numbers, those above 2^63 - 1 and fractions (`"1.5"`)."""
     found = _scaled(text, _COUNT, _ONES)
     if found is None or found != int(found):
         raise ValueError(f"{str(text)[:80]!r} is not a count: {COUNT_FORMS}")
@@ -101,19 +95,37 @@ def parse_count(text: str | int) -> int:
 _WHOLE = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 
 MOST_WHOLE = 2**31 - 1
-"""Far above everything that is set by a plain number, and within what every format holds that such a number travels in."""
+"""Far above every setting that is a plain number, and within every format that one is sent in."""
 
 
 def parse_whole(text: str, least: int = -MOST_WHOLE, most: int = MOST_WHOLE) -> int:
-    """A whole number in ASCII digits, with or without a sign; `int` would take other digits and underscores too, and fails on
-    its own terms where there are more than 4300 of them.
-
-    Raises `ValueError` for anything else, and for what is outside `least` to `most`.
-    """
+    """Return a whole number in ASCII digits, with or without a sign. Raise `ValueError` for anything else, and outside `least` to
+    `most`. `int` alone would also take underscores and other digits, and refuse more than 4300 digits in words of its own."""
     number = int(text) if _WHOLE.fullmatch(text.strip()) else None
     if number is None or not least <= number <= most:
         raise ValueError(f"{text[:80]!r} is not a whole number from {least} to {most}")
     return number
+
+
+_DECIMAL = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)", re.ASCII)
+
+USD_FORM = "an amount of USD, like 2.50"
+"""How money may be written, for messages."""
+
+
+def parse_decimal(text: str) -> float:
+    """Return a number from `2`, `2.5` or `.5`. Raise `ValueError`."""
+    if not _DECIMAL.fullmatch(text) or not math.isfinite(float(text)):
+        raise ValueError(f"{text[:80]!r} is not a decimal number")
+    return float(text)
+
+
+def parse_usd(text: str) -> float:
+    """Return US dollars from `2.50` or `$2.50`. Raise `ValueError`."""
+    try:
+        return parse_decimal(text.strip().removeprefix("$"))
+    except ValueError:
+        raise ValueError(f"{text!r} is not {USD_FORM}") from None
 
 
 def _scaled(text: str | int, form: re.Pattern[str], scale: dict[str, int]) -> Decimal | None:
@@ -143,3 +155,8 @@ def format_usd(amount: float) -> str:
 
 def _decimals(number: float, most: int) -> str:
     return f"{number:.{most}f}".removesuffix(".0")
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return `1 run`, `2 runs`, and with `many` `2 processes`."""
+    return f"{number} {one if number == 1 else many or f'{one}s'}"

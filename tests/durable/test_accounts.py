@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,6 +39,14 @@ def test_what_version_0_1_0_saved_is_loaded_in_nano_dollars() -> None:
     assert account.holds["a1-1"] == Hold("m", 9, 1, 100_000_000, "planning", (("user", "ann", "today"),))
     assert account.held == {"tokens": 10, "cost": 100_000_000, "planning_cost": 100_000_000}
     assert account.used(LimitKind.TOKENS) == 12 + 1115 + 10
+
+
+@pytest.mark.parametrize(
+    "form", [None, [], 7, {}, SAVED | {"held": None}, SAVED | {"sources": {"report": 1}}, SAVED | {"held": {"x": "y"}}]
+)
+def test_a_form_of_another_version_is_not_valid(form: object) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        loaded(form)
 
 
 def test_money_is_saved_in_dollars() -> None:
