@@ -20,6 +20,7 @@ from sfad.launch.base import Bounds, Launcher
 from sfad.launch.contain.affinity import Affinity, bind
 from sfad.launch.contain.cgroup import cgroupfs, controllers
 from sfad.launch.contain.cgroup.containment import CgroupContainment
+from sfad.launch.contain.cgroup.limits import settings
 from tests.launch import programs
 from tests.launch.rig import Rig, until
 from tests.launch.test_containment import processes, ready
@@ -202,12 +203,12 @@ async def test_a_bound_that_cannot_be_set_is_logged_and_the_run_starts(
 
 
 def test_the_settings_of_each_kind() -> None:
-    assert controllers.settings("cpu", 1.5) == [("cpu.max", b"150000 100000")]
-    assert controllers.settings("cpu", 0.001) == [("cpu.max", b"1000 100000")]
-    assert controllers.settings("cpu", None) == [("cpu.max", b"max 100000")]
-    assert controllers.settings("pids", 1024) == [("pids.max", b"1024")]
-    assert controllers.settings("memory", 1 << 30) == [("memory.swap.max", b"0"), ("memory.max", b"1073741824")]
-    assert controllers.settings("memory", None) == [("memory.swap.max", b"max"), ("memory.max", b"max")]
+    assert settings("cpu", 1.5) == [("cpu.max", b"150000 100000")]
+    assert settings("cpu", 0.001) == [("cpu.max", b"1000 100000")]
+    assert settings("cpu", None) == [("cpu.max", b"max 100000")]
+    assert settings("pids", 1024) == [("pids.max", b"1024")]
+    assert settings("memory", 1 << 30) == [("memory.swap.max", b"0"), ("memory.max", b"1073741824")]
+    assert settings("memory", None) == [("memory.swap.max", b"max"), ("memory.max", b"max")]
 
 
 def hierarchy(own: Path, *foreign: int) -> str:

@@ -29,10 +29,6 @@ _VACATED = "user.sfad.vacated"
 """An extended attribute of the leaf: the daemon, not systemd, has made it and moved there."""
 _CONTROL = ".control"
 """The cgroup in a delegated unit in which systemd starts `ExecStopPost=` commands."""
-_PERIOD = 100_000
-"""Microseconds: the period of `cpu.max`, the kernel's default."""
-_LEAST_QUOTA = 1000
-"""Microseconds; the kernel refuses less."""
 _PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _TRIES = 10
 """Looks at a cgroup that is being emptied: each finds what was forked during the one before."""
@@ -200,56 +196,3 @@ def _words(path: str) -> set[str]:
 
 def _said(error: OSError) -> str:
     return f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
-
-
-# The files of one cgroup.
-
-
-def settings(kind: str, value: float | None) -> list[tuple[str, bytes]]:
-    """Return control files and what to write to them for a bound; for `None`, to remove it. Only the last file must exist."""
-    if kind == "cpu":
-        quota = b"max" if value is None else b"%d" % max(_LEAST_QUOTA, round(value * _PERIOD))
-        return [("cpu.max", quota + b" %d" % _PERIOD)]
-    limit = b"max" if value is None else b"%d" % value
-    # else a run that is short of memory would fill the machine's swap first
-    swap = [("memory.swap.max", b"max" if value is None else b"0")] if kind == "memory" else []
-    return [*swap, (f"{kind}.max", limit)]
-
-
-def current_pids(directory: str) -> int | None:
-    """Return the processes and threads in a cgroup that has the controller, zombies included."""
-    content = cgroupfs.read(f"{directory}/pids.current")
-    return int(content) if content else None
-
-
-def charged_memory(directory: str) -> int | None:
-    """Return the bytes of anonymous and shared memory that are charged to a cgroup, to compare with what processes hold: without
-    its page cache, which the kernel takes back before it enforces anything, and without the kernel's own memory for it."""
-    fields = dict(line.split() for line in (procfs.read_whole(f"{directory}/memory.stat") or b"").splitlines())
-    return int(fields[b"anon"]) + int(fields[b"shmem"]) if fields else None
-
-
-def enforced(kind: str, directory: str) -> int:
-    """Return how often the kernel has enforced a bound of this very cgroup, not of one below it or above."""
-    if kind == "memory":
-        # not `max`: it also counts when page cache is taken back, which harms no process; not `oom_kill`: it also counts kills
-        # because the machine was short of memory. `oom` is counted before the kill.
-        return _counter(f"{directory}/memory.events.local", b"oom")
-    local = f"{directory}/pids.events.local"
-    return _counter(local, b"max") if os.path.exists(local) else _failed_forks(directory)
-
-
-def _failed_forks(directory: str) -> int:
-    """Return the same before Linux 6.11, which counts a failed fork where it was tried, whichever cgroup's bound it met. It can
-    only be this cgroup's bound if this cgroup was full at some time (`pids.peak`, 6.1) or is."""
-    limit = cgroupfs.read(f"{directory}/pids.max").strip()
-    peak = procfs.read(f"{directory}/pids.peak") or cgroupfs.read(f"{directory}/pids.current")
-    if not limit.isdigit() or int(peak or 0) < int(limit):
-        return 0
-    return sum(_counter(f"{inner}/pids.events", b"max") for inner in cgroupfs.nested(directory))
-
-
-def _counter(path: str, name: bytes) -> int:
-    """Return one counter of a file; 0 if the cgroup is gone, or has no such file."""
-    words = (procfs.read(path) or b"").split()
-    return int(words[words.index(name) + 1]) if name in words else 0
