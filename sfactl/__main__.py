@@ -92,7 +92,7 @@ def split(arguments: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
         position += 2 if arguments[position] == "--socket" else 1
     before, rest = list(arguments[:position]), list(arguments[position:])
     verb = verbs.ALIASES.get(rest[0], rest[0]) if rest else None
-    return (before, verb, rest[1:]) if verb in verbs.VERBS else (before, None, rest)
+    return (before, verb, rest[1:]) if verb is not None and verbs.load(verb) else (before, None, rest)
 
 
 def _call(verb: str, values: dict[str, Any], command: tuple[str, ...]) -> int:

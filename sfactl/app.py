@@ -47,13 +47,13 @@ def build(verb: str | None, run: Run, completing: bool = False, helping: bool = 
         epilog=EPILOG,
     )
     app.callback()(_globals)
-    for name, summary in verbs.VERBS.items():
+    for name in verbs.names():
         parameters = verbs.load(name).PARAMETERS if name == verb else ()
         epilog = getattr(verbs.load(name), "EPILOG", None) if helping and name == verb else None
-        _register(app, name, summary, parameters, run, epilog and epilog())
+        _register(app, name, verbs.summary(name), parameters, run, epilog and epilog())
     for alias, name in verbs.ALIASES.items() if completing else ():
         # `split` has understood the alias; typer has to find it again
-        _register(app, alias, verbs.VERBS[name], verbs.load(name).PARAMETERS if name == verb else (), run)
+        _register(app, alias, verbs.summary(name), verbs.load(name).PARAMETERS if name == verb else (), run)
     return app
 
 

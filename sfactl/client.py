@@ -224,7 +224,7 @@ class Sfad:
 
     def _ask(self, request: m.Request, expected: type[R]) -> R:
         """One request and its answer. It is sent again if only the answer is missing, and that is allowed."""
-        for _ in range(1 + connection.REPEATS.get(type(request), 0)):
+        for _ in range(1 + request.repeats):
             try:
                 return self._answered(request, expected)
             except connection.Unreachable as error:

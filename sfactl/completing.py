@@ -88,6 +88,6 @@ CANDIDATES: dict[str, Callable[[str | None], Iterable[Candidate]]] = {
     "action": _fixed(*Action),
     "kind of limit": _fixed(*(f"{kind}=" for kind in LimitKind)),
     "shell": _fixed("bash", "zsh", "fish"),
-    "verb": _fixed(*verbs.VERBS),
+    "verb": lambda _socket: ((verb, verbs.summary(verb)) for verb in verbs.names()),
 }
 """By what `Option.complete` and `Argument.complete` say."""

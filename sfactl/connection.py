@@ -1,7 +1,7 @@
 """The connection to the daemon: synchronous, one request at a time or several in flight, matched by id.
 
 A daemon may be killed and started again at any moment; runs go on meanwhile. `call` and `ask` connect again then, and send again
-what `REPEATS` says may be sent twice. Who has several requests in flight does the same with `reconnect` and `again`.
+what `Request.repeats` says may be sent twice. Who has several requests in flight does the same with `reconnect` and `again`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import select
 import socket
 import struct
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -45,19 +44,6 @@ RECONNECT = 10.0
 
 AGAIN = 0.1
 """Seconds between attempts: nothing tells when somebody begins to listen at a socket, so here, and only here, we ask again."""
-
-REPEATS: dict[type[m.Request], int] = {
-    # Their answers take as long as runs do: several restarts may fall into that.
-    m.Wait: sys.maxsize,
-    m.Stop: sys.maxsize,
-    # With its key, a run is admitted once however often it is asked for.
-    m.Spawn: 3,
-    # The rest once: what takes the daemon down each time is not to keep it down.
-    **dict.fromkeys((m.Pause, m.Select, m.Reload, m.Recommend, m.DaemonInfo, m.Agents, m.Config), 1),
-    **dict.fromkeys((m.Info, m.List, m.Summarise, m.Logs, m.Text, m.Result, m.Watch), 1),
-}
-"""How often a request is sent again whose answer was lost with the connection. Not here, and so never: what adds up, what
-writes, and what may meet another state the second time (`Resume`, which would thaw what was paused again meanwhile)."""
 
 ABSENT = frozenset({"missing", "refused"})
 """Kinds of `Unreachable` that mean there is no daemon. The others mean that this process may not, or cannot, speak to it."""
@@ -95,7 +81,7 @@ class DaemonError(exits.Quit):
 class Answer(NamedTuple):
     """A reply and the descriptors it owns. They are the caller's to close."""
 
-    reply: m.AnyReply
+    reply: m.Reply
     descriptors: list[int]
 
 
@@ -260,7 +246,7 @@ class Client:
                 sent = True
                 return self.answer(request.id, expected)
             except ConnectionLost:
-                if repeated >= (REPEATS.get(type(request), 0) if sent else 1):
+                if repeated >= (request.repeats if sent else 1):
                     raise ConnectionLost(self.path, unanswered(request)) from None
             repeated += 1
             self.reconnect(advice(request), patience=_time_for(request, time.monotonic() - asked))
@@ -281,7 +267,7 @@ class Client:
             self._answers.extend(others)
         return self._expect(mine[0].reply, expected), mine[0].descriptors
 
-    def _expect(self, reply: m.AnyReply, expected: type[R]) -> R:
+    def _expect(self, reply: m.Reply, expected: type[R]) -> R:
         check(reply)
         if not isinstance(reply, expected):
             raise exits.Quit(exits.Exit.LOST, f"the daemon answered {type(reply).__name__}, not {expected.__name__}")
@@ -313,7 +299,7 @@ class Client:
         except ProtocolError as error:
             raise Unreachable(self.path, "gone", f"what answers there does not speak this protocol: {error}") from error
 
-    def _complete(self, reply: m.AnyReply) -> Answer:
+    def _complete(self, reply: m.Reply) -> Answer:
         if isinstance(reply, m.Error) and not reply.id:
             self._last_words = reply  # about the connection, which the daemon closes next
         wanted = reply.descriptors if isinstance(reply, m.LogFiles) else 0
@@ -345,7 +331,7 @@ def _time_for(request: m.Request, elapsed: float) -> float:
 def unanswered(request: m.Request) -> str:
     """What to say of a request that is not sent again."""
     what = type(request).__struct_config__.tag
-    if type(request) in REPEATS and not isinstance(request, _CHANGES):
+    if request.repeats and not isinstance(request, _CHANGES):
         return f"it closes the connection whenever it is asked this ({what})"
     return (
         f"it closed the connection before it answered. It is not known whether this {what} was carried out, and it is not sent "
@@ -371,7 +357,7 @@ def _look(request: m.Request) -> str:
     return f"look with: sfactl {'list' if isinstance(request, m.Spawn | m.Stop | m.Prune) else f'info {run}'}"
 
 
-def check(reply: m.AnyReply) -> None:
+def check(reply: m.Reply) -> None:
     """Raises `DaemonError` for an `Error`."""
     if isinstance(reply, m.Error):
         raise DaemonError(reply.code, reply.message)

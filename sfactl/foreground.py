@@ -21,7 +21,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import Event, RunId, RunInfo, Status
 
 from . import exits, loop, output, refused, request
-from .connection import AGAIN, REPEATS, Client, ConnectionLost, again, check, unanswered
+from .connection import AGAIN, Client, ConnectionLost, again, check, unanswered
 
 if TYPE_CHECKING:
     from .limits import Notices
@@ -33,7 +33,7 @@ HANDLED = (*STOPPING, signal.SIGQUIT, signal.SIGWINCH, signal.SIGTSTP)
 
 Form = Literal["raw", "text", "auto"]
 
-Answered = Callable[[m.AnyReply, Sequence[int]], None]
+Answered = Callable[[m.Reply, Sequence[int]], None]
 
 
 class Asked(NamedTuple):
@@ -169,7 +169,7 @@ class Foreground:
         for activity in self._activities:
             activity.advance(ready)
 
-    def _listen(self, reply: m.AnyReply, descriptors: Sequence[int]) -> None:
+    def _listen(self, reply: m.Reply, descriptors: Sequence[int]) -> None:
         if isinstance(reply, m.EventPush):
             self._pushed(reply.event)
             return
@@ -190,7 +190,7 @@ class Foreground:
             for number in self._signalled:
                 self._stop(number)
 
-    def _started(self, reply: m.AnyReply, _descriptors: Sequence[int]) -> None:
+    def _started(self, reply: m.Reply, _descriptors: Sequence[int]) -> None:
         check(reply)
         if isinstance(reply, m.Refused):
             raise refused.as_quit(reply, as_json=self._json)
@@ -214,7 +214,7 @@ class Foreground:
             self._output_asked = True
             self._ask(m.Logs(id=self._client.next_id(), run=run.id, form=self._form), self._opened)
 
-    def _opened(self, reply: m.AnyReply, descriptors: Sequence[int]) -> None:
+    def _opened(self, reply: m.Reply, descriptors: Sequence[int]) -> None:
         self._output_asked = False
         if isinstance(reply, m.Error):
             self._note(f"sfactl: the run's output is not copied: {reply.message}")
@@ -237,7 +237,7 @@ class Foreground:
         assert self._run is not None  # whose files these are
         self._ask(m.Text(id=self._client.next_id(), run=self._run.id, cursor=cursor), self._told)
 
-    def _told(self, reply: m.AnyReply, _descriptors: Sequence[int]) -> None:
+    def _told(self, reply: m.Reply, _descriptors: Sequence[int]) -> None:
         assert self._text is not None  # it has asked
         if isinstance(reply, m.TextPart):
             for call in reply.tools if self._verbose else ():
@@ -247,7 +247,7 @@ class Foreground:
             self._note(f"sfactl: the rest of the run's text is not shown: {reply.message}")
             self._text.give_up()
 
-    def _ended(self, reply: m.AnyReply, _descriptors: Sequence[int]) -> None:
+    def _ended(self, reply: m.Reply, _descriptors: Sequence[int]) -> None:
         check(reply)
         if isinstance(reply, m.RunReply):
             self._final = reply.run
@@ -278,12 +278,12 @@ class Foreground:
         if self._run is not None and (words := self._notices.of(event, self._run)):
             self._progress(words)
 
-    def _answered(self, reply: m.AnyReply, _descriptors: Sequence[int]) -> None:
+    def _answered(self, reply: m.Reply, _descriptors: Sequence[int]) -> None:
         """For requests whose failure the user should know of, but that the run's end will answer better."""
         if isinstance(reply, m.Error) and self._verbose:
             self._note(f"sfactl: {reply.message}")
 
-    def _unasked(self, reply: m.AnyReply, _descriptors: Sequence[int]) -> None:
+    def _unasked(self, reply: m.Reply, _descriptors: Sequence[int]) -> None:
         # Id 0: the daemon could not even read which request it refuses.
         check(reply)
 
@@ -316,7 +316,7 @@ class Foreground:
             request = m.Pause(id=self._client.next_id(), run=self._run.id, suspended=True)
             self._ask(request, lambda reply, _descriptors: self._paused(reply, group=group))
 
-    def _paused(self, reply: m.AnyReply, *, group: bool) -> None:
+    def _paused(self, reply: m.Reply, *, group: bool) -> None:
         suspended = isinstance(reply, m.RunReply) and reply.run.reason is not None and reply.run.reason.kind == "suspended"
         # a program that stands still for another reason (a limit; a pause by signals) has not asked for this
         if suspended or not group:
@@ -354,7 +354,7 @@ class Foreground:
             except InterruptedError:
                 continue  # by a signal, which is handled first
 
-    def _continued(self, reply: m.AnyReply, descriptors: Sequence[int]) -> None:
+    def _continued(self, reply: m.Reply, descriptors: Sequence[int]) -> None:
         if self._terminal:
             self._terminal.proceed()
         self._answered(reply, descriptors)
@@ -375,7 +375,7 @@ class Foreground:
         request = m.Stop(id=self._client.next_id(), runs=[self._known], signal=number, grace=grace)
         self._ask(request, self._stopped)
 
-    def _stopped(self, reply: m.AnyReply, _descriptors: Sequence[int]) -> None:
+    def _stopped(self, reply: m.Reply, _descriptors: Sequence[int]) -> None:
         if isinstance(reply, m.Stopped) and reply.survivors:
             raise exits.Quit(exits.Exit.SURVIVORS, refused.survivors(reply.survivors))
 
@@ -402,7 +402,7 @@ class Foreground:
     def _repeated(self, request: m.Request) -> m.Request:
         if isinstance(request, m.Spawn):
             self._respawned += 1
-            if self._respawned > REPEATS[m.Spawn]:
+            if self._respawned > request.repeats:
                 raise ConnectionLost(self._client.path, unanswered(request))
         if isinstance(request, m.Wait):
             request = structs.replace(request, tie=not self._keep)
@@ -414,7 +414,7 @@ class Foreground:
             # Whatever happened before this was told to nobody.
             self._ask(m.Info(id=self._client.next_id(), run=run.id), self._looked)
 
-    def _looked(self, reply: m.AnyReply, _descriptors: Sequence[int]) -> None:
+    def _looked(self, reply: m.Reply, _descriptors: Sequence[int]) -> None:
         if isinstance(reply, m.RunReply) and reply.run.started_at is not None:
             self._left_queue()
 

@@ -2,22 +2,43 @@
 
 A pure core decides; a thin trio shell does.
 
-    client ─ frames ─▶ server ─ event ─▶ ┌──────────────┐ ─ Admit/Save/Publish ─▶ ledger (commit first)
+    client ─ frames ─▶ server ─ event ─▶ ┌──────────────┐ ─ Admit/Save/Publish ─▶ journal, then ledger
                                          │     core     │ ─ Launch/Terminate/Kill/Freeze ─▶ launch
-    launch ─ LaunchSucceeded/MainExited ▶│  one machine │ ─ Arm/Disarm ─▶ runtime's timers
+    launch ─ LaunchSucceeded/MainExited ▶│  one machine │ ─ Arm/Disarm ─▶ timers
     timers ─ TimerFired ───────────────▶ │   (no I/O)   │ ─ Reply ─▶ server ─▶ client
                                          └──────────────┘
 
+A package imports only packages above it:
+
 `protocol`  what client and daemon say to each other; shared with `sfactl`, imports msgspec only
-`core`      guard, tree, transition table, stop ladder, retry, access: events in, commands out, no clock and no I/O
+`core`      every decision: events in, commands out, no clock and no I/O
 `launch`    how a run becomes processes, how they are contained, signalled and reaped
-`peers`     who is at the other end of a socket, from the kernel
+`meters`    what agent programs print about their use
 `ledger`    SQLite: every admission committed before its process starts, every end recorded
-`output`    the files a run writes its output to; making that output safe for a model
-`runtime`   the trio nursery: event → machine → commands applied; timers, signals, reaping
-`server`    the Unix socket: handshake, frames, back-pressure, one handler a verb
-`daemon`    start-up, signals, shutdown: ties all of this together
+`spool`     files that survive the death of the daemon, not of the machine
+`output`    the files that runs write their output to
+`observe`   the log
+`runs`      what is known of runs
+`metering`  what runs use: output, session files, prices, samples
+`durable`   what outlives a daemon: journal, adoption, handover, budgets, maintenance
+`loop`      the trio shell: events go in, commands are applied
+`server`    the Unix socket: handshake, frames, back-pressure, one file a verb
+
+`daemon`    a daemon from its start to its end, and what it does on signals
+`startup`   opens everything that a daemon needs, and adopts what an earlier one left
+`reloading` the config of a running daemon, read again
+`reexec`    a daemon becomes the installed program in place
+`serving`   serving without a parser of command lines
+`app`       the command line of `sfad`
+`history`   answers from the ledger alone, where no daemon is running
+`install`   systemd units of this installation
+
+Every package but `protocol` and `core` may use these:
+
+`host`      what this machine is and lends: systemd, paths, descriptors, clocks, threads
 `config`    layered TOML → frozen Structs
+`agents`    known agent programs, and how they are started
+`faults`    ends the process at a chosen effect, for the crash test
 """
 
 __version__ = "0.1.0"

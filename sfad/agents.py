@@ -1,9 +1,9 @@
-"""Registered agents: a name, and how to start the program behind it (SPEC section 13).
+"""Registered agents: a name, and how to start the program behind it (docs/agents.md).
 
-Placeholders in a command: `{task}`, `{model}`, `{provider}` and `{instructions}` come from the request, `{session}` is a fresh
-UUID for each attempt. Each stays within its argument: no shell splits it. `{options}` is as many arguments as the caller gave
-beside the task; a command without it gets them at its end. An argument whose placeholder has no value is left out, and so is
-the option before it: `--model {model}` is nothing where no model is asked for.
+Placeholders in a command: `{task}`, `{model}`, `{provider}` and `{instructions}` come from the request; `{session}` is a new UUID
+for each attempt. Each stays within its argument: no shell splits it. `{options}` stands for all arguments that the caller gave
+beside the task; a command without it gets them at its end. An argument whose placeholder has no value is left out, and so is the
+option before it: without a model, `--model {model}` is nothing.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ KNOWN_PROGRAMS: dict[str, Agent] = {
         ),
     ),
     "codex": Agent(description="Codex", command=("codex", "exec", "--json", _OPTIONS, "--", "{task}")),
-    # yargs takes a text that begins with - for an option, unless it is attached to one
+    # yargs takes a text that begins with - for an option unless it is attached to one
     "gemini": Agent(description="Gemini CLI", command=("gemini", "--output-format", "stream-json", _OPTIONS, "--prompt={task}")),
     "opencode": Agent(description="opencode", command=("opencode", "run", "--format", "json", _OPTIONS, "--", "{task}")),
     "aider": Agent(description="aider", command=("aider", "--yes-always", _OPTIONS, "--message={task}")),
 }  # fmt: skip
-"""Built-in entries: ways to start a program without a terminal, printing the events that its meter reads."""
+"""Built-in agents. Each command starts a program without a terminal that prints the events that its meter reads."""
 
 _INTRODUCES_TASK = {
     "claude": {"-p", "--print"},
@@ -48,15 +48,15 @@ _INTRODUCES_TASK = {
     "opencode": {"run"},
     "aider": {"-m", "--msg", "--message", "--yes-always"},
 }
-"""Words with which a person would start the program by hand, and which its command has already."""
+"""Words that a person would type before the task, and that the command of the agent has already."""
 
 
 _OWN_SESSION = {b"--session-id", b"-c", b"--continue", b"-r", b"--resume"}
-"""Options by which the caller chooses the session. Claude Code refuses another session id beside them."""
+"""Options by which the caller chooses the session; Claude Code then refuses `--session-id`."""
 
 
 class AgentError(Exception):
-    """There is no such agent, or the words for it cannot be meant. The message says what to write instead."""
+    """There is no such agent, or its words make no sense. The message says what to write instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +71,11 @@ class Registered:
     @property
     def info(self) -> AgentInfo:
         """The agent as it is shown."""
-        agent = self.agent
-        return AgentInfo(
-            name=self.name,
-            description=agent.description,
-            command=list(agent.command),
-            kind=agent.kind,
-            type=agent.type,
-            meter=agent.meter,
-            limits=list(agent.limits),
-            stdin=agent.stdin,
-            source=self.source,
-        )
+        return msgspec.convert(msgspec.structs.asdict(self.agent) | {"name": self.name, "source": self.source}, AgentInfo)
 
 
 def registered(config: Config, settings: Sequence[Setting]) -> dict[str, Registered]:
-    """Every agent by its name. An entry of the config replaces a built-in one."""
+    """Return all agents by name. An entry of the config replaces a built-in agent."""
     source = {setting.key: setting.source for setting in settings}
     found = {name: Registered(name, agent, BUILT_IN) for name, agent in KNOWN_PROGRAMS.items()}
     for name, agent in config.agents.items():
@@ -95,8 +84,8 @@ def registered(config: Config, settings: Sequence[Setting]) -> dict[str, Registe
 
 
 def resolve(request: Spawn, agents: Mapping[str, Registered]) -> Spawn:
-    """Return the spawn of a command that a spawn of an agent stands for. What the request says itself takes precedence over the
-    agent's entry. `agent` stays set where its name is the run's identity. Raises `AgentError`."""
+    """Return the spawn of a command that a spawn of an agent stands for. What the request says takes precedence over the agent's
+    entry. `agent` stays set if its name is the run's identity. Raises `AgentError`."""
     entry = agents.get(request.agent or "")
     if entry is None:
         raise AgentError(_unknown(request, agents))
@@ -122,12 +111,12 @@ def resolve(request: Spawn, agents: Mapping[str, Registered]) -> Spawn:
 
 
 def session_of(first: str, attempt: int) -> str:
-    """The session id of an attempt: programs refuse one that was used before. `first` is that of the first attempt."""
+    """Return the session id of an attempt: programs refuse an id that was used before. `first`: the id of the first attempt."""
     return first if attempt <= 1 else str(uuid.uuid5(uuid.NAMESPACE_OID, f"{first} {attempt}"))
 
 
 def argv_of(spawn: Spawn, attempt: int) -> list[bytes]:
-    """The command of an attempt."""
+    """Return the command of an attempt."""
     if spawn.session is None or attempt <= 1:
         return spawn.argv
     first, fresh = spawn.session.encode(), session_of(spawn.session, attempt).encode()
@@ -148,8 +137,8 @@ def _shown(words: Sequence[bytes]) -> str:
 
 
 def _sorted_out(entry: Registered, request: Spawn) -> tuple[list[bytes], str | None]:
-    """The words that go to the program as they are, and the task. The task is the first word or the last: which words in between
-    are values of options, only the program knows."""
+    """Return the words that go to the program unchanged, and the task. The task is the first or the last word, because only the
+    program knows which words in between are values of options."""
     words, needed = request.argv, any("{task}" in word for word in entry.agent.command)
     before, after = _around_dashes(words)
     if not needed or "task" in request.placeholders:
@@ -196,7 +185,7 @@ def _command(command: Sequence[str], options: Sequence[bytes], values: Mapping[s
 
 
 def _other_limits(entry: Registered, asked: Sequence[Limit]) -> list[Limit]:
-    """The entry's limits of the kinds that the request does not bound."""
+    """Return the entry's limits of those kinds that the request does not limit."""
     kinds = {limit.kind for limit in asked}
     found = (msgspec.structs.replace(parse_limit(text), source=f"agent {entry.name}") for text in entry.agent.limits)
     return [limit for limit in found if limit.kind not in kinds]

@@ -16,11 +16,11 @@ import typer
 
 from . import __version__, serving
 from . import config as configuration
-from .daemon import Place
-from .durable.journal import Memory
+from .durable.journal import RunJournal
 from .host import systemd
 from .host.paths import PathError, config_files
 from .host.state_dir import claim_instance, lock_state_dir
+from .host.timers import Timers
 from .install import Installer, InstallError
 from .launch.base import CgroupImpossible
 from .launch.choose import check as check_containment
@@ -32,6 +32,7 @@ from .ledger.opening import check_known
 from .serving import EXIT_SURVIVED, EXIT_UNAVAILABLE, EXIT_USAGE, die, load, place
 from .spool import JournalError
 from .spool.store import check_version
+from .startup import DaemonHome
 
 EXIT_IO = 74
 
@@ -182,21 +183,21 @@ def version() -> None:
     print(__version__)
 
 
-def _die_if_elsewhere(where: Place) -> None:
+def _die_if_elsewhere(where: DaemonHome) -> None:
     """Nothing was found, and that says nothing: it is not the path by which the runs are known."""
     if not where.state_dir.is_dir():
         die(f"{where.state_dir} is no directory, and nothing of a daemon of that state directory was found", EXIT_UNAVAILABLE)
     with suppress(JournalError, OSError), TemporaryDirectory() as copies:
         # a copy: who opens a damaged one sets it aside, and the next daemon would not know that anything was damaged
         shutil.copy(where.state_dir / "spool" / "runs", copies)
-        with closing(Memory(Path(copies), print)) as memory:
-            _die_if_moved(where, memory)
+        with closing(RunJournal(Path(copies), Timers(print), print)) as journal:
+            _die_if_moved(where, journal)
 
 
-def _die_if_moved(where: Place, memory: Memory) -> None:
-    if memory.moved_alive(where.state_dir):
-        text = f"{where.state_dir} was {memory.place} when runs began that are still alive, and by that path they are known"
-        die(f"{text}: --state-dir {memory.place}", EXIT_UNAVAILABLE)
+def _die_if_moved(where: DaemonHome, journal: RunJournal) -> None:
+    if journal.moved_alive(where.state_dir):
+        text = f"{where.state_dir} was {journal.place} when runs began that are still alive, and by that path they are known"
+        die(f"{text}: --state-dir {journal.place}", EXIT_UNAVAILABLE)
 
 
 def _cgroup_parent(files: tuple[list[Path], bool]) -> str | None:

@@ -1,10 +1,10 @@
-"""Ends the process at its n-th effect, for the test that kills the daemon everywhere (`SFAD_CRASH_AT`). For debugging only.
+"""Ends the process at its n-th effect, for the test that kills the daemon at each of them (`SFAD_CRASH_AT`). For debugging only.
 
-`SFAD_CRASH_AT=12` is the 12th effect, `SFAD_CRASH_AT=recover+3` the third from the first one called `recover` on. A process that
-executes itself anew goes on counting.
+`SFAD_CRASH_AT=12` is the 12th effect, `SFAD_CRASH_AT=recover+3` the third from the first one called `recover` on. The count
+continues after a re-execution.
 
-An effect is whatever the next daemon could find half done: a command of the core, a change of the spool, a transaction of the
-ledger, a step of a launch. Each is counted before and after.
+An effect is what the next daemon could find half done: a command of the core, a change of the spool, a transaction of the ledger,
+a step of a launch. Each is counted before and after.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .protocol.units import parse_whole
 VARIABLE = "SFAD_CRASH_AT"
 
 STATUS = 86
-"""What a process that was ended here exits with."""
+"""The exit code of a process that is ended here."""
 
 _lock = threading.Lock()
 _from, _, _number = (os.environ.get(VARIABLE) or "0").rpartition("+")
@@ -30,13 +30,13 @@ except ValueError as _error:
 
 
 def effect(what: str) -> None:
-    """An effect, `what`, is about to be, or has just been. Usually nothing happens."""
+    """Mark that the effect `what` is about to happen, or has just happened."""
     if _left:
         _count(what)
 
 
 def carried() -> dict[str, str]:
-    """What is to stand in the environment of the process that this one becomes."""
+    """Return variables for the program that this process becomes."""
     return {VARIABLE: f"{_from}+{_left}" if _from else str(_left)} if _left else {}
 
 

@@ -1,7 +1,7 @@
-"""The past of a state directory without its daemon: `python -m sfad.history STATE_DIR`, with a socket as stdin.
+"""Answers from a state directory without its daemon: `python -m sfad.history STATE_DIR`, with a socket as stdin.
 
-`sfactl` starts it where no daemon listens, and speaks with it as with a daemon. It reads the ledger and the output files, and
-makes, changes and migrates nothing. A process of its own, so that the client imports nothing of the daemon.
+`sfactl` starts this program where no daemon listens, and speaks the protocol with it. The program reads the ledger and the output
+files; it creates, changes and migrates nothing. It is a process of its own so that the client imports nothing of the daemon.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -23,67 +22,105 @@ from .ledger.opening import open_past
 from .ledger.reader import Page, Reader
 from .ledger.summary import summary_of
 from .ledger.totals import with_totals
-from .output.files import OutputStore, Replaced
+from .output.files import OutputStore
 from .protocol import messages as m
 from .protocol.errors import ErrorCode
 from .protocol.framing import MAX_REQUEST, FrameDecoder
-from .protocol.types import Reason, RunInfo
+from .protocol.types import Reason, RunId, RunInfo
 from .protocol.version import SUPPORTED
-from .server.errors import RequestFailed
-from .server.result import no_output, result
-
-FOUND = 2
-"""Ids looked up for a prefix: one more than may fit."""
+from .server.errors import RequestError, unavailable, wrong_state
+from .server.handles import SHOWN, resolve
+from .server.reading import NOT_KEPT, no_output, result, summary_page
 
 UNKNOWN = "no daemon is running, so this is its last known state"
 
 
+class PastRuns:
+    """The runs that a ledger holds."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def info(self, run: RunId) -> RunInfo | None:
+        """Return a run by its whole id."""
+        found = self._reader.get(run)
+        return found[0] if found is not None else None
+
+    def live_runs(self, *, name: str, within: RunId | None) -> list[RunId]:
+        """Return the newest run of this name that had not ended, if there is one. Whether the older ones live is not known."""
+        del within
+        runs = self._reader.select(Page(m.List(id=0, name=name, rows=0))).runs
+        return [max(info.id for info in runs)] if runs else []
+
+    def newest_ended(self, name: str, within: RunId | None) -> RunInfo | None:
+        """Return the newest ended run of this name."""
+        del within
+        return next(iter(self._reader.select(Page(m.List(id=0, name=name, rows=1))).runs), None)
+
+    def find(self, prefix: str, within: RunId | None) -> list[RunId]:
+        """Return ids that begin with `prefix`."""
+        del within
+        return self._reader.find(prefix, SHOWN + 1)
+
+    def shown(self, runs: Sequence[RunInfo]) -> list[RunInfo]:
+        """Return the runs with their totals, as the daemon left them."""
+        roots = {info.root_id for info in runs if info.descendants}
+        used = {run: use for root in roots for run, use in self._reader.used_below(root).items()}
+        return with_totals(map(_as_left, runs), used)
+
+
 class History:
-    """Answers the requests that only read."""
+    """Answers requests that only read."""
 
     def __init__(self, state: Path, connection: sqlite3.Connection) -> None:
         self._state = state
         self._connection = connection
         self._reader = Reader(connection)
+        self._runs = PastRuns(self._reader)
         self._output = OutputStore(state / "output", make=False)
-        self._handlers: dict[type, Callable[[Any], m.Reply]] = {
-            m.Hello: self._hello,
-            m.Info: self._info,
-            m.List: self._list,
-            m.Summarise: self._summarise,
-            m.Result: self._result,
-        }
 
-    def answer(self, request: m.AnyRequest) -> tuple[m.Reply, Sequence[int]]:
-        """The reply, and the descriptors that travel with it, which are the caller's to close."""
+    def answer(self, request: m.Request) -> tuple[m.Reply, Sequence[int]]:
+        """Return the reply, and the descriptors that travel with it, which the caller closes."""
         try:
-            if isinstance(request, m.Logs):
-                return self._logs(request)
-            handler = self._handlers.get(type(request))
-            if handler is None:
-                raise RequestFailed(ErrorCode.UNAVAILABLE, "no daemon is running; start one with 'sfad serve'")
-            return handler(request), ()
-        except RequestFailed as error:
+            return self._answer(request)
+        except RequestError as error:
             return m.Error(id=request.id, code=error.code, message=str(error)), ()
         except (sqlite3.Error, msgspec.MsgspecError, OSError) as error:
-            message = f"what a daemon left in {self._state} cannot be read: {error}"
+            message = f"the state directory {self._state} cannot be read: {error}"
             return m.Error(id=request.id, code=ErrorCode.UNAVAILABLE, message=message), ()
 
-    def _hello(self, request: m.Hello) -> m.Reply:
+    def _answer(self, request: m.Request) -> tuple[m.Reply, Sequence[int]]:
+        match request:
+            case m.Hello():
+                return self._welcome(request), ()
+            case m.Info():
+                (info,) = self._runs.shown([self._resolve(request.run)])
+                return m.RunReply(id=request.id, run=info), ()
+            case m.List():
+                return self._list(request), ()
+            case m.Summarise():
+                return self._summarise(request), ()
+            case m.Result():
+                return self._result(request), ()
+            case m.Logs():
+                return self._logs(request)
+            case _:
+                raise unavailable("no daemon is running; start one with 'sfad serve'")
+
+    def _resolve(self, handle: str) -> RunInfo:
+        return resolve(self._runs, handle, None)
+
+    def _welcome(self, request: m.Hello) -> m.Reply:
         version = max(set(request.versions) & set(SUPPORTED), default=SUPPORTED[0])
         return m.Welcome(id=request.id, version=version, daemon=__version__, pid=os.getpid(), state_dir=str(self._state))
-
-    def _info(self, request: m.Info) -> m.Reply:
-        (info,) = self._shown([self._resolve(request.run)])
-        return m.RunReply(id=request.id, run=info)
 
     def _list(self, request: m.List) -> m.Reply:
         root = None if request.root is None else self._resolve(request.root).id
         found = self._reader.select(Page(msgspec.structs.replace(request, root=None), within=root))
-        return m.RunList(id=request.id, runs=self._shown(found.runs), next=found.reached or None)
+        return m.RunList(id=request.id, runs=self._runs.shown(found.runs), next=found.reached or None)
 
     def _summarise(self, request: m.Summarise) -> m.Reply:
-        page = Page(m.List(id=0, since=request.since, name=request.name, user=request.user, labels=request.labels))
+        page = summary_page(request)
         found = (self._reader.get(info.id) for info in self._reader.open_runs() if page.admits(info))
         live = [(info, extra.model) for info, extra in filter(None, found)]
         return m.Summarised(id=request.id, summary=summary_of(self._connection, page, request.by, live))
@@ -92,43 +129,20 @@ class History:
         run = self._resolve(request.run).id
         try:
             descriptors = self._output.open_for_reader(run)
-        except (FileNotFoundError, NotADirectoryError, Replaced) as error:
+        except NOT_KEPT as error:
             raise no_output(run, error) from None
-        # nothing would tell when a run ends that is still alive: a reader gets what there is
+        # without a daemon, a reader would not learn when a live run ends: it gets what there is
         return m.LogFiles(id=request.id, run=run, ended=True), descriptors
 
     def _result(self, request: m.Result) -> m.Reply:
         info = self._resolve(request.run)
         if not info.status.terminal:
-            raise RequestFailed(
-                ErrorCode.WRONG_STATE, f"run {info.id} was {info.status} when its daemon was last there; read its logs"
-            )
+            raise wrong_state(f"run {info.id} was {info.status} when its daemon was last there; read its logs")
         return result(self._output, info, request)
-
-    def _resolve(self, handle: str) -> RunInfo:
-        """Return the run of an id; else of a name, one that had not ended before the newest; else of a unique prefix."""
-        found = self._reader.get(handle)
-        if found is not None:
-            return found[0]
-        named = self._reader.select(Page(m.List(id=0, name=handle, rows=1))).runs
-        if named:
-            return max(named, key=lambda info: (not info.status.terminal, info.id))
-        ids = self._reader.find(handle, FOUND) if handle else []
-        if len(ids) > 1:
-            raise RequestFailed(ErrorCode.AMBIGUOUS_RUN, f"'{handle}' fits several runs ({', '.join(ids)}, …); give more of the id")
-        found = self._reader.get(ids[0]) if ids else None
-        if found is None:
-            raise RequestFailed(ErrorCode.NO_SUCH_RUN, f"no run has the id or the name '{handle}'; 'sfactl list' shows them")
-        return found[0]
-
-    def _shown(self, runs: Sequence[RunInfo]) -> list[RunInfo]:
-        roots = {info.root_id for info in runs if info.descendants}
-        used = {run: use for root in roots for run, use in self._reader.used_below(root).items()}
-        return with_totals(map(_as_left, runs), used)
 
 
 def _as_left(info: RunInfo) -> RunInfo:
-    """A run that had not ended may have ended since, or be alive: only a daemon could tell."""
+    """A run that had not ended may have ended since, or be alive: only a daemon could say."""
     if info.status.terminal:
         return info
     message = UNKNOWN if info.reason is None else f"{UNKNOWN}: {info.reason.message}"
@@ -145,7 +159,7 @@ def serve(state: Path, sock: socket.socket) -> None:
         _serve(lambda request: (m.Error(id=request.id, code=ErrorCode.UNAVAILABLE, message=message), ()), sock)
 
 
-def _serve(answer: Callable[[m.AnyRequest], tuple[m.Reply, Sequence[int]]], sock: socket.socket) -> None:
+def _serve(answer: Callable[[m.Request], tuple[m.Reply, Sequence[int]]], sock: socket.socket) -> None:
     decoder = FrameDecoder(MAX_REQUEST)
     while data := sock.recv(65536):
         for body in decoder.feed(data):

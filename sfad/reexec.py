@@ -1,7 +1,7 @@
-"""A daemon that executes itself anew, in place (SIGUSR2, and SIGHUP after an upgrade): the same pid, the same children, the same
-socket with what waits at it, and every client's connection.
+"""Re-execution: on SIGUSR2, and on SIGHUP after an upgrade, the daemon becomes the installed program in place. It keeps its
+pid, its children, its socket with the clients that wait there, and every connection.
 
-    check ─▶ rest: nothing new is asked ─▶ what was asked is in the ledger ─▶ hand over ─▶ execve(2) ─▶ `handover.taken`
+    check ─▶ rest: no new requests ─▶ earlier requests are in the ledger ─▶ hand over ─▶ execve(2) ─▶ `handover.taken`
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import trio
 
@@ -30,24 +31,24 @@ PROGRAM = (sys.executable, "-P", "-m", "sfad")
 """The installed program, as words of a command."""
 
 CHECK_TIMEOUT = 30.0
-"""Seconds that the installed program may take to say that it works."""
+"""Seconds that the installed program may take to check that it works."""
 
 CLOSE_TIMEOUT = 1.0
-"""Seconds that the descriptors of clients may take to be closed."""
+"""Seconds that closing files which clients sent may take."""
 
 ROUNDS = 100
-"""Times that the ledger is waited for while runs go on being admitted, by retries and from the queue."""
+"""Flushes of the ledger at most. Retries and the queue may go on admitting runs in the meantime."""
 
 HELD_BACK = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
-"""Signals that would end a program which does not expect them yet; they are taken up when it does."""
+"""Signals that would end a program which has not installed its handlers yet. They stay pending until it has."""
 
 
 class Unfit(Exception):
-    """What is installed does not work: whoever executed it would not come back."""
+    """The installed program does not work, so the daemon must not become it."""
 
 
 def installed_version() -> str | None:
-    """Of what would be executed; `None` where nothing tells."""
+    """Return the version of the program that would be executed, if it is known."""
     from importlib import metadata  # takes a twentieth of a start, and no start needs it
 
     try:
@@ -56,56 +57,52 @@ def installed_version() -> str | None:
         return None
 
 
-async def check(state_dir: str) -> None:
-    """Whether the installed program starts, and can read the config and what this one has written. Raises `Unfit`, `OSError`."""
-    # In a thread: its child is a thread's, and so not taken for an orphan of a run (`reaper`). The timeout of subprocess.run
-    # begins after the child's execve(2), which closes a copy of each file that a client has sent; if it is the last copy, that may
-    # wait for long (`giveback`).
+async def check(state_dir: Path, config_files: tuple[list[Path], bool]) -> None:
+    """Check that the installed program starts, and reads the config and what this one has written. Raises `Unfit`, `OSError`."""
+    # In a thread: a thread's child is not taken for an orphan of a run (`reaper`). The timeout of subprocess.run begins
+    # after the child's execve(2), which closes a copy of each file that a client has sent; closing the last copy may block for
+    # long (`giveback`).
+    files, required = config_files
+    chosen = ["--config", str(files[0])] if required else []
+    command = [*PROGRAM, "check-start", "--state-dir", str(state_dir), *chosen]
     done = None
     with trio.move_on_after(CHECK_TIMEOUT + 1):
-        done = await trio.to_thread.run_sync(_check, state_dir, abandon_on_cancel=True)
+        done = await trio.to_thread.run_sync(_check, command, abandon_on_cancel=True)
     if done is None:
         raise Unfit(f"'sfad check-start' did not start within {CHECK_TIMEOUT:g} s")
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip()[-500:]
-        raise Unfit(f"what is installed does not work: 'sfad check-start' exited with code {done.returncode}: {said}")
+        raise Unfit(f"the installed program does not work: 'sfad check-start' exited with code {done.returncode}: {said}")
 
 
-def _check(state_dir: str) -> subprocess.CompletedProcess[bytes]:
-    command = [*PROGRAM, "check-start", "--state-dir", state_dir, *_config_option(sys.argv)]
+def _check(command: list[str]) -> subprocess.CompletedProcess[bytes]:
     try:
         return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=CHECK_TIMEOUT, check=False)
     except subprocess.TimeoutExpired as error:
         raise Unfit(f"'sfad check-start' did not end within {CHECK_TIMEOUT:g} s") from error
 
 
-def _config_option(argv: list[str]) -> list[str]:
-    if "--config" in argv[:-1]:
-        return ["--config", argv[argv.index("--config") + 1]]
-    return [word for word in argv if word.startswith("--config=")]
-
-
 async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int) -> None:
-    """Does not return. `nofile`: the soft limit of descriptors that this process was started with. Raises `OSError`, `Unfit` if it
-    could not be done; then everything is as it was."""
-    await runtime.ends_reported()
+    """Become the installed program, and do not return. `nofile`: the soft limit of descriptors that this process was started with.
+    Raises `OSError`, `Unfit`, and then everything is as it was."""
+    await runtime.ends.reported()
     server.rest(resting=True)
     try:
         await _threads_done(runtime)
         with _signals_held_back():
-            # something has to be written, or nobody knows whether it can be: the next program does not start without
-            runtime.tell("daemon_reexecuting", f"sfad {__version__} executes itself anew")
+            # write something, to learn whether the ledger can be written: the next program does not start if it cannot
+            runtime.announcer.tell("daemon_reexecuting", f"sfad {__version__} executes itself anew")
             for _ in range(ROUNDS):
-                runtime.report_held()
+                runtime.ends.report_all()
                 if not await runtime.ledger.flush():
                     raise Unfit(f"the ledger cannot be written: {runtime.ledger.trouble}")
-                if all(live.run.committed for live in runtime.live.values()):
+                if all(live.run.committed for live in runtime.catalogue.live.values()):
                     break
             else:
                 raise Unfit(f"the ledger does not take what was admitted: {runtime.ledger.trouble}")
-            await trio.lowlevel.checkpoint()  # whoever obeys signals has seen those that came before
+            await trio.lowlevel.checkpoint()  # the task that handles signals has seen those that came before
             if runtime.machine.draining:
-                raise Unfit("it was told to end meanwhile")
+                raise Unfit("the daemon was told to end in the meantime")
             _execute(runtime, server, lock, nofile)
     finally:
         server.rest(resting=False)
@@ -126,7 +123,7 @@ async def _threads_done(runtime: Runtime) -> None:
 
 @contextmanager
 def _signals_held_back() -> Iterator[None]:
-    """They are blocked in this thread, and pending there for the program that it becomes: what another thread takes is sent on."""
+    # blocked in this thread, they stay pending for the program that it becomes; another thread passes on what it gets
     thread = threading.get_ident()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
     handlers = {each: signal.signal(each, lambda number, _: signal.pthread_kill(thread, number)) for each in HELD_BACK}
@@ -139,19 +136,19 @@ def _signals_held_back() -> Iterator[None]:
 
 
 def _execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int) -> None:
-    """Without a pause from here on: what is handed over is as it is, and what was said of it is on record."""
+    # nothing awaits from here on: what is handed over must stay as it is on record
     if not runtime.ledger.flush_now():
         raise Unfit(f"the ledger cannot be written: {runtime.ledger.trouble or 'it takes longer than a second'}")
     effect("hand over")
     handover = Handover(
-        listener=server.listener,
-        inode=server.inode,
+        listener=server.listener.fileno(),
+        inode=server.listener.inode,
         lock=lock.file,
         directory=lock.directory,
         claim=lock.claim,
         runs=runtime.hand_over(),
         tickets=list(runtime.machine.tickets()),
-        last_token=runtime.last_token,
+        last_token=runtime.requests.last_token,
         clients=server.hand_over(),
         admitted=runtime.machine.admitted,
         refused=runtime.machine.refused,

@@ -1,16 +1,17 @@
-"""What the command line of `sfad` needs without a parser of command lines: paths, config, ways out, and serving."""
+"""Serving without a parser of command lines: paths, config, exit codes."""
 
 from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 import trio
 
 from . import config as configuration
-from .daemon import Daemon, Place
+from . import daemon
 from .durable.handover import taken
 from .host.clock import MonotonicClock
 from .host.paths import PathError, config_files
@@ -18,6 +19,7 @@ from .launch.base import CgroupImpossible
 from .ledger import LedgerError
 from .protocol.paths import daemon_socket
 from .protocol.paths import state_dir as resolve_state_dir
+from .startup import DaemonHome
 
 EXIT_USAGE = 2
 EXIT_SURVIVED = 5
@@ -25,7 +27,7 @@ EXIT_UNAVAILABLE = 69
 
 
 def serve(socket: str | None = None, state_dir: str | None = None, config: str | None = None, ready_fd: int | None = None) -> None:
-    """Serves until told to end."""
+    """Serve until told to end."""
     where = place(socket, state_dir, config)
     loaded = load(where.config_files)
     try:
@@ -35,14 +37,14 @@ def serve(socket: str | None = None, state_dir: str | None = None, config: str |
     if handed is None and ready_fd is not None:
         _check_descriptor(ready_fd)
     try:
-        daemon = Daemon(where, loaded, handed=handed, ready_fd=ready_fd)
-        trio.run(daemon.serve, strict_exception_groups=True, clock=MonotonicClock())
+        run = partial(daemon.serve, where, loaded, handed=handed, ready_fd=ready_fd)
+        left = trio.run(run, strict_exception_groups=True, clock=MonotonicClock())
     except* (PathError, LedgerError, CgroupImpossible) as group:
         for error in group.exceptions:
             print(f"sfad: {error}", file=sys.stderr)
         sys.exit(EXIT_UNAVAILABLE)
-    if daemon.left:
-        die(f"processes of {', '.join(daemon.left)} could not be killed", EXIT_SURVIVED)
+    if left:
+        die(f"processes of {', '.join(left)} could not be killed", EXIT_SURVIVED)
 
 
 def _check_descriptor(ready_fd: int) -> None:
@@ -52,11 +54,11 @@ def _check_descriptor(ready_fd: int) -> None:
         die(f"--ready-fd {ready_fd}: not an open descriptor: {error}", EXIT_USAGE)
 
 
-def place(socket: str | None, state_dir: str | None, config: str | None) -> Place:
-    """Where this daemon listens, keeps its state and is configured. Ends the process for what cannot be a path."""
+def place(socket: str | None, state_dir: str | None, config: str | None) -> DaemonHome:
+    """Return where this daemon lives. Exits if a path cannot be one."""
     try:
         uid = os.geteuid()
-        return Place(
+        return DaemonHome(
             socket=Path(daemon_socket(os.environ, uid, socket)),
             state_dir=Path(resolve_state_dir(os.environ, uid, state_dir)),
             config_files=config_files(os.environ, config),
@@ -66,7 +68,7 @@ def place(socket: str | None, state_dir: str | None, config: str | None) -> Plac
 
 
 def load(files: tuple[list[Path], bool]) -> configuration.Loaded:
-    """The config. Ends the process for a wrong one."""
+    """Return the config. Exits if it is wrong."""
     try:
         return configuration.load(files[0], required=files[1])
     except configuration.ConfigError as error:
@@ -74,6 +76,6 @@ def load(files: tuple[list[Path], bool]) -> configuration.Loaded:
 
 
 def die(message: str, code: int) -> NoReturn:
-    """Says why, and ends the process."""
+    """Say why, and exit."""
     print(f"sfad: {message}", file=sys.stderr)
     sys.exit(code)

@@ -212,7 +212,7 @@ def carriers(instance: str) -> list[tuple[psutil.Process, str]]:
     return found
 
 
-def spawn(client: Client, argv: Sequence[str | Path], **options: Any) -> m.AnyReply:
+def spawn(client: Client, argv: Sequence[str | Path], **options: Any) -> m.Reply:
     """Asks for a run as a client of another language would, without the command line."""
     where = {"cwd": os.getcwdb(), "env": [key + b"=" + value for key, value in os.environb.items()]}
     request = m.Spawn(id=client.next_id(), argv=[os.fsencode(word) for word in argv], **(where | options))
@@ -240,7 +240,7 @@ def stopped(client: Client, *runs: str, **options: Any) -> m.Stopped:
     return client.call(m.Stop(id=client.next_id(), runs=list(runs), **options), m.Stopped)
 
 
-NOBODY = 65534
+GONE = 65534
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="takes root to act as another user")
 
@@ -252,8 +252,8 @@ def as_nobody(call: Callable[[], object]) -> str:
     if child == 0:
         with suppress(BaseException):
             os.setgroups([])
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
+            os.setgid(GONE)
+            os.setuid(GONE)
             os.write(write, _text_of(call).encode())
         os._exit(0)
     os.close(write)

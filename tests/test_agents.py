@@ -1,4 +1,4 @@
-"""How a registered agent and the words for it become a command."""
+"""A registered agent and its words become a command."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ AGENTS = KNOWN | {"reviewer": REVIEWER, "lint": LINT}
 
 
 def asked(agent: str, *words: str, **fields: object) -> Spawn:
-    """What a client sends."""
+    """Return what a client sends."""
     given = [word.encode() for word in words]
     return Spawn(id=1, argv=given, cwd=b"/", env=[], agent=agent, **fields)  # type: ignore[arg-type]
 
 
 def command(agent: str, *words: str, **fields: object) -> list[str]:
-    """The command of the agent, with SESSION for its session id."""
+    """Return the command of the agent, with SESSION for its session id."""
     spawn = resolve(asked(agent, *words, **fields), AGENTS)
     return ["SESSION" if spawn.session and word == spawn.session.encode() else word.decode() for word in spawn.argv]
 
@@ -89,7 +89,7 @@ def test_words_become_a_command(words: list[str], made: list[str]) -> None:
         (["sleep", "60"], "no agent 'sleep'; known: aider, claude, .*reviewer.* sfactl run -- sleep 60"),
     ],
 )
-def test_words_that_cannot_be_meant_are_answered_with_what_was_probably_meant(words: list[str], says: str) -> None:
+def test_the_error_for_odd_words_says_what_was_probably_meant(words: list[str], says: str) -> None:
     with pytest.raises(AgentError, match=says):
         command(*words)
 
@@ -105,7 +105,7 @@ def test_a_task_after_dashes_is_one_argument_unchanged(task: str) -> None:
     assert command("gemini", "--", task)[-1] == f"--prompt={task}"
 
 
-def test_a_task_that_is_not_utf_8_stays_as_it_is() -> None:
+def test_a_task_that_is_not_utf_8_is_unchanged() -> None:
     spawn = Spawn(id=1, argv=[b"--", b"\xff"], cwd=b"/", env=[], agent="claude")
     assert resolve(spawn, AGENTS).argv[-1] == b"\xff"
 
@@ -120,7 +120,7 @@ def test_each_attempt_has_a_session_of_its_own() -> None:
     assert resolve(asked("claude", "go"), AGENTS).session != spawn.session
 
 
-def test_a_built_in_entry_is_no_identity_and_prints_what_its_meter_reads() -> None:
+def test_a_built_in_agent_is_not_an_identity_and_prints_what_its_meter_reads() -> None:
     for name in KNOWN:
         spawn = resolve(asked(name, "go"), KNOWN)
         assert (spawn.agent, spawn.name, KNOWN[name].source) == (None, None, BUILT_IN)
@@ -155,6 +155,6 @@ def test_an_entry_of_the_config_replaces_a_built_in_one(tmp_path: Path) -> None:
     assert (spawn.argv, spawn.agent) == ([b"my-claude", b"go"], "claude")
 
 
-def test_an_entry_takes_every_meter_that_a_command_line_does() -> None:
+def test_an_entry_takes_each_meter_that_the_command_line_takes() -> None:
     assert get_args(get_type_hints(Agent)["meter"]) == ("auto", *known.METERS)
     assert set(KNOWN) == set(known.AGENTS)

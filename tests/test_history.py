@@ -1,4 +1,4 @@
-"""What a daemon left, read without it."""
+"""The state directory of a daemon that is gone, read without it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ R = TypeVar("R", bound=m.Reply)
 OLD = sorted((Path(__file__).parent / "ledger").glob("v*.sql"))
 
 
-def asked(state: Path, request: m.AnyRequest, expected: type[R]) -> R:
+def asked(state: Path, request: m.Request, expected: type[R]) -> R:
     with closing(open_past(state)) as connection:
         reply, descriptors = History(state, connection).answer(request)
     for descriptor in descriptors:
@@ -45,7 +45,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["ledger.db", "ledger.db-wal"])
-def test_a_fifo_in_place_of_a_ledger_is_waited_for_by_nobody(tmp_path: Path, name: str) -> None:
+def test_a_fifo_in_place_of_a_ledger_does_not_block(tmp_path: Path, name: str) -> None:
     (tmp_path / "ledger.db").touch()
     (tmp_path / name).unlink(missing_ok=True)
     os.mkfifo(tmp_path / name)
@@ -53,7 +53,7 @@ def test_a_fifo_in_place_of_a_ledger_is_waited_for_by_nobody(tmp_path: Path, nam
         open_past(tmp_path)
 
 
-def test_what_a_daemon_would_answer(state: Path) -> None:
+def test_it_answers_like_a_daemon(state: Path) -> None:
     assert len(asked(state, m.List(id=1), m.RunList).runs) == 50
     page = asked(state, m.List(id=1, name="boss", rows=60), m.RunList)
     rest = asked(state, m.List(id=1, name="boss", rows=60, before=page.next), m.RunList)
@@ -73,7 +73,7 @@ def test_what_a_daemon_would_answer(state: Path) -> None:
         (m.Stop(id=1, everything=True), ErrorCode.UNAVAILABLE),
     ],
 )
-def test_what_it_cannot_answer(state: Path, request_: m.AnyRequest, code: ErrorCode) -> None:
+def test_requests_that_need_a_daemon_fail(state: Path, request_: m.Request, code: ErrorCode) -> None:
     assert asked(state, request_, m.Error).code is code
 
 
@@ -102,7 +102,7 @@ def test_a_ledger_that_cannot_be_read(tmp_path: Path) -> None:
     assert issubclass(LedgerTooNew, LedgerError)
 
 
-def test_nothing_is_made_where_there_is_nothing(tmp_path: Path) -> None:
+def test_nothing_is_created_in_an_empty_directory(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="unable to open"):
         open_past(tmp_path)
     assert list(tmp_path.iterdir()) == []

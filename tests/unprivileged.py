@@ -20,7 +20,7 @@ import pytest
 
 from sfad.launch.contain.cgroup import cgroupfs
 
-NOBODY = 65534
+GONE = 65534
 
 _MOUNTS = {"python": sys.base_prefix, "site": sysconfig.get_path("purelib"), "code": str(Path(__file__).parents[1])}
 
@@ -50,7 +50,7 @@ class Place:
             "PYTHONPATH": f"{self.directory}/code:{self.directory}/site",
             "LD_LIBRARY_PATH": f"{self.directory}/python/lib",
             "HOME": str(self.directory),
-            "SFAD_SERVICE_USER": str(NOBODY),
+            "SFAD_SERVICE_USER": str(GONE),
         }
 
     def command(self, *words: str) -> list[str]:
@@ -74,7 +74,7 @@ def _delegated(name: str) -> str | None:
     try:
         os.mkdir(directory)
         for path in (directory, *(f"{directory}/cgroup.{file}" for file in ("procs", "threads", "subtree_control"))):
-            os.chown(path, NOBODY, NOBODY)
+            os.chown(path, GONE, GONE)
     except OSError:
         return None
     return directory
@@ -89,7 +89,7 @@ def place() -> Iterator[Place]:
     directory = Path(tempfile.mkdtemp(prefix="nobody-", dir="/tmp"))
     for name in _MOUNTS:
         (directory / name).mkdir()
-    os.chown(directory, NOBODY, NOBODY)
+    os.chown(directory, GONE, GONE)
     made = Place(directory)
     try:
         yield made

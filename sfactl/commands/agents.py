@@ -1,4 +1,4 @@
-"""`sfactl agents [NAME]`
+"""List the agents that `run NAME` starts, or explain one.
 
 Each agent that `sfactl run NAME "task"` starts: those of the config, and the built-in entries. ON PATH says whether your PATH has
 its program. With a NAME, everything about that agent, with the command that a run of it executes. In the command {task} stands

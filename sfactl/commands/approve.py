@@ -1,4 +1,4 @@
-"""`sfactl approve RUN… [--limit KIND=N]`
+"""Grant a run the increase it waits for, and let it go on.
 
 Lets a run go on that a limit with the action request_increase has frozen. --limit says how much it may use from now on in
 all, never more than an ancestor has; without --limit, that limit only warns from now on. Only from outside any run: no agent

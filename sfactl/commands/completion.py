@@ -1,4 +1,4 @@
-"""`sfactl completion bash|zsh|fish`
+"""Print a shell's completion script.
 
 Prints the script, which completes verbs, options, runs, names, labels, types, statuses, meters and agents. It asks the daemon, and
 is silent where there is none.

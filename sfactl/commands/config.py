@@ -1,4 +1,4 @@
-"""`sfactl config [schema]`
+"""Show each effective setting and where it comes from, or the schema of --limits.
 
 The daemon's effective settings. Order: flag, environment, user's file, system's file, built-in.
 

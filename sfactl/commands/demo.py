@@ -1,4 +1,4 @@
-"""`sfactl demo`
+"""Watch the daemon refuse, bound and stop runs (15 seconds, leaves nothing).
 
 Starts a daemon of its own in a private directory, and scripted agents under it: a planner that asks a reviewer that asks a
 summariser, an agent that would call itself, agents that would nest too deep, and one that ignores SIGTERM, forks away and

@@ -1,4 +1,4 @@
-"""`sfactl deny RUN…`
+"""Refuse a run the increase it waits for, and stop it.
 
 Stops a run that a limit with the action request_increase has frozen, and everything below it, as if the limit had terminated
 it. Returns as soon as it is being stopped; `sfactl wait RUN` waits for the end. Only from outside any run.

@@ -1,4 +1,4 @@
-"""`sfactl doctor`
+"""Check what sfad needs of this machine, and say how to fix it.
 
 Each line is ok, warn (works, with less) or BAD (does not work), and how to fix it. Exits with 0 unless something is BAD,
 then with 1. Asks the daemon where it can, and looks at this session where it cannot.

@@ -1,4 +1,4 @@
-"""`sfactl help [VERB]`
+"""Show this list, or explain a verb.
 
 The list of verbs, or the help of one: the same as --help.
 """
@@ -15,8 +15,8 @@ PARAMETERS: tuple[Parameter, ...] = (Argument("verb", "VERB", "What to explain",
 def main(*, verb: str | None = None) -> int:
     """Prints help."""
     name = verbs.ALIASES.get(verb, verb) if verb is not None else None
-    if name is not None and name not in verbs.VERBS:
-        raise UsageError(f"there is no verb {name!r}; the verbs are: {', '.join(verbs.VERBS)}")
+    if name is not None and verbs.load(name) is None:
+        raise UsageError(f"there is no verb {name!r}; the verbs are: {', '.join(verbs.names())}")
     from ..app import invoke
 
     invoke(["--help"] if name is None else [name, "--help"], name, lambda _verb, _values: Exit.DONE)

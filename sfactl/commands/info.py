@@ -1,4 +1,4 @@
-"""`sfactl info RUN…`
+"""Show everything about runs.
 
 Everything the daemon knows of each run, its live processes and memory included.
 """

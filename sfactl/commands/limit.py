@@ -1,4 +1,4 @@
-"""`sfactl limit RUN… KIND=VALUE[:ACTION]…`
+"""Change the limits of live runs, up or down.
 
 Changes the limits of live runs, up or down: turns=50, time=2h, cost=5:pause. The value is what a run may use in all, from its
 start; the action stays as it is where none is given. A limit that is exceeded already is answered at once. A run that the limit

@@ -1,4 +1,4 @@
-"""`sfactl list`
+"""List runs (alias: ps).
 
 Without filters: the live runs and the last 50 that ended, newest last. With a filter: every run that fits. --status, --name and
 --label may be repeated: any of the values given; --label with several keys means all of them.

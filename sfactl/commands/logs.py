@@ -1,4 +1,4 @@
-"""`sfactl logs RUN…`
+"""Print a run's output as it was written; -f follows.
 
 What the runs wrote, unchanged: stdout on stdout and stderr on stderr. With --stdout or --stderr only that one, on stdout. -f
 follows until the runs end, over restarts of the daemon too; it may begin before a run does. Of several runs, each line begins with

@@ -1,4 +1,4 @@
-"""`sfactl pause RUN…`
+"""Freeze runs with everything below them, and stop their clocks.
 
 Freezes each run's whole tree and stops its clocks. Returns when everything stands still.
 

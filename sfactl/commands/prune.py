@@ -1,4 +1,4 @@
-"""`sfactl prune [--older-than TIME] [--keep N]`
+"""Remove runs that have ended, with their output.
 
 Removes trees of runs that have ended, now: their rows and events from the ledger, and their output. A tree is removed as a whole,
 and never while one of its runs lives. --older-than 7d --keep 100 removes what ended more than 7 days ago, but spares the newest 100

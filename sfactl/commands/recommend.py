@@ -1,4 +1,4 @@
-"""`sfactl recommend [--type T | --name N]`
+"""Suggest limits from past successful runs.
 
 What the ledger's successful runs have used, kind by kind: P95 is what 95 in 100 of them used at most, SUGGESTED that with
 head-room, IN FORCE what a run of this type has that says nothing itself, and FAILED ON IT the share of all ended runs that a

@@ -1,4 +1,4 @@
-"""`sfactl reload`
+"""Make the daemon read its config, and show what changed.
 
 Makes the daemon read its config again, as SIGHUP does, and prints each setting that changed. Runs that live keep their limits. If
 something is wrong with the config, the old one stays in force.

@@ -1,4 +1,4 @@
-"""`sfactl report [RUN] --turns 1 --model M --input-tokens N --output-tokens N …`
+"""Tell what a run has used: turns, messages, tokens, cost.
 
 For an agent, inside its run: what it has used since its last report. The amounts are added up, and checked against the limits
 of the run and, for tokens and money, of everything above it. RUN may be a run below this one. Prints nothing; --json prints

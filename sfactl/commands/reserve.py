@@ -1,4 +1,4 @@
-"""`sfactl reserve [RUN] --model M --input-tokens N --max-output-tokens N`
+"""Ask whether a run may make a call to a model, and hold what it may cost.
 
 For an agent, before it calls a model: may the run use this much? A yes prints the reservation's id and holds the estimate
 against the run, everything above it, its user and its teams, until `sfactl settle` says what was used. What is never settled

@@ -1,4 +1,4 @@
-"""`sfactl result RUN…`
+"""Print a finished run's output, made safe for a language model.
 
 The final answer of a finished run for a language model: terminal escapes and control characters removed, markup escaped, cut
 to a size, and marked as data from another agent. If no meter knows the agent's events, or with --raw, it is the whole stdout.

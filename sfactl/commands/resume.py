@@ -1,4 +1,4 @@
-"""`sfactl resume RUN… [--limit KIND=N]`
+"""Thaw paused runs, with more room if a limit paused them.
 
 Thaws runs that were paused; their clocks go on where they stopped. If a limit has paused one, --limit says how much it may use
 from now on in all, never more than an ancestor has; without --limit, that limit only warns from now on. More room is only

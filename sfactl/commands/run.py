@@ -1,4 +1,4 @@
-"""`sfactl run [options] AGENT [words…]`, or `sfactl run [options] -- COMMAND…`
+"""Start a run in the foreground: its output, its exit code.
 
 AGENT is claude, codex, gemini, opencode, aider or an agent of the config (sfactl agents). The words after its name are the task,
 as one quoted argument, and options of its program: sfactl run claude --model opus "look at HEAD~1". A COMMAND runs as it is.

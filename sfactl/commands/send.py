@@ -1,4 +1,4 @@
-"""`sfactl send RUN MESSAGE`
+"""Write to the stdin of a run started with --stdin.
 
 Puts MESSAGE and a newline on the stdin of a run that was started with --stdin. Without MESSAGE, or with -, what this
 process reads on its own stdin is sent as it is.

@@ -1,4 +1,4 @@
-"""`sfactl settle RESERVATION --input-tokens N --output-tokens N`
+"""Replace a reservation by what was used.
 
 Replaces what `sfactl reserve` held by what the call used. A call that was not made, or is not billed, is settled with 0 and 0.
 Prints nothing; --json prints the run.

@@ -1,4 +1,4 @@
-"""`sfactl spawn [options] AGENT [words…]`, or `sfactl spawn [options] -- COMMAND…`
+"""Start a run and print its id.
 
 AGENT is claude, codex, gemini, opencode, aider or an agent of the config (sfactl agents). The words after its name are the task,
 as one quoted argument, and options of its program: sfactl spawn claude --model opus "look at HEAD~1". A COMMAND runs as it is.

@@ -1,4 +1,4 @@
-"""`sfactl status`
+"""Show the daemon.
 
 The daemon itself: where it is, how runs are contained, how much it holds.
 """

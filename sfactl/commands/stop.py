@@ -1,4 +1,4 @@
-"""`sfactl stop RUN…`
+"""Stop runs and everything below them, to the last process.
 
 Returns when nothing of the runs and of what they started is alive, with 0; or with 5 and a list of what survived SIGKILL. All runs
 share one grace. A run that is not there or not yours is named, and the others are stopped.

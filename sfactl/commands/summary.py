@@ -1,4 +1,4 @@
-"""`sfactl summary`
+"""Report how the runs of a night ended, what they cost and why some failed.
 
 How the runs created since a time have ended, and what they used: to be read in the morning. Live runs are counted as they are now,
 children count as runs of their own, and each run's own use counts once.

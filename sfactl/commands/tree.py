@@ -1,4 +1,4 @@
-"""`sfactl tree [RUN]`
+"""Show runs as a tree.
 
 Live runs below their parents, and those that ended lately. With RUN, only the tree it is in or the root of.
 """

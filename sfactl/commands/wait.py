@@ -1,4 +1,4 @@
-"""`sfactl wait RUN…`
+"""Wait for runs to end.
 
 Prints id, status and reason of each run when it has ended, in the order given. Exits with the outcome of the first that did not
 complete; with 66 or 77 if one of several is not there or not yours; with 75 if one is not over when --timeout is. A daemon that is

@@ -1,4 +1,4 @@
-"""`sfactl why RUN…`
+"""Say in a sentence what ended, refused or bounds a run.
 
 A sentence for each run: which rule refused it, which limit or signal ended it, what a paused one waits for, or what bounds it
 while it runs.

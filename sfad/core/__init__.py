@@ -1,23 +1,45 @@
-"""The pure core: what happened goes in, what to do comes out.
+"""The pure core: an event goes in, an outcome comes out. No I/O, no clock, no trio: tests run thousands of simulated runs in it.
 
-`Machine.handle(event)` returns commands. Events are named in the past tense and carry the time they happened at, so
-nothing here reads a clock; commands are imperatives that the shell applies in order. No I/O, no trio, no process: the
-same machine runs thirty thousand simulated runs in a test.
+Events are named in the past tense and carry the time they happened at. An outcome has commands, which the shell applies in
+order, and the runs whose snapshots it saves before. `machine` routes each event to one component; each component knows only
+those before it in this list:
 
-`events`, `commands`  the two vocabularies
-`candidate` the run that a request describes, its values checked
-`guard`    ordered rules: admit or refuse
-`access`   who may do what
-`tree`     ancestry and budgets
-`run`      one run and its transition table
-`stop`     the stop ladder
-`retry`    back-off between attempts
-`limits`   where a run's limits come from, and what exceeds them
-`account`  what a run has used and holds
-`budgets`  money of users and teams
-`money`    nano-dollars, and their conversion
-`quotas`   rates and the queue of waiting trees
-`naming`   the loop identity of a command
-`ids`      run numbers as text
-`machine`  composes the above
+`context`      the live runs and the present outcome, which all components share
+`spending`     accounts of runs, and money budgets
+`lifecycle`    the steps of every run's life: start, clock, end
+`stopping`     the stop ladder
+`stops`        requests to stop, and runs that end with their client
+`pausing`      pause and resume
+`attempts`     what the launcher and the agent report of an attempt
+`enforcement`  limits of live runs
+`funding`      trees whose budgets have run out
+`room`         requests that change limits of a live run
+`reservations` requests by which an agent tells its own use
+`admission`    spawn requests, from the guard to the start
+`takeover`     runs of an earlier daemon
+`machine`      routes events and timers
+
+They work on these values and rules:
+
+`events`       what happened
+`commands`     what to do
+`vocabulary`   names of timers, kinds of reasons, types of events
+`asked`        what a spawn asks for
+`run`          one run: what is saved of it, and its transition table
+`snapshot`     what a daemon finds of an earlier one
+`tree`         the live runs, and what a chain of them adds up to
+`candidate`    the run that a request describes, its values checked
+`guard`        ordered rules: admit or refuse
+`access`       who may do what
+`policy`       the configured numbers
+`quotas`       rates and the queue of waiting trees
+`ladder`       how far a stop has come
+`retry`        back-off between attempts
+`limits`       where a run's limits come from, and what exceeds them
+`account`      what a run has used and holds
+`budgets`      money of users and teams
+`money`        nano-dollars, and their conversion
+`naming`       the loop identity of a command
+`ids`          run numbers as text
+`labels`       which runs a request for labels means
 """

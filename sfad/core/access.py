@@ -1,53 +1,48 @@
-"""Who may do what (SPEC section 7). Pure: a peer and a chain in, a reason or `None` out."""
+"""Who may do what."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..protocol.messages import REQUESTS, tag
 from ..protocol.types import RunId
 
-READING = frozenset({"info", "list", "logs", "result", "summary", "wait", "watch"})
-STEERING = frozenset({"stop", "pause", "resume", "limit", "send", "signal"})
-SPENDING = frozenset({"report", "reserve", "settle"})
-GENERAL = frozenset({"spawn", "status", "config", "agents"})
-VERBS = READING | STEERING | SPENDING | GENERAL
-"""Everything that `--allow` and `--deny` can name."""
+VERBS = frozenset(tag(kind) for kind in REQUESTS if kind.access == "permission")
+"""What `--allow` and `--deny` can name."""
 
-OUTSIDE = frozenset({"approve", "deny", "recommend", "reload", "prune"})
-"""Verbs that no run may use: it would give itself, or what it started, more than it was given, or it would learn of runs, or remove
-runs, that are not its own."""
+OUTSIDE = frozenset(tag(kind) for kind in REQUESTS if kind.access == "outside")
+"""Verbs that no run may use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who asks, as the kernel tells it. Nothing a client says of itself is in here."""
+    """The process at the other end of a socket, as the kernel describes it. Nothing that the client says of itself is in here."""
 
     uid: int
     user: str
     owner: bool = True
-    """May act for the person whose daemon this is: the same uid, or root. Inside a run that person's own power ends at its
-    subtree all the same."""
+    """Whether the peer has the operator's uid, or is root. Inside a run it may still act on its own subtree only."""
     run: RunId | None = None
     """The run the peer's process is in."""
     unplaced: str = ""
-    """Why the peer could not be placed; such a peer is refused everything (the guard fails closed)."""
+    """Why the daemon could not find out which run the peer is in. Such a peer may do nothing: it could be inside any run."""
 
     @property
     def who(self) -> str:
-        """The peer in messages and events: `run a3`, or `user ann`."""
+        """Name the peer in messages and events: `run a3`, or `user ann`."""
         return f"run {self.run}" if self.run is not None else f"user {self.user}"
 
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """What peers inside a run may do. Children inherit it and can only narrow it."""
+    """What peers inside a run may do. Children inherit these permissions and can only narrow them."""
 
     verbs: frozenset[str] = VERBS
     leaf: bool = False
 
     def narrowed(self, *, allow: frozenset[str], deny: frozenset[str], leaf: bool) -> Permissions:
-        """These permissions for a child that was started with `--allow`, `--deny` and `--leaf`."""
+        """Return the permissions of a child that is started with `--allow`, `--deny` and `--leaf`."""
         verbs = (self.verbs & allow if allow else self.verbs) - deny
         return Permissions(verbs, leaf)
 
@@ -56,11 +51,11 @@ FULL = Permissions()
 
 
 def refuse_verb(peer: Peer, verb: str, held: Permissions) -> str | None:
-    """Why the peer may not use this verb at all, or `None`. `held` are the permissions of the run it is in."""
+    """Return why the peer may not use this verb at all, or `None`. `held` are the permissions of the run that it is in."""
     if peer.unplaced:
         return f"the calling process could not be placed: {peer.unplaced}"
     if not peer.owner:
-        return f"this daemon serves another user; {peer.user} (uid {peer.uid}) has no part in it"
+        return f"this daemon serves another user; {peer.user} (uid {peer.uid}) may not use it"
     if peer.run is None:
         return None
     if verb in OUTSIDE:
@@ -73,10 +68,9 @@ def refuse_verb(peer: Peer, verb: str, held: Permissions) -> str | None:
 
 
 def refuse_target(peer: Peer, verb: str, chain: Sequence[RunId]) -> str | None:
-    """Why the peer may not use `verb` on the run at the end of `chain` (ids, root first), or `None`.
+    """Return why the peer may not use `verb` on the run at the end of `chain` (ids, root first), or `None`.
 
-    A peer inside a run reads and steers its own subtree, itself included. Ancestors, siblings and other trees are not its
-    business, whatever its uid.
+    A peer inside a run may use verbs on this run and its descendants only, whatever its uid.
     """
     if peer.run is None or peer.run in chain:
         return None

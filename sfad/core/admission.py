@@ -1,107 +1,205 @@
-"""The run that a spawn request describes: its values checked, its bounds narrowed. Whether it may start is the guard's."""
+"""Admits runs or refuses them, and starts them when the ledger holds their admission and there is a slot."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
 
-from ..protocol.types import Bound, Status
-from .access import Permissions
-from .events import Asked, SpawnRequested
-from .ids import run_id
-from .limits import limits_of
-from .naming import NAME, derive_name
-from .policy import MAX_ATTEMPTS, MAX_LABELS, MAX_RETRY_DELAY, Invalid, Policy
-from .run import Run
-from .stop import MAX_GRACE
-from .tree import narrower
+from ..protocol.errors import ErrorCode
+from ..protocol.types import Reason, Refusal, RunId, Status
+from . import commands as c
+from . import events as e
+from .access import Peer
+from .candidate import candidate
+from .context import Context
+from .guard import Question, decide
+from .lifecycle import Lifecycle
+from .policy import Invalid
+from .quotas import SlidingWindow
+from .run import Ending, Run
+from .spending import Spending
+from .vocabulary import EventType, ReasonKind
 
+HOUR = 3600.0
 
-def candidate(ev: SpawnRequested, *, number: int, policy: Policy, peer_run: Run | None, permissions: Permissions) -> Run:
-    """The run to be, with the next `number`; part of no tree yet. `peer_run` is the live run that the peer is in,
-    `permissions` what that run may do. Raises `Invalid`."""
-    above = None if ev.asked.detach else peer_run
-    _check(ev)
-    asked = _with_labels_of(above, ev.asked)
-    origin, claimed_depth = _origin(ev, peer_run)
-    return Run(
-        id=run_id(number),
-        number=number,
-        name=asked.name or derive_name(asked.argv),
-        kind=asked.kind,
-        asked=asked,
-        uid=ev.peer.uid,
-        user=ev.peer.user,
-        channel=asked.channel or (above.channel if above is not None else "cli"),
-        parent=above,
-        status=Status.ACCEPTED,
-        created_at=ev.at,
-        max_depth=_depth(asked.max_depth, above, policy),
-        max_descendants=_descendants(asked.max_descendants, above, policy),
-        limits=limits_of(asked, above, policy),
-        max_time=policy.max_time,
-        # the peer's, not the parent's: to detach is no way out of them
-        permissions=permissions.narrowed(allow=asked.allow, deny=asked.deny, leaf=asked.leaf),
-        origin=origin,
-        claimed_depth=claimed_depth,
-    )
+REFUSALS_WRITTEN = 10
+"""Refusals a minute of one caller by one rule that get a row of their own. Others are counted in the last of these rows."""
 
 
-def _with_labels_of(parent: Run | None, asked: Asked) -> Asked:
-    """Add the parent's labels; for each key the child's own label wins."""
-    if parent is None or not parent.asked.labels:
-        return asked
-    labels = parent.asked.labels | asked.labels
-    if len(labels) > MAX_LABELS:
-        raise Invalid(f"{len(labels)} labels, with those of its parent {parent.id}; at most {MAX_LABELS}: give it fewer of its own")
-    return replace(asked, labels=labels)
+class _Refusals:
+    """Recent refusals of one caller by one rule."""
+
+    def __init__(self) -> None:
+        self.window = SlidingWindow(REFUSALS_WRITTEN, 60.0)
+        self.last: RunId = ""
 
 
-def check_grace(grace: float | None) -> None:
-    """Raises `Invalid` for seconds that no stop may take."""
-    if grace is not None and not 0 <= grace <= MAX_GRACE:
-        raise Invalid(f"a grace of {grace:g} s is outside 0 s to {MAX_GRACE:g} s")
+class Admission:
+    """Spawn requests, from the guard's question to the start."""
 
+    def __init__(self, context: Context, lifecycle: Lifecycle, spending: Spending, next_number: int) -> None:
+        self._ctx = context
+        self._lifecycle = lifecycle
+        self._spending = spending
+        self._number = next_number
+        self._rates: dict[str, SlidingWindow] = {}
+        self._refusals: dict[str, dict[str, _Refusals]] = {}
+        """By caller and rule."""
+        self.admitted = 0
+        self.refused = 0
 
-def _check(ev: SpawnRequested) -> None:
-    asked = ev.asked
-    if not asked.argv:
-        raise Invalid("there is no command to run")
-    if asked.name is not None and not NAME.fullmatch(asked.name):
-        raise Invalid(f"the name {asked.name!r} is not valid: 1 to 64 of A-Z a-z 0-9 . _ -")
-    if not 1 <= asked.attempts <= MAX_ATTEMPTS:
-        raise Invalid(f"attempts = {asked.attempts} is outside 1 to {MAX_ATTEMPTS}")
-    if asked.retry_delay is not None and not 0 <= asked.retry_delay <= MAX_RETRY_DELAY:
-        raise Invalid(f"retry_delay = {asked.retry_delay:g} s is outside 0 s to {MAX_RETRY_DELAY:g} s")
-    check_grace(asked.grace)
+    def count_before(self, *, admitted: int, refused: int) -> None:
+        """Continue the counters of an earlier daemon."""
+        self.admitted += admitted
+        self.refused += refused
 
+    def reconfigure(self) -> None:
+        """Follow a changed policy."""
+        for rate in self._rates.values():
+            rate.limit = self._ctx.policy.spawns_per_hour
 
-def _origin(ev: SpawnRequested, peer_run: Run | None) -> tuple[tuple[tuple[str | None, str], ...], int]:
-    if peer_run is None:
-        claim = ev.asked.claim
-        return tuple((None, name) for name in claim.names), max(claim.depth, len(claim.names), 0)
-    if not ev.asked.detach:
-        return (), 0
-    return (*peer_run.root.origin, *(run.identity for run in peer_run.lineage)), 0
+    # ---- requests
 
+    def spawn_requested(self, ev: e.SpawnRequested) -> None:
+        caller = self._ctx.tree.get(ev.peer.run) if ev.peer.run is not None else None
+        try:
+            run = candidate(
+                ev,
+                number=self._number,
+                policy=self._ctx.policy,
+                peer_run=caller,
+                permissions=self._ctx.permissions(ev.peer),
+            )
+        except Invalid as invalid:
+            self._ctx.fail(ev.token, ErrorCode.BAD_REQUEST, str(invalid))
+            return
+        refusal = decide(self._question(ev, run, caller))
+        if refusal is not None:
+            self._refuse(ev, run, caller, refusal)
+        else:
+            self._admit(run)
 
-def _depth(asked: Bound | None, above: Run | None, policy: Policy) -> Bound:
-    if above is not None:
-        return narrower(asked, above.max_depth)
-    return _at_root(asked, policy.max_depth, policy.depth_ceiling, "depth")
-
-
-def _descendants(asked: Bound | None, above: Run | None, policy: Policy) -> Bound:
-    # each run has a budget of its own; the guard asks the ancestors' one by one
-    if above is not None:
-        return narrower(asked, above.max_descendants)
-    return _at_root(asked, policy.max_descendants, policy.descendants_ceiling, "descendants")
-
-
-def _at_root(asked: Bound | None, default: Bound, ceiling: int, what: str) -> Bound:
-    if asked is None or asked.value <= 0:
-        return default
-    if asked.value > ceiling:
-        raise Invalid(
-            f"max_{what} = {asked.value} ({asked.source}) is above guard.{what}_ceiling = {ceiling}; ask for at most {ceiling}"
+    def _question(self, ev: e.SpawnRequested, run: Run, caller: Run | None) -> Question:
+        peer = ev.peer
+        if peer.run is not None and caller is None:
+            peer = Peer(peer.uid, peer.user, peer.owner, peer.run, unplaced=f"its run {peer.run} has ended")
+        return Question(
+            at=ev.at,
+            policy=self._ctx.policy,
+            draining=self._ctx.draining,
+            peer=peer,
+            run=run,
+            caller=caller,
+            rate=self._rate(peer.user),
+            slots=self._ctx.slots,
+            exhausted=self._spending.budgets.exhausted(peer.user),
         )
-    return asked
+
+    def _rate(self, user: str) -> SlidingWindow:
+        return self._rates.setdefault(user, SlidingWindow(self._ctx.policy.spawns_per_hour, HOUR))
+
+    def spawned_before(self, user: str, at: float) -> None:
+        """Count a root that an earlier daemon admitted against the rate. The oldest has to come first."""
+        self._rate(user).take(at)
+
+    def _refuse(self, ev: e.SpawnRequested, run: Run, caller: Run | None, refusal: Refusal) -> None:
+        self.refused += 1
+        # a caller's run that has ended is not counted by itself: its count would be kept for ever
+        who = caller.id if caller is not None else f"user {ev.peer.user}"
+        seen = self._refusals.setdefault(who, {}).setdefault(refusal.kind, _Refusals())
+        if seen.window.full(ev.at):
+            self._ctx.do(c.CountRefusal(seen.last))
+            self._ctx.reply(ev.token, c.Refused(refusal, None))
+            return
+        seen.window.take(ev.at)
+        seen.last = run.id
+        self._number += 1
+        run.status = refusal.kind.status
+        run.ended_at = ev.at
+        run.ending = Ending(run.status, Reason(kind=refusal.kind, message=refusal.message))
+        self._ctx.do(c.RecordRefusal(run))
+        self._ctx.publish(EventType.RUN_REJECTED, run, refusal.detail)
+        self._ctx.reply(ev.token, c.Refused(refusal, run.id))
+
+    def _admit(self, run: Run) -> None:
+        self._number += 1
+        self.admitted += 1
+        self._ctx.tree.add(run)
+        self._changed_above(run)
+        if run.parent is None:
+            self._rate(run.user).take(run.birth.created_at)
+            self._take_slot(run)
+        self._ctx.do(c.Admit(run))
+
+    def _take_slot(self, root: Run) -> None:
+        if self._ctx.slots.free_for(root.user):
+            self._ctx.slots.take(root.id, root.user)
+        else:
+            root.move(Status.QUEUED)
+            self._ctx.slots.enqueue(root.id, root.user, root.asked.priority)
+
+    def _changed_above(self, run: Run) -> None:
+        for above in run.lineage[:-1]:
+            self._ctx.changed(above)
+
+    # ---- the ledger's answer
+
+    def committed(self, ev: e.Committed) -> None:
+        """Start runs whose admission the ledger holds."""
+        for name in ev.runs:
+            run = self._ctx.tree.get(name)
+            if run is None or run.committed:
+                continue
+            run.committed = True
+            self._ctx.changed(run)
+            self._ctx.publish(EventType.RUN_ACCEPTED, run)
+            if run.status is Status.QUEUED and self._ctx.slots.waits(run.id):
+                self._ctx.publish(EventType.RUN_QUEUED, run, f"{self._ctx.slots.queued} trees wait")
+                self._lifecycle.answer_spawn(run)
+            elif run.status in {Status.ACCEPTED, Status.QUEUED}:
+                self._lifecycle.start(run)
+
+    def commit_failed(self, ev: e.CommitFailed) -> None:
+        """End runs that the ledger could not record. They cost nothing."""
+        for name in ev.runs:
+            run = self._ctx.tree.get(name)
+            if run is None or run.committed:
+                continue
+            message = f"run {run.id} was not started: the ledger could not record it ({ev.error}); try again when that is fixed"
+            if run.admit_token is not None:
+                self._ctx.fail(run.admit_token, ErrorCode.UNAVAILABLE, message)
+                run.admit_token = None
+            self._give_back(run)
+            if run.status is not Status.STOPPING:
+                reason = Reason(kind=ReasonKind.LEDGER, message=message)
+                self._lifecycle.decide(run, ev.at, Ending(Status.FAILED, reason))
+            self._lifecycle.finish(run, ev.at, recorded=False)
+
+    def _give_back(self, run: Run) -> None:
+        self.admitted -= 1
+        self._ctx.tree.refund(run)
+        self._changed_above(run)
+        if run.parent is None:
+            self._rate(run.user).give_back(run.birth.created_at)
+
+    # ---- slots
+
+    def start_waiting(self) -> None:
+        """Start the trees that wait for a slot, as far as there are any."""
+        while not self._ctx.draining and (name := self._ctx.slots.next_waiting()) is not None:
+            run = self._ctx.tree.get(name)
+            if run is not None and run.committed:
+                self._lifecycle.start(run)
+
+    def restore(self, run: Run) -> None:
+        """Continue with a run that an earlier daemon has admitted. A root keeps its slot, or its place in the queue."""
+        self._ctx.tree.put(run)
+        self._number = max(self._number, run.birth.number + 1)
+        if run.parent is None and run.status is Status.QUEUED:
+            self._ctx.slots.enqueue(run.id, run.user, run.asked.priority)
+        elif run.parent is None:
+            self._ctx.slots.take(run.id, run.user)
+
+    def forget(self, ended: Iterable[Run]) -> None:
+        """Forget what was refused to runs that have ended."""
+        for run in ended:
+            self._refusals.pop(run.id, None)

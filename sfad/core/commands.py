@@ -3,36 +3,43 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ..protocol import types
 from ..protocol.errors import ErrorCode
 from ..protocol.types import LimitRefusal, Refusal, RunId, Survivor
-
-if TYPE_CHECKING:
-    from .run import Run
+from .run import Run, Token
+from .vocabulary import Timer
 
 
 @dataclass(frozen=True, slots=True)
-class Admit:
+class WithRun:
+    """Base of commands about a run and its state."""
+
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class WithId:
+    """Base of commands about a run's processes."""
+
+    run: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class Admit(WithRun):
     """Save the run's first snapshot, write it to the ledger, and answer `Committed` or `CommitFailed`. Nothing is started
     before."""
 
-    run: Run
-
 
 @dataclass(frozen=True, slots=True)
-class Save:
+class Save(WithRun):
     """Write the run as it is now to the ledger: it started, or it reached a terminal status."""
 
-    run: Run
-
 
 @dataclass(frozen=True, slots=True)
-class Rebound:
-    """The run's limits have changed: whoever enforces memory, processes or output outside the core has to know."""
-
-    run: Run
+class Rebound(WithRun):
+    """The run's limits have changed: tell what enforces memory, processes and output outside the core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,101 +52,80 @@ class Charge:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordRefusal:
+class RecordRefusal(WithRun):
     """Write a refused run to the ledger."""
 
-    run: Run
+
+@dataclass(frozen=True, slots=True)
+class CountRefusal(WithId):
+    """Add one to the refusals counted in an earlier refused run's row."""
 
 
 @dataclass(frozen=True, slots=True)
-class CountRefusal:
-    """Add one to the refusals counted in an earlier refused run's row (SPEC section 2: beyond ten a minute)."""
-
-    run: RunId
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(WithRun):
     """Start the run's command in a containment nested in its parent's; answer `LaunchSucceeded` or `LaunchFailed`. If neither
     has come when the time is over that is left to the run, its timer `deadline` fires."""
 
-    run: Run
-
 
 @dataclass(frozen=True, slots=True)
-class Terminate:
+class Terminate(WithId):
     """Freeze the run's containment, send `signal` to every process in it, thaw it. From now on report `Emptied`.
 
     It reaches launches in flight, which `Emptied` must not overtake, and it thaws the run and every child run that was
     frozen on its own: a signal is pending until then. It does not thaw ancestors.
     """
 
-    run: RunId
     signal: int
 
 
 @dataclass(frozen=True, slots=True)
-class Interrupt:
+class Interrupt(WithId):
     """Send SIGINT to the run's main process alone, and nothing to any other process."""
 
-    run: RunId
-
 
 @dataclass(frozen=True, slots=True)
-class Kill:
+class Kill(WithId):
     """SIGKILL everything in the run's containment, again and again until it is empty. Report `Emptied`."""
 
-    run: RunId
-
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class Survey(WithId):
     """Tell what is still alive in the run's containment, and why as far as the kernel says; answer `Surveyed`."""
 
-    run: RunId
-
 
 @dataclass(frozen=True, slots=True)
-class Freeze:
+class Freeze(WithId):
     """Freeze the run's containment, child runs included; answer `Frozen`."""
 
-    run: RunId
-
 
 @dataclass(frozen=True, slots=True)
-class Thaw:
+class Thaw(WithId):
     """Undo `Freeze`. Child runs that were frozen on their own stay so, and so does everything below a frozen ancestor."""
 
-    run: RunId
-
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class Release(WithId):
     """The run is terminal and empty: remove its containment and forget its resources. Children were released before."""
 
-    run: RunId
-
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class Arm(WithId):
     """Feed `TimerFired(run, timer)` at time `at`; replaces an earlier one of the same name."""
 
-    run: RunId
-    timer: str
+    timer: Timer
     at: float
 
 
 @dataclass(frozen=True, slots=True)
-class Disarm:
+class Disarm(WithId):
     """Forget a timer, if there is one."""
 
-    run: RunId
-    timer: str
+    timer: Timer
 
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Number the event, write it to the ledger and the log, push it to whoever watches a run of `chain`."""
+    """Number the event, write it to the ledger and the log, push it to each client that watches a run of `chain`."""
 
     event: types.Event
     chain: tuple[RunId, ...]
@@ -147,17 +133,15 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """The run is terminal; whoever waits for it may be answered. Always after its `Save`."""
-
-    run: Run
+class Ended(WithRun):
+    """The run is terminal: answer the clients that wait for it. Always after its `Save`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
     """Answer the request that `token` names."""
 
-    token: int
+    token: Token
     answer: Answer
 
 
@@ -167,17 +151,13 @@ class Shutdown:
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(WithRun):
     """The run exists: it was started, could not be started (then it is `failed`), is queued or was cancelled meanwhile."""
-
-    run: Run
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class Known(WithId):
     """The run has been admitted before, for the same request."""
-
-    run: RunId
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,17 +178,14 @@ class StopDone:
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class Changed(WithRun):
     """The run was paused or resumed."""
-
-    run: Run
 
 
 @dataclass(frozen=True, slots=True)
-class Reserved:
+class Reserved(WithRun):
     """A reservation: what holds it, or why there is none."""
 
-    run: Run
     reservation: str | None
     refusal: LimitRefusal | None = None
 
@@ -223,28 +200,11 @@ class Failed:
 
 Answer = Admitted | Known | Refused | StopDone | Changed | Reserved | Failed
 
-Command = (
-    Admit
-    | Save
-    | Rebound
-    | Charge
-    | RecordRefusal
-    | CountRefusal
-    | Launch
-    | Terminate
-    | Interrupt
-    | Kill
-    | Survey
-    | Freeze
-    | Thaw
-    | Release
-    | Arm
-    | Disarm
-    | Publish
-    | Ended
-    | Reply
-    | Shutdown
-)
+ToLauncher = Launch | Terminate | Interrupt | Kill | Survey | Freeze | Thaw | Release
+ToLedger = Admit | Save | RecordRefusal | CountRefusal | Charge | Publish
+ToLoop = Arm | Disarm | Rebound | Ended | Reply | Shutdown
+
+Command = ToLauncher | ToLedger | ToLoop
 
 
 @dataclass(frozen=True, slots=True)

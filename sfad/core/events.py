@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import Literal
 
-from ..protocol.types import Action, ApiTrouble, Bound, Claim, Kind, Limit, LimitKind, RunId, Source, Survivor
+from ..protocol.types import ApiTrouble, Limit, LimitKind, RunId, Source, Survivor
 from .access import Peer
 from .account import Hold, Use
+from .asked import Asked
 from .budgets import Budget
 from .policy import Policy
-
-if TYPE_CHECKING:
-    from .snapshot import Remembered, Ticket
-
-Token = int
-"""Names a request that waits for a `Reply`. The shell chooses it; the core only hands it back."""
-
-
-NO_CLAIM = Claim()
+from .run import Token
+from .snapshot import Remembered, Ticket
+from .vocabulary import Timer
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,177 +25,130 @@ class At:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a spawn asked for, as far as the core decides about it. Environment, cwd and descriptors stay with the shell."""
+class OfRun(At):
+    """Something happened to a run."""
 
-    argv: tuple[str, ...]
-    cwd: str = "/"
-    name: str | None = None
-    kind: Kind = "agent"
-    identity: str | None = None
-    """What the loop rule compares instead of `name`: the registered name of an agent."""
-    type: str | None = None
-    agent_program: bool = False
-    """Its command is an agent program that sfad knows by name."""
-    limits: tuple[Limit, ...] = ()
-    on_limit: Action | None = None
-    max_depth: Bound | None = None
-    max_descendants: Bound | None = None
-    attempts: int = 1
-    retry_delay: float | None = None
-    grace: float | None = None
-    tied_to: int | None = None
-    """The connection that the run ends with."""
-    detach: bool = False
-    leaf: bool = False
-    interactive: bool = False
-    """Its stdin is kept open for more: a final result is only that of a turn."""
-    queue: bool = True
-    priority: int = 0
-    labels: dict[str, str] = field(default_factory=dict)
-    channel: str | None = None
-    allow: frozenset[str] = frozenset()
-    deny: frozenset[str] = frozenset()
-    allowed_tools: tuple[str, ...] = ()
-    blocked_tools: tuple[str, ...] = ()
-    claim: Claim = NO_CLAIM
+    run: RunId
 
 
 @dataclass(frozen=True, slots=True)
-class SpawnRequested(At):
-    """A peer asked for a run. Answered by `Reply(Admitted)` or `Reply(Refused)`."""
+class Request(At):
+    """A peer asked for something."""
 
     token: Token
     peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest(Request):
+    """A peer asked for something of a run."""
+
+    run: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnRequested(Request):
+    """A peer asked for a run. Answered by `Reply(Admitted)` or `Reply(Refused)`."""
+
     asked: Asked
 
 
 @dataclass(frozen=True, slots=True)
-class StopRequested(At):
+class StopRequested(Request):
     """A peer asked to stop these runs. Answered by `Reply(StopDone)` once everything is gone or something survived."""
 
-    token: Token
-    peer: Peer
     runs: tuple[RunId, ...]
     signal: int = 15
     grace: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class PauseRequested(At):
+class PauseRequested(RunRequest):
     """A peer asked to freeze a run and everything below it."""
 
-    token: Token
-    peer: Peer
-    run: RunId
     suspended: bool = False
     """The peer is its foreground client, which is about to stop itself."""
 
 
 @dataclass(frozen=True, slots=True)
-class ResumeRequested(At):
+class ResumeRequested(RunRequest):
     """A peer asked to thaw a paused run. `limits` give more room to what paused it."""
 
-    token: Token
-    peer: Peer
-    run: RunId
     limits: tuple[Limit, ...] = ()
     suspended: bool = False
     """Only if it was paused as `suspended`."""
 
 
 @dataclass(frozen=True, slots=True)
-class ApproveRequested(At):
+class ApproveRequested(RunRequest):
     """A peer granted the increase that a run waits for."""
 
-    token: Token
-    peer: Peer
-    run: RunId
     limits: tuple[Limit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class DenyRequested(At):
+class DenyRequested(RunRequest):
     """A peer refused the increase that a run waits for."""
-
-    token: Token
-    peer: Peer
-    run: RunId
 
 
 @dataclass(frozen=True, slots=True)
-class LimitRequested(At):
+class LimitRequested(RunRequest):
     """A peer asked to change limits of a live run, up or down. Answered by `Reply(Changed)`."""
 
-    token: Token
-    peer: Peer
-    run: RunId
     limits: tuple[Limit, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class ReportRequested(At):
+class ReportRequested(RunRequest):
     """A peer told what a run has used since it last did. Answered by `Reply(Changed)`."""
 
-    token: Token
-    peer: Peer
-    run: RunId
     more: Use
 
 
 @dataclass(frozen=True, slots=True)
-class ReserveRequested(At):
+class ReserveRequested(RunRequest):
     """A peer asked whether a run may use so much. Answered by `Reply(Reserved)`."""
 
-    token: Token
-    peer: Peer
-    run: RunId
     hold: Hold
 
 
 @dataclass(frozen=True, slots=True)
-class SettleRequested(At):
+class SettleRequested(Request):
     """A peer told what became of a reservation. Answered by `Reply(Changed)`."""
 
-    token: Token
-    peer: Peer
     reservation: str
     used: Use
 
 
 @dataclass(frozen=True, slots=True)
-class UseSeen(At):
+class UseSeen(OfRun):
     """What a run has used in all its attempts, as a source tells it now."""
 
-    run: RunId
     source: Source
     use: Use
 
 
 @dataclass(frozen=True, slots=True)
-class ToolsCalled(At):
+class ToolsCalled(OfRun):
     """The agent called these tools."""
 
-    run: RunId
     tools: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class AgentSaid(At):
+class AgentSaid(OfRun):
     """What this attempt's agent says of itself: whether its final result is out, why it failed, if it did, and whether it cannot
     reach its model."""
 
-    run: RunId
     finished: bool
     failed: str | None
     trouble: ApiTrouble | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class LevelSeen(At):
+class LevelSeen(OfRun):
     """What the kernel tells of a run and its descendants: bytes of memory, or processes."""
 
-    run: RunId
     kind: LimitKind
     level: float
     refused: bool = False
@@ -267,18 +215,16 @@ class CommitFailed(At):
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchSucceeded(At):
+class LaunchSucceeded(OfRun):
     """The run's command has been executed (execve returned into it)."""
 
-    run: RunId
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchFailed(At):
+class LaunchFailed(OfRun):
     """The run's command could not be executed. Nothing of this attempt is alive."""
 
-    run: RunId
     errno: int
     error: str
     kind: Literal["launch", "output"] = "launch"
@@ -288,11 +234,10 @@ class LaunchFailed(At):
 
 
 @dataclass(frozen=True, slots=True)
-class MainExited(At):
+class MainExited(OfRun):
     """The run's main process has been reaped. It comes after `LaunchSucceeded`, and before `Emptied` of the run or of an
     ancestor."""
 
-    run: RunId
     code: int | None
     """The exit code, or `None` if a signal ended it."""
     signal: int | None = None
@@ -302,33 +247,27 @@ class MainExited(At):
 
 
 @dataclass(frozen=True, slots=True)
-class Emptied(At):
+class Emptied(OfRun):
     """Nothing is alive in the run's containment, child runs included. Only reported for a run that is being emptied."""
 
-    run: RunId
-
 
 @dataclass(frozen=True, slots=True)
-class Frozen(At):
+class Frozen(OfRun):
     """The containment that `Freeze` named stands still."""
 
-    run: RunId
-
 
 @dataclass(frozen=True, slots=True)
-class Surveyed(At):
+class Surveyed(OfRun):
     """The answer to `Survey`: what is still alive."""
 
-    run: RunId
     survivors: tuple[Survivor, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class TimerFired(At):
+class TimerFired(OfRun):
     """A timer that was armed has come due."""
 
-    run: RunId
-    timer: str
+    timer: Timer
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,35 +286,12 @@ class Reconfigured(At):
     policy: Policy
 
 
-Event = (
-    SpawnRequested
-    | StopRequested
-    | PauseRequested
-    | ResumeRequested
-    | ApproveRequested
-    | DenyRequested
-    | LimitRequested
-    | ReportRequested
-    | ReserveRequested
-    | SettleRequested
-    | UseSeen
-    | ToolsCalled
-    | AgentSaid
-    | LevelSeen
-    | AdviceLearned
-    | BudgetsKnown
-    | ClientGone
-    | ClientBack
-    | Recovered
-    | Committed
-    | CommitFailed
-    | LaunchSucceeded
-    | LaunchFailed
-    | MainExited
-    | Emptied
-    | Frozen
-    | Surveyed
-    | TimerFired
-    | DrainRequested
-    | Reconfigured
-)
+OfAdmission = SpawnRequested | Committed | CommitFailed
+OfLauncher = LaunchSucceeded | LaunchFailed | MainExited | Emptied | Frozen | Surveyed
+OfMeters = UseSeen | LevelSeen | ToolsCalled | AgentSaid
+OfAgents = ReportRequested | ReserveRequested | SettleRequested
+OfPeople = StopRequested | PauseRequested | ResumeRequested | ApproveRequested | DenyRequested | LimitRequested
+OfClients = ClientGone | ClientBack
+OfDaemon = TimerFired | BudgetsKnown | AdviceLearned | Reconfigured | DrainRequested | Recovered
+
+Event = OfAdmission | OfLauncher | OfMeters | OfAgents | OfPeople | OfClients | OfDaemon

@@ -1,21 +1,21 @@
-"""May this run start? Ordered rules, first refusal wins (SPEC section 2). Reads memory only and fails closed."""
+"""The guard: ordered rules that admit or refuse a run. The first refusal counts. It reads memory only, and fails closed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..protocol.types import Bound, Refusal, Rule, Status
+from ..protocol.types import Refusal, Rule, Status
 from ..protocol.units import counted
 from .access import FULL, Peer, refuse_verb
 from .budgets import Budget
-from .events import Asked
+from .policy import Policy
 from .quotas import SlidingWindow, Slots
 from .run import Run
 from .tree import spent_budget
 
 FINISH = "Do not try again; finish your task with what you already have."
-"""The advice to the model that reads a refusal. A model that is only told "no" retries (EVIDENCE: 970 spawns in 6 minutes)."""
+"""The advice to the model that reads a refusal. A model that was only told "no" tried 970 times in 6 minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,56 +23,45 @@ class Question:
     """Everything the guard looks at."""
 
     at: float
-    enabled: bool
+    policy: Policy
     draining: bool
     peer: Peer
-    asked: Asked
-    identity: tuple[str, str]
-    """Kind and name that the loop rule compares."""
-    name: str
-    parent: Run | None
-    """The run that the peer is in."""
-    above: Run | None
-    """The parent of the run to be; `None` for a root, a detached run included."""
-    origin: tuple[tuple[str | None, str], ...]
-    """What is known of the chain above the root (`Run.origin`)."""
-    claimed_depth: int
-    """Runs above the root, as its peer claimed."""
-    max_depth: Bound
-    allow_detach: bool
+    run: Run
+    """The run to be (`candidate`), part of no tree yet."""
+    caller: Run | None
+    """The live run that the peer is in. It is not the parent of a detached run."""
     rate: SlidingWindow
     slots: Slots
     exhausted: Budget | None
     """A money budget of the peer's user with nothing left in it."""
-    place: Callable[[str], str]
-    """A config key with the file that sets it or would set it."""
 
     @property
     def for_model(self) -> bool:
         """Whether a model reads the answer: the peer is in a run, or says that it comes from one."""
-        return self.peer.run is not None or bool(self.asked.claim.names) or self.asked.claim.depth > 0
+        claim = self.run.asked.claim
+        return self.peer.run is not None or bool(claim.names) or claim.depth > 0
 
     def message(self, why: str, way: str) -> str:
         """Return the message of a refusal: `why`, and for a model that it should finish, for a person the `way` to start it."""
-        return f"'{self.name}' was not started: {why}. {FINISH if self.for_model else way}"
+        return f"'{self.run.name}' was not started: {why}. {FINISH if self.for_model else way}"
 
     def raised(self, key: str) -> str:
         """Return how a key of the config is raised."""
-        return f"raise {self.place(key)}, then run: sfactl reload"
+        return f"raise {self.policy.place(key)}, then run: sfactl reload"
 
     @property
     def detached(self) -> bool:
         """A new root asked for from inside a run."""
-        return self.asked.detach and self.parent is not None
+        return self.run.asked.detach and self.caller is not None
 
     @property
     def chain_length(self) -> int:
         """Runs above the run to be, claimed ones included."""
-        return (len(self.above.lineage) if self.above is not None else 0) + self.claimed_depth
+        return len(self.run.lineage) - 1 + self.run.root.birth.claimed_depth
 
 
 def decide(question: Question) -> Refusal | None:
-    """The first rule's refusal, or `None`: admitted. Changes nothing."""
+    """Return the first rule's refusal, or `None`: admitted."""
     for rule in RULES:
         refusal = rule(question)
         if refusal is not None:
@@ -84,14 +73,14 @@ def _enabled(q: Question) -> Refusal | None:
     way = ""
     if q.draining:
         detail, way = "the daemon is stopping", "Start it again when the daemon is back: sfactl status"
-    elif not q.enabled:
+    elif not q.policy.enabled:
         detail, way = (
             "enabled = false in the daemon's config",
-            f"To allow it, set {q.place('enabled')} to true, then run: sfactl reload",
+            f"To allow it, set {q.policy.place('enabled')} to true, then run: sfactl reload",
         )
-    elif q.parent is not None and q.parent.status in {Status.STOPPING, Status.RETRYING}:
+    elif q.caller is not None and q.caller.status in {Status.STOPPING, Status.RETRYING}:
         # nothing may be born into a tree that is being emptied
-        detail = f"run {q.parent.id} ('{q.parent.name}') is being stopped"
+        detail = f"run {q.caller.id} ('{q.caller.name}') is being stopped"
     else:
         return None
     return Refusal(
@@ -102,9 +91,9 @@ def _enabled(q: Question) -> Refusal | None:
 
 
 def _permission(q: Question) -> Refusal | None:
-    held = q.parent.permissions if q.parent is not None else FULL
+    held = q.caller.birth.permissions if q.caller is not None else FULL
     detail = refuse_verb(q.peer, "spawn", held)
-    if detail is None and q.detached and not q.allow_detach:
+    if detail is None and q.detached and not q.policy.allow_detach:
         detail = f"run {q.peer.run} may not start a detached run (guard.allow_detach = false)"
     if detail is None:
         return None
@@ -113,14 +102,14 @@ def _permission(q: Question) -> Refusal | None:
 
 
 def _loop(q: Question) -> Refusal | None:
-    known = [run.identity for run in q.above.lineage] if q.above is not None else []
+    known = [run.identity for run in q.run.lineage[:-1]]
     # a claim says names only, so it matches either kind
-    own_kind, own = q.identity
-    chain = [(kind or own_kind, name) for kind, name in (*q.origin, *known)]
-    if q.identity not in chain:
+    own_kind, own = q.run.identity
+    chain = [(kind or own_kind, name) for kind, name in (*q.run.root.birth.origin, *known)]
+    if q.run.identity not in chain:
         return None
     names = [name for _, name in chain]
-    path = [*names[chain.index(q.identity) :], own]
+    path = [*names[chain.index(q.run.identity) :], own]
     shown = " → ".join(path)
     return Refusal(
         kind=Rule.LOOP,
@@ -132,13 +121,13 @@ def _loop(q: Question) -> Refusal | None:
 
 
 def _another(q: Question) -> str:
-    if q.asked.identity is not None:
-        return f"It is the registered agent '{q.asked.identity}', whatever its --name; another agent needs an entry of its own."
+    if q.run.asked.identity is not None:
+        return f"It is the registered agent '{q.run.asked.identity}', whatever its --name; another agent needs an entry of its own."
     return "If it really is a different agent, give it its own --name."
 
 
 def _depth(q: Question) -> Refusal | None:
-    value, limit = q.chain_length, q.max_depth
+    value, limit = q.chain_length, q.run.birth.max_depth
     if value < limit.value:
         return None
     return Refusal(
@@ -155,7 +144,7 @@ def _depth(q: Question) -> Refusal | None:
 
 
 def _budget(q: Question) -> Refusal | None:
-    spent = spent_budget(q.above)
+    spent = spent_budget(q.run.parent)
     if spent is None:
         return None
     run, limit = spent
@@ -187,7 +176,7 @@ def _money(q: Question) -> Refusal | None:
 
 
 def _rate(q: Question) -> Refusal | None:
-    if q.above is not None or not q.rate.full(q.at):
+    if q.run.parent is not None or not q.rate.full(q.at):
         return None
     used, limit, wait = q.rate.used(q.at), q.rate.limit, q.rate.room_in(q.at)
     return Refusal(
@@ -205,7 +194,7 @@ def _rate(q: Question) -> Refusal | None:
 
 
 def _concurrency(q: Question) -> Refusal | None:
-    if q.above is not None or q.asked.queue or q.slots.free_for(q.peer.user):
+    if q.run.parent is not None or q.run.asked.queue or q.slots.free_for(q.peer.user):
         return None
     own = q.slots.user_count(q.peer.user) >= q.slots.per_user
     value, limit, key = (
@@ -229,4 +218,4 @@ def _concurrency(q: Question) -> Refusal | None:
 RULES: tuple[Callable[[Question], Refusal | None], ...] = (
     _enabled, _permission, _loop, _depth, _budget, _money, _rate, _concurrency,
 )  # fmt: skip
-"""The order is the specification's: what cannot be fixed is told before what waiting would fix."""
+"""In this order, because what cannot be fixed is told before what waiting would fix."""

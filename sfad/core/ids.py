@@ -1,4 +1,4 @@
-"""Run numbers as text (SPEC section 14): base 32 after a letter that tells how many digits follow.
+"""Run numbers as text: base 32 after a letter that tells how many digits follow.
 
 Plain base 32 stops being in order where a digit is added ("v" > "10") unless it is padded, and padded numbers make every
 short prefix ambiguous. With the letter, text order is number order, and the first 1 023 ids have at most three characters.

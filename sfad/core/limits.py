@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ..protocol.kinds import BY_KERNEL, KINDS, METERED
 from ..protocol.known import CODING_AGENT, PROFILES, Profile
 from ..protocol.limits import format_amount
-from ..protocol.types import Action, Limit, LimitKind
+from ..protocol.types import Action, Limit, LimitKind, RunId
 from .account import Account
+from .asked import Asked
 from .money import to_core, to_wire
 from .policy import Invalid, Policy
-
-if TYPE_CHECKING:
-    from .events import Asked
-    from .run import Run
 
 PROFILED = tuple(kind for kind in LimitKind if kind.value in Profile._fields)
 """Kinds that a profile sets, and `limits.adaptive` adapts."""
@@ -78,6 +75,13 @@ class ActiveLimit:
 Limits = dict[LimitKind, ActiveLimit]
 
 
+class Parent(Protocol):
+    """What the limits of a new run need of the run above it."""
+
+    id: RunId
+    limits: Limits
+
+
 @dataclass(frozen=True, slots=True)
 class Crossing:
     """The use of a limit has come near its threshold or exceeded it, for the first time."""
@@ -88,7 +92,7 @@ class Crossing:
     exceeded: bool
 
 
-def limits_of(asked: Asked, above: Run | None, policy: Policy) -> Limits:
+def limits_of(asked: Asked, above: Parent | None, policy: Policy) -> Limits:
     """Return the limits of a new run: for each kind what was asked for, else what was learned, else the profile's, else the
     configured default; never more than the parent has. Raise `Invalid`."""
     chosen = dict(policy.defaults)
@@ -167,7 +171,7 @@ def _settled(limit: Limit, asked: Asked, policy: Policy) -> Limit:
     return replaced(limit, action=found[1].action if found is not None else Action.TERMINATE)
 
 
-def _narrow(limits: dict[LimitKind, Limit], above: Run) -> None:
+def _narrow(limits: dict[LimitKind, Limit], above: Parent) -> None:
     """Lower a child's limits to its parent's. What it uses of a tree's limit counts against its ancestors' limits, and its clock
     runs within its parent's; only kinds that count for the run alone are lowered here. A limit of the child's own that only
     warns does not loosen them.

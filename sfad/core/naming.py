@@ -1,4 +1,4 @@
-"""The loop identity of a command that was not named (SPEC section 2): what a person would call the agent.
+"""The loop identity of a command that was not named: what a person would call the agent.
 
 Looks through interpreters and launchers: `python x.py` is `x`, `npx codex` is `codex`, `env A=1 nice claude` is `claude`,
 `sh -c TEXT` is `sh-` and eight hex digits of its hash. To do so it must know which options of a launcher take a value;
@@ -70,7 +70,7 @@ _ENTRY_POINTS = frozenset({"cli", "index", "main", "__main__"})
 """Files that say nothing by themselves: two packages whose agents are both called `cli` would look like a loop."""
 
 _DEEPEST = 16
-"""Launchers looked through. Whoever stacks more gets the name of the last one looked at, and no quadratic work done."""
+"""Launchers looked through. A command with more of them gets the name of the last one: the work must not grow with its square."""
 
 
 def derive_name(argv: Sequence[str]) -> str:
@@ -237,5 +237,5 @@ def _hash(text: str) -> str:
 
 def _clean(name: str) -> str:
     cleaned = re.sub(r"[^A-Za-z0-9._-]", "-", name)[:64]
-    # "." and ".." would be somebody's directory one day
+    # "." and ".." would be dangerous where a name becomes a file name
     return cleaned if cleaned.strip(".") else "agent"

@@ -35,7 +35,7 @@ class Invalid(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Defaults are SPEC's. Times are in seconds."""
+    """Times are in seconds. The defaults are those of the config (docs/configuration.md)."""
 
     enabled: bool = True
     max_depth: Bound = DEFAULT_DEPTH
@@ -48,14 +48,14 @@ class Policy:
     program_profile: bool = True
     """Whether a known agent program gets the profile `coding-agent` where its run names none."""
     advice: Mapping[str, Mapping[LimitKind, float]] = field(default_factory=dict)
-    """Thresholds learnt from the ledger, where `limits.adaptive` asks for them; see `limits.advice_key`."""
+    """Thresholds learned from the ledger, where `limits.adaptive` asks for them; see `limits.advice_key`."""
     max_time: float = 3600.0
-    """Whatever the actions, so long a run lasts at most."""
+    """The longest time of a run, whatever its limits' actions."""
     max_turns: int = 100
     max_cost: float = 100.0
     """USD. The largest limits of turns and of each cost that can be asked for."""
     nearing: float = 0.8
-    """The share of a threshold at which `limit_nearing` is said."""
+    """The share of a threshold at which `limit_nearing` is published."""
     pause_max: float = 86400.0
     approval_timeout: float = 600.0
     budget_action: Action = Action.PAUSE

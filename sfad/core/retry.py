@@ -1,4 +1,4 @@
-"""Back-off between attempts (SPEC section 4)."""
+"""Back-off between attempts."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from ..protocol.types import RunId
 
 
 def backoff(run: RunId, attempt: int, *, first: float, cap: float) -> float:
-    """Seconds to wait after the failure of attempt number `attempt` (1 is the first).
+    """Return the seconds to wait after the failure of attempt number `attempt` (1 is the first).
 
-    Doubles each time up to `cap`, then takes between half and all of it, so that a fleet that failed together does not
-    come back together. The jitter is a hash of run and attempt: the core stays reproducible.
+    They double each time up to `cap`; of that, between half and all is taken, so that runs that failed together do not start
+    together. The jitter is a hash of run and attempt, so that the core stays reproducible.
     """
     ceiling = min(cap, first * 2.0 ** min(attempt - 1, 60))
     digest = hashlib.blake2b(f"{run}:{attempt}".encode(), digest_size=8).digest()

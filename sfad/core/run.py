@@ -1,22 +1,24 @@
-"""One run and its transition table (SPEC section 6).
+"""One run: its transition table, what is saved of it, and its place in the tree.
 
 The table is the only place that says what may follow what; docs/states.md is generated from it. Every end goes through
-`stopping`: that is where a run waits until nothing of it is alive, for no time at all if nothing is.
+`stopping`: there a run waits until none of its processes is alive, which takes no time if there is none.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from operator import attrgetter
 
 from ..protocol.types import ENDED, Action, ApiTrouble, Bound, LimitKind, Reason, RunId, Status
 from .access import FULL, Permissions
 from .account import Account
+from .asked import Asked
+from .ladder import Ladder
 from .limits import ActiveLimit, Limits
-from .stop import Stop
+from .vocabulary import ReasonKind
 
-if TYPE_CHECKING:
-    from .events import Asked, Token
+Token = int
+"""Names a request that waits for a `Reply`. The shell chooses it; the core only hands it back."""
 
 TRANSITIONS: dict[Status, frozenset[Status]] = {
     Status.ACCEPTED: frozenset({Status.QUEUED, Status.STARTING, Status.STOPPING}),
@@ -30,7 +32,7 @@ TRANSITIONS: dict[Status, frozenset[Status]] = {
 
 
 class IllegalTransition(Exception):
-    """A bug in the core: the table does not allow this. Nothing was changed."""
+    """The core has a bug: the table does not allow this transition. Nothing was changed."""
 
     def __init__(self, run: RunId, old: Status, new: Status) -> None:
         super().__init__(f"run {run} cannot go from {old} to {new}")
@@ -38,53 +40,107 @@ class IllegalTransition(Exception):
 
 @dataclass(slots=True)
 class Clock:
-    """Seconds that a run has been running, pauses excluded."""
+    """The seconds that a run has been running, pauses excluded."""
 
     spent: float = 0.0
     since: float | None = None
-    """When it last began to count; `None` while it stands."""
+    """When it last began to count; `None` while it is halted."""
 
     def elapsed(self, at: float) -> float:
-        """Seconds counted up to `at`."""
+        """Return the seconds counted up to `at`."""
         return self.spent + (at - self.since if self.since is not None else 0.0)
 
     def reaches(self, seconds: float) -> float | None:
-        """When it will have counted so many; `None` while it stands."""
+        """Return when it will have counted so many seconds; `None` while it is halted."""
         return self.since + seconds - self.spent if self.since is not None else None
 
     def start(self, at: float) -> None:
-        """Counts from `at` on."""
+        """Count from `at` on."""
         if self.since is None:
             self.since = at
 
     def halt(self, at: float) -> None:
-        """Stands from `at` on."""
+        """Stop counting at `at`."""
         self.spent = self.elapsed(at)
         self.since = None
 
 
 @dataclass(slots=True)
 class Exit:
-    """How the main process of an attempt ended: by the one or the other; neither where that cannot be known, since it was no child
-    of this daemon."""
+    """How the main process of an attempt ended: by its exit code or by a signal. Neither is known if it was not this daemon's
+    child."""
 
     code: int | None
     signal: int | None
 
     @property
     def unknown(self) -> bool:
-        """Nobody can tell."""
+        """Whether the kernel did not tell how it ended."""
         return self.code is None and self.signal is None
 
     @property
     def success(self) -> bool:
-        """Exit code 0."""
+        """Whether the exit code is 0."""
         return self.code == 0
 
 
-@dataclass(slots=True, eq=False)
-class Run:
-    """A live run. Only the machine changes it; the shell reads it when a command hands it over."""
+@dataclass(slots=True)
+class Attempt:
+    """One execution of the run's command, and what its agent says of it."""
+
+    number: int
+    """1 is the first; 0 until the command is launched."""
+    pid: int | None = None
+    """Of the main process, while it is alive."""
+    exit: Exit | None = None
+    finished: bool = False
+    """The agent has printed its final result."""
+    failed: str | None = None
+    """Why the agent says that it failed, whatever its exit code."""
+    trouble: ApiTrouble | None = None
+    """The agent cannot reach its model."""
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether it exited with 0 and the agent does not say that it failed."""
+        return self.exit is not None and self.exit.success and self.failed is None
+
+
+@dataclass(slots=True)
+class Paused:
+    """The run is frozen itself, not only with an ancestor."""
+
+    until: float | None
+    """When the daemon stops waiting for a resume; `None` after a reboot, until `takeover` sets it."""
+    suspended: bool = False
+    """Its foreground client was suspended (Ctrl-Z)."""
+    no_money: Reason | None = None
+    """Of a root: the budget that keeps its tree paused."""
+    by_hand: bool = False
+    """While `no_money`: a request paused it as well."""
+
+
+@dataclass(slots=True)
+class Breach:
+    """The breach of a limit that holds the run until a person decides, or `until`. Between two attempts nothing is frozen yet."""
+
+    kind: LimitKind
+    reason: Reason
+    until: float | None
+    """`None` as in `Paused`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How the run ends, as soon as none of its processes is alive."""
+
+    outcome: Status
+    reason: Reason | None
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """What is settled when a run is admitted."""
 
     id: RunId
     number: int
@@ -94,71 +150,105 @@ class Run:
     uid: int
     user: str
     channel: str
-    parent: Run | None
-    status: Status
+    parent: RunId | None
     created_at: float
     max_depth: Bound
     max_descendants: Bound
+    max_time: float
+    permissions: Permissions = FULL
+    origin: tuple[tuple[str | None, str], ...] = ()
+    """Of a root: the chain it comes from, for the loop rule. What its peer claimed (of any kind: `None`), or the chain of the
+    run that detached it."""
+    claimed_depth: int = 0
+    """Of a root: runs above it as its peer claimed. A detached run starts again at 0."""
+
+
+@dataclass(slots=True, eq=False)
+class State:
+    """What changes of a run, and is saved after each change."""
+
+    status: Status
     limits: Limits
     """In force on this run itself. Its ancestors' bind it too."""
     max_time: float
     """Seconds after which its clock ends it whatever its limits say."""
-    permissions: Permissions = FULL
-    children: dict[RunId, Run] = field(default_factory=dict)
-    admitted: int = 0
-    """Descendants admitted so far, ended ones included."""
+    latest: Attempt
     committed: bool = False
     """The ledger holds it."""
-    attempt: int = 0
-    """Attempts started so far."""
-    origin: tuple[tuple[str | None, str], ...] = ()
-    """Of a root: the chain it comes from, for the loop rule. What its peer claimed (of any kind: `None`), or the chain of
-    the run that detached it."""
-    claimed_depth: int = 0
-    """Of a root: runs above it as its peer claimed. A detached run counts anew."""
-    retry_at: float = 0.0
-    """When the next attempt starts, while `retrying` and cleared."""
-    pid: int | None = None
-    exit: Exit | None = None
-    clock: Clock = field(default_factory=Clock)
+    admitted: int = 0
+    """Descendants admitted so far, ended ones included."""
     started_at: float | None = None
     ended_at: float | None = None
-    frozen: bool = False
-    """Frozen itself, not only by an ancestor."""
-    frozen_until: float | None = None
-    """When the daemon gives up waiting for a resume."""
-    suspended: bool = False
-    """Frozen itself because its foreground client was suspended (Ctrl-Z)."""
-    stop: Stop | None = None
-    """The ladder that is emptying this run's containment, if it has one of its own."""
-    clearing: bool = False
-    """The ladder clears what a failed attempt left before the next attempt, and does not end the run."""
+    clock: Clock = field(default_factory=Clock)
     account: Account = field(default_factory=Account)
-    held_by: ActiveLimit | None = None
-    """The limit that has paused it, until somebody gives more room or the daemon gives up waiting."""
-    held_reason: Reason | None = None
-    """The breach that `held_by` answers."""
-    held_until: float | None = None
-    """When the daemon gives up waiting."""
-    out_of_money: Reason | None = None
-    """Of a root: the budget that keeps its tree paused."""
-    by_hand: bool = False
-    """While `out_of_money`: it was paused by hand, too."""
     tools_said: set[str] = field(default_factory=set)
-    """Forbidden tools that something has been said about."""
-    said_finished: bool = False
-    """This attempt has printed its final result."""
-    said_failed: str | None = None
-    """This attempt's own word that it failed, whatever its exit code."""
-    api_trouble: ApiTrouble | None = None
-    """This attempt cannot reach its model."""
-    outcome: Status | None = None
-    reason: Reason | None = None
+    """Forbidden tools whose use was published."""
+    paused: Paused | None = None
+    breach: Breach | None = None
+    retry_at: float | None = None
+    """When the next attempt starts. While it is `retrying` and this is not set, the ladder clears what the last one left."""
+    ladder: Ladder | None = None
+    """What empties this run's containment. `None` where an ancestor's ladder does."""
+    ending: Ending | None = None
     tied_to: int | None = None
     """The connection that it ends with."""
     admit_token: Token | None = None
     """The spawn request that still waits for its answer."""
     pause_tokens: list[Token] = field(default_factory=list)
+    """Pause requests that wait until it is frozen."""
+
+    @property
+    def attempt(self) -> int:
+        """Attempts started so far."""
+        return self.latest.number
+
+    @property
+    def pid(self) -> int | None:
+        """The main process, while it is alive."""
+        return self.latest.pid
+
+    @property
+    def exit(self) -> Exit | None:
+        """How the main process of the latest attempt ended."""
+        return self.latest.exit
+
+    @property
+    def clearing(self) -> bool:
+        """Whether the ladder clears what a failed attempt left, and does not end the run."""
+        return self.status is Status.RETRYING and self.ladder is not None
+
+    @property
+    def held_by(self) -> ActiveLimit | None:
+        """The limit whose breach holds it."""
+        return self.limits[self.breach.kind] if self.breach is not None else None
+
+    @property
+    def no_money(self) -> Reason | None:
+        """The budget that keeps it paused."""
+        return self.paused.no_money if self.paused is not None else None
+
+    @property
+    def suspended(self) -> bool:
+        """Whether it is paused because its foreground client was suspended."""
+        return self.paused is not None and self.paused.suspended
+
+    @property
+    def outcome(self) -> Status | None:
+        """How it ends, if that is decided."""
+        return self.ending.outcome if self.ending is not None else None
+
+
+class Run(State):
+    """A live run: its state, its birth and its place in the tree. Only the machine changes it; the shell reads it."""
+
+    __slots__ = ("asked", "birth", "children", "id", "name", "parent", "user")
+
+    def __init__(self, birth: Birth, state: State, parent: Run | None) -> None:
+        super().__init__(*_PARTS(state))
+        self.birth = birth
+        self.id, self.name, self.user, self.asked = birth.id, birth.name, birth.user, birth.asked
+        self.parent = parent
+        self.children: dict[RunId, Run] = {}
 
     @property
     def root(self) -> Run:
@@ -178,21 +268,16 @@ class Run:
         return chain
 
     @property
-    def depth(self) -> int:
-        """Number of ancestors."""
-        return len(self.lineage) - 1
-
-    @property
     def identity(self) -> tuple[str, str]:
         """What the loop rule compares."""
-        return (self.kind, self.asked.identity or self.name)
+        return (self.birth.kind, self.asked.identity or self.name)
 
     @property
     def standing_still(self) -> bool:
-        """Frozen, by itself or through an ancestor."""
+        """Whether it is frozen, by itself or with an ancestor."""
         run: Run | None = self
         while run is not None:
-            if run.frozen:
+            if run.paused is not None:
                 return True
             run = run.parent
         return False
@@ -200,10 +285,12 @@ class Run:
     @property
     def shown_reason(self) -> Reason | None:
         """Why it ended, is being stopped, or is paused."""
-        reason = self.reason or self.held_reason or self.root.out_of_money
+        if self.ending is not None and self.ending.reason is not None:
+            return self.ending.reason
+        reason = self.breach.reason if self.breach is not None else self.root.no_money
         if reason is None and self.suspended:
             words = f"suspended at its terminal; it continues with 'fg' there, or with: sfactl resume {self.id}"
-            return Reason(kind="suspended", message=words)
+            return Reason(kind=ReasonKind.SUSPENDED, message=words)
         return reason
 
     @property
@@ -215,7 +302,7 @@ class Run:
 
     @property
     def deadline(self) -> float | None:
-        """When its clock, or an ancestor's, ends it; `None` while its own does not run."""
+        """When its clock, or an ancestor's, ends it; `None` while its own is halted."""
         found = self.own_deadline
         above = self.parent
         while found is not None and above is not None:
@@ -225,25 +312,32 @@ class Run:
 
     @property
     def own_deadline(self) -> float | None:
-        """When its own clock ends it; `None` while that stands."""
+        """When its own clock ends it; `None` while that is halted."""
         return self.clock.reaches(self.allowed_time) if self.clock.since is not None else None
 
     def subtree(self) -> list[Run]:
-        """This run and all live descendants, parents before children."""
+        """Return this run and all live descendants, parents before children."""
         found = [self]
         for run in found:
             found.extend(run.children.values())
         return found
 
     def move(self, to: Status) -> None:
-        """Changes the status. Raises `IllegalTransition` and changes nothing where the table has no such arrow."""
+        """Change the status. Raise `IllegalTransition`, and change nothing, where the table has no such arrow."""
         if to not in TRANSITIONS[self.status]:
             raise IllegalTransition(self.id, self.status, to)
         self.status = to
 
+    def adopt(self, pid: int | None) -> None:
+        """Take over the main process that an earlier daemon launched; `None`: it is not alive."""
+        self.latest.pid = pid
+
+
+_PARTS = attrgetter(*State.__match_args__)
+
 
 def mermaid() -> str:
-    """The table as a Mermaid state diagram, for the docs."""
+    """Return the table as a Mermaid state diagram, for the docs."""
     lines = ["stateDiagram-v2", "    [*] --> accepted"]
     lines += [f"    {old} --> {new}" for old, news in TRANSITIONS.items() for new in sorted(news)]
     lines += [f"    {status} --> [*]" for status in sorted(ENDED)]

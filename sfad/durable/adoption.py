@@ -1,8 +1,8 @@
-"""Takes over what an earlier daemon held (SPEC section 10).
+"""What an earlier daemon left: its runs, where their processes are now, and the rows of the ledger that are out of date.
 
-spool ─▶ what it remembered ┐
-ledger ─▶ what is on record ┼─▶ rows to mend, and `Recovered` for the core
-launcher ─▶ what is alive   ┘
+journal ──▶ snapshots of live runs ┐
+ledger ───▶ rows without an end    ┼─▶ `Adoption`: live runs, rows to correct, the core's first event
+launcher ─▶ what is alive          ┘
 """
 
 from __future__ import annotations
@@ -11,47 +11,59 @@ import os
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import msgspec
 import trio
 
 from ..core import events as e
 from ..core.run import Run
-from ..core.snapshot import Remembered, rebased, restored
+from ..core.snapshot import Remembered, rebased
 from ..faults import effect
-from ..launch.base import Adopted, Remains
+from ..host.clock import wall_clock
+from ..launch.base import Adopted, Launcher, Remains
 from ..launch.pidfd import exit_status
-from ..ledger import RunExtra
-from ..metering.metering import bounds_of
+from ..ledger import Ledger, RunExtra
 from ..meters import named
 from ..protocol.types import Reason, RunId, RunInfo, Status
 from ..protocol.units import counted
-from ..runs.live import Live, name_of_main, wall_clock
+from ..runs.live import Live, bounds_of
+from ..runs.showing import info_of
 from ..runs.stdin import StdinPipe
-from .handover import Handover, Held
-from .journal import Entry
+from .handover import HandedRun, Handover
+from .journal import RunJournal
+from .pidfds import name_of_main
+from .snapshots import RunSnapshot
 
-if TYPE_CHECKING:
-    from ..loop.runtime import Runtime
+Rows = list[tuple[RunInfo, RunExtra]]
+"""Rows of the ledger."""
 
-NOT_HELD = Held(None, [], None)
+NOTHING_HANDED = HandedRun(None, [], None)
 
 
 @dataclass(frozen=True, slots=True)
-class Recovery:
-    """What was found. `rows` go into the ledger before it takes anything else, `event` is the core's first."""
+class AdoptedRun:
+    """A run that the core takes over. The launcher holds what is alive of it."""
+
+    live: Live
+    meter: bytes | None
+    """Where its meter was."""
+    exited: e.MainExited | None
+    """How its main process ended while no daemon was there, if the kernel tells."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """What was found. `rows` go into the ledger before anything else, and `event` is the core's first."""
 
     event: e.Recovered
-    rows: list[tuple[RunInfo, RunExtra]]
+    runs: list[AdoptedRun]
+    rows: Rows
     notes: list[str]
-    """What could not be taken over, a line each."""
+    """What could not be adopted, a line each."""
     never: list[RunId]
-    """Runs of which nobody was ever told."""
+    """Runs that no client ever heard of."""
     over: list[RunId]
-    """Runs that are known to have ended, and those of which nothing can be read."""
-    unwritten: tuple[tuple[RunInfo, RunExtra], ...] = ()
-    """Of `rows`, what the ledger could not take."""
+    """Runs that are known to have ended, and runs whose snapshot cannot be read."""
 
     def __str__(self) -> str:
         live = sum(1 for one in self.event.runs if one.run.pid is not None)
@@ -61,48 +73,53 @@ class Recovery:
         ended = len(self.event.runs) - live - queued - retrying
         return (
             f"{counted(live, 'run')} alive and supervised again, {queued} queued, {retrying} between two attempts, {ended} ended "
-            f"meanwhile, {forgotten} of which nothing but the end was left to write down"
+            f"meanwhile, {forgotten} of which only the end could be recorded"
         )
 
     @property
     def held(self) -> frozenset[RunId]:
-        """Runs of which something may be alive, by intention."""
+        """Runs whose processes the sweep must spare."""
         return frozenset(one.run.id for one in self.event.runs)
 
 
-def recover(runtime: Runtime, handed: Handover | None, stored: Mapping[str, int] = MappingProxyType({})) -> Recovery:
-    """Finds what is left of an earlier daemon's runs, and holds it. `stored`: pidfds of main processes that somebody has kept, by
-    name (`name_of_main`). Raises `OSError` where the launcher cannot tell."""
-    return _Recoverer(runtime, handed, stored).recovery()
+def adopt(
+    journal: RunJournal,
+    ledger: Ledger,
+    launcher: Launcher,
+    handed: Handover | None,
+    stored: Mapping[str, int] = MappingProxyType({}),
+) -> Adoption:
+    """Find what is left of an earlier daemon's runs, and have the launcher hold it. `stored` are pidfds of main processes that
+    systemd has kept, by `name_of_main`. Raises `OSError` where the launcher cannot tell what is alive."""
+    return _Adopter(journal, ledger, launcher, handed, stored).adoption()
 
 
-class _Recoverer:
-    def __init__(self, runtime: Runtime, handed: Handover | None, stored: Mapping[str, int]) -> None:
-        self._runtime = runtime
-        self._stored = stored
+class _Adopter:
+    def __init__(
+        self, journal: RunJournal, ledger: Ledger, launcher: Launcher, handed: Handover | None, stored: Mapping[str, int]
+    ) -> None:
+        self._journal = journal
+        self._ledger = ledger
+        self._launcher = launcher
         self._handed = handed
-        self._memory = runtime.memory
+        self._stored = stored
         self._now = trio.current_time()
-        self._wall = wall_clock()
-        self._open = {info.id: info for info in runtime.ledger.left}
+        self._open = {info.id: info for info in ledger.left}
         self._runs: dict[RunId, Run] = {}
-        if handed is not None:
-            self._why = "the daemon restarted itself"
-        else:
-            rebooted = self._memory.found and not self._memory.same_boot
-            self._why = "the machine was restarted" if rebooted else "the daemon died"
+        self._adopted: list[AdoptedRun] = []
+        self._same_boot = journal.same_boot or handed is not None
 
-    def recovery(self) -> Recovery:
+    def adoption(self) -> Adoption:
         effect("recover")
-        entries, broken = self._memory.entries()
+        snapshots, broken = self._journal.snapshots()
         tickets = tuple(self._handed.tickets) if self._handed is not None else ()
         held: list[Remembered] = []
-        rows: list[tuple[RunInfo, RunExtra]] = []
+        rows: Rows = []
         never: list[RunId] = []
         over = list(broken)
-        notes = [f"run {run}: what was remembered of it cannot be read; it is ended" for run in broken]
-        for entry in sorted(entries.values(), key=lambda each: each.origin.birth.number):
-            live = self._live(entry)
+        notes = [f"run {run}: its snapshot in the spool cannot be read; it is ended" for run in broken]
+        for saved in sorted(snapshots.values(), key=lambda each: each.origin.birth.number):
+            live = self._live(saved)
             if self._over(live.run):
                 over.append(live.run.id)
             elif live.run.status.terminal:
@@ -110,29 +127,38 @@ class _Recoverer:
             elif self._never_was(live.run):
                 never.append(live.run.id)
             else:
-                held.append(self._hold(live, entry))
+                held.append(self._hold(live, saved))
                 if live.run.id not in self._open:
                     rows.append(self._row(live))
-        rows += self._lost(entries.keys() - over)
-        event = e.Recovered(self._now, tuple(_with_descendants(held)), self._why, self._handed is not None, tickets)
-        return Recovery(event, rows, notes, never, over)
+        rows += self._lost(snapshots.keys() - over)
+        event = e.Recovered(self._now, tuple(_with_descendants(held)), self._why(), self._handed is not None, tickets)
+        return Adoption(event, self._adopted, rows, notes, never, over)
 
-    def _live(self, entry: Entry) -> Live:
-        origin, progress = entry.origin, entry.progress
+    def _why(self) -> str:
+        if self._handed is not None:
+            return "the daemon restarted itself"
+        rebooted = self._journal.found and not self._journal.same_boot
+        return "the machine was restarted" if rebooted else "the daemon died"
+
+    def _live(self, saved: RunSnapshot) -> Live:
+        origin, progress = saved.origin, saved.progress
         birth, state = origin.birth, progress.state
-        if not self._memory.same_boot and self._handed is None:
+        if not self._same_boot:
             birth, state = rebased(birth, state, self._now)
-        run = restored(birth, state, self._runs.get(birth.parent) if birth.parent is not None else None)
+        run = Run(birth, state, self._runs.get(birth.parent) if birth.parent is not None else None)
         self._runs[run.id] = run
-        spawn = self._memory.spawn(run.id) or origin.spawn
+        spawn = self._journal.spawn(run.id) or origin.spawn
+        handed = self._handed.runs.get(run.id, NOTHING_HANDED) if self._handed is not None else NOTHING_HANDED
         return Live(
             run,
             spawn,
-            self._runtime.launcher,
+            self._launcher,
             origin.created_at,
             named(origin.program) if origin.program is not None else None,
             nonce=origin.nonce,
             asker=origin.asker,
+            descriptors=list(handed.descriptors),
+            stdin=StdinPipe(handed.stdin) if handed.stdin is not None else None,
             started_at=progress.started_at,
             ended_at=progress.ended_at,
             main=progress.main,
@@ -141,45 +167,41 @@ class _Recoverer:
         )
 
     def _never_was(self, run: Run) -> bool:
-        """Nothing of it has run, no client heard of it, and it is not on record: drop it silently."""
+        """No client heard of this run: it executed nothing, and it has no row."""
         return run.attempt == 0 and run.status is not Status.QUEUED and run.id not in self._open
 
     def _over(self, run: Run) -> bool:
-        """What was remembered is older than what is on record, as after a power cut or from a copy that was put back: it has ended,
-        or has begun since and is not to do so again."""
-        on_record = self._open.get(run.id) or self._runtime.ledger.get(run.id)
-        return on_record is not None and (on_record.status.terminal or on_record.attempts > run.attempt)
+        """Whether the snapshot is older than the row, as after a power cut or where an old copy was put back. By its row the run
+        has ended, or has begun another attempt, which must not begin twice."""
+        row = self._open.get(run.id) or self._ledger.get(run.id)
+        return row is not None and (row.status.terminal or row.attempts > run.attempt)
 
-    def _hold(self, live: Live, entry: Entry) -> Remembered:
+    def _hold(self, live: Live, saved: RunSnapshot) -> Remembered:
         run = live.run
-        held = self._handed.runs.get(run.id, NOT_HELD) if self._handed is not None else NOT_HELD
-        live.descriptors = list(held.descriptors)
-        if held.stdin is not None:
-            live.stdin = StdinPipe.resumed(held.stdin)
-        found = self._found(live, held)
-        ended = self._ended(run, found)
-        if ended is None:  # else the core is told in a moment that it is over
-            run.pid = found.pid
-        self._runtime.take_over(live, entry.meter, ended)
+        found = self._found(live)
+        exited = self._exited(run, found)
+        if exited is None:  # else the core is told in a moment that it is over
+            run.adopt(found.pid)
+        self._adopted.append(AdoptedRun(live, saved.meter, exited))
         effect("adopted")
         begun = self._may_have_begun(live)
-        return Remembered(run, empty=found.empty, starting=found.starting, startable=self._startable(live), begun=begun)
+        return Remembered(run, empty=found.empty, starting=found.starting, startable=_startable(live), begun=begun)
 
     def _may_have_begun(self, live: Live) -> bool:
-        """What is remembered tells it, unless some of that may be missing: it is not synced, for it is of processes."""
-        remembered = live.main is not None and live.main.attempt == live.run.attempt
-        complete = self._memory.sound and (self._memory.same_boot or self._handed is not None)
-        return remembered or not complete
+        """A main process is saved before it executes anything. That is not synced, so it tells nothing after a reboot."""
+        saved = live.main is not None and live.main.attempt == live.run.attempt
+        complete = self._journal.sound and self._same_boot
+        return saved or not complete
 
-    def _found(self, live: Live, held: Held) -> Adopted:
+    def _found(self, live: Live) -> Adopted:
         run = live.run
-        if not run.attempt or not (self._memory.same_boot or self._handed is not None):
+        if not run.attempt or not self._same_boot:
             return Adopted(None, empty=True)
-        remains = held.remains or _remains(live)
-        return self._runtime.launcher.adopt(run.id, run.parent.id if run.parent is not None else None, remains)
+        handed = self._handed.runs.get(run.id, NOTHING_HANDED) if self._handed is not None else NOTHING_HANDED
+        return self._launcher.adopt(run.id, run.parent.id if run.parent is not None else None, handed.remains or _remains(live))
 
-    def _ended(self, run: Run, found: Adopted) -> e.MainExited | None:
-        """How a main process has ended that is not there any more, if the kernel tells who kept its pidfd."""
+    def _exited(self, run: Run, found: Adopted) -> e.MainExited | None:
+        """How a main process ended that is gone, if systemd kept its pidfd and the kernel tells by that."""
         pidfd = self._stored.get(name_of_main(run))
         status = exit_status(pidfd) if run.pid and found.pid is None and pidfd is not None else None
         if status is None:
@@ -187,29 +209,29 @@ class _Recoverer:
         code = os.waitstatus_to_exitcode(status)
         return e.MainExited(self._now, run.id, code if code >= 0 else None, -code if code < 0 else None, found.empty)
 
-    def _startable(self, live: Live) -> bool:
-        spawn = live.spawn
-        descriptors = 3 if spawn.stdio == "inherit" else 1 if spawn.stdin == "descriptor" else 0
-        return bool(spawn.argv) and len(live.descriptors) >= descriptors
-
     def _row(self, live: Live) -> tuple[RunInfo, RunExtra]:
-        return live.info(self._now), live.extra
+        return info_of(live, self._now), live.extra
 
-    def _lost(self, remembered: Set[RunId]) -> Iterator[tuple[RunInfo, RunExtra]]:
-        """On record as not ended, but not remembered: what may be alive of it is ended by the sweep."""
+    def _lost(self, saved: Set[RunId]) -> Iterator[tuple[RunInfo, RunExtra]]:
+        """Runs whose rows have no end and that have no snapshot. The sweep ends what is alive of them."""
         reason = Reason(
             kind="daemon", message="it was on record as live, and nothing was remembered of it; what was left was ended"
         )
+        now = wall_clock()
         for run, info in self._open.items():
-            if run not in remembered:
-                ended = msgspec.structs.replace(
-                    info, status=Status.LOST, reason=reason, ended_at=self._wall, pid=None, deadline=None
-                )
-                yield ended, self._runtime.ledger.details(run) or RunExtra()
+            if run not in saved:
+                ended = msgspec.structs.replace(info, status=Status.LOST, reason=reason, ended_at=now, pid=None, deadline=None)
+                yield ended, self._ledger.details(run) or RunExtra()
+
+
+def _startable(live: Live) -> bool:
+    spawn = live.spawn
+    descriptors = 3 if spawn.stdio == "inherit" else 1 if spawn.stdin == "descriptor" else 0
+    return bool(spawn.argv) and len(live.descriptors) >= descriptors
 
 
 def _remains(live: Live) -> Remains:
-    """What was not remembered has executed nothing, and is not looked for."""
+    """A main process that was not saved has executed nothing, so it is not looked for."""
     run, main = live.run, live.main
     if run.exit is not None or main is None or main.attempt != run.attempt:
         return Remains(live.nonce, bounds_of(run))
@@ -217,7 +239,7 @@ def _remains(live: Live) -> Remains:
 
 
 def _with_descendants(held: list[Remembered]) -> list[Remembered]:
-    """What a launcher without cgroups calls empty is a run alone."""
+    """Without cgroups, the launcher calls a run empty that has child runs with processes."""
     inhabited: set[RunId] = set()
     for one in reversed(held):
         if (not one.empty or one.run.id in inhabited) and one.run.parent is not None:

@@ -1,4 +1,4 @@
-"""Money budgets between the config, the ledger and the core: which period it is, and what was charged in it."""
+"""Money budgets: which period it is, and what was charged in it, for the core."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from .. import config as configuration
 from ..core import events as e
 from ..core.budgets import Budget, Budgets
 from ..core.money import to_nanos, to_usd
+from ..host.clock import wall_clock
 from ..host.timers import Timers
 from ..ledger import Ledger
 from ..protocol.units import format_usd
-from ..runs.live import wall_clock
-from .journal import Memory
+from .journal import RunJournal
 
 LOOK_AGAIN_SOON = 10.0
-"""Seconds until the next look where the ledger could not be read."""
+"""Seconds until the next look, if the ledger could not be read."""
 LOOK_AGAIN = 600.0
-"""Seconds at most between two looks at the calendar: a clock that is set must not keep a budget from being renewed."""
+"""Seconds at most between two looks at the calendar. Setting the clock must not keep a budget from being renewed."""
 
 
 class BudgetKeeper:
-    """Tells the core what each budget stands at, now and whenever a period begins. Periods are calendar days, weeks (from
-    Monday) and months of the daemon's time zone."""
+    """Tells the core the state of each budget, now and whenever a period begins. Periods are calendar days, weeks (from Monday)
+    and months in the daemon's time zone."""
 
     def __init__(
         self,
@@ -36,9 +36,9 @@ class BudgetKeeper:
         timers: Timers,
         feed: Callable[[e.Event], None],
         trouble: Callable[[str], None],
-        memory: Memory,
+        journal: RunJournal,
     ) -> None:
-        self._memory = memory
+        self._journal = journal
         self._known = known
         self._ledger = ledger
         self._timers = timers
@@ -48,7 +48,7 @@ class BudgetKeeper:
         self._periods: dict[tuple[str, str], datetime] = {}
 
     def know(self, config: configuration.Budgets) -> None:
-        """Begins with these budgets, or goes on with others."""
+        """Follow these budgets from now on."""
         self._config = config
         self.look()
 
@@ -57,28 +57,28 @@ class BudgetKeeper:
         self._ledger.charge(scope, name, self._periods[scope, name], to_usd(nanos))
 
     def remember(self, scope: str, name: str) -> None:
-        """Has it remembered what a budget was charged, with what is kept next."""
+        """Save what a budget was charged together with the next snapshot."""
         budget = next(budget for budget in self._known if (budget.scope, budget.name) == (scope, name))
-        self._memory.charge(scope, name, self._periods[scope, name], to_usd(budget.charged), partial=budget.partial)
+        self._journal.charge(scope, name, self._periods[scope, name], to_usd(budget.charged), partial=budget.partial)
 
     def look(self) -> None:
-        """Tell the core what the budgets stand at now, and again when a period begins."""
+        """Tell the core the state of the budgets, now and when the next period begins."""
         now = wall_clock().astimezone()
         try:
             self._renew(now)
         except sqlite3.Error as error:
-            self._trouble(f"the ledger does not tell what budgets were charged: {error}; they stay as they are")
+            self._trouble(f"the charges of budgets cannot be read from the ledger: {error}; they stay as they are")
             self._timers.arm("budgets", trio.current_time() + LOOK_AGAIN_SOON, self.look)
 
     def _charged(self, scope: str, name: str, begin: datetime) -> int:
-        """The ledger may lag behind the spool: it could not be written when a daemon died, or when this one began."""
-        remembered = self._memory.charged(scope, name)
-        known = remembered.usd if remembered is not None and remembered.begins == begin else 0.0
+        # the ledger lags behind the spool if it could not be written when a daemon died, or when this one began
+        saved = self._journal.charged(scope, name)
+        known = saved.usd if saved is not None and saved.begins == begin else 0.0
         return to_nanos(max(known, self._ledger.charged(scope, name, begin)))
 
     def _was_partial(self, scope: str, name: str, begin: datetime) -> bool:
-        remembered = self._memory.charged(scope, name)
-        return remembered is not None and remembered.begins == begin and remembered.partial
+        saved = self._journal.charged(scope, name)
+        return saved is not None and saved.begins == begin and saved.partial
 
     def _renew(self, now: datetime) -> None:
         configured = wanted(self._config)
@@ -110,8 +110,8 @@ class BudgetKeeper:
 
 
 def period(now: datetime, length: str) -> tuple[datetime, datetime]:
-    """The calendar day, week or month that `now`, in local time, is in: its first moment, and the next one's."""
-    # as dates, each made a moment by itself: within a period the clock may be put forward or back
+    """Return when the calendar day, week or month of `now` (local time) begins and ends."""
+    # dates are converted one by one, because daylight saving may begin or end within a period
     today = now.date()
     if length == "day":
         begin, end = today, today + timedelta(days=1)
@@ -128,20 +128,20 @@ def _midnight(day: date) -> datetime:
     return datetime(day.year, day.month, day.day).astimezone()
 
 
-def rebuild(config: configuration.Budgets, ledger: Ledger, memory: Memory) -> list[str]:
-    """Brings the ledger in line with what the spool remembers that budgets were charged: it was told before the ledger, which may
-    have been begun anew. There, if something may have been forgotten, they count as exhausted until their period ends or they
-    are given more: nobody knows what of them is left (SPEC section 10). Before the ledger is started; returns what there is to
-    say. Raises `sqlite3.Error`."""
+def rebuild(config: configuration.Budgets, ledger: Ledger, journal: RunJournal) -> list[str]:
+    """Correct the charges in the ledger, which was written after the spool and may be new. Return lines for the log.
+
+    If both have lost charges, what is left of a budget is not known. It then counts as exhausted until its period ends or the
+    operator raises it. Call this before the ledger is started. Raises `sqlite3.Error`."""
     notes: list[str] = []
     for budget in wanted(config):
         begin, _ = period(wall_clock().astimezone(), budget.period)
-        remembered = memory.charged(budget.scope, budget.name)
-        # neither is wound back: a spool is older than the ledger where its newest part was damaged, and so is a restored ledger
+        saved = journal.charged(budget.scope, budget.name)
+        # the higher one counts: the spool is older if its newest part was damaged, the ledger if a copy was restored
         charged = recorded = ledger.charged(budget.scope, budget.name, begin)
-        if remembered is not None and remembered.begins == begin:
-            charged = max(charged, remembered.usd)
-        lost = ledger.begun_anew and not memory.sound
+        if saved is not None and saved.begins == begin:
+            charged = max(charged, saved.usd)
+        lost = ledger.begun_anew and not journal.sound
         charged = max(charged, to_usd(budget.allowed)) if lost else charged
         if charged != recorded:
             ledger.set_charged(budget.scope, budget.name, begin, charged)
@@ -154,7 +154,7 @@ def rebuild(config: configuration.Budgets, ledger: Ledger, memory: Memory) -> li
 
 
 def wanted(config: configuration.Budgets) -> list[Budget]:
-    """The budgets that are configured, not charged yet."""
+    """Return the configured budgets, without charges."""
     users = [Budget("user", name, to_nanos(budget.daily_usd), frozenset({name})) for name, budget in config.users.items()]
     teams = [
         Budget("team", name, to_nanos(budget.usd), frozenset(budget.members), period=budget.period)

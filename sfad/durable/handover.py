@@ -1,7 +1,7 @@
-"""What a daemon hands to itself when it executes itself anew (SIGUSR2). It is what the spool does not hold, since a daemon that
-was killed could not have it either: descriptors, and who waits for what.
+"""What a daemon hands to the program that it becomes on re-execution: descriptors, and the requests that are open.
 
-It goes through a memfd whose number stands in the environment. Descriptors in it keep their numbers.
+The next program finds everything else in the spool, like one that follows a crash. The handover is in a memfd whose number is in
+the environment. Descriptors keep their numbers.
 """
 
 from __future__ import annotations
@@ -19,24 +19,16 @@ from ..launch.base import Remains
 from ..protocol.messages import Wait, Watch
 from ..protocol.types import RunId
 from ..protocol.units import parse_whole
+from ..runs.stdin import Stdin
 
 VARIABLE = "SFAD_HANDOVER"
-"""Where the number of the memfd stands."""
+"""The variable with the number of the memfd."""
 
 FORMAT = 1
 
 
-class Stdin(Struct, frozen=True):
-    """The pipe behind `--stdin`, and what has not been written to it yet."""
-
-    read_end: int
-    write_end: int
-    pending: list[bytes]
-    eof: bool
-
-
-class Held(Struct, frozen=True):
-    """Of one live run."""
+class HandedRun(Struct, frozen=True):
+    """What is handed over of one live run."""
 
     remains: Remains | None
     descriptors: list[int]
@@ -44,14 +36,14 @@ class Held(Struct, frozen=True):
 
 
 class Connected(Struct, frozen=True):
-    """One client."""
+    """One connection."""
 
     fd: int
     number: int
     peer: Peer | None
-    """Of release 0.1.0: `None` before the handshake."""
+    """From release 0.1.0: `None` before the handshake."""
     partial: bytes
-    """Of a frame that has begun."""
+    """The beginning of a frame."""
     bodies: list[bytes]
     received: list[int]
     unsent: list[tuple[bytes, list[int]]]
@@ -61,12 +53,12 @@ class Connected(Struct, frozen=True):
 
 
 class Clients(Struct, frozen=True):
-    """All of them."""
+    """All connections."""
 
     connections: list[Connected]
     last_number: int
     answers: dict[int, list[tuple[int, int]]]
-    """By token of a request that the core has not answered: connections and their requests."""
+    """Connections and their requests that the core has not answered, by token."""
 
 
 class Handover(Struct, frozen=True):
@@ -74,7 +66,7 @@ class Handover(Struct, frozen=True):
 
     listener: int
     lock: int
-    runs: dict[RunId, Held]
+    runs: dict[RunId, HandedRun]
     tickets: list[Ticket]
     last_token: int
     clients: Clients
@@ -84,13 +76,13 @@ class Handover(Struct, frozen=True):
     """When the daemon was started, on the monotonic clock."""
     format: int = FORMAT
     directory: int = -1
-    """`directory` and `claim` of the `StateLock`, whose `file` is `lock`; release 0.1.0 has neither, and hands over -1."""
+    """`directory` and `claim` of the `StateLock`, whose `file` is `lock`. Release 0.1.0 hands over -1 for both."""
     claim: int = -1
     inode: tuple[int, int] | None = None
-    """Device and number of the listener's socket in the file system; release 0.1.0 hands over none."""
+    """Device and number of the listener's socket in the file system. Release 0.1.0 hands over none."""
 
     def descriptors(self) -> Iterable[int]:
-        """All that are to stay open."""
+        """Return all that must stay open."""
         yield from (fd for fd in (self.lock, self.listener, self.directory, self.claim) if fd >= 0)
         for held in self.runs.values():
             yield from held.descriptors
@@ -104,7 +96,7 @@ class Handover(Struct, frozen=True):
 
 
 def store(handover: Handover) -> int:
-    """A memfd that holds it. Raises `OSError`."""
+    """Return a memfd that holds it. Raises `OSError`."""
     descriptor = os.memfd_create("sfad-handover", os.MFD_CLOEXEC)
     try:
         rest = memoryview(msgspec.msgpack.encode(handover))
@@ -117,9 +109,9 @@ def store(handover: Handover) -> int:
 
 
 def taken() -> Handover | None:
-    """What was handed to this process; `None` if it was started in the usual way. Nobody else inherits its descriptors.
+    """Return what was handed to this process; `None` if it was started in the usual way. No child inherits its descriptors.
 
-    Raises `ValueError` for what another build handed over and this one cannot read: whoever is in it is on their own."""
+    Raises `ValueError` if another version handed over what this one cannot read. Then nothing of it can be rescued."""
     number = os.environ.pop(VARIABLE, None)
     if number is None:
         return None

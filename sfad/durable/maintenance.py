@@ -1,6 +1,6 @@
-"""What keeps the state directory in bounds: old output and rows deleted, pages given back, a backup now and then.
+"""Keeps the state directory within bounds: deletes old output and rows, gives pages back, makes backups.
 
-One job after the other, in a thread. Output comes first: it frees the room that the others need.
+One job runs after the other, in a thread. Output comes first, because it frees the room that the other jobs need.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import CancelledError, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TypeVar
 
 import trio
+from msgspec.structs import replace
 
 from ..config import Retention
 from ..core.ids import run_id
+from ..host.clock import wall_clock
 from ..host.private import make_directory
 from ..host.reserve import Ballast
 from ..host.threads import in_thread
@@ -28,92 +29,26 @@ from ..ledger.reader import Reader
 from ..ledger.retention import Sweeper
 from ..output import OutputStore
 from ..output.retention import remove, remove_old
+from ..protocol.messages import Prune, Pruned
 from ..protocol.types import RunId
-from ..runs.live import wall_clock
 
 T = TypeVar("T")
 
 FIRST = 60.0
-"""Seconds after the start, which has other things to do."""
+"""Seconds after the start until the first sweep."""
 
 _PAUSE = 0.02
-"""Seconds between two small steps that the writer takes: 50 000 runs with their events take a minute or so."""
+"""Seconds between two small steps of the ledger's writer: 50 000 runs with their events take about a minute."""
 
 _COPY_PAUSE = 0.004
-"""Seconds between two steps of a backup, which copies 40 MB a second then."""
-
-_WATCHED = 86400.0
-_GAP = 30 * 86400.0
-_JUMP = 3600.0
-
-
-class Clock:
-    """Whether the wall clock can be believed when it says that things are old.
-
-    It can if the ledger holds an event that is a day old by it, and not older than a month and a day; or if this process has
-    watched it for a day, and it did not jump. So a clock that is years ahead, after a start or in the middle of it, deletes
-    nothing for a day, in which it is complained about; a machine that has been off for months deletes a day late. One that is
-    behind deletes less.
-    """
-
-    def __init__(self, now: Callable[[], datetime], boottime: Callable[[], float]) -> None:
-        self.now = now
-        self._boottime = boottime
-        self._since = boottime()
-        self._offset = now().timestamp() - self._since
-
-    def doubt(self, newest_before: Callable[[float], float | None]) -> str | None:
-        """Why nothing should be deleted; `None` if it may. `newest_before(time)` is the time of the newest event that is not
-        after `time`, both in seconds since the epoch."""
-        now, boottime = self.now().timestamp(), self._boottime()
-        if abs(now - boottime - self._offset) > _JUMP:
-            self._since, self._offset = boottime, now - boottime
-        if boottime - self._since >= _WATCHED:
-            return None
-        newest = newest_before(now - _WATCHED)
-        if newest is None or now - _WATCHED - newest <= _GAP:
-            return None
-        before = datetime.fromtimestamp(newest, self.now().tzinfo)
-        return (
-            f"the clock says {self.now():%Y-%m-%d}, and before its last day nothing has happened since {before:%Y-%m-%d}: "
-            "nothing is deleted until it has gone on like that for a day"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a person wants to have removed: trees that have ended."""
-
-    older_than: float | None
-    """Seconds since their end at least."""
-    keep: int
-    """The newest trees that stay."""
-    uid: int | None
-    """Only trees of this user."""
-    dry_run: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Pruned:
-    """What was removed: `protocol.messages.Pruned`."""
-
-    trees: int
-    runs: int
-    events: int
-    files: int
-    output_bytes: int
-    ledger_bytes: int
-
-
-def _boottime() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+"""Seconds between two steps of a backup, which then copies 40 MB a second."""
 
 
 class Maintenance:
-    """Serves the `[retention]` settings of one daemon, in its trio thread.
+    """Carries out the `[retention]` settings.
 
-    `live`: the runs whose output must stay, asked before each sweep. `report`: told what does not work, once until it changes
-    or works. `say`: told what was done, a line each. `now` and `boottime` (seconds that never jump) are the clocks."""
+    `live` returns the runs whose output must stay. `report` is told of each failure once, until it changes or is over. `say` is
+    told what was done, a line each."""
 
     def __init__(
         self,
@@ -125,7 +60,6 @@ class Maintenance:
         report: Callable[[str], object],
         say: Callable[[str], object] = lambda _line: None,
         now: Callable[[], datetime] = wall_clock,
-        boottime: Callable[[], float] = _boottime,
     ) -> None:
         self._ledger = ledger
         self._output = output
@@ -134,66 +68,74 @@ class Maintenance:
         self._live = live
         self._report = report
         self._say = say
-        self._clock = Clock(now, boottime)
+        self._now = now
         self._told: dict[str, str] = {}
         self._changed = trio.Event()
         self._one = trio.Lock()
-        """Held by the sweep or the prune that deletes: two would count the same rows."""
+        """Held while a sweep or a prune deletes: two at once would count the same rows."""
 
     def reconfigure(self, settings: Retention) -> None:
-        """What follows is done by these settings; the next look comes when they say, counted from now."""
+        """Follow other settings. The next sweep comes when they say, counted from now."""
         self._settings = settings
         self._changed.set()
 
     async def serve(self) -> None:
-        """Looks a minute after the start and then every `sweep_every`, for ever. Cancelling it waits for a step that has begun:
-        some milliseconds, or, while a large file is checked, what that takes."""
+        """Sweep a minute after the start and then every `sweep_every`, until cancelled. That waits for a step that has begun: some
+        milliseconds, or as long as it takes to check a large file."""
         await trio.sleep(FIRST)
         while True:
             await self.look()
             await self._rest()
 
     async def look(self) -> None:
-        """Does everything that is due. Raises nothing."""
+        """Do everything that is due. Raises nothing."""
         await self._try("ballast", self._ballast.take_on)
         await self._try("check", self._check)
         async with self._one:
-            if await self._clock_is_sane():
-                await self._try("output", self._sweep_output)
-                await self._try("ledger", self._sweep_ledger)
+            await self._try("output", self._sweep_output)
+            await self._try("ledger", self._sweep_ledger)
             await self._try("compaction", self._compact)
         if self._backup_is_due():
             await self._try("backup", self._back_up)
 
-    async def prune(self, wanted: Wanted, forget: Callable[[Collection[RunId]], object]) -> Pruned:
-        """Remove trees that have ended, with their output and events. `forget` is told which runs are gone, in the trio thread.
-        Raises `OSError`, `sqlite3.Error`, `LedgerError`, and `CancelledError` when the ledger is closed meanwhile; what was removed
-        until then stays removed."""
+    async def prune(self, wanted: Prune, uid: int | None, forget: Callable[[Collection[RunId]], object]) -> Pruned:
+        """Remove trees that have ended, of one user or of all, with their output and events. `forget` is told in the
+        trio thread which runs are gone. Raises `OSError`, `sqlite3.Error`, `LedgerError`, and `CancelledError` if the ledger is
+        closed in the meantime. What was removed until then stays removed."""
         async with self._one:
-            return await in_thread(self._prune, wanted, forget)
+            return await in_thread(self._prune, wanted, uid, forget)
 
-    def _prune(self, wanted: Wanted, forget: Callable[[Collection[RunId]], object]) -> Pruned:
+    def _prune(self, wanted: Prune, uid: int | None, forget: Callable[[Collection[RunId]], object]) -> Pruned:
         sweeper, dry = Sweeper(self._ledger.directory, self._errand, _copy_pause), wanted.dry_run
-        cutoff = self._clock.now() - timedelta(seconds=wanted.older_than or 0)
+        cutoff = self._now() - timedelta(seconds=wanted.older_than or 0)
         live = trio.from_thread.run_sync(lambda: frozenset(self._live()))
         trees = [
             tree
-            for tree in sweeper.choose(cutoff, keep=wanted.keep, uid=wanted.uid)
+            for tree in sweeper.choose(cutoff, keep=wanted.keep, uid=uid)
             if live.isdisjoint(run_id(run.number) for run in tree)
         ]
         runs = [run_id(run.number) for tree in trees for run in tree]
-        # output first: a row without output can be removed again, output without its row would stay
+        # output first: a row without output can be pruned again, output without its row would stay
         files, freed = remove(self._output.directory, runs, dry=dry, between=_copy_pause)
         deleted = sweeper.remove(trees, dry=dry)
+        pruned = Pruned(
+            id=wanted.id,
+            trees=len(trees),
+            runs=deleted.runs,
+            events=deleted.events,
+            files=files,
+            output_bytes=freed,
+            ledger_bytes=0,
+        )
         if dry:
-            return Pruned(len(trees), deleted.runs, deleted.events, files, freed, 0)
-        sweeper.checkpoint()  # a power failure may lose what is in the log only, and then the spool alone knows how a run ended
+            return pruned
+        sweeper.checkpoint()  # a power failure may lose what is in the log only, and then only the spool has the runs' ends
         trio.from_thread.run_sync(forget, runs)
         before = self._ledger.size_bytes
         sweeper.compact()
         shrunk = max(0, before - self._ledger.size_bytes)
         self._said(f"pruned {deleted.runs} runs and {deleted.events} events, and {files} output files of {freed} bytes")
-        return Pruned(len(trees), deleted.runs, deleted.events, files, freed, shrunk)
+        return replace(pruned, ledger_bytes=shrunk)
 
     async def _rest(self) -> None:
         while True:
@@ -221,24 +163,6 @@ class Maintenance:
     def _said(self, line: str) -> None:
         trio.from_thread.run_sync(self._say, line)
 
-    async def _clock_is_sane(self) -> bool:
-        if self._settings.output is None and self._settings.ledger is None:
-            return False
-        doubt = None
-        try:
-            doubt = await in_thread(self._clock.doubt, self._newest_before)
-        except (OSError, sqlite3.Error) as error:
-            doubt = f"the ledger cannot be read: {error}"
-        if doubt is None:
-            self._told.pop("retention", None)
-        else:
-            self._tell("retention", f"retention: {doubt}")
-        return doubt is None
-
-    def _newest_before(self, moment: float) -> float | None:
-        with _reader(self._ledger) as reader:
-            return reader.newest_event_before(moment)
-
     def _check(self) -> None:
         if not self._ledger.unchecked:
             return
@@ -252,7 +176,7 @@ class Maintenance:
         if age is None:
             return
         live = trio.from_thread.run_sync(lambda: frozenset(self._live()))
-        cutoff = self._clock.now().timestamp() - age
+        cutoff = self._now().timestamp() - age
         with _reader(self._ledger) as reader:
             count = remove_old(self._output.directory, cutoff, ends=reader.ends, live=live, between=_pause)
         if count:
@@ -262,7 +186,7 @@ class Maintenance:
         age = self._settings.ledger
         if age is None:
             return
-        deleted = self._sweeper().delete(self._clock.now() - timedelta(seconds=age))
+        deleted = self._sweeper().delete(self._now() - timedelta(seconds=age))
         if deleted.runs or deleted.events:
             self._said(f"deleted {deleted.runs} runs and {deleted.events} events from the ledger, which are old")
 
@@ -276,7 +200,7 @@ class Maintenance:
         if every is None:
             return False
         # from the future, where the clock was ahead: not an age to wait for
-        return last is None or not 0 <= (self._clock.now() - last.at).total_seconds() < every
+        return last is None or not 0 <= (self._now() - last.at).total_seconds() < every
 
     def _back_up(self) -> None:
         target = self._ledger.directory / BACKUP
@@ -308,7 +232,7 @@ class Maintenance:
 
 @contextmanager
 def _reader(ledger: Ledger) -> Iterator[Reader]:
-    """A reader of this thread's own."""
+    """Open a reader for this thread."""
     reader = Reader(open_reader(ledger.directory))
     try:
         yield reader

@@ -1,4 +1,4 @@
-"""Calls in threads, where there may be none to be had."""
+"""Calls in threads, on a machine that may have none left."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _NO_THREAD = "can't start new thread"
-"""CPython's words, in a `RuntimeError` like many others."""
+"""CPython's message, in a `RuntimeError` like many others."""
 
 
 async def in_thread(call: Callable[[*Ts], T], *args: *Ts, abandon: bool = False, limiter: trio.CapacityLimiter | None = None) -> T:
-    """`trio.to_thread.run_sync`, but where no thread can be started (`TasksMax`, `ulimit -u`, memory) it raises
-    `OSError(EAGAIN)`, as for anything else that the machine has run out of, and nothing was called."""
+    """Do `trio.to_thread.run_sync`. Where no thread can be started (`TasksMax`, `ulimit -u`, memory), raise `OSError(EAGAIN)`
+    instead of a `RuntimeError`; then nothing was called."""
     try:
         return await trio.to_thread.run_sync(call, *args, abandon_on_cancel=abandon, limiter=limiter)
     except RuntimeError as error:

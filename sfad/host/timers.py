@@ -1,4 +1,4 @@
-"""Deadlines: one heap, one task, which sleeps exactly until the earliest."""
+"""Timers: one heap, and one task that sleeps until the earliest."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import trio
 
 
 class Timers:
-    """Calls back when a time has come, in the trio thread. Times are `trio.current_time()`."""
+    """Calls back at a time of `trio.current_time()`, in the trio thread."""
 
     def __init__(self, failed: Callable[[Exception], object]) -> None:
-        """`failed` is told of a call that raised: it must not keep the others from their time."""
+        """`failed` is told of a call that raised. It does not stop other timers."""
         self._failed = failed
         self._armed: dict[Hashable, tuple[float, int, Callable[[], None]]] = {}
         self._heap: list[tuple[float, int, Hashable]] = []
@@ -24,7 +24,7 @@ class Timers:
         return len(self._armed)
 
     def arm(self, key: Hashable, at: float, call: Callable[[], None]) -> None:
-        """Calls `call` once at time `at`; replaces what `key` was armed with before."""
+        """Call `call` once at time `at`, instead of what `key` was armed with before."""
         self._order += 1
         self._armed[key] = (at, self._order, call)
         heapq.heappush(self._heap, (at, self._order, key))
@@ -34,11 +34,11 @@ class Timers:
             self._compact()
 
     def disarm(self, key: Hashable) -> None:
-        """Forgets `key`; nothing happens if it is not armed."""
+        """Forget `key`, if it is armed."""
         self._armed.pop(key, None)
 
     async def serve(self) -> None:
-        """Fires timers until cancelled."""
+        """Fire timers until cancelled."""
         while True:
             self._sooner = trio.Event()
             with trio.move_on_at(self._earliest()):
@@ -57,7 +57,7 @@ class Timers:
             _, _, call = self._armed.pop(key)
             try:
                 call()
-            except Exception as error:  # noqa: BLE001 - whatever it is
+            except Exception as error:  # noqa: BLE001 - see `failed`
                 self._failed(error)
 
     def _current(self, entry: tuple[float, int, Hashable]) -> bool:
@@ -65,6 +65,6 @@ class Timers:
         return armed is not None and armed[1] == entry[1]
 
     def _compact(self) -> None:
-        # disarmed entries stay in the heap; a burst of short runs would leave one deadline each for two minutes
+        # disarmed entries stay in the heap: each run of a burst of short ones would leave its deadline there for two minutes
         self._heap = [entry for entry in self._heap if self._current(entry)]
         heapq.heapify(self._heap)

@@ -202,11 +202,6 @@ class Reader:
         sql = f"SELECT {', '.join(EVENT_COLUMNS)} FROM events WHERE seq > ? ORDER BY seq LIMIT ?"  # noqa: S608
         return [event_of(row) for row in self._connection.execute(sql, (since, limit))]
 
-    def newest_event_before(self, moment: float) -> float | None:
-        """When the newest event happened that is not after `moment`, both in seconds since the epoch. Walks what is after it."""
-        row = self._row("SELECT time FROM events WHERE time <= ? ORDER BY seq DESC LIMIT 1", moment)
-        return None if row is None else float(row[0])
-
     def ends(self, runs: Sequence[RunId]) -> dict[RunId, float | None]:
         """When these runs ended, in seconds since the epoch; `None` for those that have not. Unknown ones are missing."""
         marks = ", ".join("?" * len(runs))

@@ -1,17 +1,18 @@
-"""The trio shell around the core: events go in, commands are applied. It decides nothing.
+"""The trio shell: turns what happens into events, and the core's commands into effects. It decides nothing.
 
-`runtime`      feeds the machine and applies its commands
-`asking`       what clients and config say, in the core's terms
-`memory`       what the spool holds of live runs, and of budgets
-`recovery`     takes over what an earlier daemon held
-`handover`     what a daemon hands to itself when it executes itself anew
-`maintenance`  retention, compaction, backups
-`clock`        the core's clock: CLOCK_MONOTONIC, so that the next daemon can read its times
-`metering`     what runs use, in the core's terms (`following`, `metered`, `sessions`, `sampling`)
-`budgets`      calendar periods of money budgets
-`advising`     what the ledger teaches about limits
-`live`         what the shell keeps of a live run: what was asked, descriptors, wall-clock times
-`environment`  the environment a run gets
-`stdin`        the pipe behind `--stdin`
-`timers`       deadlines, one heap and one task
+server ─ requests ─▶ ┌─────────┐ ─▶ event ─▶ core ─▶ commands ─┬─▶ saver: journal, then ledger
+launcher ─ reports ─▶│ runtime │                                ├─▶ starter, launcher
+metering, timers ──▶ └─────────┘                                └─▶ announcer, answers to requests
+
+`runtime`          the loop, and the parts that it consists of
+`requests`         requests that wait for the core's answer
+`launching`        launches the attempts of runs
+`saving`           journal and ledger follow the core; waiting clients are told of ends
+`announcing`       events: numbered, saved, logged, pushed
+`ends`             ends that wait until it is known what their runs have used
+`storage`          watches over the state directory, the ledger and the disk
+`advising`         limits that are suggested from past runs
+`translate`        what clients and config say, in the core's terms
+`run_environment`  the environment of a run
+`resources`        what a daemon opens before its loop begins, and what the launcher reports until then
 """

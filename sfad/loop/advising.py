@@ -1,4 +1,4 @@
-"""Advice about limits: `sfactl recommend`, and `limits.adaptive`, which follows it (SPEC section 3)."""
+"""Limits that past runs suggest: for `sfactl recommend`, and for `limits.adaptive`, which applies them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import trio
 from ..core import events as e
 from ..core.limits import PROFILED, advice_key
 from ..core.policy import Policy
+from ..host.background import Background
 from ..host.threads import in_thread
 from ..ledger.advice import learn
 from ..ledger.errors import LedgerError
@@ -18,49 +19,45 @@ from ..protocol.advice import Advice
 from ..protocol.types import LimitKind
 
 LEARN_AGAIN = 20
-"""Ended runs of a type or name after which it is learnt anew."""
+"""Ended runs of a type or name after which its limits are learnt again."""
 
 KEYS_KEPT = 1000
-"""Types and names that something is known about. Past that all is forgotten and learnt again as it is asked for."""
+"""Types and names that are kept. When there are more, all are forgotten, and learnt again when one is used."""
 
 
 class Adviser:
-    """Asks the ledger in a worker thread, so the event loop never waits for a walk over its rows.
+    """Reads the ledger in a thread, so that the loop does not wait for it.
 
-    `feed` takes what was learnt to the core, while `adaptive` is on. Admission reads memory only (SPEC section 2), so the
-    first run of a type starts with the limits that it has without advice.
+    While `limits.adaptive` is on, the core is told what was learnt. An admission does not wait for that, so the first run of a
+    type starts without advice.
     """
 
-    def __init__(self, directory: Path, feed: Callable[[e.Event], None], trouble: Callable[[str], None]) -> None:
+    def __init__(
+        self, directory: Path, background: Background, feed: Callable[[e.Event], None], trouble: Callable[[str], None]
+    ) -> None:
         self.adaptive = False
         self._policy = Policy()
         self._directory = directory
+        self._background = background
         self._feed = feed
         self._trouble = trouble
         self._ended: dict[str, int] = {}
         self._one_at_a_time = trio.CapacityLimiter(1)
-        """A hundred who ask at once are answered one after the other; each walk keeps a CPU busy."""
-        self._nursery: trio.Nursery
+        """Each walk over the ledger keeps a CPU busy."""
 
     def configure(self, *, adaptive: bool, policy: Policy) -> None:
-        """Follow a new config. What was learnt is learnt again, because the ranges in `policy` may have changed."""
+        """Follow a new config. Everything is learnt again, because the ranges in `policy` may have changed."""
         self.adaptive, self._policy = adaptive, policy
         self._ended.clear()
 
-    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Learns, until cancelled."""
-        async with trio.open_nursery() as self._nursery:
-            task_status.started()
-            await trio.sleep_forever()
-
     async def advise(self, run_type: str | None, name: str | None) -> list[Advice]:
-        """Advice of each kind. Raises `LedgerError`, `OSError`."""
+        """Return advice for each kind. Raises `LedgerError`, `OSError`."""
         look = partial(learn, self._directory, type=run_type, name=name, policy=self._policy)
         async with self._one_at_a_time:
             return await in_thread(look)
 
     def noticed(self, run_type: str | None, name: str) -> None:
-        """A run of this type, or without one of this name, was admitted or has ended."""
+        """A run was admitted or has ended. It is one of its type, or of its name if it has no type."""
         if not self.adaptive:
             return
         key = advice_key(run_type, name)
@@ -70,7 +67,7 @@ class Adviser:
         self._ended[key] = 0 if seen is None else seen + 1
         if seen is None or seen + 1 >= LEARN_AGAIN:
             self._ended[key] = 0
-            self._nursery.start_soon(self._learn, key, run_type, None if run_type is not None else name)
+            self._background.start_soon(self._learn, key, run_type, None if run_type is not None else name)
 
     async def _learn(self, key: str, run_type: str | None, name: str | None) -> None:
         try:

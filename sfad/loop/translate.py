@@ -1,9 +1,9 @@
-"""What clients and config say, in the core's terms."""
+"""Translates requests and the config into the core's terms."""
 
 from __future__ import annotations
 
 from .. import config as configuration
-from ..core import events as e
+from ..core.asked import Asked
 from ..core.naming import AGENT_PROGRAMS, derive_name
 from ..core.policy import Policy
 from ..protocol.kinds import DEFAULT_KEYS, KINDS
@@ -12,14 +12,14 @@ from ..protocol.messages import Spawn
 from ..protocol.types import Action, Bound, Limit, LimitKind
 
 
-def asked_of(spawn: Spawn, client: int) -> e.Asked:
-    """What the core decides about, out of what a client sent."""
+def asked_of(spawn: Spawn, client: int) -> Asked:
+    """Return the part of a client's request that the core decides about."""
     argv = tuple(shown(word) for word in spawn.argv)
     derived = derive_name(argv)
-    return e.Asked(
+    return Asked(
         argv=abridged(argv),
         cwd=shown(spawn.cwd),
-        # of the whole command: a hash of its beginning would make one agent of several
+        # derived from the whole command: a hash of its beginning would be the same for several agents
         name=spawn.name if spawn.name is not None else derived,
         kind=spawn.kind,
         identity=spawn.agent,
@@ -49,11 +49,11 @@ def asked_of(spawn: Spawn, client: int) -> e.Asked:
 
 
 MAX_SHOWN = 4096
-"""Characters of a command line that are kept to be shown. A command may have megabytes, and a thousand runs are in memory."""
+"""Characters of a command line that are kept for display. It may have megabytes, and a thousand runs are in memory."""
 
 
 def abridged(argv: tuple[str, ...]) -> tuple[str, ...]:
-    """A command line as it is shown: what is too much ends in `…`."""
+    """Return a command line as it is displayed, cut with `…`."""
     kept: list[str] = []
     room = MAX_SHOWN
     for word in argv:
@@ -66,12 +66,12 @@ def abridged(argv: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def shown(raw: bytes) -> str:
-    """An operating-system string as text; bytes that are not UTF-8 appear as `\\xNN`."""
+    """Return an operating-system string as text. Bytes that are not UTF-8 appear as `\\xNN`."""
     return raw.decode(errors="backslashreplace")
 
 
 def policy_of(loaded: configuration.Loaded) -> Policy:
-    """The core's numbers, each bound with where it was set."""
+    """Return the core's numbers, each bound with the file that set it."""
     config = loaded.config
     source = {setting.key: setting.source for setting in loaded.settings}
 

@@ -9,6 +9,7 @@
 `run`         what the sources tell of one run, turned into events
 `uses`        readings, reports and reservations with their price, as the core counts them
 `tail`        follows the output files of all runs
+`tailed`      the output files of one run, and its meter
 `stream`      reads the stdout of one run through its meters
 `bounds`      frees the oldest bytes of output files
 `sessions`    reads the session files of all runs, in threads

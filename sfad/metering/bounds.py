@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 
 import trio
@@ -15,6 +13,7 @@ from ..output import holes
 from ..output.files import SUFFIXES, OutputStore, Suffix
 from ..protocol.types import RunId
 from .stream import StdoutMeter
+from .tailed import TailedRun
 
 SETTLE = 0.2
 """Seconds that bytes above a limit may stay. A run's writes wait while bytes of its file are freed, so that is done seldom: at 33
@@ -26,38 +25,12 @@ not read after that is lost to it."""
 _UNABLE = (errno.EOPNOTSUPP, errno.ENOSYS)
 
 
-@dataclass(slots=True)
-class TailedRun:
-    """The output files of a run."""
-
-    run: RunId
-    limit: int | None
-    """Bytes kept of stdout, and of stderr."""
-    stdout: StdoutMeter | None = None
-    inodes: dict[Suffix, int] = field(default_factory=dict)
-    """Of the files that the run was given."""
-    taken: set[Suffix] = field(default_factory=set)
-    """Files that have been told to be no longer where they were."""
-
-
 class OutputBounds:
-    """Frees bytes in a thread, a file at a time, because a file system may wait for its disk first.
+    """Frees bytes in a thread, a file at a time, because a file system may wait for its disk first. `trouble(message)`: no file
+    can be bounded, or not now."""
 
-    `status(tailed, suffix)`: of the file that the run was given, `None` if it is not there.
-    `failed(run, error, what)`: the file of a run cannot be bounded. `trouble(message)`: no file can, or not now.
-    """
-
-    def __init__(
-        self,
-        store: OutputStore,
-        *,
-        status: Callable[[TailedRun, Suffix], os.stat_result | None],
-        failed: Callable[[RunId, OSError, str], None],
-        trouble: Callable[[str], None],
-    ) -> None:
+    def __init__(self, store: OutputStore, *, trouble: Callable[[str], None]) -> None:
         self._store = store
-        self._status = status
-        self._failed = failed
         self._trouble = trouble
         self._wanted: dict[tuple[RunId, Suffix], TailedRun] = {}
         self._some = trio.Event()
@@ -69,7 +42,7 @@ class OutputBounds:
     def check(self, tailed: TailedRun) -> None:
         """Have those files of a run freed that hold too much."""
         for suffix in SUFFIXES:
-            status = self._status(tailed, suffix)
+            status = tailed.status(suffix)
             if status is not None and tailed.limit is not None and not self._unable and holes.excess(status, tailed.limit):
                 self._wanted[tailed.run, suffix] = tailed
                 self._some.set()
@@ -104,7 +77,7 @@ class OutputBounds:
     async def _free(self, tailed: TailedRun, suffix: Suffix) -> None:
         """Free what is above the limit by now; the meter has read on since that was wanted. Raises `OSError` if it should be tried
         again."""
-        status, limit = self._status(tailed, suffix), tailed.limit
+        status, limit = tailed.status(suffix), tailed.limit
         if status is None or limit is None:
             return
         until = holes.excess(status, limit)
@@ -116,11 +89,11 @@ class OutputBounds:
         except OSError as error:
             if error.errno == errno.EAGAIN:
                 raise
-            self._not_freed(tailed.run, error)
+            self._not_freed(tailed, error)
 
-    def _not_freed(self, run: RunId, error: OSError) -> None:
+    def _not_freed(self, tailed: TailedRun, error: OSError) -> None:
         if error.errno not in _UNABLE:
-            self._failed(run, error, "its output cannot be bounded")
+            tailed.failed(error, "its output cannot be bounded")
         elif not self._unable:
             self._unable = True
             directory = self._store.directory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from signal import SIGKILL
 
@@ -12,23 +13,21 @@ from ..config import Price
 from ..core import events as e
 from ..core.account import Hold, Use
 from ..core.run import Run
-from ..launch.base import Bounds, Launcher
+from ..host.clock import wall_clock
+from ..launch.base import Launcher
 from ..meters import UNREAD, AgentProgram, Reading, chosen, named
 from ..output.files import OutputStore
 from ..protocol import messages as m
 from ..protocol.kinds import BY_KERNEL, KINDS
-from ..protocol.types import Action, LimitKind, RunId
-from ..runs.live import Live, wall_clock
-from .pricelist import PRICES_WAIT, PriceList
-from .pricing import Prices
+from ..protocol.types import LimitKind, RunId
+from ..runs.live import Live, bounds_of
+from .pricelist import PriceList
 from .run import Feed, MeteredRun, Publish
 from .sampling import Sampler
-from .session import Session, environment_of
+from .session import Session
 from .sessions import Sessions
 from .tail import Tail
 from .uses import hold_of, report_of_settlement, use_of_report
-
-__all__ = ["PRICES_WAIT", "Metering", "bounds_of", "program_of"]
 
 ENDED_SECONDS = 2.0
 """Seconds of reading what runs wrote that ended while no daemon was running, for all of them together, before a daemon serves: 20
@@ -121,7 +120,7 @@ class Metering:
         for each in metered:
             self._runs[each].tell_unloaded()
         if run.id in metered:
-            self._runs[run.id].tell_silent()
+            self._runs[run.id].silent()
         if signal == SIGKILL:
             for above in run.lineage:
                 for kind in self._launcher.breaches(above.id):
@@ -193,11 +192,8 @@ class Metering:
     def when_priced(self, run: RunId, model: str | None, then: Callable[[], None], unsure: Callable[[str], None]) -> None:
         """Call `then` when the price of a model is known, or known to be unknown: now, unless the price list must be loaded first.
         Call `unsure` with the reason if it cannot be loaded now."""
-        self._prices.when_known(self._prices_of(run), model, then, unsure)
-
-    def _prices_of(self, run: RunId) -> Prices:
-        metered = self._runs.get(run)
-        return metered.prices if metered is not None else self._prices.current
+        prices = self._runs[run].prices if run in self._runs else self._prices.current
+        self._prices.when_known(prices, model, then, unsure)
 
     # ---- how a run begins
 
@@ -220,8 +216,8 @@ class Metering:
         began = live.attempted_at or live.started_at or live.created_at
         if files is not None:
             given = session_of(first, run.attempt) if first is not None else files.session_id(run.asked.argv)
-            env = environment_of(live.spawn.env)
-            session = Session(files, run.asked.argv, env, run.asked.cwd, run.uid, began, given)
+            env = dict(os.fsdecode(item).split("=", 1) for item in live.session_variables)
+            session = Session(files, run.asked.argv, env, run.asked.cwd, run.birth.uid, began, given)
             self._sessions.begin(run.id, session, live.sessions)
 
     def _sample(self, run: Run, *, fresh: bool = False) -> None:
@@ -276,14 +272,3 @@ def program_of(meter: str | None, argv: Sequence[str], *, kept: bool) -> AgentPr
     if program is None:
         raise ValueError(f"there is no meter '{meter}'")
     return program
-
-
-def bounds_of(run: Run) -> Bounds:
-    """Return what the kernel must enforce: limits that terminate, and cores. It may not take from a run that is only to be
-    warned."""
-    memory, pids, cpu = (run.limits.get(kind) for kind in (LimitKind.MEMORY, LimitKind.PIDS, LimitKind.CPU))
-    return Bounds(
-        memory=int(memory.limit.threshold) if memory is not None and memory.action is Action.TERMINATE else None,
-        pids=int(pids.limit.threshold) if pids is not None and pids.action is Action.TERMINATE else None,
-        cpu=cpu.limit.threshold if cpu is not None else None,
-    )

@@ -9,7 +9,7 @@ import trio
 
 from ..config import Price
 from ..protocol.types import Tokens
-from .pricing import Catalogue, Prices, PricesUnavailable
+from .pricing import Catalogue, Prices
 
 LOAD_AGAIN, LOAD_AGAIN_MAX = 1.0, 60.0
 """Seconds between two tries to import the price list while the machine is short of something: doubled each time."""
@@ -86,9 +86,7 @@ class PriceList:
 
     async def _try(self) -> str | None:
         """Return why the library could not be loaded."""
-        try:
-            await self._catalogue.load()
-        except PricesUnavailable as error:
-            self._trouble(f"{error}; costs are computed from the config's [prices] alone")
-            return str(error)
-        return None
+        failure = await self._catalogue.load()
+        if failure is not None:
+            self._trouble(f"{failure}; costs are computed from the config's [prices] alone")
+        return failure

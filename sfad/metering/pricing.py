@@ -1,9 +1,9 @@
-"""What tokens cost, from the config's `[prices]` and from the library genai-prices (SPEC section 8).
+"""What tokens cost, from the config's `[prices]` and the library genai-prices.
 
-The only module that imports the library, and it does so late: `Prices.load` imports it in a worker thread, since that takes
-some 200 ms and 30 MiB. Of the library its data and its matching of names are used, both offline; what would fetch newer
-prices (`UpdatePrices`) is never started. The arithmetic is here, because the library's takes 50 to 140 µs for each usage update
-and a test holds it against the library's for every model; and so is the cache, because the library's have no bound.
+Only this module imports the library, and only when it is needed: `Catalogue.load` imports it in a worker thread, because that
+takes some 200 ms and 30 MiB. Its data and its matching of names are used, both offline; its updater of prices (`UpdatePrices`) is
+never started. The arithmetic is here, because the library's takes 50 to 140 µs for each usage update (a test compares both for
+each model), and so is the cache, because the library's caches have no bound.
 """
 
 from __future__ import annotations
@@ -24,67 +24,62 @@ from ..protocol.types import Tokens
 if TYPE_CHECKING:
     from genai_prices.types import ModelInfo, Provider, TieredPrices
 
-__all__ = ["Catalogue", "Price", "Prices", "PricesUnavailable"]
-
 MATCHES_KEPT = 256
-"""Names whose price is remembered, unknown ones included. A daemon sees a dozen; an agent can invent any number."""
+"""Names whose price is remembered, including unknown names. A daemon sees a dozen; an agent can invent any number."""
 
 _LOCAL = frozenset({"llamacpp", "lm_studio", "lmstudio", "local", "localhost", "ollama", "ollama_chat", "vllm"})
-"""Providers that run on somebody's own machine: what others charge for the same model says nothing."""
+"""Providers that run on the user's own machine, so that the prices of other providers of the model say nothing."""
 
 _BEDROCK = re.compile(r"(?:[a-z-]+\.)?[a-z0-9]+\.[a-z]")
-"""`anthropic.claude-…`, `us.anthropic.claude-…`: names that Amazon gives to others' models."""
-
-
-class PricesUnavailable(Exception):
-    """The library cannot be imported, now or at all. The message names the cause."""
+"""`anthropic.claude-…`, `us.anthropic.claude-…`: Amazon's names of other makers' models."""
 
 
 class Catalogue:
-    """The library's prices. There is one, whatever prices the config adds to it, now and after a reload."""
+    """The library's prices. There is one, whatever prices the config adds, now or after a reload."""
 
     def __init__(self) -> None:
         self.library: _Library | None = None
         self.failure: str | None = None
-        """Why there is no library, and never will be; or, after a lookup that it failed on, how."""
+        """Why the library cannot be used, or how its last lookup failed."""
         self._lock = trio.Lock()
 
     @property
     def settled(self) -> bool:
-        """Whether it is known what the library knows, if it is there at all."""
+        """Whether the library is loaded, or known not to be there."""
         return self.library is not None or self.failure is not None
 
     def failed(self, why: str) -> None:
         """Note that the library failed on a lookup."""
         self.failure = why
 
-    async def load(self) -> None:
-        """Import the library, once, in a worker thread; callers that come meanwhile wait for the same import.
+    async def load(self) -> str | None:
+        """Import the library, once, in a worker thread; callers that come meanwhile wait for the same import. Return why that
+        failed.
 
-        Raises `PricesUnavailable`. If the machine is short of something for a moment (descriptors, threads, memory), the next call
-        tries again; if the library is not installed, it does not.
+        If the machine is short of something for a moment (descriptors, threads, memory), the next call tries again; if the library
+        is not installed, it does not.
         """
         async with self._lock:
-            if not self.settled:
-                await self._import()
-        if self.library is None:
-            raise PricesUnavailable(self.failure)
+            now = None if self.settled else await self._import()
+        return now or (self.failure if self.library is None else None)
 
-    async def _import(self) -> None:
+    async def _import(self) -> str | None:
+        """Return why the library cannot be imported now."""
         try:
             self.library = await trio.to_thread.run_sync(_import_library)
+        except (OSError, MemoryError, RuntimeError) as error:  # RuntimeError: can't start new thread
+            return f"the library genai-prices cannot be imported now: {error}"
         except ImportError as error:
             if isinstance(error.__cause__ or error.__context__, OSError):
-                raise PricesUnavailable(f"the library genai-prices cannot be imported now: {error}") from error
+                return f"the library genai-prices cannot be imported now: {error}"
             self.failure = f"the library genai-prices cannot be imported: {error}"
-        except (OSError, MemoryError, RuntimeError) as error:  # RuntimeError: can't start new thread
-            raise PricesUnavailable(f"the library genai-prices cannot be imported now: {error}") from error
-        except Exception as error:  # noqa: BLE001 — what its import raises is not ours to know, and is reported
+        except Exception as error:  # noqa: BLE001 — its import may raise anything, which is reported
             self.failure = f"the library genai-prices cannot be imported: {type(error).__name__}: {error}"
+        return None
 
 
 class Prices:
-    """Prices of models: `own`, by model name, before the library's. Immutable, so that a run keeps those it began with."""
+    """Prices of models: `own`, by model name, before the library's. Immutable, so that a run keeps those with which it began."""
 
     def __init__(self, own: Mapping[str, Price] | None = None, catalogue: Catalogue | None = None) -> None:
         self.catalogue = catalogue or Catalogue()
@@ -92,11 +87,11 @@ class Prices:
         self._match = lru_cache(MATCHES_KEPT)(self._search)
 
     def cost(self, model: str, tokens: Tokens, *, request_input: int | None = None) -> float | None:
-        """USD for `tokens` of a model. `None` if its price is not known: an unknown name, or the library is not loaded.
-        Never raises. Fees for requests and searches are not part of it.
+        """Return USD for `tokens` of a model, or `None` if its price is not known: its name is unknown, or the library is not
+        loaded. Never raises. Fees for requests and searches are not included.
 
-        Some models cost more, for all tokens, when one request has more than so much input (200 000, mostly). So `tokens` are
-        those of one request; for a sum over several, `request_input` is the input of one of them.
+        All tokens of some models cost more if the request has much input (mostly above 200 000 tokens). So `tokens` are those of
+        one request; for a sum over several requests, `request_input` is the input of one of them.
         """
         if len(model) > NAME_MAX or not model.isprintable():
             return None
@@ -105,7 +100,7 @@ class Prices:
             return None
         try:
             return _total(tokens, found(tokens.input if request_input is None else request_input))
-        except OverflowError:  # a number of tokens that no float holds
+        except OverflowError:  # no float holds so many tokens
             return None
 
     def _search(self, model: str, library: _Library | None) -> _Priced | None:
@@ -131,7 +126,7 @@ class _Rates:
 
 
 _Priced = Callable[[int], _Rates]
-"""The rates of a model now, for a request with so many tokens of input."""
+"""Takes the input tokens of a request; returns the rates of a model now."""
 
 
 def _fixed(price: Price) -> _Priced:
@@ -151,7 +146,7 @@ def _listed(model: ModelInfo) -> _Priced:
 def _rate(price: Decimal | TieredPrices | None, request: int) -> float | None:
     if price is None or isinstance(price, Decimal):
         return None if price is None else float(price)
-    # the tiers ascend, and the highest one that is reached holds for all tokens
+    # the tiers ascend, and the highest tier that is reached applies to all tokens
     reached = [tier.price for tier in price.tiers if request > tier.start]
     return float(reached[-1] if reached else price.base)
 
@@ -172,8 +167,8 @@ def _total(tokens: Tokens, rates: _Rates) -> float | None:
 
 
 def _spellings(model: str) -> Iterator[str]:
-    """Ways to look a name up, the most exact first: as it is, without a provider in front, the end of a resource's path; each
-    also without what Claude Code appends in brackets (`[1m]`)."""
+    """Yield the names to look up, the most exact first: as it is, without the provider in front, the last part of a path; each also
+    without the brackets that Claude Code appends (`[1m]`)."""
     for name in (model, model.partition("/")[2], model.rpartition("/")[2]):
         if name:
             yield name
@@ -182,7 +177,7 @@ def _spellings(model: str) -> Iterator[str]:
 
 
 class _Library:
-    """The library's providers. Made in the worker thread, read in the event loop."""
+    """The library's providers. Created in the worker thread, read in the event loop."""
 
     def __init__(self, providers: list[Provider], by_id: Callable[[list[Provider], str], Provider | None]) -> None:
         self._providers = providers
@@ -190,7 +185,7 @@ class _Library:
         self._bedrock = by_id(providers, "aws")
 
     def find(self, names: list[str]) -> _Priced | None:
-        """The first of these spellings, in lower case, that a provider knows."""
+        """Return the price of the first of these spellings, in lower case, that a provider knows."""
         if names and names[0].partition("/")[0] in _LOCAL:
             return None
         for name in names:
@@ -200,7 +195,7 @@ class _Library:
         return None
 
     def _candidates(self, name: str) -> Iterator[tuple[Provider, str]]:
-        """Who may sell it, and by what name: who is named in front, who makes models that are called so, Amazon."""
+        """Yield providers that may sell the model, and their name for it: the one named in front, its maker, Amazon."""
         head, slash, rest = name.partition("/")
         if slash and rest and (named := self._by_id(self._providers, head)) is not None:
             yield named, rest

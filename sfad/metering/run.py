@@ -61,7 +61,7 @@ class MeteredRun:
     def read_in_stream(self, readings: Sequence[Reading]) -> None:
         """Take what its stdout tells by now: a reading for each attempt."""
         self._stream = readings
-        if self._silent():
+        if self.silent():
             return
         if self.live.meter_silent:
             self.live.meter_is(silent=False)
@@ -96,10 +96,6 @@ class MeteredRun:
         if self._session:
             self._tell("session", self._session)
 
-    def tell_silent(self) -> None:
-        """Note that its main process has ended, if its meter has recognised nothing."""
-        self._silent()
-
     def tell_unloaded(self) -> None:
         """Publish, if it matters, that its end has waited for the price list in vain."""
         if self._price_list.settled or self._told_unloaded:
@@ -133,7 +129,7 @@ class MeteredRun:
             use = replace(use, cost=known.cost, cost_from=known.cost_from, unpriced_tokens=max(0, more) or None)
         self._feed(e.UseSeen(trio.current_time(), run.id, source, use))
 
-    def _silent(self) -> bool:
+    def silent(self) -> bool:
         """Return whether the meter has recognised nothing. Tell so once, unless the meter was chosen by the command alone: then the
         agent may have failed before it printed any event."""
         if not all(reading.blank for reading in self._stream):

@@ -1,15 +1,15 @@
-"""Looks at how many processes and how much memory runs use, where they have a limit of it. Nothing tells by itself.
+"""Samples how many processes and how much memory runs use, if they have a limit of it, because no event tells.
 
-Every tree has a limit of processes, so five hundred idle runs must cost nothing. Hence what is looked at is a number of the
-whole machine, and a run only when by that number it can have come near its limit:
+Each tree has a limit of processes, so 500 idle runs must cost nothing. So the sampler looks at a number of the whole machine, and
+at a run only when by that number the run can have come near its limit:
 
-- `pids`: the fifth field of /proc/loadavg is the pid that was given out last. A tree cannot have grown by more than pids
-  were given out, to whomever. (Threads take one too, and so does a fork that fails for a cgroup's `pids.max`.)
-- `memory`: anonymous and shared pages in /proc/meminfo. A run can grow while others shrink, so this is a good guess, with a
-  slow look at the run itself behind it.
+- `pids`: the fifth field of /proc/loadavg is the last pid that the kernel gave out (proc_loadavg(5)). A tree cannot have grown by
+more than the pids that were given out. (A thread takes a pid, too, and so does a fork that fails because of `pids.max`.) -
+`memory`: anonymous and shared pages in /proc/meminfo. A run can grow while others shrink, so this is only a good guess; the run
+itself is looked at from time to time as well.
 
-What is above its limit is found up to a tick later. What was started or taken meanwhile is the price of watching; where the
-kernel enforces a limit there is none, and the look is for `limit_nearing` and for the reason of an end.
+A run above its limit is found up to a tick later. If the kernel enforces the limit, looking only serves `limit_nearing` and the
+reason of an end.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from ..launch.base import Launcher
 from ..protocol.types import RunId
 
 Seen = Callable[[RunId, str, int, bool], object]
-"""Told a run, `memory` or `pids`, what it uses (bytes, processes), and whether the kernel has had to enforce the limit. What is
-near and what is over is not decided here. May call `watch` and `forget`."""
+"""Takes a run, `memory` or `pids`, what the run uses (bytes, processes), and whether the kernel had to enforce the limit. Decides
+what is near and what is over. May call `watch` and `forget`."""
 
 IDLE, WATCHFUL, STORM = 0.5, 0.1, 0.05
-"""Seconds between two looks at the machine: with default limits that nobody can reach soon; with a limit that can be passed
-within moments; and while forks are so many that this may be a bomb."""
+"""Seconds between two looks at the machine: with limits that cannot be reached soon; with a limit that can be passed within
+moments; and while there are so many forks that this may be a fork bomb."""
 HELD = 2.0
-"""Instead of the first of them, where the kernel lets nobody pass a limit: then nothing is lost meanwhile. A look costs 0.3 ms of
-CPU, for whoever has been asleep, and most of it is waking up."""
+"""Replaces `IDLE` if the kernel enforces the limits, so that nothing is lost meanwhile. A look costs 0.3 ms of CPU, mostly to
+wake up."""
 _SOON = 1.0
 """Seconds."""
 _BOMB = 1000
@@ -41,15 +41,15 @@ _BOMB = 1000
 _SMALL = 256
 """A limit of processes that can be passed within moments."""
 _BLIND = 1.0
-"""Seconds between two counts where /proc/loadavg does not tell (lxcfs makes its own)."""
+"""Seconds between two counts if /proc/loadavg does not tell (lxcfs makes its own)."""
 _BACKSTOP, _BACKSTOP_NEAR = 10.0, 1.0
-"""Seconds after which memory is looked at whatever the machine says; the second for a run that is near its limit."""
+"""Seconds after which the memory of a run is looked at in any case; the second for a run that is near its limit."""
 _STEP = 0.05
-"""What is worth telling again, as a part of the limit."""
+"""The growth that is told again, as a share of the limit."""
 _LEAST_GROWTH = 1 << 20
-"""Bytes below which a growth of the machine says nothing: the kernel's own sums are as exact as that."""
+"""Bytes below which a growth of the machine means nothing, because the kernel's sums are not more exact."""
 _SHARE = 5
-"""A pause is at least so many times as long as the look before it: counting takes a sixth of a CPU at most."""
+"""A pause is at least so many times as long as the look before it, so counting takes at most a sixth of a CPU."""
 
 
 class MachineTotals:
@@ -60,7 +60,7 @@ class MachineTotals:
         self._range = 1
 
     def tells_forks(self) -> bool:
-        """Whether `forks` can be believed: a thread must show in it. Starts counting."""
+        """Start counting. Return whether `forks` can be believed: a new thread must show in it."""
         content = procfs.read("/proc/sys/kernel/pid_max")
         self._range = int(content) if content else 1 << 22
         before = self._last = _last_pid()
@@ -70,17 +70,17 @@ class MachineTotals:
         return _last_pid() != before
 
     def forks(self) -> int:
-        """At most how many pids were given out since the last call. Right if they were less than pid_max."""
+        """Return how many pids were given out since the last call. Right if they were fewer than pid_max."""
         before, self._last = self._last, _last_pid()
         return (self._last - before) % self._range
 
     def memory(self) -> int:
-        """Bytes of anonymous and shared pages in use."""
+        """Return the bytes of anonymous and shared pages in use."""
         lines = (line.split() for line in (procfs.read("/proc/meminfo") or b"").splitlines())
         return sum(int(words[1]) for words in lines if words[0] in (b"AnonPages:", b"Shmem:")) * 1024
 
     def oom_kills(self) -> int:
-        """How often the kernel has killed for want of memory, the machine's or a cgroup's."""
+        """Return how often the kernel has killed a process because the machine or a cgroup was out of memory."""
         words = (procfs.read_whole("/proc/vmstat") or b"").split()
         return int(words[words.index(b"oom_kill") + 1]) if b"oom_kill" in words else 0
 
@@ -98,16 +98,16 @@ class _Watched:
     threshold: float
     near: float
     due: float
-    """The machine's sum at which it has to be looked at again."""
+    """The machine's sum at which the run must be looked at again."""
     room: float = 0.0
-    """What the machine may grow by until then."""
+    """How much the machine may grow until then."""
     by: float = 0.0
-    """When it has to be looked at anyway."""
+    """When it must be looked at in any case."""
     told: float = -1
     breached: bool = False
 
     def matters(self, used: int, breached: bool) -> bool:
-        """Whether this is worth telling; notes that it was told."""
+        """Return whether this is worth telling, and note that it was told."""
         news = breached and not self.breached
         higher = self.told < self.near or used > self.threshold >= self.told or used >= self.told + _STEP * self.threshold
         if not (news or (used >= self.near and higher)):
@@ -116,7 +116,7 @@ class _Watched:
         return True
 
     def headroom(self, used: int) -> float:
-        """What it may grow by before there is anything to tell."""
+        """Return how much it may grow before there is anything to tell."""
         if used < self.near:
             return self.near - used
         step = max(1.0, _STEP * self.threshold)
@@ -137,13 +137,13 @@ class Sampler:
         self._small: set[RunId] = set()
         """Runs with a limit of processes that can be passed within moments."""
         self._forks = 0
-        """Forks of the machine since it is looked at, up to the last look."""
+        """Forks of the machine from the first look to the last."""
         self._earliest = 0.0
-        """No limit of processes is due before so many."""
+        """The number of forks before which no limit of processes is due."""
         self._rate = 0.0
         self._ooms: int | None = None
         self._blind: bool | None = None
-        """Whether the machine does not tell forks; `None` until it was tried."""
+        """Whether the machine does not tell its forks; `None` until it was tried."""
         self._looking = False
         self._looked = 0.0
         self._pause = 0.0
@@ -154,34 +154,30 @@ class Sampler:
         self._nearing = nearing
 
     def watch(self, run: RunId, kind: str, threshold: float, *, fresh: bool = False) -> None:
-        """Watches one limit (`memory` in bytes, `pids`), or watches it anew with another threshold. `fresh` says that the run
-        uses next to nothing yet; without it, it is looked at soon."""
+        """Watch one limit (`memory` in bytes, `pids`), or change its threshold. `fresh`: the run uses next to nothing yet, so it
+        need not be looked at soon."""
         watched = _Watched(run, kind, threshold, self._nearing * threshold, 0.0)
         if kind == "memory":
             self._memory[run] = watched
         else:
-            # by the last look: what was forked since then is not the run's, so this is too soon rather than too late
+            # counted from the last look: later forks are not the run's, so this is too soon rather than too late
             watched.due = self._forks + watched.near if fresh and self._looking else 0.0
             self._earliest = min(self._earliest, watched.due)
             self._pids[run] = watched
-            self._mark_small(watched)
+            self._small.discard(run)
+            if threshold <= _SMALL:
+                self._small.add(run)
         if not self._looking or self._pace() < self._pause:
             self._sooner.set()
 
-    def _mark_small(self, watched: _Watched) -> None:
-        if watched.threshold <= _SMALL:
-            self._small.add(watched.run)
-        else:
-            self._small.discard(watched.run)
-
     def forget(self, run: RunId) -> None:
-        """Watches nothing of that run any more."""
+        """Stop watching a run."""
         self._pids.pop(run, None)
         self._memory.pop(run, None)
         self._small.discard(run)
 
     async def serve(self) -> None:
-        """Looks, while there is something to watch, until cancelled."""
+        """Look while there is something to watch, until cancelled."""
         took = 0.0
         while True:
             self._sooner = trio.Event()
@@ -197,14 +193,14 @@ class Sampler:
             took = self._look()
 
     def _begin(self) -> None:
-        """What was watched before the pause is over, so sums begin anew; what is watched by now is due."""
+        """Begin the sums after a time without anything to watch. All that is watched now is due."""
         self._looking, self._looked = True, trio.current_time()
         self._forks, self._earliest, self._rate, self._ooms = 0, 0.0, 0.0, None
         try:
             if self._blind is None:
                 self._blind = not self._machine.tells_forks()
             self._machine.forks()
-        except (OSError, RuntimeError):  # no descriptor, or no thread, to be had: what is counted next is all since the last time
+        except (OSError, RuntimeError):  # no descriptor or thread is free: the next count is of all forks since the last time
             return
 
     def _pace(self) -> float:
@@ -216,13 +212,13 @@ class Sampler:
         return HELD if held else IDLE if self._blind is False else _BLIND
 
     def _look(self) -> float:
-        """Looks at the machine and at what is due; how long that took."""
+        """Look at the machine and at what is due. Return how long that took."""
         began = trio.current_time()
         try:
             self._look_at_pids(began)
             if self._memory:
                 self._look_at_memory(began)
-        except OSError:  # no descriptor is free: what could not be looked at is due the next time
+        except OSError:  # no descriptor is free: try again the next time
             self._earliest = 0.0
         return trio.current_time() - began
 
@@ -247,22 +243,22 @@ class Sampler:
             one.due = total + one.room
             one.by = now + (_BACKSTOP if used < one.near else _BACKSTOP_NEAR)
         for one in self._memory.values():
-            one.due = min(one.due, total + one.room)  # others have shrunk: from here on it can grow again
+            one.due = min(one.due, total + one.room)  # if others have shrunk, it can grow from here on
 
     def _killed(self) -> bool:
-        """Whether the kernel has killed something for want of memory since the last look."""
+        """Return whether the kernel has killed a process because of memory since the last look."""
         before, self._ooms = self._ooms, self._machine.oom_kills()
         return before is not None and self._ooms != before
 
     def _count(self, kind: str, due: list[_Watched]) -> Iterable[tuple[_Watched, int]]:
-        """What these runs use, and tells it where it matters."""
+        """Return what these runs use, and tell it if it matters."""
         if not due:
             return []
         used = self._launcher.uses(kind, {one.run: one.near for one in due})
         counted = [(one, used[one.run]) for one in due if one.run in used]
         watched = self._memory if kind == "memory" else self._pids
         for one, figure in counted:
-            # whoever was told of one run may have forgotten or changed another
+            # `seen` may have forgotten or changed another run
             if watched.get(one.run) is one and one.matters(figure, breached := kind in self._launcher.breaches(one.run)):
                 self._seen(one.run, kind, figure, breached)
         return counted

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
 
-from ..meters import SESSION_VARIABLES
 from ..meters.base import MAX_LINE, Meter, Reading
 from ..meters.program import SESSION_ID, SessionFiles, SessionHead, SessionSearch, timestamp
 from .finding import FileSearch
@@ -169,9 +168,3 @@ def _merged(readings: list[Reading], *, final: bool) -> Iterator[Reading]:
         cost = 0.0 if told and reading.cost_usd is None else reading.cost_usd
         partial = reading.partial or not final
         yield replace(reading, models=dict(reading.models), uncovered={}, tools=[], cost_usd=cost, partial=partial)
-
-
-def environment_of(env: Sequence[bytes]) -> dict[str, str]:
-    """Return those of `SESSION_VARIABLES` that a run's environment sets."""
-    pairs = (os.fsdecode(item).partition("=") for item in env)
-    return {key: value for key, _, value in pairs if key in SESSION_VARIABLES and value}

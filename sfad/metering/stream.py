@@ -1,4 +1,4 @@
-"""A run's stdout and its meters: bytes read in small pieces, and a reading of each attempt."""
+"""Reads the stdout of one run in small pieces, through one meter an attempt."""
 
 from __future__ import annotations
 
@@ -13,47 +13,54 @@ from ..meters.base import Meter, Reading
 from ..output import holes
 
 PIECE = 16 * 1024
-"""Bytes read at once, into one buffer for all runs, while everybody waits: 20 µs of text, 2 ms of the densest lines there are.
-Four times as much would be a third faster for text."""
+"""Bytes read at once, into one buffer for all runs, while the daemon waits: 20 µs of text, 2 ms of the densest lines. Four times as
+much would be a third faster for text."""
 LINE = 256 * 1024
-"""Bytes of a line that a drain does not begin in the middle of: the final result is the last line, and holds a whole answer."""
+"""A drain does not begin in the middle of a line of at most so many bytes: the final result is the last line, and holds a whole
+answer."""
 
 HEAD = 64 * 1024
-"""Bytes in which a meter has recognised something, if it is the right one: the first event of every program is within 16 KiB."""
+"""Bytes in which the right meter has recognised something: the first event of each program is within 16 KiB."""
 
 FREED = "were freed before its meter read them"
 LATE = "were not read by its meter in time"
 TRUNCATED = "were truncated away before its meter read them"
 
 MARK = 32
-"""Bytes before a position by which the file is known again: inodes are used again, and a truncated file grows again."""
+"""Bytes before a position by which the file is recognised: inodes are used again, and a truncated file grows again."""
 
 _NEWLINE = ord("\n")
 _buffer = memoryview(bytearray(PIECE))
 
 
 class MeterPosition(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """Where a run's metering stands: what another daemon goes on with. Fields as in `StdoutMeter`."""
+    """Where a run's metering is: what another daemon continues from."""
 
-    inode: int
-    offset: int
-    size: int
-    within_line: bool
-    begun: bool
-    mark: bytes
-    before: list[Reading]
-    meter: bytes
-    told: bool
+    inode: int = 0
+    offset: int = 0
+    """Where in the file the next byte is read."""
+    size: int = 0
+    """Of the file, when it was last left unread to its end."""
+    within_line: bool = False
+    begun: bool = False
+    mark: bytes = b""
+    """The last bytes before `offset`, at most `MARK`; none of those that were not read."""
+    before: list[Reading] = []
+    """Of earlier attempts, of which a run has at most 100."""
+    meter: bytes = b""
+    """Its dump. This field and the next one are only set in what `StdoutMeter.position` returns."""
+    told: bool = False
     """Whether `seen` has been called with all that the meter has read."""
-    missed: dict[str, tuple[int, int]]
-    restarted: bool
+    missed: dict[str, tuple[int, int]] = {}
+    """By reason: bytes that were not read, and how many of them have been told of."""
+    restarted: bool = False
+    """The file was truncated."""
 
 
 class StdoutMeter:
-    """One run's stdout, read through one meter an attempt.
-
-    `open_stdout` returns a descriptor for reading; `FileNotFoundError`: there is nothing to read yet. `seen` gets a reading of
-    each attempt (see `Tail`) whenever the last has changed, `lost` a sentence about what could not be read."""
+    """The stdout of one run. `open_stdout` returns a descriptor for reading, and raises `FileNotFoundError` if there is nothing
+    to read yet. `seen` gets a reading of each attempt (see `Tail`) when the last one has changed, `lost` a sentence about what
+    could not be read."""
 
     def __init__(
         self,
@@ -63,128 +70,95 @@ class StdoutMeter:
         lost: Callable[[str], None],
         saved: MeterPosition | None = None,
     ) -> None:
-        """`meter` makes one, or from a dump one that goes on. `saved`: where to go on. Raises `ValueError` where that does not fit
-        the meter."""
-        self.offset = 0
-        """Where in the file the next byte is read."""
+        """`meter` makes a meter, or from a dump one that continues. `saved`: where to continue. Raises `ValueError` if that does
+        not fit the meter."""
         self._open_stdout = open_stdout
         self._new_meter = meter
         self._seen = seen
         self._lost = lost
+        self._at = MeterPosition() if saved is None else saved
         self._descriptor = -1
-        self._inode = 0
-        self._size = 0
-        """Of the file, when it was last left unread to its end."""
-        self._within_line = False
-        self._mark = b""
-        """The last bytes before `offset`, at most `MARK`; none of those that were not read."""
-        self._unsure = False
-        """Whether the file is still to be known again, by its mark."""
-        self._begun = False
+        self._unsure = saved is not None
+        """Whether the file must still be recognised by its mark."""
         self._head_unread = True
-        """Whether `seen` is still to be called for a meter that has recognised nothing in the first `HEAD` bytes."""
+        """Whether `seen` must still be called for a meter that has recognised nothing in the first `HEAD` bytes."""
         self._meter = meter(saved.meter if saved is not None else None)
-        self._before: list[Reading] = []  # a run has at most 100 attempts
-        self._told = Reading()
-        self._missed: dict[str, tuple[int, int]] = {}
-        """Bytes that were not read, by why, and how many of them have been told of."""
-        self._restarted = False
-        if saved is not None:
-            self._resume(saved)
-
-    def _resume(self, saved: MeterPosition) -> None:
-        self.offset, self._inode, self._size = saved.offset, saved.inode, saved.size
-        self._within_line, self._mark, self._begun = saved.within_line, saved.mark, saved.begun
-        self._before, self._missed, self._restarted = saved.before, saved.missed, saved.restarted
-        self._unsure = True
-        if saved.told:
-            self._told = _frozen(self._meter.reading)
+        self._told = _frozen(self._meter.reading) if saved is not None and saved.told else Reading()
 
     def position(self) -> MeterPosition:
-        """Where it stands; a structure of its own. Cheap: some 10 µs, for a meter that remembers 100 messages."""
-        reading = self._meter.reading
-        return MeterPosition(
-            inode=self._inode,
-            offset=self.offset,
-            size=self._size,
-            within_line=self._within_line,
-            begun=self._begun,
-            mark=self._mark,
-            before=list(self._before),
-            meter=self._meter.dump(),
-            told=not reading.tools and _frozen(reading) == self._told,
-            missed=dict(self._missed),
-            restarted=self._restarted,
-        )
+        """Return where it is now. Takes some 10 µs for a meter that remembers 100 messages."""
+        at, reading = self._at, self._meter.reading
+        told = not reading.tools and _frozen(reading) == self._told
+        return msgspec.structs.replace(at, before=list(at.before), missed=dict(at.missed), meter=self._meter.dump(), told=told)
+
+    @property
+    def offset(self) -> int:
+        """Where in the file the next byte is read."""
+        return self._at.offset
 
     @property
     def readings(self) -> tuple[Reading, ...]:
-        """Of each attempt, as it stands now, without tools."""
-        return (*self._before, _frozen(self._meter.reading))
+        """A reading of each attempt as it is now, without tools."""
+        return (*self._at.before, _frozen(self._meter.reading))
 
     @property
     def holds(self) -> bool:
-        """Whether the file is open, so that it is read wherever it is."""
+        """Whether the file is open, so that it can be read even if it was moved."""
         return self._descriptor >= 0
 
     def begin_attempt(self) -> None:
-        """Goes on with a new meter. The file may be another one; it is open from now on, so that nothing is hidden by taking its
-        name away. Raises `OSError` where it cannot be opened; the new meter has begun all the same."""
+        """Continue with a new meter. The file may be another one. It is open from now on, so that nothing is hidden by moving it.
+        Raises `OSError` if it cannot be opened; the new meter has begun nevertheless."""
         self.close()
-        if self._begun:
-            self._before.append(_frozen(self._meter.reading))
+        if self._at.begun:
+            self._at.before.append(_frozen(self._meter.reading))
             self._meter = self._new_meter(None)
-            self._within_line = False
+            self._at.within_line = False
             self._tell()
-        self._begun = True
+        self._at.begun = True
         self._opened()
 
     def advance(self, until: float) -> bool:
-        """Reads until `time.perf_counter()` is `until`, and at least one piece. Whether that was all there is.
-
-        Raises `OSError` where the file cannot be opened or read."""
+        """Read until `time.perf_counter()` is `until`, and at least one piece. Return whether that was all there is. Raises
+        `OSError` if the file cannot be opened or read."""
         if not self._opened():
             return True
         more = self._read() > 0
         while more and time.perf_counter() < until:
             more = self._read() > 0
         if more:
-            self._size = os.fstat(self._descriptor).st_size
+            self._at.size = os.fstat(self._descriptor).st_size
         self._tell()
         return not more
 
     def unread(self) -> int:
-        """How many bytes there are now that were not read. Raises `OSError`."""
+        """Return the number of bytes that are not read yet. Raises `OSError`."""
         if not self._opened():
             return 0
         size = os.fstat(self._descriptor).st_size
-        return size - self.offset if size >= self.offset else size
+        return size - self._at.offset if size >= self._at.offset else size
 
     def drain(self, until: float, newest: int, *, ended: bool) -> None:
-        """Reads what there is now: until `time.perf_counter()` is `until`, and then of what is left the `newest` bytes, and the
-        beginning of their first line. `ended`: nothing will go on with the last one. Raises `OSError`."""
+        """Read what there is now until `time.perf_counter()` is `until`, then of what is left the `newest` bytes and the
+        beginning of their first line. `ended`: nothing will continue the last line. Raises `OSError`."""
         if not self._opened():
             return
         self._truncated()
         size = os.fstat(self._descriptor).st_size
-        while self.offset < size and time.perf_counter() < until and self._read(size - self.offset):
+        while self._at.offset < size and time.perf_counter() < until and self._read(size - self._at.offset):
             pass
-        self._skip_to(self._line_at(size - newest), LATE)
-        # what was left behind may write on, or truncate: no more than was there
+        self.skip_to(self._line_at(size - newest), LATE)
+        # a process that is left may write on, or truncate the file: read no more than was there
         for _ in range((newest + LINE) // PIECE + 2):
-            if self.offset >= size or not self._read(size - self.offset):
+            if self._at.offset >= size or not self._read(size - self._at.offset):
                 break
         if ended:
             self._end_line()
             self._tell_missed()
         self._tell()
 
-    def skip_to(self, offset: int) -> None:
-        """Bytes before `offset` will be freed: those not read yet are lost."""
-        self._skip_to(offset, FREED)
-
     def close(self) -> None:
-        """Gives the descriptor back. What comes next opens the file again."""
+        """Close the descriptor. The next call opens the file again."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -197,19 +171,19 @@ class StdoutMeter:
         except FileNotFoundError:
             return False
         inode = os.fstat(self._descriptor).st_ino
-        if inode != self._inode:
-            self._inode, self.offset, self._size, self._mark = inode, 0, 0, b""
+        if inode != self._at.inode:
+            self._at.inode, self._at.offset, self._at.size, self._at.mark = inode, 0, 0, b""
         elif self._unsure and not self._known():
             self._restart()
         self._unsure = False
         return True
 
     def _known(self) -> bool:
-        """Whether the bytes before `offset` are those that were read there, as far as they have not been freed. A file that is
-        too short is not unknown: that is told of when it is read."""
-        length = len(self._mark)
-        start, found = holes.read_into(self._descriptor, _buffer[:length], self.offset - length)
-        return start + len(found) != self.offset or self._mark.endswith(found)
+        """Return whether the bytes before `offset` are those that were read there, as far as they have not been freed. A file
+        that is too short counts as known: reading it tells that it was truncated."""
+        length = len(self._at.mark)
+        start, found = holes.read_into(self._descriptor, _buffer[:length], self._at.offset - length)
+        return start + len(found) != self._at.offset or self._at.mark.endswith(found)
 
     def _read(self, most: int = PIECE) -> int:
         start, data = self._piece(most)
@@ -217,71 +191,72 @@ class StdoutMeter:
             start, data = self._piece(most)
         if data:
             self.skip_to(start)
-            self._begun = True
-            self.offset += len(data)
-            self._mark = (self._mark + data[-MARK:])[-MARK:]
-            self._within_line = data[-1] != _NEWLINE
+            self._at.begun = True
+            self._at.offset += len(data)
+            self._at.mark = (self._at.mark + data[-MARK:])[-MARK:]
+            self._at.within_line = data[-1] != _NEWLINE
             self._meter.feed(data)
         return len(data)
 
     def _piece(self, most: int) -> tuple[int, memoryview]:
-        """The next bytes, and where they are: a daemon before us may have freed what was there, and a run may leave out a terabyte.
+        """Return the next bytes and where they are: an earlier daemon may have freed what was there, and a run may skip a terabyte.
 
-        Only what begins like a hole is asked about: SEEK_DATA waits for a lock that a run which writes without pause seldom leaves
-        to others (0.4 s were seen)."""
-        count = os.preadv(self._descriptor, [_buffer[:most]], self.offset)
+        Holes are looked for only if the bytes begin like one: SEEK_DATA waits for a lock that a run which writes without pause
+        seldom releases (it took 0.4 s)."""
+        count = os.preadv(self._descriptor, [_buffer[:most]], self._at.offset)
         if count and _buffer[0] == 0:
-            return holes.read_into(self._descriptor, _buffer[:most], self.offset)
-        return self.offset, _buffer[:count]
+            return holes.read_into(self._descriptor, _buffer[:most], self._at.offset)
+        return self._at.offset, _buffer[:count]
 
     def _truncated(self) -> bool:
-        if os.fstat(self._descriptor).st_size >= self.offset:
+        if os.fstat(self._descriptor).st_size >= self._at.offset:
             return False
         self._restart()
         return True
 
     def _restart(self) -> None:
-        if self._size > self.offset:
-            self._miss(self._size - self.offset, TRUNCATED)
-        elif not self._restarted:
+        if self._at.size > self._at.offset:
+            self._miss(self._at.size - self._at.offset, TRUNCATED)
+        elif not self._at.restarted:
             self._lost("it truncated its stdout, which is metered from its start again; what it wrote just before may be missing")
-        self._restarted = True
-        self.offset, self._size, self._mark = 0, 0, b""
+        self._at.restarted = True
+        self._at.offset, self._at.size, self._at.mark = 0, 0, b""
         self._end_line()
 
     def _line_at(self, offset: int) -> int:
-        """Where the line begins that goes on at `offset`; a line of more than `LINE` bytes does so there."""
-        start = max(self.offset, offset - LINE)
+        """Return where the line begins that continues at `offset`, or `offset` if that is more than `LINE` bytes earlier."""
+        start = max(self._at.offset, offset - LINE)
         if start >= offset:
             return offset
         newline = os.pread(self._descriptor, offset - start, start).rfind(b"\n")
-        if newline < 0 and start > self.offset:
+        if newline < 0 and start > self._at.offset:
             return offset
         return start + newline + 1
 
-    def _skip_to(self, offset: int, why: str) -> None:
-        if offset > self.offset:
-            missed, self.offset, self._mark = offset - self.offset, offset, b""
+    def skip_to(self, offset: int, why: str = FREED) -> None:
+        """Leave out the bytes before `offset` that are not read yet."""
+        if offset > self._at.offset:
+            missed, self._at.offset, self._at.mark = offset - self._at.offset, offset, b""
             self._end_line()
             self._miss(missed, why)
 
     def _miss(self, count: int, why: str) -> None:
-        """Tells of it when it has doubled: a run that loses without end is told of 50 times, not at each look."""
-        total, told = self._missed.get(why, (0, 0))
-        self._missed[why] = (total + count, told)
+        """Count bytes that were not read. Tell so only when they have doubled: at most 50 times, however much a run loses."""
+        total, told = self._at.missed.get(why, (0, 0))
+        self._at.missed[why] = (total + count, told)
         if total + count >= 2 * told:
             self._tell_missed()
 
     def _tell_missed(self) -> None:
-        for why, (total, told) in self._missed.items():
+        for why, (total, told) in self._at.missed.items():
             if total > told:
-                self._missed[why] = (total, total)
+                self._at.missed[why] = (total, total)
                 self._lost(f"{total} bytes of its stdout {why}")
 
     def _end_line(self) -> None:
-        """What comes next does not continue the line that was begun, and what was the last may lack its newline."""
-        if self._within_line:
-            self._within_line = False
+        """End the line that was begun, because what comes next does not continue it."""
+        if self._at.within_line:
+            self._at.within_line = False
             self._meter.feed(b"\n")
 
     def _tell(self) -> None:
@@ -289,13 +264,13 @@ class StdoutMeter:
         current = _frozen(reading)
         tools = list(reading.tools)
         reading.tools.clear()
-        silent = current.blank and self._head_unread and self.offset >= HEAD
+        silent = current.blank and self._head_unread and self._at.offset >= HEAD
         if tools or silent or current != self._told:
             self._head_unread = False
             self._told = current
-            self._seen((*self._before, replace(current, tools=tools)))
+            self._seen((*self._at.before, replace(current, tools=tools)))
 
 
 def _frozen(reading: Reading) -> Reading:
-    """How it stands, without its tools; the meter's own grows."""
+    """Return a copy without tools, because the meter's own reading grows."""
     return replace(reading, models=dict(reading.models), uncovered=dict(reading.uncovered), tools=[])

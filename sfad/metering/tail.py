@@ -10,22 +10,18 @@ lost rather than waited for. A run that writes nothing costs nothing.
 from __future__ import annotations
 
 import math
-import os
 import time
-import traceback
 from collections.abc import Callable, Iterable
-from contextlib import suppress
-from typing import TypeVar
+from functools import partial
 
-import msgspec
 import trio
 
-from ..meters.base import Meter, Reading
-from ..output.files import SUFFIXES, OutputStore, Suffix
+from ..meters import Reading
+from ..output.files import OutputStore
 from ..output.growth import Growth
 from ..protocol.types import RunId
-from .bounds import OutputBounds, TailedRun
-from .stream import MeterPosition, StdoutMeter
+from .bounds import OutputBounds
+from .tailed import NewMeter, TailedRun
 
 REST = 0.03
 """Seconds between two looks at which runs have written: a turn is seen within 50 ms, and a run that writes without pause wakes the
@@ -46,21 +42,6 @@ NEWEST_OF_ALL = 16 * NEWEST
 has ended; each of the others is drained again when it ends."""
 NEWEST_AT_LEAST = 1 << 10
 """The same for each of a thousand."""
-
-T = TypeVar("T")
-
-SAVED = 1
-"""The version of what `saved` returns. Raise it when a field is added, removed or changes its meaning."""
-
-
-class _SavedTail(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    version: int
-    inodes: dict[Suffix, int]
-    position: MeterPosition
-
-
-_TO_BYTES = msgspec.msgpack.Encoder()
-_FROM_BYTES = msgspec.msgpack.Decoder(_SavedTail)
 
 
 class Tail:
@@ -85,14 +66,13 @@ class Tail:
         self._seen = seen
         self._lost = lost
         self._trouble = trouble
-        self._said: dict[RunId, set[int | None]] = {}
         self._runs: dict[RunId, TailedRun] = {}
         self._behind: dict[RunId, TailedRun] = {}
         """Runs to look at, the next one first."""
         self._waiting = trio.CancelScope()
         self._away: dict[RunId, TailedRun] = {}
         """Metered runs whose stdout was moved: the kernel does not tell when they write."""
-        self._bounds = OutputBounds(store, status=self._status, failed=self._say, trouble=trouble)
+        self._bounds = OutputBounds(store, trouble=trouble)
         self._drained = 0.0
         self._spare = DRAIN_SECONDS
         """Seconds of reading that the last drain has left over."""
@@ -103,58 +83,36 @@ class Tail:
         run: RunId,
         *,
         limit: int | None,
-        meter: Callable[[bytes | None], Meter] | None,
+        meter: NewMeter | None,
         saved: bytes | None = None,
     ) -> tuple[Reading, ...] | None:
-        """Follow a run that writes its own files, from its first attempt on. `limit`: bytes kept of stdout, and of stderr. `meter`
-        makes a meter for each attempt, or one that continues from a dump, and raises `ValueError` for a dump that does not fit. For
-        a run that has written already, as after a restart of the daemon, call `look` next.
+        """Follow a run that writes its own files, from its first attempt on. `limit`: bytes kept of stdout, and of stderr. For a
+        run that has written already, as after a restart of the daemon, call `look` next.
 
         `saved`: continue where another daemon was, in the files that the run had then. No line counts twice, and none is left out
         except what was freed or truncated meanwhile, which `lost` is told. Return the readings as they were then, without tools;
         `seen` is not called before they change. Return `None` if nothing was saved, or it does not fit: then stdout is read from
         its start, through one meter, whichever attempt wrote it."""
-        tailed = self._runs[run] = TailedRun(run, limit)
-        if meter is None:
-            return None
-        if saved is not None:
-            with suppress(ValueError):
-                return self._resume(tailed, meter, saved)
-        tailed.stdout = self._stdout_meter(tailed, meter)
-        return None
-
-    def _resume(self, tailed: TailedRun, meter: Callable[[bytes | None], Meter], saved: bytes) -> tuple[Reading, ...]:
-        found = _FROM_BYTES.decode(saved)
-        if found.version != SAVED:
-            raise ValueError(f"version {found.version}")
-        stdout = tailed.stdout = self._stdout_meter(tailed, meter, found.position)
-        tailed.inodes = found.inodes
-        return stdout.readings
+        tailed = self._runs[run] = TailedRun(
+            run, self._store, limit=limit, seen=partial(self._seen, run), lost=partial(self._lost, run), trouble=self._trouble,
+            moved=lambda: self._look_at_moved(run),
+        )  # fmt: skip
+        return tailed.meter(meter, saved) if meter is not None else None
 
     def saved(self, run: RunId) -> bytes | None:
         """Return where the run's metering is, for `follow`; `None` if it has no meter. What was returned before `begin_attempt`
         knows nothing of the new attempt."""
-        tailed = self._runs.get(run)
-        position = self._guarded(tailed, StdoutMeter.position) if tailed is not None else None
-        if tailed is None or position is None:
-            return None
-        return _TO_BYTES.encode(_SavedTail(SAVED, tailed.inodes, position))
+        return self._runs[run].saved() if run in self._runs else None
 
     def begin_attempt(self, run: RunId) -> None:
         """Read what the attempt before has written (as `drain` does), then begin a new meter. Call this before each attempt is
         launched, when its files exist and no process of the attempt before is alive. From now on these files are the run's, even if
         they are moved."""
-        tailed = self._runs.get(run)
-        if tailed is None:
-            return
-        tailed.inodes.clear()
-        self._away.pop(run, None)
-        if tailed.stdout is not None:
+        if run in self._runs:
+            self._away.pop(run, None)
+            self._runs[run].files_may_be_new()
             self.drain((run,))
-        for suffix in SUFFIXES:
-            self._status(tailed, suffix)
-        if tailed.stdout is not None:
-            self._guarded(tailed, StdoutMeter.begin_attempt)
+            self._runs[run].begin_attempt()
 
     def drain(self, runs: Iterable[RunId], *, seconds: float = DRAIN_SECONDS) -> None:
         """Read what the runs have written until now. The first one, or its main process, has ended: its last line may lack a
@@ -169,7 +127,7 @@ class Tail:
         waiting.sort(key=lambda each: each[0])
         for left, (_, ended, tailed) in zip(range(len(waiting), 0, -1), waiting, strict=True):
             now = time.perf_counter()
-            self._drain(tailed, now + max(0.0, end - now) / left, NEWEST if ended else newest, ended=ended)
+            tailed.drain(now + max(0.0, end - now) / left, NEWEST if ended else newest, ended=ended)
         self._drained = time.perf_counter()
         self._spare = max(0.0, end - self._drained)
 
@@ -178,19 +136,15 @@ class Tail:
         found = []
         for place, run in enumerate(runs):
             tailed = self._runs.get(run)
-            unread = self._guarded(tailed, StdoutMeter.unread) if tailed is not None else None
+            unread = tailed.unread() if tailed is not None else None
             if tailed is not None and unread is not None and (unread or place == 0):
                 found.append((unread, place == 0, tailed))
         return found
 
-    def _drain(self, tailed: TailedRun, until: float, newest: int, *, ended: bool) -> None:
-        self._guarded(tailed, lambda metered: metered.drain(until, newest, ended=ended))
-
     def set_limit(self, run: RunId, limit: int | None) -> None:
         """Keep another number of bytes from now on."""
-        tailed = self._runs.get(run)
-        if tailed is not None:
-            tailed.limit = limit
+        if run in self._runs:
+            self._runs[run].set_limit(limit)
             self.look(run)
 
     def look(self, run: RunId) -> None:
@@ -210,10 +164,10 @@ class Tail:
         if tailed is None:
             return
         self._bounds.check(tailed)
-        self._close_meter(tailed)
+        tailed.close()
         del self._runs[run]
-        for others in (self._behind, self._away, self._said):
-            others.pop(run, None)
+        self._behind.pop(run, None)
+        self._away.pop(run, None)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Follow the runs, until cancelled. Once started, nothing that a run writes is overlooked."""
@@ -235,7 +189,7 @@ class Tail:
     def close(self) -> None:
         """Close all descriptors. In an orderly shutdown all runs have been forgotten before."""
         for tailed in self._runs.values():
-            self._close_meter(tailed)
+            tailed.close()
         self._runs.clear()
         self._behind.clear()
         self._away.clear()
@@ -289,88 +243,12 @@ class Tail:
     def _next(self, until: float) -> None:
         run = next(iter(self._behind))
         tailed = self._behind.pop(run)
-        if self._read(tailed, until):
+        if tailed.read(until):
             self._bounds.check(tailed)
         elif run in self._runs:
             self._behind[run] = tailed  # at the end: the others first
 
-    def _read(self, tailed: TailedRun, until: float) -> bool:
-        """Return whether that was all there is, or all that can be read."""
-        return self._guarded(tailed, lambda metered: metered.advance(until)) is not False
-
-    # ---- meters
-
-    def _stdout_meter(
-        self, tailed: TailedRun, meter: Callable[[bytes | None], Meter], position: MeterPosition | None = None
-    ) -> StdoutMeter:
-        run = tailed.run
-        return StdoutMeter(
-            lambda: self._open(tailed),
-            meter,
-            lambda readings: self._seen(run, readings),
-            lambda message: self._lost(run, message),
-            position,
-        )
-
-    def _open(self, tailed: TailedRun) -> int:
-        """Raises `FileNotFoundError` also if another file is in its place, which may be another user's."""
-        if self._status(tailed, ".out") is None:
-            raise FileNotFoundError
-        descriptor = self._store.open_for_meter(tailed.run)
-        if os.fstat(descriptor).st_ino != tailed.inodes[".out"]:
-            os.close(descriptor)
-            raise FileNotFoundError
-        return descriptor
-
-    def _close_meter(self, tailed: TailedRun) -> None:
-        if tailed.stdout is not None:
-            tailed.stdout.close()
-            tailed.stdout = None
-
-    def _guarded(self, tailed: TailedRun, call: Callable[[StdoutMeter], T]) -> T | None:
-        if tailed.stdout is None:
-            return None
-        try:
-            return call(tailed.stdout)
-        except OSError as error:
-            self._say(tailed.run, error, "its output cannot be read for metering")
-        except Exception:  # noqa: BLE001 - a bug in a meter must not leave every tree without a supervisor
-            self._close_meter(tailed)
-            self._trouble(f"run {tailed.run} is no longer metered: internal error:\n{traceback.format_exc()}")
-        return None
-
-    # ---- its files
-
-    def _status(self, tailed: TailedRun, suffix: Suffix) -> os.stat_result | None:
-        """Return the status of the file that the run was given. If it was moved, tell so once and return `None`."""
-        try:
-            status = self._store.status(tailed.run, suffix)
-        except OSError as error:
-            self._say(tailed.run, error, "its output cannot be bounded")
-            return None
-        found = status.st_ino if status is not None else None
-        if found is not None and tailed.inodes.setdefault(suffix, found) == found:
-            return status
-        if suffix in tailed.inodes:
-            self._taken(tailed, suffix)
-        return None
-
-    def _taken(self, tailed: TailedRun, suffix: Suffix) -> None:
-        stdout = tailed.stdout if suffix == ".out" else None  # a meter continues with the file that it has open
-        if tailed.run not in self._runs or (stdout is None and tailed.limit is None):
-            return
-        if stdout is not None and tailed.run not in self._away:
-            self._away[tailed.run] = tailed
+    def _look_at_moved(self, run: RunId) -> None:
+        if run in self._runs and run not in self._away:
+            self._away[run] = self._runs[run]
             self._waiting.cancel()
-        unknown = stdout is not None and not stdout.holds
-        if suffix not in tailed.taken and (unknown or tailed.limit is not None):
-            tailed.taken.add(suffix)
-            name = "stdout" if suffix == ".out" else "stderr"
-            what = "not metered and not bounded" if unknown else "not bounded"
-            self._lost(tailed.run, f"the file of its {name} was taken away: it is {what} any more")
-
-    def _say(self, run: RunId, error: OSError, what: str) -> None:
-        said = self._said.setdefault(run, set()) if run in self._runs else set()
-        if error.errno not in said:
-            said.add(error.errno)
-            self._trouble(f"run {run}: {what}: {error}")

@@ -68,12 +68,8 @@ def _price(reading: Reading, prices: Prices) -> tuple[float | None, Unpriced]:
 
 def use_of_report(request: m.Report, prices: Prices) -> tuple[Use, Unpriced]:
     """Return what a report adds."""
-    tokens = Tokens(
-        input=request.input_tokens or 0,
-        output=request.output_tokens or 0,
-        cached=request.cached_tokens or 0,
-        cache_write=request.cache_write_tokens or 0,
-    )
+    cached, written = request.cached_tokens or 0, request.cache_write_tokens or 0
+    tokens = Tokens(input=request.input_tokens or 0, output=request.output_tokens or 0, cached=cached, cache_write=written)
     cost, unpriced = request.cost_usd, Unpriced()
     if cost is None and tokens.input + tokens.output:
         cost, unpriced = _price_of_call(request.model, tokens, prices)
@@ -101,20 +97,12 @@ def hold_of(request: m.Reserve, prices: Prices) -> tuple[Hold, Unpriced]:
 
 def report_of_settlement(hold: Hold, request: m.Settle) -> m.Report:
     """Return what was used instead of what was held."""
-    return m.Report(
-        id=request.id,
-        model=hold.model,
-        **_counts(request),
-        input_tokens=request.input_tokens,
-        output_tokens=request.output_tokens,
-        cached_tokens=request.cached_tokens or None,
-        cache_write_tokens=request.cache_write_tokens or None,
-        cost_usd=request.cost_usd,
-        role=hold.role,
-    )
+    told = {name: getattr(request, name) for name in m.Settle.__struct_fields__ if name != "reservation"}
+    cache = {name: told[name] or None for name in ("cached_tokens", "cache_write_tokens")}
+    return m.Report(**told | cache, model=hold.model, role=hold.role)
 
 
-def _counts(told: Reading | m.Report | m.Settle) -> dict[str, Any]:
+def _counts(told: Reading | m.Report) -> dict[str, Any]:
     return {name: getattr(told, name, None) for name in COUNTS}  # not each count can be reported
 
 

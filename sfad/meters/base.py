@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from ..protocol.kinds import COUNTS
 from ..protocol.types import ApiTrouble, Tokens
 
 MAX_LINE = 1 << 20
@@ -54,7 +55,8 @@ class Reading:
     @property
     def blank(self) -> bool:
         """Whether the meter has recognised no event of its program."""
-        return self.turns is None and self.messages is None and not self.models and self.cost_usd is None and not self.finished
+        counted = any(getattr(self, name) is not None for name in COUNTS)
+        return not counted and not self.models and self.cost_usd is None and not self.finished
 
     @property
     def to_price(self) -> dict[str, Tokens]:

@@ -26,7 +26,7 @@ from ..protocol.types import Tokens
 from . import counters
 from .base import MAX_NAME, AgentFailure, FinalText, Meter, Speech, TextBreak, TextDelta, ToolCall, WholeText
 from .lines import LineMeter, SessionMeter, lines_of_type
-from .program import ANY_NAME, AgentProgram, FileName, HeadLine, SessionFiles, SessionPlace, SessionSearch, first_id, values
+from .program import ANY_NAME, AgentProgram, FileName, SessionFiles, SessionPlace, SessionSearch, first_id, values
 
 _CONTEXT = re.compile(r"\[[^\]]*\]$")
 """`modelUsage` calls a model with a large context `claude-opus-4-8[1m]`; messages and price lists omit the brackets."""
@@ -269,15 +269,6 @@ class _ClaudeLine(msgspec.Struct):
     total_cost: Any = msgspec.field(default=None, name="totalCostUSD")
 
 
-class _ClaudeHead(HeadLine, rename="camel"):
-    session_id: Any = None
-    cwd: Any = None
-    timestamp: Any = None
-
-    def said(self) -> tuple[Any, Any, Any]:
-        return self.session_id, self.cwd, self.timestamp
-
-
 _CONTINUES = {None, "tool_use", "pause_turn"}
 """Stop reasons after which the model is called again, perhaps before the file says so: it is written 100 ms late."""
 
@@ -319,7 +310,6 @@ class ClaudeSession(SessionMeter[_ClaudeLine]):
 class _ClaudeFiles(SessionFiles):
     program = "claude"
     variable = "CLAUDE_CONFIG_DIR"
-    head_type = _ClaudeHead
     resume_words = frozenset({"--resume", "-r", "--continue", "-c"})
 
     def session_id(self, argv: Sequence[str]) -> str | None:
@@ -337,6 +327,9 @@ class _ClaudeFiles(SessionFiles):
             SessionPlace(root, (directory, f"{search.session}.jsonl")),
             SessionPlace(root, (directory, search.session, "subagents", subagent)),
         ]
+
+    def said(self, line: dict[str, Any]) -> tuple[Any, Any, Any]:
+        return line.get("sessionId"), line.get("cwd"), line.get("timestamp")
 
     def meter(self, since: str) -> Meter:
         return ClaudeSession(since)

@@ -26,7 +26,7 @@ from ..protocol.types import Tokens
 from . import counters
 from .base import MAX_NAME, AgentFailure, Meter, Speech, ToolCall, WholeText
 from .lines import LineMeter, SessionMeter, lines_of_type
-from .program import AgentProgram, HeadLine, SessionFiles, SessionPlace, SessionSearch, arguments, values
+from .program import AgentProgram, SessionFiles, SessionPlace, SessionSearch, arguments, values
 
 _NOT_CALLS = frozenset({"", "agent_message", "assistant_message", "reasoning", "plan", "todo_list", "error"})
 """Items that are not tool calls. An item that a later version adds counts as one: too much rather than too little."""
@@ -166,21 +166,6 @@ class _CodexLine(msgspec.Struct):
     payload: _CodexPayload | None = None
 
 
-class _CodexMeta(msgspec.Struct):
-    id: Any = None
-    session_id: Any = None
-    cwd: Any = None
-    timestamp: Any = None
-
-
-class _CodexHead(HeadLine):
-    payload: _CodexMeta
-
-    def said(self) -> tuple[Any, Any, Any]:
-        meta = self.payload
-        return meta.session_id or meta.id, meta.cwd, meta.timestamp
-
-
 class CodexSession(SessionMeter[_CodexLine]):
     """Totals are those of the thread. `token_usage_record` is written with the reply, `token_count` after the tool call that
     follows it; both are repeated, and older versions write only the second."""
@@ -228,7 +213,6 @@ class CodexSession(SessionMeter[_CodexLine]):
 class _CodexFiles(SessionFiles):
     program = "codex"
     variable = "CODEX_HOME"
-    head_type = _CodexHead
     resume_words = frozenset({"resume"})
 
     def session_id(self, argv: Sequence[str]) -> str | None:
@@ -246,6 +230,12 @@ class _CodexFiles(SessionFiles):
             year, two = re.compile(r"\d{4}"), re.compile(r"\d\d")
             found.append(SessionPlace(root, (year, two, two, re.compile(rf"rollout-.*-{search.session}\.jsonl"))))
         return found
+
+    def said(self, line: dict[str, Any]) -> tuple[Any, Any, Any]:
+        meta = line.get("payload")
+        if not isinstance(meta, dict):
+            return None, None, None
+        return meta.get("session_id") or meta.get("id"), meta.get("cwd"), meta.get("timestamp")
 
     def meter(self, since: str) -> Meter:
         return CodexSession(since)

@@ -20,7 +20,7 @@ from ..protocol.types import Tokens
 from . import counters
 from .base import MAX_NAME, AgentFailure, Meter, Speech, TextBreak, TextDelta, ToolCall, WholeText
 from .lines import LineMeter, SessionMeter, lines_of_type
-from .program import ANY_NAME, AgentProgram, HeadLine, SessionFiles, SessionPlace, SessionSearch, first_id, values
+from .program import ANY_NAME, AgentProgram, SessionFiles, SessionPlace, SessionSearch, first_id, values
 
 
 class _GeminiStats(msgspec.Struct):
@@ -149,15 +149,6 @@ class _GeminiLine(msgspec.Struct, rename="camel"):
     tool_calls: list[_GeminiCall] | None = None
 
 
-class _GeminiHead(HeadLine, rename="camel"):
-    session_id: Any = None
-    project_hash: Any = None
-    start_time: Any = None
-
-    def said(self) -> tuple[Any, Any, Any]:
-        return self.session_id, self.project_hash, self.start_time
-
-
 class GeminiSession(SessionMeter[_GeminiLine]):
     """A message is written with its tokens, and again when its tool calls have ended: the last line of an id counts."""
 
@@ -188,7 +179,6 @@ class GeminiSession(SessionMeter[_GeminiLine]):
 class _GeminiFiles(SessionFiles):
     program = "gemini"
     variable = "GEMINI_CLI_HOME"
-    head_type = _GeminiHead
     resume_words = frozenset({"--resume", "-r"})
     tells_end = False  # a tool call is written when it has ended
 
@@ -202,6 +192,9 @@ class _GeminiFiles(SessionFiles):
         home = search.env.get(self.variable) or search.env.get("HOME", "")
         last = f"-{search.session[:8]}" if search.session is not None else ""
         return [SessionPlace(f"{home}/.gemini/tmp", (ANY_NAME, "chats", re.compile(rf"session-.*{last}\.jsonl")))]
+
+    def said(self, line: dict[str, Any]) -> tuple[Any, Any, Any]:
+        return line.get("sessionId"), line.get("projectHash"), line.get("startTime")
 
     def meter(self, since: str) -> Meter:
         return GeminiSession(since)

@@ -131,7 +131,6 @@ class LineMeter(ABC, Generic[E, S]):
         self._lines = WantedLines(self.wanted)
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Read the next bytes. Never raises, whatever an agent prints."""
         for line in self._lines.of(bytes(data)):
             event = self._decoded(line.removeprefix(BOM))
             if event is not None:
@@ -139,7 +138,6 @@ class LineMeter(ABC, Generic[E, S]):
         self.reading.skipped_lines = self._lines.skipped
 
     def dump(self) -> bytes:
-        """Return all that the meter knows."""
         state = _TO_BYTES.encode(self._state)
         return _TO_BYTES.encode(_Dump(STATE, type(self).__name__, self.reading, self._lines.dump(), state))
 
@@ -172,7 +170,7 @@ class LineMeter(ABC, Generic[E, S]):
             return None
 
 
-class Charge(msgspec.Struct, frozen=True, array_like=True):
+class MessageCharge(msgspec.Struct, frozen=True, array_like=True):
     """What a message has been counted as."""
 
     model: str
@@ -182,7 +180,7 @@ class Charge(msgspec.Struct, frozen=True, array_like=True):
 class SessionState(msgspec.Struct, array_like=True):
     """What a meter of a session file keeps beside its reading."""
 
-    messages: counters.RecentIds[Charge] = msgspec.field(default_factory=counters.RecentIds[Charge])
+    messages: counters.RecentIds[MessageCharge] = msgspec.field(default_factory=counters.RecentIds[MessageCharge])
     calls: counters.RecentIds[bool] = msgspec.field(default_factory=counters.RecentIds[bool])
 
 
@@ -212,7 +210,7 @@ class SessionMeter(LineMeter[E, SessionState]):
             counters.message(self.reading)
         else:
             self.reading.models[known.model] = counters.minus(self.reading.models[known.model], known.used)
-        self._state.messages.put(message, Charge(counters.add(self.reading.models, model, used), used))
+        self._state.messages.put(message, MessageCharge(counters.add(self.reading.models, model, used), used))
 
 
 def without_surrogates(line: bytes) -> bytes:

@@ -79,14 +79,6 @@ class SessionHead(NamedTuple):
     """In RFC 3339, UTC, so that texts compare like times."""
 
 
-class HeadLine(msgspec.Struct):
-    """The fields of a line in the beginning of a session file that say whose it is."""
-
-    def said(self) -> tuple[Any, Any, Any]:
-        """Return the fields of a `SessionHead`, in its order, of any type."""
-        raise NotImplementedError
-
-
 class SessionSearch(NamedTuple):
     """What is known of a session whose files are to be found."""
 
@@ -114,7 +106,6 @@ class SessionFiles(ABC):
     """The environment variable that, beside `HOME`, says where the files are."""
     resume_words: frozenset[str]
     """Words by which a command continues an earlier session."""
-    head_type: type[HeadLine]
     tells_end = True
     """Whether the file tells a reply that calls a tool from the last reply, after which the model is not called again."""
 
@@ -139,11 +130,15 @@ class SessionFiles(ABC):
         found = ["", "", ""]
         for line in data.split(b"\n", HEAD_LINES)[:-1][:HEAD_LINES]:
             with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                said = msgspec.json.decode(line, type=self.head_type).said()
+                said = self.said(msgspec.json.decode(line, type=dict[str, Any]))
                 found = [known or (text if isinstance(text, str) else "") for known, text in zip(found, said, strict=True)]
             if all(found):
                 return SessionHead(*found)
         return None
+
+    @abstractmethod
+    def said(self, line: dict[str, Any]) -> tuple[Any, Any, Any]:
+        """Return what a line says of the fields of a `SessionHead`, in its order; any other type than text counts as nothing."""
 
     @abstractmethod
     def meter(self, since: str) -> Meter:

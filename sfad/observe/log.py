@@ -7,6 +7,7 @@ import json
 import os
 import select
 import stat
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -66,6 +67,12 @@ class Log:
     def error(self, message: str, **fields: Any) -> None:
         """Something failed."""
         self._line("error", {"message": message, **fields})
+
+    def internal_error(self, what: object) -> None:
+        """Log the exception that is being handled, and what was being done."""
+        self.error(
+            f"internal error while handling {type(what).__name__}", about=repr(what)[:1000], traceback=traceback.format_exc()
+        )
 
     def event(self, event: Event) -> None:
         """An event, with its own time and its fields as they are named elsewhere."""

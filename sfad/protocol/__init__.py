@@ -8,6 +8,9 @@
 `messages`  one Struct a request and a reply, tagged by `type`
 `framing`   4-byte big-endian length + msgpack; a pure decoder used by both sides
 `errors`    error codes, and whose fault each one is
+`advice`    the answer to `recommend`
+`summary`   the answer to `summary`
+`paths`     where the socket and the state are
 `version`   which protocol versions this build speaks
 
 The same in words, with byte-exact examples: docs/protocol.md.

@@ -1,4 +1,4 @@
-"""What `recommend` answers: limits that successful runs would have been content with (SPEC section 3)."""
+"""The answer to `recommend`: limits suggested from past successful runs."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ class Advice(Struct, frozen=True, kw_only=True):
 
     kind: LimitKind
     runs: int
-    """Successful runs whose use of it is known: what the advice rests on."""
+    """Successful runs whose use of it is known."""
     p95: float | None
-    """What 95 in 100 of them used at most; `None` where they are too few to tell."""
+    """What 95 in 100 of them used at most; `None` if they are too few."""
     suggested: float | None
-    """`p95` with head-room, rounded up, within the range of the kind; `None` where `p95` is."""
+    """`p95` and a quarter, rounded up, within the range of the kind; `None` if `p95` is."""
     failed_share: float | None
-    """Of all ended runs, those that ended on a breach of it: 0 to 1; `None` if there are none."""
+    """The share of all ended runs that ended by a breach of it, 0 to 1; `None` if none has ended."""
     ended: int = 0
-    """Runs looked at, however they ended; refused ones are not among them."""
+    """All ended runs that were read. Refused runs are not among them."""
     limit: float | None = None
-    """What the newest run that had such a limit was allowed; `None` if none had one."""
+    """The threshold of the newest run that had such a limit; `None` if none had one."""
     least: float | None = None
-    """The range of such a limit; `most` is `None` where it has no upper end."""
+    """The lower end of the range. `most` is the upper end; `None` if there is none."""
     most: float | None = None
     note: str = ""
-    """Why there is no suggestion, or that the range cut it."""
+    """Why there is no suggestion, or that the range changed it."""

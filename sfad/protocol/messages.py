@@ -1,17 +1,20 @@
-"""One Struct a request and a reply, tagged by the key `type`.
+"""A Struct for each request and each reply, with its tag in the key `type`.
 
-A connection begins with `Hello`, answered by `Welcome`. After that every request carries an `id` the client chose, and
-its reply carries the same one; replies may come in another order than their requests, because `Wait` takes as long as
-the run. Requests refuse unknown fields (a typo must not be a silent default); replies and events do not, so that an
-older client can read a newer daemon.
+A connection begins with `Hello`, answered by `Welcome`. After that each request has an `id` that the client chose, and its reply
+has the same one. Replies may come in another order than their requests, because `Wait` takes as long as the run. Requests with
+unknown fields are refused, because a typo must not become a silent default. Replies and events may have them, so that an older
+client can read a newer daemon.
 
 `descriptors` in a message says how many file descriptors travel with its first byte as SCM_RIGHTS.
 """
 
 from __future__ import annotations
 
+import sys
 from datetime import datetime
-from typing import Any, Literal, TypeVar
+from functools import reduce
+from operator import or_
+from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -39,18 +42,30 @@ from .types import (
 
 T = TypeVar("T")
 
+ALWAYS = sys.maxsize
+"""`Request.repeats` of requests that wait for runs: the daemon may be restarted several times meanwhile."""
+
 MAX_DESCRIPTORS = 3
 """Descriptors in one message: stdin, stdout, stderr."""
 
 
 class Request(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="type"):
-    """Base of everything a client sends."""
+    """Base of every message that a client sends."""
 
     id: int
+    access: ClassVar[Literal["permission", "outside", "none"]] = "permission"
+    """Which peers may use the verb that the tag names. `permission`: those of the daemon's owner, and those inside a run unless
+    `--allow` or `--deny` forbids it. `outside`: only those outside any run; a peer inside one would give itself more than it was
+    given, or learn of runs that are not its own, or remove them. `none`: the tag is no verb that a permission can name."""
+    repeats: ClassVar[int] = 0
+    """How often a client sends the request again if the connection is lost before the reply. 0 for what adds up, what writes, and
+    what may meet another state the second time (`Resume` would thaw what was paused again meanwhile)."""
 
 
 class Hello(Request, tag="hello"):
-    """First on every connection. `client` names the program, for the daemon's log at level debug only."""
+    """The first message of a connection. `client` names the program, only for the daemon's log at level debug."""
+
+    access = "none"
 
     versions: list[int]
     client: str = ""
@@ -59,17 +74,19 @@ class Hello(Request, tag="hello"):
 class Spawn(Request, tag="spawn"):
     """Start a run. Answered by `RunReply` once it has started, failed to start or is queued; or by `Refused`."""
 
+    repeats = 3  # with its key, a run is admitted once however often it is asked for
+
     argv: list[bytes]
     cwd: bytes
     env: list[bytes]
-    """`KEY=VALUE`, unchanged, as execve(2) takes them. The daemon adds SFA_* and takes away what belongs to itself."""
+    """`KEY=VALUE`, as execve(2) takes them. The daemon adds SFA_* and removes its own variables."""
     umask: int = 0o022
     agent: str | None = None
-    """A registered agent. Then `argv` holds the words that follow its name: options of its program, and the task."""
+    """A registered agent. `argv` then holds the words after its name: options of its program, and the task."""
     placeholders: dict[str, str] = {}
     """Values of `{task}`, `{model}`, `{provider}` and `{instructions}` in the agent's command."""
     session: str | None = None
-    """A session id that is a word of `argv`. Each attempt after the first gets another one in its place."""
+    """A session id that is a word of `argv`. Each further attempt gets a new id in its place."""
     name: str | None = None
     """`--name`; without it the name is derived from argv."""
     kind: Kind = "agent"
@@ -77,67 +94,72 @@ class Spawn(Request, tag="spawn"):
     max_depth: Bound | None = None
     max_descendants: Bound | None = None
     limits: list[Limit] = []
-    """At most one a kind; the others come from the profile of `run_type`, then from the config."""
+    """At most one of each kind; the others come from the profile of `run_type`, then from the config."""
     on_limit: Action | None = None
-    """The action of every limit in `limits` that names none."""
+    """The action of each limit in `limits` that names none."""
     meter: str | None = None
-    """Reads the run's stdout for what it uses; without it one is chosen from the command. `none`: no meter."""
+    """The meter that reads the run's usage from its stdout (default: chosen from the command). `none`: no meter."""
     attempts: int = 1
     retry_delay: float | None = None
-    """Seconds before the second attempt; doubles each time, capped."""
+    """Seconds before the second attempt. The delay doubles each time, up to a maximum."""
     grace: float | None = None
-    """Seconds between the stop signal and SIGKILL, at most 60; without it `stop.grace` of the config."""
+    """Seconds between the stop signal and SIGKILL, at most 60 (default: `stop.grace` of the config)."""
     tied: bool = False
-    """Stop the run when this connection goes away: a foreground run without `--keep`."""
+    """Stop the run when this connection ends: a foreground run without `--keep`."""
     detach: bool = False
     leaf: bool = False
     queue: bool = True
     priority: int = 0
     log: bool = True
-    """Whether stdout and stderr are kept."""
+    """Keep stdout and stderr."""
     quiet: bool = False
     stdin: Literal["null", "descriptor", "pipe"] = "null"
-    """`descriptor`: the descriptor that travels with this message. `pipe`: kept open for `Send`."""
+    """`descriptor`: the descriptor that travels with this message. `pipe`: a pipe that `Send` writes to."""
     stdio: Literal["files", "inherit"] = "files"
     """`inherit`: the three descriptors that travel with this message are the run's stdin, stdout and stderr."""
     labels: dict[str, str] = {}
     channel: str | None = None
     allow: list[str] = []
     deny: list[str] = []
-    """Verbs that a peer inside the run may, or may not, use; they narrow only."""
+    """Verbs that a peer inside the run may, or may not, use. They can only narrow the permissions of the parent."""
     allowed_tools: list[str] = []
     blocked_tools: list[str] = []
     claim: Claim = Claim()
     watch: bool = False
-    """Push the events of the run and its descendants from its admission on, as `Watch` does; they carry this request's id."""
+    """Push the events of the run and its descendants, from its admission on, as `Watch` does. They carry the id of this request."""
     key: str | None = None
-    """Chosen at random by the client, at most 64 characters: asked again with the same key, by the same user and from the same
-    run, as after a lost connection, the daemon answers with the run that it has admitted for it, and starts nothing."""
+    """A random word of the client, at most 64 characters. If the same user asks again from the same run with the same key, for
+    example after a lost connection, the daemon replies with the run that it admitted before, and starts nothing."""
     descriptors: int = 0
 
 
 class Stop(Request, tag="stop"):
-    """Stop runs and everything below them. Answered by `Stopped` only when nothing of them is alive, or when something
-    is still there `stop.kill_wait` after SIGKILL. `everything`, `name` and `labels` choose among the live runs, and narrow
-    each other; `runs` are stopped as well."""
+    """Stop runs and everything below them. Answered by `Stopped` when none of their processes is alive, or if some still are
+    `stop.kill_wait` after SIGKILL. `everything`, `name` and `labels` choose among the live runs, and narrow each other; `runs`
+    are stopped as well."""
+
+    repeats = ALWAYS
 
     runs: list[str] = []
     everything: bool = False
     name: str | list[str] | None = None
-    """Of several names either will do."""
+    """Several names: any of them matches."""
     labels: dict[str, str | list[str]] = {}
-    """Of several values of a key either will do; of several keys each is demanded."""
+    """Several values of a key: any of them matches. Several keys: each must match."""
     signal: int = 15
     grace: float | None = None
 
 
 class Select(Request, tag="select"):
-    """Which runs a command line means: each of `runs`, by id, name or prefix; and the live ones that `everything`, `name` and
-    `labels` choose, as in `Stop`. Of those, `pause` takes the topmost that run, and `resume` those that are paused themselves.
-    Answered by `Selected`."""
+    """Find the runs that a command line means: each of `runs`, by id, name or prefix; and the live ones that `everything`, `name`
+    and `labels` choose, as in `Stop`. Of the latter, `pause` takes the topmost running ones, and `resume` those that are paused
+    themselves. Answered by `Selected`."""
+
+    repeats = 1
+    access = "none"
 
     verb: str
-    """What is to be done to them: the peer needs permission for that."""
+    """The verb that will be used on them. The peer needs permission for it."""
     runs: list[str] = []
     everything: bool = False
     name: str | list[str] | None = None
@@ -147,31 +169,37 @@ class Select(Request, tag="select"):
 class Pause(Request, tag="pause"):
     """Freeze a run's whole tree and stop its clocks. Answered by `RunReply` when it is frozen."""
 
+    repeats = 1
+
     run: str
     suspended: bool = False
-    """The run's foreground client is about to stop itself (Ctrl-Z). A run that is paused already keeps its reason."""
+    """The run's foreground client is about to stop itself (Ctrl-Z). A run that is already paused keeps its reason."""
 
 
 class Resume(Request, tag="resume"):
-    """Thaw a paused run. Answered by `RunReply`. A limit that paused it has the threshold that `limits` names from now on,
-    and only warns where they name none."""
+    """Thaw a paused run. Answered by `RunReply`. The limit that paused it gets the threshold in `limits`; without one it only
+    warns from now on."""
 
     run: str
     limits: list[Limit] = []
     suspended: bool = False
-    """The foreground client was continued: undo its own `Pause` and no other. Answered by `RunReply` in any case."""
+    """The foreground client was continued: undo its own `Pause` only. Answered by `RunReply` in any case."""
 
 
 class Approve(Request, tag="approve"):
-    """Grant the increase that a run waits for, and thaw it: `Resume` for what a limit with `request_increase` has frozen.
-    Only from outside any run. Answered by `RunReply`."""
+    """Grant the increase that a run waits for, and thaw it. A limit with the action `request_increase` has frozen it. Answered by
+    `RunReply`."""
+
+    access = "outside"
 
     run: str
     limits: list[Limit] = []
 
 
 class Deny(Request, tag="deny"):
-    """Refuse the increase that a run waits for, and terminate it. Answered by `RunReply`, as soon as it is being stopped."""
+    """Refuse the increase that a run waits for, and stop it. Answered by `RunReply` as soon as the stop has begun."""
+
+    access = "outside"
 
     run: str
 
@@ -184,17 +212,17 @@ class ChangeLimits(Request, tag="limit"):
 
 
 class Report(Request, tag="report"):
-    """What an agent has used since its last report: amounts to be added, each `None` if it is not told. Answered by
-    `RunReply`. Charged to the run and, for tokens and money, to every ancestor, its user and its teams."""
+    """Add what an agent has used since its last report; an unknown amount is `None`. Answered by `RunReply`. Charged to the run
+    and, for tokens and money, to each ancestor, its user and its teams."""
 
     run: str | None = None
-    """The run the peer is in, if it is not said; another one must be below that."""
+    """The default is the run that the peer is in; another run must be below that one."""
     model: str | None = None
-    """For the price of the tokens, where `cost_usd` is not told."""
+    """For the price of the tokens, if `cost_usd` is `None`."""
     turns: int | None = None
     messages: int | None = None
     input_tokens: int | None = None
-    """Those from or to a cache included."""
+    """Tokens read from or written to a cache included."""
     output_tokens: int | None = None
     cached_tokens: int | None = None
     cache_write_tokens: int | None = None
@@ -203,8 +231,8 @@ class Report(Request, tag="report"):
 
 
 class Reserve(Request, tag="reserve"):
-    """Ask before a call to a model: may the run use this much? Answered by `Reserved`. A yes holds the estimate against the
-    run, its ancestors, its user and its teams, all or none; unsettled at the run's end it is charged in full."""
+    """Ask, before a call to a model, whether the run may use this much. Answered by `Reserved`. A yes reserves the estimate with
+    the run, its ancestors, its user and its teams, all or none. What is not settled when the run ends is charged in full."""
 
     model: str
     input_tokens: int
@@ -227,7 +255,10 @@ class Settle(Request, tag="settle"):
 
 
 class Recommend(Request, tag="recommend"):
-    """What limits the ledger's successful runs would have been content with. Answered by `Recommended`."""
+    """Suggest limits from past successful runs. Answered by `Recommended`."""
+
+    repeats = 1
+    access = "outside"
 
     run_type: str | None = None
     name: str | None = None
@@ -241,38 +272,44 @@ class Signal(Request, tag="signal"):
 
 
 class Info(Request, tag="info"):
-    """One run, with its live processes and memory. Answered by `RunReply`."""
+    """Return one run, with its live processes and memory. Answered by `RunReply`."""
+
+    repeats = 1
 
     run: str
 
 
 class Wait(Request, tag="wait"):
-    """Answered by `RunReply` when the run is terminal and the ledger knows it, or after `timeout` seconds with the run as it
-    is then."""
+    """Wait for the end of a run. Answered by `RunReply` when the ledger holds its end, or after `timeout` seconds with the run as
+    it is then."""
+
+    repeats = ALWAYS
 
     run: str
     timeout: float | None = None
     tie: bool = False
-    """Stop the run when this connection goes away, as `Spawn.tied` does: for the client of a foreground run that has lost its
-    connection. A tied run whose client does not come back within 10 s of a restart of the daemon is stopped."""
+    """Stop the run when this connection ends, as `Spawn.tied` does: for the client of a foreground run that has lost its
+    connection. A tied run is stopped if its client does not come back within 10 s of a restart of the daemon."""
 
 
 class List(Request, tag="list"):
-    """A page of runs: the live ones, and of those that ended the newest `rows`. Answered by `RunList`, which says where the next
-    page begins."""
+    """Return a page of runs: the live ones, and the newest `rows` of the ended ones. Answered by `RunList`, which says where the
+    next page begins."""
+
+    repeats = 1
 
     status: list[Status] = []
     name: str | list[str] | None = None
     """As in `Stop`."""
     user: str | None = None
     root: str | None = None
-    """Only this run's tree."""
+    """Only this run and its descendants."""
     since: float | None = None
     """Only runs created at or after this time, in Unix seconds."""
     labels: dict[str, str | list[str]] = {}
     """As in `Stop`."""
     rows: int = 50
-    """Ended runs in the page, at most 1 000; it may have fewer, and still not be the last. Live ones are all in the first page."""
+    """Ended runs in the page, at most 1 000. A page may have fewer without being the last. The first page has all live runs."""
     live: bool = False
     """Fill in `processes` and `memory_bytes`."""
     before: RunId | None = None
@@ -280,7 +317,9 @@ class List(Request, tag="list"):
 
 
 class Summarise(Request, tag="summary"):
-    """How the runs created since a time have ended, and what they used; live ones as they are now. Answered by `Summarised`."""
+    """Report how the runs created since a time ended, and what they used; live runs as they are now. Answered by `Summarised`."""
+
+    repeats = 1
 
     since: float
     """Unix seconds."""
@@ -293,36 +332,43 @@ class Summarise(Request, tag="summary"):
 
 
 class Logs(Request, tag="logs"):
-    """The run's output files, opened for reading. Answered by `LogFiles` with two descriptors. The files exist from the
-    run's admission, so that a reader may begin before the run does; a `Wait` on the same connection tells when it ended."""
+    """Open the run's output files for reading. Answered by `LogFiles` with two descriptors. The files exist as soon as the run is
+    admitted, so a reader may begin before the run does. A `Wait` on the same connection tells when the run has ended."""
+
+    repeats = 1
 
     run: str
     form: Literal["raw", "text", "auto"] = "raw"
-    """Whether the caller wants stdout as it is, or the text that the agent's events hold. `auto`: the text if the caller is in a
-    run with a meter, where JSON would go to a model."""
+    """`raw`: stdout as it is. `text`: the text in the agent's events. `auto`: the text if the caller is in a run with a meter,
+    because JSON would go to a model there."""
 
 
 class Text(Request, tag="text"):
-    """More of the text that the events in a run's stdout hold, where `LogFiles.text` says that there is any. What is no event is
-    text as it is. Answered by `TextPart` at once: its file's growth tells when there may be more."""
+    """Return more of the text in the events of a run's stdout, if `LogFiles.text` says that there is any. A line that is no event
+    is text as it is. Answered by `TextPart` at once: when the file grows, there may be more."""
+
+    repeats = 1
+    access = "none"
 
     run: str
     cursor: bytes = b""
-    """That of the last `TextPart`; without it, from the beginning."""
+    """The cursor of the last `TextPart`; empty at the beginning."""
 
 
 class Result(Request, tag="result"):
-    """A finished run's final answer, or else its stdout, made safe for a language model. Answered by `ResultText`."""
+    """Return a finished run's final answer, or else its stdout, made safe for a language model. Answered by `ResultText`."""
+
+    repeats = 1
 
     run: str
     max_bytes: int = 64 * 1024
     """Of the text, at most 1 MiB; the newest part is kept."""
     raw: bool = False
-    """The whole stdout, also where the run's meter can find the answer in its events."""
+    """Return stdout even if the run's meter can find the answer in its events."""
 
 
 class Send(Request, tag="send"):
-    """Bytes for the stdin of a run that was started with `stdin = "pipe"`. Answered by `Done`."""
+    """Write to the stdin of a run that was started with `stdin = "pipe"`. Answered by `Done`."""
 
     run: str
     data: bytes
@@ -333,78 +379,58 @@ class Send(Request, tag="send"):
 class Watch(Request, tag="watch"):
     """Push the events of a run and its descendants from now on. Answered by `Done`, then by `EventPush` with the same id."""
 
+    repeats = 1
+
     run: str
 
 
 class DaemonInfo(Request, tag="status"):
-    """The daemon itself. Answered by `DaemonStatus`."""
+    """Return the state of the daemon. Answered by `DaemonStatus`."""
+
+    repeats = 1
 
 
 class Agents(Request, tag="agents"):
-    """The registered agents. Answered by `AgentList`."""
+    """Return the registered agents. Answered by `AgentList`."""
+
+    repeats = 1
 
 
 class Config(Request, tag="config"):
-    """The effective configuration and where each value comes from. Answered by `ConfigReply`."""
+    """Return the effective configuration and where each value comes from. Answered by `ConfigReply`."""
+
+    repeats = 1
 
 
 class Reload(Request, tag="reload"):
-    """Read the config again, as SIGHUP does. Answered by `Reloaded`; or by `Error`, and nothing changes, if something is wrong with
-    it. Only from outside any run."""
+    """Read the config again, as SIGHUP does. Answered by `Reloaded`. If the config is wrong, the reply is an `Error`, and nothing
+    changes."""
+
+    repeats = 1
+    access = "outside"
 
 
 class Prune(Request, tag="prune"):
-    """Remove rows and output of trees that have ended. Answered by `Pruned`. Only from outside any run, and only the caller's own
-    trees, unless the caller is root."""
+    """Remove rows and output of ended trees. Answered by `Pruned`. A caller that is not root removes its own trees only."""
+
+    access = "outside"
 
     older_than: float | None = None
-    """Only trees that ended so many seconds ago, or longer."""
+    """Only trees that ended at least this many seconds ago."""
     keep: int = 0
-    """Spare the newest trees, so many."""
+    """Keep this many of the newest trees."""
     dry_run: bool = False
     """Count what would be removed, and remove nothing."""
 
 
-AnyRequest = (
-    Hello
-    | Spawn
-    | Stop
-    | Select
-    | Pause
-    | Resume
-    | Approve
-    | Deny
-    | ChangeLimits
-    | Report
-    | Reserve
-    | Settle
-    | Signal
-    | Info
-    | Wait
-    | List
-    | Summarise
-    | Logs
-    | Text
-    | Result
-    | Send
-    | Watch
-    | Recommend
-    | DaemonInfo
-    | Agents
-    | Config
-    | Reload
-    | Prune
-)
-
-
 class Reply(Struct, kw_only=True, omit_defaults=True, tag_field="type"):
-    """Base of everything the daemon sends. `id` is the request's, or 0 where the request could not be read."""
+    """Base of every message that the daemon sends. `id` is that of the request, or 0 if the request could not be read."""
 
     id: int
 
 
 class Welcome(Reply, tag="welcome"):
-    """The handshake's answer. `run` is the run that the kernel says the peer is in, if any."""
+    """The answer to `Hello`. `run`: the run that the peer is in, according to the kernel."""
 
     version: int
     daemon: str
@@ -420,8 +446,8 @@ class RunReply(Reply, tag="run"):
 
 
 class Refused(Reply, tag="refused"):
-    """The guard's no, a normal answer. `run` is the id under which the refusal was recorded; `None` where refusals of
-    this kind have become so many that they are only counted."""
+    """The guard refused the spawn; this is a normal answer. `run`: the id under which the refusal is recorded; `None` if there were
+    so many refusals of this kind that they are only counted."""
 
     refused: Refusal
     run: RunId | None = None
@@ -437,15 +463,15 @@ class Failure(Struct, frozen=True, kw_only=True):
 
 
 class Selected(Reply, tag="selected"):
-    """The answer to `Select`: ids, each once, in the order of the request, then those that were chosen, oldest first."""
+    """The answer to `Select`: each id once; first those named, in the order of the request, then those chosen, oldest first."""
 
     runs: list[RunId]
     failed: list[Failure] = []
-    """Of `Select.runs`, those that name no run, several, or one that is not the peer's."""
+    """The words of `Select.runs` that mean no run, several runs, or a run on which the peer may not use the verb."""
 
 
 class Stopped(Reply, tag="stopped"):
-    """Everything asked for is gone, or `survivors` tells what is not."""
+    """The runs are stopped; `survivors` are processes that are still alive."""
 
     stopped: list[RunId]
     survivors: list[Survivor]
@@ -453,20 +479,20 @@ class Stopped(Reply, tag="stopped"):
 
 
 class Reserved(Reply, tag="reserved"):
-    """The answer to `Reserve`: `reservation` names what is held, or `refused` says why not."""
+    """The answer to `Reserve`: `reservation` is the name of the reservation, or `refused` says why there is none."""
 
     run: RunId
     reservation: str | None = None
     cost_usd: float | None = None
-    """The estimate; `None` where the model has no price."""
+    """The estimate; `None` if the model has no price."""
     refused: LimitRefusal | None = None
 
 
 class Recommended(Reply, tag="recommended"):
-    """Advice for each kind of limit, and the limit in force for a run of this type that says nothing."""
+    """Advice for each kind of limit, and the limits in force for a run of this type that sets none itself."""
 
     runs: int
-    """Successful runs that the advice rests on."""
+    """Successful runs that the advice is based on."""
     advice: list[Advice]
     in_force: list[Limit]
 
@@ -476,7 +502,7 @@ class RunList(Reply, tag="runs"):
 
     runs: list[RunInfo]
     next: RunId | None = None
-    """`List.before` of the next page, which holds older runs; `None` where there are no more."""
+    """`List.before` for the next page, which holds older runs; `None` if there are no more."""
 
 
 class Summarised(Reply, tag="summarised"):
@@ -486,14 +512,14 @@ class Summarised(Reply, tag="summarised"):
 
 
 class LogFiles(Reply, tag="log_files"):
-    """Two descriptors: stdout, stderr. `ended` tells whether the run is terminal already, `kept` whether it keeps output."""
+    """Two descriptors: stdout, stderr. `ended`: the run has ended already. `kept`: the run's output goes to these files."""
 
     run: RunId
     ended: bool
     kept: bool = True
     descriptors: int = 2
     text: bool = False
-    """Stdout is to be asked for by `Text`."""
+    """Read stdout by `Text` instead."""
     name: str = ""
     """The run's name."""
 
@@ -504,13 +530,13 @@ class TextPart(Reply, tag="text"):
     run: RunId
     text: bytes
     cursor: bytes
-    """How far it reaches; opaque."""
+    """Where the next part begins; opaque."""
     tools: list[str] = []
-    """The tool calls in this part, a line each."""
+    """The tool calls in this part, one line each."""
     notes: list[str] = []
-    """Why something is missing in it."""
+    """Why something is missing in this part."""
     more: bool = False
-    """There is more already."""
+    """There is more text already."""
     ended: bool = False
     """The run has ended. Unless there is more, this was the last part."""
 
@@ -530,7 +556,7 @@ class EventPush(Reply, tag="event"):
 
 
 class DaemonStatus(Reply, tag="daemon_status"):
-    """What the daemon says of itself."""
+    """The state of the daemon."""
 
     version: str
     pid: int
@@ -550,17 +576,17 @@ class DaemonStatus(Reply, tag="daemon_status"):
     memory_bytes: int
     ledger_bytes: int
     ledger_trouble: str | None = None
-    """Why the ledger cannot be written, and what helps: nothing new is started meanwhile. `None` if it can."""
+    """Why the ledger cannot be written, and what to do. No run is started meanwhile. `None` if it can be written."""
     backup_bytes: int | None = None
-    """Of the newest backup of the ledger; `None` if there is none."""
+    """Size of the newest backup of the ledger; `None` if there is none."""
     backup_at: datetime | None = None
     adopted: int = 0
-    """Live runs that this daemon took over from one before it."""
+    """Live runs that this daemon adopted from an earlier one."""
     enforcement: dict[str, str] = {}
-    """Who holds runs to limits of `memory`, `pids` and `cpu` here: `kernel`, `watching`, `nothing`."""
+    """What enforces limits of `memory`, `pids` and `cpu` on this machine: `kernel`, `watching`, `nothing`."""
     budgets: list[BudgetState] = []
     linger_command: str | None = None
-    """Logging out ends this daemon and its runs, and this command prevents that; `None` where logging out does not end it."""
+    """The command that keeps this daemon and its runs alive after logout; `None` if logging out does not end them."""
 
 
 class Setting(Struct, frozen=True, kw_only=True):
@@ -577,7 +603,7 @@ class AgentInfo(Struct, frozen=True, kw_only=True):
     name: str
     description: str
     command: list[str]
-    """With its placeholders."""
+    """The command with its placeholders."""
     kind: Kind
     type: str | None
     meter: str
@@ -601,110 +627,98 @@ class ConfigReply(Reply, tag="config"):
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """A setting that a reload has found changed."""
+    """A setting that changed with a reload."""
 
     key: str
     old: Any
     new: Any
-    """`None` also for a key that was added or removed: then only the other one means something."""
+    """`old` is `None` for a key that was added, `new` for one that was removed."""
     source: str
     """Where the new value comes from."""
     waits: bool
-    """It takes effect at the next start of the daemon."""
+    """The new value takes effect at the next start of the daemon."""
 
 
 class Reloaded(Reply, tag="reloaded"):
     """The config was read again."""
 
     files: list[str]
-    """The files that were there."""
+    """The config files that exist."""
     changed: list[Change]
 
 
 class Pruned(Reply, tag="pruned"):
-    """What was removed, or, after a dry run, what would be."""
+    """What was removed; after a dry run, what would be removed."""
 
     trees: int
     runs: int
     events: int
-    """Of these runs, in the ledger."""
+    """Events of these runs in the ledger."""
     files: int
-    """Of output."""
+    """Output files."""
     output_bytes: int
-    """That the files took on the disk."""
+    """Bytes of disk space that the files took."""
     ledger_bytes: int
-    """By which the ledger's file shrank: its free pages are kept for what is written next, unless they are many."""
+    """Bytes by which the ledger's file shrank. Free pages stay in it for later writes, unless there are many."""
 
 
 class Done(Reply, tag="done"):
-    """It was done; there is nothing to tell."""
+    """The request was carried out."""
 
 
 class Error(Reply, tag="error"):
-    """The request failed. `message` names the thing, the value, the limit and what to do."""
+    """The request failed. `message` says what failed, with the value; why; and what to do."""
 
     code: ErrorCode
     message: str
 
 
-AnyReply = (
-    Welcome
-    | RunReply
-    | Refused
-    | Selected
-    | Stopped
-    | Reserved
-    | Recommended
-    | RunList
-    | Summarised
-    | LogFiles
-    | TextPart
-    | ResultText
-    | EventPush
-    | DaemonStatus
-    | AgentList
-    | ConfigReply
-    | Reloaded
-    | Pruned
-    | Done
-    | Error
-)
+def _one_of(base: type[T]) -> tuple[tuple[type[T], ...], msgspec.msgpack.Decoder[T]]:
+    """Return the kinds of message with this base, and a decoder that tells them apart by their tags."""
+    kinds = tuple(base.__subclasses__())
+    return kinds, msgspec.msgpack.Decoder(reduce(or_, kinds))
 
+
+REQUESTS, _request_decoder = _one_of(Request)
+REPLIES, _reply_decoder = _one_of(Reply)
 _encoder = msgspec.msgpack.Encoder()
-_request_decoder: msgspec.msgpack.Decoder[AnyRequest] = msgspec.msgpack.Decoder(AnyRequest)
-_reply_decoder: msgspec.msgpack.Decoder[AnyReply] = msgspec.msgpack.Decoder(AnyReply)
+
+
+def tag(kind: type[Request | Reply]) -> str:
+    """Return what the key `type` says of messages of this kind."""
+    return str(kind.__struct_config__.tag)
 
 
 def pack(value: Any) -> bytes:
-    """`value` in msgpack."""
+    """Return `value` in msgpack."""
     return _encoder.encode(value)
 
 
 def pack_message(message: Request | Reply) -> bytes:
-    """A whole frame with `message` in it."""
+    """Return a frame that holds `message`."""
     return frame(_encoder.encode(message))
 
 
 def _unpack(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:
-    # msgspec tells a wrong type, a truncation, bad UTF-8 and deep nesting by four exceptions; to a reader of frames they are one
+    # msgspec raises different exceptions for a wrong type, a truncation, bad UTF-8 and deep nesting
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadMessage(f"not a message of this protocol: {error}") from error
 
 
-def unpack_request(body: bytes) -> AnyRequest:
-    """The request in a frame's body. Raises `BadMessage`."""
+def unpack_request(body: bytes) -> Request:
+    """Return the request in a frame's body. Raise `BadMessage`."""
     return _unpack(_request_decoder, body)
 
 
-def unpack_reply(body: bytes) -> AnyReply:
-    """The reply in a frame's body. Raises `BadMessage`."""
+def unpack_reply(body: bytes) -> Reply:
+    """Return the reply in a frame's body. Raise `BadMessage`."""
     return _unpack(_reply_decoder, body)
 
 
 def request_id(body: bytes) -> int:
-    """The id of a request that cannot be decoded otherwise, so that its `Error` can be matched; 0 where there is none."""
+    """Return the id of a request that cannot be decoded, for the `Error` that answers it; 0 if there is none."""
     try:
         return msgspec.msgpack.decode(body, type=_OnlyId).id
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""What `summary` answers: how the runs of a period ended, and what they used (SPEC section 15)."""
+"""The answer to `summary`: how the runs of a period ended, and what they used."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The nouns of the protocol: a run as it is shown, limits, refusals, reasons.
 
-Field names are the contract of SPEC section 15. Unknown is `None`, never 0. Times are aware UTC datetimes: RFC 3339 in
-JSON, the timestamp extension in msgpack. Operating-system strings that must not change (argv, environment, cwd) travel
-as bytes in requests; what is shown of them is text in which bytes that are not UTF-8 appear as `\\xNN`.
+Field names are a contract with clients (docs/protocol.md). Unknown is `None`, never 0. Times are aware UTC datetimes: RFC 3339 in
+JSON, the timestamp extension in msgpack. Operating-system strings that must not change (argv, environment, cwd) are bytes in
+requests; they are shown as text in which bytes that are not UTF-8 appear as `\\xNN`.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Literal
 from msgspec import UNSET, Struct, UnsetType, structs
 
 RunId = str
-"""The ledger's running number in base 32 after a letter that tells how many digits follow (`a` one, `b` two):
-`a1`, `bv0`, `c10a`. Short, never used twice, and in text order the order of admission."""
+"""The ledger's running number in base 32 after a letter that tells how many digits follow (`a` one, `b` two): `a1`, `bv0`, `c10a`.
+Short, never used twice, and sorted as text in the order of admission."""
 
 Kind = Literal["agent", "skill"]
 
 
 class Word(StrEnum):
-    """A word of the protocol. Hashed as the text that it is equal to; and not by a method written in Python, as an enum is,
-    which the core would call some forty times a run."""
+    """A word of the protocol, with the hash of its text: the core would call the hash method of an enum, which is written in
+    Python, some forty times a run."""
 
     __hash__ = str.__hash__
 
 
 class Status(Word):
-    """Where a run is in its life (SPEC section 6). Refused runs are `rejected_<rule>`, one member a rule."""
+    """Where a run is in its life (docs/states.md). Refused runs are `rejected_<rule>`, one member for each rule."""
 
     ACCEPTED = "accepted"
     QUEUED = "queued"
@@ -52,23 +52,23 @@ class Status(Word):
 
     @property
     def terminal(self) -> bool:
-        """Whether nothing can follow."""
+        """Whether no other status can follow."""
         return self in _TERMINAL
 
     @property
     def rejected(self) -> bool:
-        """Whether the guard refused the run, so that nothing was ever started."""
+        """Whether the guard refused the run, so that nothing was started."""
         return self.value.startswith("rejected_")
 
 
 ENDED = frozenset({Status.COMPLETED, Status.FAILED, Status.TIMEOUT, Status.CANCELLED, Status.LOST})
-"""How a run that was admitted can end."""
+"""The ends of an admitted run."""
 
 _TERMINAL = ENDED | {s for s in Status if s.value.startswith("rejected_")}
 
 
 class Rule(Word):
-    """The guard's rules in the order they are asked (SPEC section 2)."""
+    """The guard's rules in the order in which they are checked (docs/guard.md)."""
 
     ENABLED = "enabled"
     PERMISSION = "permission"
@@ -80,21 +80,20 @@ class Rule(Word):
 
     @property
     def status(self) -> Status:
-        """The status of a run that this rule refused."""
+        """The status of a run that this rule refuses."""
         return Status(f"rejected_{self.value}")
 
 
 class Bound(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A number together with where it was set, so that a refusal can say so: `--max-depth`, `SFA_MAX_DEPTH`,
-    `config guard.max_depth`, `default`."""
+    """A number with where it was set, for refusals: `--max-depth`, `SFA_MAX_DEPTH`, `config guard.max_depth`, `default`."""
 
     value: int
     source: str
 
 
 class Claim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a peer outside any run says of the chain it comes from (`SFA_CALL_CHAIN` and `SFA_NAME`, `SFA_DEPTH`): a
-    container, an ssh hop. Only ever added to what the daemon knows; it cannot loosen anything."""
+    """The chain that a peer outside any run, as in a container, claims to come from (`SFA_CALL_CHAIN` and `SFA_NAME`, `SFA_DEPTH`).
+    The daemon adds it to what it knows; it cannot loosen a rule."""
 
     names: list[str] = []
     depth: int = 0
@@ -128,11 +127,11 @@ class LimitKind(Word):
 
 
 class Limit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A bound on what a started run may use (SPEC section 3)."""
+    """A bound on what a started run may use (docs/limits.md)."""
 
     kind: LimitKind
     threshold: float
-    """Seconds for `time`, USD for the costs, bytes for `output` and `memory`, cores for `cpu`, else a number."""
+    """In the unit of the kind: seconds, USD, bytes, cores, or a plain number."""
     action: Action | None = None
     """`None` in a request: `--on-limit`, else the profile's, else terminate. Never `None` in what is shown."""
     source: str = "default"
@@ -140,7 +139,7 @@ class Limit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class LimitState(Struct, frozen=True, kw_only=True):
-    """A limit as it is shown: with what has been used of it and who watches over it."""
+    """A limit as it is shown: with what is used of it, and what enforces it."""
 
     kind: LimitKind
     threshold: float
@@ -151,15 +150,15 @@ class LimitState(Struct, frozen=True, kw_only=True):
     scope: Literal["run", "tree"] = "run"
     """Whose use counts: the run's own, or its and its descendants'."""
     enforced_by: Literal["clock", "meter", "kernel", "watching", "nothing"] = "clock"
-    """`nothing`: what the run uses is not known, so that the limit is not enforceable."""
+    """`nothing`: the run's use is not known, so the limit is not enforceable."""
     bound_by: RunId | None = None
-    """The ancestor that has less of it, where one has."""
+    """The ancestor with the lowest threshold, if that is below the run's own."""
     bound: float | None = None
-    """How much less: that ancestor's threshold."""
+    """That ancestor's threshold."""
 
 
 class Tokens(Struct, frozen=True, kw_only=True):
-    """Tokens of one model. Cached ones are part of `input`, as Codex and Gemini report it (SPEC section 8)."""
+    """Tokens of one model. Cached ones are part of `input`, as Codex and Gemini report them."""
 
     input: int = 0
     output: int = 0
@@ -170,10 +169,10 @@ class Tokens(Struct, frozen=True, kw_only=True):
 
 
 Role = Literal["planning", "execution"]
-"""What a report says its tokens were for; costs are bounded by role too."""
+"""The purpose of a report's tokens. Costs have limits by role too."""
 
 Source = Literal["gateway", "report", "stream", "session", "none"]
-"""Where a number of usage comes from, the best first (SPEC section 8). Two sources are never added."""
+"""Where figures of usage come from, the best first (docs/metering.md). Two sources are never added."""
 
 
 class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -184,31 +183,31 @@ class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True):
     refused; `suspended` of a paused run; `no_daemon` where a run that had not ended is read from the ledger without a daemon."""
     message: str
     by: str | None = None
-    """Who asked, for `stop`: `run ID` or `user NAME`; the ancestor's id, for `ancestor`."""
+    """For `stop`, who requested it: `run ID` or `user NAME`. For `ancestor`, its id."""
     signal: int | None = None
-    """The signal that asked (for `stop`) or that killed (for `signal`)."""
+    """For `stop` the requested signal, for `signal` the one that killed."""
     errno: int | None = None
-    """The system's error, for `launch`."""
+    """For `launch`: the system's error."""
     about: Literal["command", "directory"] | None = None
-    """What `errno` is about, for `launch`: the command, or the working directory. `None` for what older daemons recorded."""
+    """For `launch`: what `errno` is about. `None` in records of older daemons."""
     limit_kind: str | None = None
     threshold: float | None = None
     used: float | None = None
     exceeded_by: float | None = None
     refused: bool = False
-    """Whether `used` includes a reservation that was refused: so much would have been used."""
+    """Whether `used` includes a reservation that was refused."""
     turns: int | None = None
     tokens: int | None = None
     cost_usd: float | None = None
     elapsed_s: float | None = None
 
     def adding(self, words: str) -> Reason:
-        """The same reason with more to say."""
+        """Return the same reason with more words."""
         return structs.replace(self, message=f"{self.message}; {words}")
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """What a run itself used, its descendants not counted. Only `elapsed_s` is known without a source."""
+    """What a run itself used, without its descendants. Only `elapsed_s` is known without a source."""
 
     turns: int | None = None
     """Tool calls."""
@@ -222,37 +221,27 @@ class Usage(Struct, frozen=True, kw_only=True):
     cost_from: Literal["agent", "prices"] | None = None
     """Whether the agent reported the cost itself, or it was computed from its tokens."""
     unpriced_tokens: int | None = None
-    """Tokens that are not in `cost_usd`, since their model has no known price: it is that much at least."""
+    """Tokens that are not in `cost_usd`, because their model has no known price."""
     planning_cost_usd: float | None = None
     execution_cost_usd: float | None = None
     elapsed_s: float | None = None
     """Seconds since the run started, paused time excluded."""
     source: Source = "none"
     partial: bool = False
-    """Tokens and costs may still grow: the agent has not told its final figures, and perhaps never will. They are that much at
-    least; output tokens may be an estimate from the text that was streamed."""
+    """Tokens and costs are lower bounds: the agent has not told its final figures, and perhaps never will. Output tokens may be an
+    estimate from the streamed text."""
 
 
-_TIMES = (
-    "no times",
-    "once",
-    "twice",
-    "three times",
-    "four times",
-    "five times",
-    "six times",
-    "seven times",
-    "eight times",
-    "nine times",
-)
+_SMALL = ("three", "four", "five", "six", "seven", "eight", "nine")
+_TIMES = ("no times", "once", "twice", *(f"{number} times" for number in _SMALL))
 
 
 class ApiTrouble(Struct, frozen=True, kw_only=True):
-    """Calls of the model that failed since it answered last, as the agent tells."""
+    """Failed calls of the model since its last answer, as the agent tells them."""
 
     count: int
     status: int | None = None
-    """The last HTTP status; `None` where the agent does not tell it, or where there was no answer at all."""
+    """The last HTTP status; `None` if the agent does not tell it, or the API did not answer."""
     error: str = ""
     """The agent's words for the last failure, on one line."""
 
@@ -265,7 +254,7 @@ class ApiTrouble(Struct, frozen=True, kw_only=True):
 
 
 class RunInfo(Struct, frozen=True, kw_only=True):
-    """A run as it is shown: the contract of SPEC section 15."""
+    """A run as it is shown."""
 
     id: RunId
     name: str
@@ -301,27 +290,27 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     ended_at: datetime | None
     labels: dict[str, str] = {}
     usage_by_source: dict[Source, Usage] = {}
-    """What each source says, where there is any; kept apart and never added."""
+    """What each source tells. Sources are never added."""
     meter: str | None = None
     """The meter that reads the run's stdout."""
     api_trouble: ApiTrouble | None = None
-    """Of a live run whose agent cannot reach its model. The `reason` of one that ended so says it."""
+    """Of a live run whose agent cannot reach its model. A run that ended so has it in its `reason`."""
     total_cost_usd: float | None = None
-    """Of the run and its descendants, each counted once, as far as it is known. Only in the answers to `List`, `Info`, `Wait`."""
+    """Of the run and its descendants, as far as it is known. Only in the answers to `List`, `Info`, `Wait`."""
     total_tokens: int | None = None
     """The same of tokens."""
     total_partial: bool = False
-    """The totals are that much at least: a part of them may still grow, or has no price."""
+    """The totals are lower bounds: a part of them may still grow, or has no price."""
 
 
 class Refusal(Struct, frozen=True, kw_only=True):
-    """The guard's no."""
+    """The guard refuses a run."""
 
     kind: Rule
     detail: str
     """The current value, the limit, and where the limit was set; for a loop the whole path."""
     message: str
-    """For the model that will read it: what was refused, why, and to finish with what it already has."""
+    """For the model that reads it: what was refused, why, and that it should finish with what it has."""
     limit: int | None = None
     value: int | None = None
     path: list[str] | None = None
@@ -329,7 +318,7 @@ class Refusal(Struct, frozen=True, kw_only=True):
 
 
 class LimitRefusal(Struct, frozen=True, kw_only=True):
-    """The no to a reservation: it would have taken a run, a user or a team above a limit. Nothing was charged."""
+    """A reservation is refused, because it would take a run, a user or a team above a limit. Nothing was charged."""
 
     scope: Literal["run", "tree", "user", "team"]
     whose: str
@@ -337,14 +326,14 @@ class LimitRefusal(Struct, frozen=True, kw_only=True):
     limit_kind: LimitKind
     threshold: float
     used: float
-    """What is used and held already."""
+    """What is used or reserved already."""
     asked: float
     message: str
-    """For the model that will read it."""
+    """For the model that reads it."""
 
 
 class BudgetState(Struct, frozen=True, kw_only=True):
-    """A money budget as it stands (SPEC section 5)."""
+    """A money budget and what is used of it (docs/limits.md)."""
 
     scope: Literal["user", "team"]
     name: str
@@ -352,15 +341,15 @@ class BudgetState(Struct, frozen=True, kw_only=True):
     usd: float
     """What may be spent in a period."""
     used_usd: float
-    """In this one, reservations included."""
+    """In the present period, reservations included."""
     renews: str
-    """When the next one begins, RFC 3339."""
+    """When the next period begins, RFC 3339."""
     partial: bool = False
-    """Costs are in it that may still grow: it is that much at least."""
+    """`used_usd` is a lower bound: it has costs that may still grow."""
 
 
 class Survivor(Struct, frozen=True, kw_only=True):
-    """A process that is still there `stop.kill_wait` after SIGKILL."""
+    """A process that is still alive `stop.kill_wait` after SIGKILL."""
 
     pid: int
     run_id: RunId
@@ -368,7 +357,7 @@ class Survivor(Struct, frozen=True, kw_only=True):
 
 
 class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Something that happened to a run or to the daemon (SPEC section 11)."""
+    """Something that happened to a run or to the daemon (docs/protocol.md)."""
 
     type: str
     severity: Literal["low", "medium", "high"] = "low"
@@ -380,7 +369,7 @@ class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):
     message: str = ""
     scope: str | None = None
     action: Action | None = None
-    """What a breach is answered with."""
+    """The action that answers the breach."""
     limit_kind: str | None = None
     threshold: float | None = None
     used: float | None = None
@@ -388,4 +377,4 @@ class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):
     refused: bool = False
     """Whether `used` of a breach includes a reservation that was refused."""
     by: str | None = None
-    """Who asked for it, for `limit_changed`: `run ID` or `user NAME`."""
+    """For `limit_changed`, who requested it: `run ID` or `user NAME`."""

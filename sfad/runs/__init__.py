@@ -1,1 +1,8 @@
-"""Live runs, as the shell knows them."""
+"""What is known of runs.
+
+`catalogue`    the one answer to what is known of a run: live, ended a short while ago, or in the ledger
+`live`         a live run as the shell knows it, beside the core's `Run`
+`showing`      how a live run is shown, to clients and in its row of the ledger
+`stdin`        the pipe behind `--stdin`
+`subscribers`  clients that wait for the end of a run, or watch its events
+"""

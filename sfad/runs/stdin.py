@@ -3,43 +3,46 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 
 import trio
-
-from ..durable.handover import Stdin
+from msgspec import Struct
 
 MAX_PENDING = 1024 * 1024
-"""Bytes that may wait for a run that does not read; more is refused, so that a sender learns of it."""
+"""Bytes that may wait for a run that does not read. More is refused, so that the sender learns of it."""
+
+
+class Stdin(Struct, frozen=True):
+    """A pipe as it is handed to the program that replaces this one."""
+
+    read_end: int
+    write_end: int
+    pending: list[bytes]
+    """What has not been written to it yet."""
+    eof: bool
 
 
 class StdinPipe:
     """Both ends of a pipe: the run inherits `read_end`; `write` never blocks."""
 
-    def __init__(self) -> None:
-        self.read_end, self._write_end = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(self._write_end, False)
-        self._begin((), eof=False)
-
-    @classmethod
-    def resumed(cls, handed: Stdin) -> StdinPipe:
-        """The same pipe in a process that has executed itself anew."""
-        pipe = cls.__new__(cls)
-        pipe.read_end, pipe._write_end = handed.read_end, handed.write_end
-        pipe._begin(handed.pending, eof=handed.eof)
-        return pipe
-
-    def hand_over(self) -> Stdin:
-        """What `resumed` needs."""
-        return Stdin(self.read_end, self._write_end, [bytes(self._pending)], self._eof)
-
-    def _begin(self, pending: Iterable[bytes], *, eof: bool) -> None:
-        self._pending = bytearray().join(pending)  # one object: a sender may send a byte at a time
-        self._eof = eof
+    def __init__(self, pipe: Stdin) -> None:
+        self.read_end, self._write_end = pipe.read_end, pipe.write_end
+        self._pending = bytearray().join(pipe.pending)  # one object, because a sender may send a byte at a time
+        self._eof = pipe.eof
         self._more = trio.Event()
 
+    @classmethod
+    def new(cls) -> StdinPipe:
+        """Make a pipe. Raises `OSError`."""
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(write_end, False)
+        return cls(Stdin(read_end, write_end, [], eof=False))
+
+    def hand_over(self) -> Stdin:
+        """Return what the next program needs to go on with the pipe."""
+        return Stdin(self.read_end, self._write_end, [bytes(self._pending)], self._eof)
+
     def write(self, data: bytes, *, eof: bool) -> str | None:
-        """Queues `data`, in order. Returns why not, or `None`."""
+        """Queue `data`. Return why not, or `None`."""
         if self._eof:
             return "its stdin was closed by an earlier send"
         if len(self._pending) + len(data) > MAX_PENDING:
@@ -50,7 +53,7 @@ class StdinPipe:
         return None
 
     async def serve(self) -> None:
-        """Writes what is queued until the end of file, the reader's end, or cancellation."""
+        """Write what is queued, until the end of file or of the reader, or until cancelled."""
         try:
             while not (self._eof and not self._pending):
                 if not self._pending:
@@ -59,7 +62,7 @@ class StdinPipe:
                     continue
                 await self._write_some()
         except BrokenPipeError:
-            self._eof = True  # nobody reads it any more; the next send is told
+            self._eof = True  # the run has closed it; the next `send` fails
         finally:
             self._close_write_end()
 
@@ -77,12 +80,12 @@ class StdinPipe:
             self._write_end = -1
 
     def discard(self) -> None:
-        """Nobody will read it, and nobody serves it."""
+        """Close both ends of a pipe that is not served."""
         os.close(self.read_end)
         self._close_write_end()
 
     def close(self) -> None:
-        """The run is over: whoever still writes gets EPIPE, and `serve` ends."""
+        """The run is over. Writing fails with EPIPE, so `serve` ends."""
         os.close(self.read_end)
         self._eof = True
         self._more.set()

@@ -1,9 +1,19 @@
 """The Unix socket: who connects, what they say, and how much of it the daemon is willing to hold.
 
 `server`      one task for all connections over a nested epoll
-`shares`      how much each run, tree and user may hold
+`listening`   the listening socket
 `connection`  one client: frames in, frames out, descriptors both ways
-`verbs`       one handler a verb
-`handles`     which run an id, a name, a prefix or a label means
-`result`      the final answer of a run
+`turns`       which client's requests are handled next
+`bounds`      the bounds of everything that clients make the daemon hold
+`shares`      how much of that each run, tree and user may hold
+`dispatch`    a request to the function that answers it, if the peer may use the verb
+`call`        one request while it is being answered; the registry of those functions
+`verbs`       one file a verb
+`handles`     which run an id, a name or a prefix means
+`choosing`    which runs a `stop` or `select` means
+`checks`      checks of fields that several kinds of request have
+`reading`     what runs left: the final answer of a run, the page of a summary
+`spending`    what `report`, `reserve` and `settle` share
+`watching`    pushes events to a client
+`errors`      how a request fails
 """

@@ -9,7 +9,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from operator import sub
 from typing import NamedTuple
 
 from msgspec import structs
@@ -18,21 +18,21 @@ from ..core.access import Peer
 from ..durable.handover import Connected
 from ..host.giveback import give_back
 from ..protocol.framing import MAX_REQUEST, FrameDecoder
-from ..protocol.messages import MAX_DESCRIPTORS, Reply, Wait, Watch, pack_message
+from ..protocol.messages import MAX_DESCRIPTORS, Reply, Wait, Watch, Welcome, pack_message
 from .shares import Holder
 
 READ = 64 * 1024
-"""Bytes read at once. They may be thousands of requests, and others wait while they are cut apart."""
+"""Bytes read at once. They may hold thousands of requests, and the other clients wait while the daemon splits them."""
 
 MAX_UNSENT = 8 * 1024 * 1024
-"""Bytes of replies and events that may wait for a client which does not read; then it is dropped. A reply larger than this
-is still sent to a client that had nothing else waiting."""
+"""Bytes of replies and events that may wait for a client that does not read, before the daemon drops it. A larger reply is still
+sent to a client that had nothing else waiting."""
 
 BODY = 64
-"""Bytes that a request which waits for its turn takes beside its own: a `bytes` object and its place in a queue."""
+"""Bytes that a waiting request takes beside its own: a `bytes` object and its place in a queue."""
 
 _UCRED = struct.Struct("=iII")
-# SCM_MAX_FD: the kernel closes in this thread what does not fit, and a client's file may make that wait
+# 253 is SCM_MAX_FD. The kernel would close the descriptors that do not fit in this thread, and a FUSE file can block close(2)
 _ANCILLARY = socket.CMSG_SPACE(4 * 253) + socket.CMSG_SPACE(_UCRED.size)
 
 
@@ -40,7 +40,7 @@ class DescriptorsLost(Exception):
     """The client sent more descriptors than any request carries, or the kernel found no room for them."""
 
 
-class Load(NamedTuple):
+class Holding(NamedTuple):
     """What a connection makes the daemon hold."""
 
     descriptors: int = 0
@@ -50,43 +50,18 @@ class Load(NamedTuple):
     """Bytes of replies and events that the client has not read."""
 
 
-@dataclass(slots=True)
-class Pending:
+class Pending(NamedTuple):
     """A request that waits for something to happen."""
 
     request: Wait | Watch
     forget: Callable[[], None]
-    """Does so."""
+    """Give up waiting."""
     until: float | None = None
-    """When it gives up waiting, on the core's clock."""
+    """When the request gives up waiting, on the core's clock."""
 
 
 class Connection:
     """State of one client. `number` is never used twice; descriptors in `received` are owned until taken."""
-
-    __slots__ = (
-        "bodies",
-        "bodies_size",
-        "closed",
-        "counted",
-        "decoder",
-        "elsewhere",
-        "ended",
-        "fd",
-        "greeted",
-        "holder",
-        "maker",
-        "messages",
-        "number",
-        "on_unsent",
-        "peer",
-        "pending",
-        "received",
-        "sender",
-        "sock",
-        "unsent",
-        "unsent_size",
-    )
 
     def __init__(
         self, sock: socket.socket, number: int, peer: Peer, holder: Holder, on_unsent: Callable[[Connection], None]
@@ -99,32 +74,32 @@ class Connection:
         self.received: deque[int] = deque()
         self.bodies_size = 0
         self.unsent: deque[tuple[bytearray, list[int]]] = deque()
-        """Bytes, and the descriptors that go with the first of them. Messages without descriptors are joined to what waits: an
-        object for each would take several times its bytes."""
+        """Bytes, and the descriptors that travel with their first byte. A message without descriptors is added to the last entry:
+        an object of its own would take several times its bytes."""
         self.unsent_size = 0
         self.messages = 0
         """Messages that were added to `unsent` since it was last empty."""
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self.maker = int(_UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0])
-        """The process that connected: `peer`."""
+        """The process that connected."""
         self.sender = self.maker
-        """The process that sent what was read last: another one, where a connection was inherited or passed on."""
+        """The process that sent what was read last. It is another process if the connection was inherited or passed on."""
         self.peer = peer
         self.holder = holder
         self.greeted = False
-        self.counted = Load()
-        """What the server has counted of it."""
+        self.counted = Holding()
+        """What the connection held when it was last counted."""
         self.on_unsent = on_unsent
         self.closed = False
         self.ended = False
-        """The client will send nothing more; what it asked before is still handled, and answered if that takes no time."""
+        """The client will send nothing more. Its earlier requests are still handled, and answered if that takes no time."""
         self.elsewhere: set[int] = set()
-        """Ids of requests that another thread was asked about."""
+        """Ids of requests that another thread works on."""
         self.pending: dict[int, Pending] = {}
-        """By request id: what waits for this client."""
+        """Requests that wait, by id."""
 
     def hand_over(self, now: float) -> Connected:
-        """What it takes to go on with this client in a process that has executed itself anew."""
+        """Return what `resume` needs after this process has executed itself again."""
         return Connected(
             fd=self.fd,
             number=self.number,
@@ -139,7 +114,7 @@ class Connection:
         )
 
     def resume(self, handed: Connected) -> None:
-        """Take over what an earlier process held for this client, but for what waits for the client."""
+        """Take over what the earlier process held for this client, except for the requests that wait."""
         self.greeted = handed.greeted and handed.peer is not None
         self._take_in([*handed.bodies, *self.decoder.feed(handed.partial)])
         self.received.extend(handed.received)
@@ -149,29 +124,37 @@ class Connection:
         self.ended = handed.ended
 
     @property
-    def load(self) -> Load:
-        """What it makes the daemon hold now."""
+    def holding(self) -> Holding:
+        """What the connection makes the daemon hold now."""
         if self.closed:
-            return Load()
+            return Holding()
         descriptors = 1 + len(self.received) + sum(len(descriptors) for _, descriptors in self.unsent)
-        return Load(descriptors, self.decoder.pending + self.bodies_size, self.unsent_size)
+        return Holding(descriptors, self.decoder.pending + self.bodies_size, self.unsent_size)
 
-    def read(self) -> bool:
-        """Takes what has arrived. False at the end. Raises `ProtocolError`, `DescriptorsLost` and `OSError`."""
+    def count(self) -> Holding:
+        """Return how much more the connection holds than when it was last counted."""
+        before, self.counted = self.counted, self.holding
+        return Holding(*map(sub, self.counted, before))
+
+    def read(self) -> None:
+        """Take in what has arrived; `ended` is set at the end. Raise `ProtocolError`, `DescriptorsLost`."""
         try:
             data, ancillary, flags, _ = self.sock.recvmsg(READ, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
-            return True
+            return
+        except OSError:
+            self.ended = True
+            return
         for level, kind, payload in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 self.received.extend(_descriptors(payload))
             elif level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
-                # 0 is a process of an outer pid namespace, or one that sent before SO_PASSCRED was set: no process of a run
+                # pid 0: the sender is in an outer pid namespace, or sent before SO_PASSCRED was set; it is in no run
                 self.sender = _UCRED.unpack(payload)[0] or self.maker
         if flags & socket.MSG_CTRUNC or len(self.received) > 4 * MAX_DESCRIPTORS:
-            raise DescriptorsLost(f"{len(self.received)} descriptors that no request has taken, or no room for more")
+            raise DescriptorsLost(f"{len(self.received)} descriptors that no request took, or the kernel had no room for more")
         self._take_in(self.decoder.feed(data))
-        return bool(data)
+        self.ended = not data
 
     def _take_in(self, bodies: Iterable[bytes]) -> None:
         for body in bodies:
@@ -185,13 +168,18 @@ class Connection:
         return body
 
     def take(self, count: int) -> list[int] | None:
-        """The next `count` received descriptors, or `None` if they did not come with the message."""
+        """Return the next `count` received descriptors, or `None` if they did not come with the message."""
         if len(self.received) < count:
             return None
         return [self.received.popleft() for _ in range(count)]
 
+    def welcome(self, reply: Welcome) -> None:
+        """Answer the handshake."""
+        self.greeted = True
+        self.send(reply)
+
     def send(self, reply: Reply, descriptors: Sequence[int] = ()) -> None:
-        """Sends now what the socket takes and keeps the rest. Closes `descriptors` once the kernel has duplicated them."""
+        """Send what the socket takes now, and keep the rest. `descriptors` are closed once the kernel has duplicated them."""
         kept = list(descriptors)
         data = pack_message(reply)
         sent = len(data) if self.closed else 0 if self.unsent else self._send_some(data, kept)
@@ -210,7 +198,7 @@ class Connection:
         self.messages += 1
 
     def flush(self) -> None:
-        """Sends more of what is kept."""
+        """Send more of what is kept."""
         while self.unsent:
             data, descriptors = self.unsent[0]
             sent = self._send_some(data, descriptors)
@@ -231,14 +219,13 @@ class Connection:
         except BlockingIOError:
             return 0
         except OSError:
-            # The client is gone, or too many descriptors are on their way (ETOOMANYREFS). Reading tells the server that the
-            # connection has ended.
+            # the client is gone, or too many descriptors are in flight (ETOOMANYREFS); the server notices when it reads
             with suppress(OSError):
                 self.sock.shutdown(socket.SHUT_RDWR)
             return len(data)
 
     def close(self) -> None:
-        """Gives back everything. The caller has unregistered the socket."""
+        """Release everything. The caller has unregistered the socket."""
         self.closed = True
         for _, kept in self.unsent:
             _close(kept)
@@ -254,7 +241,7 @@ def _as_of(pending: Pending, now: float) -> Wait | Watch:
     request = pending.request
     if not isinstance(request, Wait):
         return request
-    # it was tied long ago, and perhaps to somebody else since
+    # the run is tied already, and perhaps to another client by now
     timeout = max(0.001, pending.until - now) if pending.until is not None else None
     return structs.replace(request, tie=False, timeout=timeout)
 

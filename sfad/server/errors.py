@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ..protocol.errors import ErrorCode
 
 
-class RequestFailed(Exception):
-    """The request ends with an `Error`."""
+class RequestError(Exception):
+    """The reply to the request is an `Error`."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+bad_request = partial(RequestError, ErrorCode.BAD_REQUEST)
+wrong_state = partial(RequestError, ErrorCode.WRONG_STATE)
+unavailable = partial(RequestError, ErrorCode.UNAVAILABLE)

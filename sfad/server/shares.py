@@ -1,4 +1,4 @@
-"""How much of the daemon each run, tree and user may hold. Pure.
+"""How much of the daemon each run, tree and user may hold.
 
 Everything that clients make the daemon hold has a bound, and each bound is shared out. One run cannot take what others need,
 and all runs together leave enough to the owner of the daemon, who must be able to stop them. A run is bounded together with
@@ -21,7 +21,7 @@ FRACTIONS: dict[Scope, float] = {"run": 1 / 8, "tree": 1 / 4, "unplaced": 1 / 8,
 """The part of the whole that each group may hold. `others` is everything but the owner outside any run."""
 
 
-class Group(NamedTuple):
+class ShareGroup(NamedTuple):
     """Peers that share a bound."""
 
     scope: Scope
@@ -45,47 +45,47 @@ class Group(NamedTuple):
 class Holder:
     """The groups that count what a peer holds, the narrowest first."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[ShareGroup, ...]
 
     @classmethod
     def of(cls, peer: Peer, root: RunId | None) -> Holder:
-        """`root` is the root of the tree that the peer is in."""
+        """Return the groups of a peer. `root`: the root of the tree that it is in."""
         if peer.unplaced:
-            inside = [Group("unplaced")]
+            inside = [ShareGroup("unplaced")]
         elif peer.run is None or root is None:
             if peer.owner:
-                return cls((Group("owner"),))
+                return cls((ShareGroup("owner"),))
             inside = []
         else:
-            inside = [Group("run", peer.run), Group("tree", root)]
-        return cls((*inside, Group("user", peer.user), Group("others")))
+            inside = [ShareGroup("run", peer.run), ShareGroup("tree", root)]
+        return cls((*inside, ShareGroup("user", peer.user), ShareGroup("others")))
 
     @property
     def owner(self) -> bool:
-        """Whether it is the owner of the daemon, outside any run."""
+        """Whether the holder is the owner of the daemon, outside any run."""
         return self.groups[0].scope == "owner"
 
     @cached_property
-    def lane(self) -> Group:
-        """The group whose requests take turns with those of other groups: its tree, else its user."""
+    def lane(self) -> ShareGroup:
+        """The group whose requests take turns with those of other groups: the tree of the peer, else its user."""
         return next(group for group in self.groups if group.scope != "run")
 
 
 class Shares:
-    """The shares of one thing that is held. `what` names it in refusals; `least` is the smallest share of any group."""
+    """The shares of one bounded thing. `what` names it in refusals; `least` is the smallest share of any group."""
 
     def __init__(self, what: str, whole: int, *, least: int = 0) -> None:
         self.what = what
         self.whole = whole
         self._least = least
-        self._held: Counter[Group] = Counter()
+        self._held: Counter[ShareGroup] = Counter()
 
-    def share(self, group: Group) -> int:
-        """How much the group may hold."""
+    def share(self, group: ShareGroup) -> int:
+        """Return how much the group may hold."""
         return max(self._least, int(self.whole * FRACTIONS[group.scope]))
 
-    def held(self, group: Group) -> int:
-        """How much the group holds."""
+    def held(self, group: ShareGroup) -> int:
+        """Return how much the group holds."""
         return self._held[group]
 
     def add(self, holder: Holder, amount: int) -> None:
@@ -95,7 +95,7 @@ class Shares:
             if not self._held[group]:
                 del self._held[group]
 
-    def over(self, holder: Holder, more: int = 0) -> list[Group]:
+    def over(self, holder: Holder, more: int = 0) -> list[ShareGroup]:
         """Return the groups of the holder that would have more than their share if it took `more`."""
         return [group for group in holder.groups if self._held[group] + more > self.share(group)]
 

@@ -20,22 +20,22 @@ class Cli:
     name: str
     package: str
     version: str
-    """The one that is asked for and must be there."""
+    """The version that the tests need."""
     price: Price
     argv: tuple[str, ...]
-    """Starts it without a terminal and without questions, printing events; the prompt is in it."""
+    """Starts it without a terminal and without questions, and makes it print events; contains the prompt."""
     as_text: tuple[str, ...]
-    """The same, printing text."""
+    """The same, but it prints text."""
     in_terminal: tuple[str, ...]
     """The same in a terminal, where it does not end by itself."""
     options: tuple[str, ...]
     """For the built-in entry of its name."""
     tells_early: bool
-    """Whether its events tell of a call before it is done, and of tokens before the end."""
+    """Whether its events tell a call before it has ended, and tokens before the end."""
 
     @property
     def by_name(self) -> tuple[str, ...]:
-        """The agent that is known by this name, with a task."""
+        """Return the command of the built-in agent of this name, with a task."""
         return (self.name, "go", *self.options)
 
     def turns_seen(self, calls: int) -> int:
@@ -91,13 +91,13 @@ CLIS = {cli.name: cli for cli in (CLAUDE, CODEX, GEMINI_CLI, OPENCODE)}
 
 
 def packages() -> Path:
-    """Where npm's packages are kept."""
+    """Return the directory of npm's packages."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(os.environ.get("SFAD_AGENTS_DIR") or cache / "sfad-tests" / "agents").absolute()
 
 
 def install() -> Path:
-    """Has npm fetch what is not there yet. Returns the directory of the commands."""
+    """Let npm fetch the missing packages. Return the directory of the commands."""
     assert shutil.which("npm"), "the agents come from npm, and there is none on the PATH"
     packages().mkdir(parents=True, exist_ok=True)
     commands = packages() / "node_modules" / ".bin"
@@ -122,7 +122,7 @@ def _fetch() -> None:
 
 
 def environment(home: Path, url: str) -> dict[str, str]:
-    """Makes the agents at home in a directory, with the model at the URL, and without a word to anybody else."""
+    """Configure the agents in a home directory so that they call the model at the URL and no other host."""
     (home / ".codex").mkdir(parents=True)
     (home / "tmp").mkdir()
     (home / ".codex" / "config.toml").write_text(_CODEX_CONFIG.format(url=url))
@@ -157,7 +157,7 @@ _CLAUDE_STATE = {
     "bypassPermissionsModeAccepted": True,
     "customApiKeyResponses": {"approved": ["scripted"], "rejected": []},
 }
-"""It asks nothing in a terminal."""
+"""Settings by which the program asks nothing in a terminal."""
 _TRUSTED = {"hasTrustDialogAccepted": True, "hasCompletedProjectOnboarding": True}
 
 _GEMINI_SETTINGS = """\

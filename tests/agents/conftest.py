@@ -17,14 +17,14 @@ from tests.agents.script import Reply
 from tests.conftest import Start
 
 _KEPT = ("LANG", "LC_ALL", "PYTHONPATH", "TESTS_OF_SFAD", "SFAD_SOCKET", "SFAD_STATE_DIR", "SFAD_CONFIG")
-"""Of the environment. The rest, keys and settings of whoever runs the tests, is nothing to the agents."""
+"""Variables of the environment that agents get. They must not see the keys and settings of the developer."""
 
 MakeDesk = Callable[..., Desk]
 
 
 @pytest.fixture(scope="session")
 def commands() -> Path:
-    """Directory of the real agents."""
+    """Return the directory of the real agents."""
     if os.environ.get("SFAD_TEST_AGENTS") not in {"1", "all"}:
         pytest.skip(
             "real agents are tried with SFAD_TEST_AGENTS=1: it fetches some 550 MB from npm, 1.2 GB on disk (docs/real-agents.md)"
@@ -34,7 +34,7 @@ def commands() -> Path:
 
 @pytest.fixture(params=["claude", "codex"])
 def cli(request: pytest.FixtureRequest) -> Cli:
-    """Two agents: what the daemon does to processes is the same for all."""
+    """Two agents, because what the daemon does to processes is the same for all."""
     return CLIS[request.param]
 
 

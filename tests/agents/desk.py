@@ -1,4 +1,4 @@
-"""Where an agent sits: the daemon that starts it, the model that it asks, and what a test looks at."""
+"""The surroundings of an agent: the daemon that starts it, the model that it calls, and what a test looks at."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.harness import PATIENCE, Daemon, wait_until
 
 @dataclass(frozen=True)
 class Desk:
-    """A daemon, a model and agents that know both."""
+    """A daemon, a model, and agents that use both."""
 
     daemon: Daemon
     model: Model
@@ -39,29 +39,29 @@ class Desk:
         )
 
     def json(self, *words: str) -> Any:
-        """What a command prints with `--json`."""
+        """Return what a command prints with `--json`."""
         done = self.sfactl(*words, "--json")
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads(done.stdout)
 
     def listed(self, *words: str) -> list[dict[str, Any]]:
-        """Runs, the oldest first."""
+        """Return all runs, the oldest first."""
         return sorted(self.json("list", *words)["runs"], key=lambda run: str(run["id"]))
 
     def spawn(self, name: str, *argv: str) -> str:
-        """Starts a run in the background; its id."""
+        """Start a run in the background. Return its id."""
         done = self.sfactl("spawn", "--name", name, "--", *argv)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
     def running(self, run: str) -> dict[str, Any]:
-        """What `info` tells of a run that must not have ended."""
+        """Return what `info` tells of a run that must not have ended."""
         info: dict[str, Any] = self.json("info", run)
         assert info["status"] == "running", info
         return info
 
     def events(self, run: str) -> list[dict[str, Any]]:
-        """What the agent has printed so far, a half line left out."""
+        """Return what the agent has printed so far, without an incomplete line."""
         whole, _, _ = self.sfactl("logs", run).stdout.rpartition("\n")
         return [json.loads(line) for line in whole.splitlines()]
 
@@ -71,7 +71,7 @@ class Desk:
 
 
 class Gate:
-    """A command that a tool runs, and that ends when the gate is opened."""
+    """A command that a tool runs and that ends when the gate is opened."""
 
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)
@@ -81,9 +81,9 @@ class Gate:
 
     @property
     def reached(self) -> bool:
-        """Whether the command runs."""
+        """Return whether the command runs."""
         if self._writer is None:
-            with suppress(OSError):  # nobody reads it yet
+            with suppress(OSError):  # no process reads it yet
                 self._writer = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK)
         return self._writer is not None
 
@@ -96,7 +96,7 @@ class Gate:
 
 @contextmanager
 def gate_of(path: Path) -> Iterator[Gate]:
-    """A gate that is open afterwards."""
+    """Yield a gate that is opened at the end."""
     gate = Gate(path)
     try:
         yield gate
@@ -106,7 +106,7 @@ def gate_of(path: Path) -> Iterator[Gate]:
 
 @contextmanager
 def held_up(path: Path) -> Iterator[str]:
-    """A command for the shell tool that ends when the body does, and has begun before."""
+    """Yield a command for the shell tool that has begun and ends with the body."""
     with gate_of(path) as gate:
         yield gate.command
         wait_until(lambda: gate.reached, "the shell tool reads the gate")
@@ -114,7 +114,7 @@ def held_up(path: Path) -> Iterator[str]:
 
 @contextmanager
 def in_a_terminal(at: Desk, *words: str) -> Iterator[Popen[bytes]]:
-    """A client with a terminal of its own, whose output nobody wants."""
+    """Run a client in a terminal of its own, and discard its output."""
     ours, theirs = pty.openpty()
     reader = Popen(["cat"], stdin=ours, stdout=DEVNULL, stderr=DEVNULL)  # it fails when the terminal is gone
     os.close(ours)

@@ -1,4 +1,4 @@
-"""The scripted model: an HTTP server on loopback that speaks three APIs and remembers what it was asked."""
+"""The scripted model: an HTTP server on loopback that speaks three APIs and remembers its requests."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ _IDLE = 20.0
 
 @dataclass
 class Talk:
-    """One agent's conversation with the model: the replies of a script in order, and after them nothing but a last word."""
+    """The conversation of one agent with the model: the replies of a script in order, then only a last word."""
 
     dialect: _Dialect
     script: Iterator[Reply]
     requests: list[Body] = field(default_factory=list)
-    """Bodies of what the agent asked, helpers of its own left out."""
+    """The bodies of the agent's requests, without those of its helpers."""
     turns: int = 0
     """Tool calls that the model has asked for."""
     answered: int = 0
-    """Replies that were sent to their end, those to helpers left out."""
+    """Replies that were sent completely, without those to helpers."""
     helped: int = 0
     """Replies to helpers."""
     stalled: bool = False
-    """A reply stands still in its middle."""
+    """Set while a reply waits in its middle."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, body: Body) -> tuple[Reply, Answer]:
-        """The answer to a request."""
+        """Return the answer to a request."""
         if not self.dialect.is_turn(body):
             self.helped += 1
             return Say("ok"), self.dialect.answer(body, Say("ok"), 0)
@@ -68,7 +68,7 @@ class Talk:
             return reply, self.dialect.answer(body, reply, len(self.requests))
 
     def told(self) -> list[str]:
-        """What the agent's tools have answered, as far as the model has heard of it."""
+        """Return the results of the agent's tools that the model has received."""
         with self._lock:
             return self.dialect.tool_outputs(self.requests[-1]) if self.requests else []
 
@@ -81,7 +81,7 @@ class Model:
     talks: Mapping[str, Talk]
     """By the name of the agent."""
     released: threading.Event
-    """Set it, and replies that stand still go on."""
+    """When it is set, waiting replies continue."""
 
 
 class _Server(ThreadingMixIn, HTTPServer):
@@ -89,10 +89,10 @@ class _Server(ThreadingMixIn, HTTPServer):
     talks: dict[str, Talk]
     """By the first word of the path."""
     released: threading.Event
-    """Replies that stand still may go on."""
+    """Waiting replies may continue."""
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Says nothing of an agent that was stopped in the middle of an answer."""
+        """Print nothing when an agent is stopped in the middle of an answer."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -129,7 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
         talk.answered += talk.dialect.is_turn(body)
 
     def _released(self) -> bool:
-        """Wait until the reply may go on. Returns whether the agent still listens."""
+        """Wait until the reply may continue. Return whether the agent is still connected."""
         while not self.server.released.wait(0.05):
             if select([self.connection], [], [], 0)[0] and not self.connection.recv(1, MSG_PEEK):
                 return False
@@ -152,7 +152,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Keeps quiet."""
+        """Print nothing."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The shell tool of real agents starts runs, or is refused, and the model hears of it."""
+"""The shell tool of real agents starts runs, or is refused, and the model reads the result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.agents.script import Say, Shell
 CIRCLE = "Do not try again; finish your task with what you already have."
 
 
-def test_a_run_of_the_shell_tool_is_a_child_and_the_model_reads_its_output(desk: MakeDesk, cli: Cli) -> None:
+def test_a_run_started_by_the_shell_tool_is_a_child_and_the_model_reads_its_output(desk: MakeDesk, cli: Cli) -> None:
     at = desk(**{cli.name: [Shell("sfactl run --name worker -- echo hi from the worker"), Say("Thanks.")]})
     done = at.sfactl("run", "--name", "planner", "--", *cli.argv)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -40,7 +40,7 @@ def test_an_agent_that_starts_itself_is_refused_and_the_model_reads_why(desk: Ma
 
 
 @pytest.mark.parametrize(("first", "second"), [(CLAUDE, CODEX), (CODEX, CLAUDE)], ids=["claude first", "codex first"])
-def test_two_agents_that_call_each_other_are_a_circle(desk: MakeDesk, first: Cli, second: Cli) -> None:
+def test_two_agents_that_start_each_other_are_a_loop(desk: MakeDesk, first: Cli, second: Cli) -> None:
     review = [Shell(f"sfactl run --name planner -- {shlex.join(first.argv)}"), Say("I finish with what I have.")]
     plan = [Shell(f"sfactl run --name reviewer -- {shlex.join(second.argv)}"), Say("Planned.")]
     at = desk(**{first.name: plan, second.name: review})

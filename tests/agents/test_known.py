@@ -27,7 +27,7 @@ def test_a_known_program_is_started_by_its_name_and_metered(desk: MakeDesk, any_
     assert (run["usage"]["turns"], run["usage"]["output_tokens"]) == (1, 2 * any_cli.price.output)
 
 
-def test_a_known_program_that_an_agent_starts_gives_it_text(desk: MakeDesk) -> None:
+def test_a_known_program_started_by_an_agent_gives_it_text(desk: MakeDesk) -> None:
     """Events of the child would fill the parent model's context."""
     child = shlex.join(["sfactl", "run", CODEX.name, *CODEX.options, "--", "go"])
     at = desk(claude=[Shell(child), Say("Thanks.")], codex=[Shell("echo one"), Say("The child is done.")])

@@ -17,7 +17,7 @@ LEAVES_SOMETHING = "setsid sleep 300 > /dev/null 2>&1 & echo $!; sleep 0.5"
 """A tool call of ordinary length that leaves a process in a session of its own."""
 
 
-def test_a_turn_limit_ends_an_agent_that_would_go_on_for_ever(desk: MakeDesk, cli: Cli, containment: str) -> None:
+def test_a_turn_limit_ends_an_agent_that_would_never_end(desk: MakeDesk, cli: Cli, containment: str) -> None:
     at = desk(mode=containment, **{cli.name: repeat(Shell(LEAVES_SOMETHING))})
     done = at.sfactl("run", "--name", "planner", "--limit", "turns=3", "--", *cli.argv)
     left = [int(output.split()[-1]) for output in at.talk(cli).told()]
@@ -31,7 +31,7 @@ def test_a_turn_limit_ends_an_agent_that_would_go_on_for_ever(desk: MakeDesk, cl
     assert len(left) >= 3
 
 
-def test_a_call_that_goes_on_in_the_background_is_a_turn_too(desk: MakeDesk, cli: Cli) -> None:
+def test_a_tool_call_in_the_background_is_a_turn(desk: MakeDesk, cli: Cli) -> None:
     at = desk(**{cli.name: repeat(Shell("sleep 300", background=True))})
     done = at.sfactl("run", "--name", "planner", "--limit", "turns=3", "--timeout", "20", "--", *cli.argv)
     assert strays(at.daemon.instance) == []
@@ -42,7 +42,7 @@ def test_a_call_that_goes_on_in_the_background_is_a_turn_too(desk: MakeDesk, cli
 
 
 def test_claude_is_not_stopped_while_it_waits_for_its_background_work(desk: MakeDesk, tmp_path: Path) -> None:
-    """It prints a result, waits for what it has put into the background, and goes on: to a second result."""
+    """It prints a result, waits for its background commands, and continues to a second result."""
     with held_up(tmp_path / "gate") as command:
         script = [Shell(command, background=True), Say("I wait for it."), Say("It came.")]
         at = desk(config="[stop]\nresult_wait = 1", claude=script)
@@ -66,8 +66,8 @@ def elapsed(at: Desk, run: str) -> float:
     return float(at.running(run)["usage"]["elapsed_s"])
 
 
-def test_a_stopped_claude_has_told_its_exact_totals(desk: MakeDesk, tmp_path: Path, containment: str) -> None:
-    """Its main process alone is interrupted, and prints them; it makes no further call."""
+def test_claude_tells_its_exact_totals_when_it_is_stopped(desk: MakeDesk, tmp_path: Path, containment: str) -> None:
+    """Only its main process is interrupted. It prints the totals and makes no further call."""
     os.mkfifo(tmp_path / "never")
     at = desk(mode=containment, claude=[Shell("echo one"), *repeat(Shell(f"cat {tmp_path / 'never'}"), 5)])
     run = at.spawn("planner", *CLAUDE.argv)
@@ -82,7 +82,7 @@ def test_a_stopped_claude_has_told_its_exact_totals(desk: MakeDesk, tmp_path: Pa
     assert usage["cost_from"] == "agent"
 
 
-def test_a_limit_binds_an_agent_that_prints_text(desk: MakeDesk) -> None:
+def test_a_limit_holds_for_an_agent_that_prints_text(desk: MakeDesk) -> None:
     at = desk(claude=repeat(Shell("sleep 0.3")))
     named = ("--session-id", str(uuid4()))  # so that its file is known from the start
     done = at.sfactl("run", "--name", "planner", "--limit", "turns=3", "--", *CLAUDE.as_text, *named)

@@ -1,4 +1,4 @@
-"""However a run goes and ends, its use is what the model's side has counted, or a part of that which is said to be one.
+"""However a run ends, its usage is what the model has counted, or a part of that which is shown as partial.
 
 SFAD_TEST_AGENTS=1 takes each road with the programs that its row names, SFAD_TEST_AGENTS=all with each program.
 """
@@ -79,7 +79,7 @@ def cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("cli", "road"), list(cases()))
-def test_what_is_shown_is_what_the_model_has_counted(desk: MakeDesk, cli: Cli, road: Road, tmp_path: Path) -> None:
+def test_the_usage_shown_is_what_the_model_has_counted(desk: MakeDesk, cli: Cli, road: Road, tmp_path: Path) -> None:
     with gate_of(tmp_path / GATE) as gate:
         script = [Shell(gate.command) if reply == Shell(GATE) else reply for reply in road.script]
         at = desk(config=PRICES, **{cli.name: script})

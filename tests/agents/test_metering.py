@@ -20,7 +20,7 @@ def use_after(at: Desk, run: str, *, turns: int) -> dict[str, Any] | None:
     return usage if (usage["turns"] or 0) >= turns else None
 
 
-def test_use_is_seen_while_the_agent_runs_and_is_exact_when_it_has_ended(desk: MakeDesk, any_cli: Cli, tmp_path: Path) -> None:
+def test_usage_is_seen_while_the_agent_runs_and_is_exact_at_its_end(desk: MakeDesk, any_cli: Cli, tmp_path: Path) -> None:
     with held_up(tmp_path / "gate") as command:
         at = desk(**{any_cli.name: [Shell("echo one"), Shell(command), Say("Done.")]})
         run = at.spawn("planner", *any_cli.argv)
@@ -41,7 +41,7 @@ def test_use_is_seen_while_the_agent_runs_and_is_exact_when_it_has_ended(desk: M
     }
 
 
-def test_the_cost_of_claude_is_its_own_word(desk: MakeDesk) -> None:
+def test_the_cost_of_claude_is_the_one_that_it_reports(desk: MakeDesk) -> None:
     at = desk(claude=[Shell("echo one"), Say("Done.")])
     assert at.sfactl("run", "--name", "planner", "--", *CLAUDE.argv).returncode == 0
     (run,) = at.listed()

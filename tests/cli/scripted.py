@@ -14,7 +14,7 @@ from typing import TypeVar
 from sfad.protocol import messages as m
 from sfad.protocol.framing import MAX_REQUEST, FrameDecoder
 
-Answer = Callable[[m.AnyRequest], m.Reply | Sequence[m.Reply] | None]
+Answer = Callable[[m.Request], m.Reply | Sequence[m.Reply] | None]
 """What is said to a request, which may be nothing yet (`()`); `None` closes the connection instead."""
 
 Q = TypeVar("Q", bound=m.Request)
@@ -29,7 +29,7 @@ class Scripted:
     def __init__(self, path: Path, answer: Answer, *, run: str | None = "a1") -> None:
         self.path = path
         self.answer = answer
-        self.asked: list[m.AnyRequest] = []
+        self.asked: list[m.Request] = []
         self.came: list[list[int]] = []
         self.files: list[int] = []
         self.greeted = 0
@@ -116,7 +116,7 @@ class Scripted:
             files = self.files if isinstance(reply, m.LogFiles) else []
             socket.send_fds(connection, [m.pack_message(reply)], files)
 
-    def _reply(self, request: m.AnyRequest) -> m.Reply | Sequence[m.Reply] | None:
+    def _reply(self, request: m.Request) -> m.Reply | Sequence[m.Reply] | None:
         if isinstance(request, m.Hello):
             self.greeted += 1
             return m.Welcome(id=request.id, version=1, daemon="0", pid=1, state_dir="/", run=self._run)

@@ -26,7 +26,7 @@ REFUSAL = LimitRefusal(
 )
 
 
-def agreeable(request: m.AnyRequest) -> m.Reply:
+def agreeable(request: m.Request) -> m.Reply:
     """Says yes to everything."""
     if isinstance(request, m.Reserve):
         return m.Reserved(id=request.id, run="a1", reservation="a1-1", cost_usd=0.01)

@@ -22,7 +22,7 @@ from sfad.protocol.errors import ErrorCode
 from sfad.protocol.framing import MAX_REQUEST, FrameDecoder
 from tests.harness import as_nobody, as_root
 
-Script = Callable[[socket.socket, Callable[[], m.AnyRequest]], None]
+Script = Callable[[socket.socket, Callable[[], m.Request]], None]
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def _serve(listener: socket.socket, script: Script, greet: bool) -> None:
         script(connection, lambda: next(incoming))
 
 
-def _requests(connection: socket.socket) -> Iterator[m.AnyRequest]:
+def _requests(connection: socket.socket) -> Iterator[m.Request]:
     decoder = FrameDecoder(MAX_REQUEST)
     while data := connection.recv(65536):
         for body in decoder.feed(data):
@@ -64,7 +64,7 @@ def _dribble(connection: socket.socket, replies: Sequence[m.Reply], size: int) -
 
 @pytest.mark.parametrize("size", [1, 3, 7, 10_000])
 def test_replies_are_matched_by_id_in_any_order_and_any_pieces(tmp_path: Path, size: int) -> None:
-    def script(connection: socket.socket, receive: Callable[[], m.AnyRequest]) -> None:
+    def script(connection: socket.socket, receive: Callable[[], m.Request]) -> None:
         first, second = receive(), receive()
         _dribble(connection, [m.Done(id=second.id), m.RunList(id=first.id, runs=[])], size)
 
@@ -77,7 +77,7 @@ def test_replies_are_matched_by_id_in_any_order_and_any_pieces(tmp_path: Path, s
 
 
 def test_descriptors_go_to_the_reply_that_declares_them(tmp_path: Path) -> None:
-    def script(connection: socket.socket, receive: Callable[[], m.AnyRequest]) -> None:
+    def script(connection: socket.socket, receive: Callable[[], m.Request]) -> None:
         request = receive()
         connection.sendall(m.pack_message(m.Done(id=99)))
         with open(tmp_path / "out", "w+") as out, open(tmp_path / "err", "w+") as err:
@@ -97,7 +97,7 @@ def test_descriptors_go_to_the_reply_that_declares_them(tmp_path: Path) -> None:
 def test_descriptors_nobody_took_are_closed(tmp_path: Path) -> None:
     readable, writable = os.pipe()
 
-    def script(connection: socket.socket, receive: Callable[[], m.AnyRequest]) -> None:
+    def script(connection: socket.socket, receive: Callable[[], m.Request]) -> None:
         receive()
         socket.send_fds(connection, [m.pack_message(m.Done(id=2))], [writable])
         os.close(writable)
@@ -109,7 +109,7 @@ def test_descriptors_nobody_took_are_closed(tmp_path: Path) -> None:
 
 
 def test_an_error_is_raised_with_its_exit_code(tmp_path: Path) -> None:
-    def script(connection: socket.socket, receive: Callable[[], m.AnyRequest]) -> None:
+    def script(connection: socket.socket, receive: Callable[[], m.Request]) -> None:
         error = m.Error(id=receive().id, code=ErrorCode.NO_SUCH_RUN, message="no run has the id 'zz'")
         connection.sendall(m.pack_message(error))
 
@@ -123,7 +123,7 @@ NO_ROOM = m.Error(id=0, code=ErrorCode.UNAVAILABLE, message="run a1 would have 6
 
 @pytest.mark.parametrize("closed", [True, False])
 def test_a_daemon_that_refuses_a_connection_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: bool) -> None:
-    def script(connection: socket.socket, receive: Callable[[], m.AnyRequest]) -> None:
+    def script(connection: socket.socket, receive: Callable[[], m.Request]) -> None:
         if not closed:
             receive()
         connection.sendall(m.pack_message(NO_ROOM))
@@ -148,7 +148,7 @@ def _wait_for_end(sock: socket.socket) -> None:
 
 
 def test_the_daemons_last_words_are_heard_while_a_request_is_being_sent(tmp_path: Path) -> None:
-    def script(connection: socket.socket, _receive: Callable[[], m.AnyRequest]) -> None:
+    def script(connection: socket.socket, _receive: Callable[[], m.Request]) -> None:
         connection.recv(1)
         connection.sendall(m.pack_message(NO_ROOM))
 
@@ -161,13 +161,13 @@ def test_a_daemon_without_room_is_asked_again_after_a_lost_connection(tmp_path: 
         for script, greet in ((lost, True), (refusing, False), (answering, True)):
             _serve(listener, script, greet)
 
-    def lost(_connection: socket.socket, receive: Callable[[], m.AnyRequest]) -> None:
+    def lost(_connection: socket.socket, receive: Callable[[], m.Request]) -> None:
         receive()
 
-    def refusing(connection: socket.socket, _receive: Callable[[], m.AnyRequest]) -> None:
+    def refusing(connection: socket.socket, _receive: Callable[[], m.Request]) -> None:
         connection.sendall(m.pack_message(NO_ROOM))
 
-    def answering(connection: socket.socket, receive: Callable[[], m.AnyRequest]) -> None:
+    def answering(connection: socket.socket, receive: Callable[[], m.Request]) -> None:
         connection.sendall(m.pack_message(m.RunList(id=receive().id, runs=[])))
 
     path = tmp_path / "sock"
@@ -182,7 +182,7 @@ def test_a_daemon_without_room_is_asked_again_after_a_lost_connection(tmp_path: 
 
 
 def test_a_reply_of_another_kind_is_not_taken(tmp_path: Path) -> None:
-    def script(connection: socket.socket, receive: Callable[[], m.AnyRequest]) -> None:
+    def script(connection: socket.socket, receive: Callable[[], m.Request]) -> None:
         connection.sendall(m.pack_message(m.Done(id=receive().id)))
 
     with served(tmp_path, script) as path, Client(path) as client, pytest.raises(Quit, match="Done, not RunReply"):
@@ -190,7 +190,7 @@ def test_a_reply_of_another_kind_is_not_taken(tmp_path: Path) -> None:
 
 
 def test_a_daemon_that_vanishes_is_unreachable(tmp_path: Path) -> None:
-    def script(_connection: socket.socket, receive: Callable[[], m.AnyRequest]) -> None:
+    def script(_connection: socket.socket, receive: Callable[[], m.Request]) -> None:
         receive()
 
     with served(tmp_path, script) as path, Client(path) as client, pytest.raises(ConnectionLost) as raised:
@@ -201,7 +201,7 @@ def test_a_daemon_that_vanishes_is_unreachable(tmp_path: Path) -> None:
 def test_who_accepts_and_says_nothing_is_not_waited_for_longer_than_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def script(_connection: socket.socket, receive: Callable[[], m.AnyRequest]) -> None:
+    def script(_connection: socket.socket, receive: Callable[[], m.Request]) -> None:
         receive()
 
     monkeypatch.setattr("sfactl.connection.RECONNECT", 0.3)
@@ -211,7 +211,7 @@ def test_who_accepts_and_says_nothing_is_not_waited_for_longer_than_a_restart(
 
 
 def test_who_does_not_speak_the_protocol_is_said_so(tmp_path: Path) -> None:
-    def script(connection: socket.socket, receive: Callable[[], m.AnyRequest]) -> None:
+    def script(connection: socket.socket, receive: Callable[[], m.Request]) -> None:
         receive()
         connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 

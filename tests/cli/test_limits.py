@@ -198,7 +198,7 @@ ASKED = [Limit(kind=LimitKind.TURNS, threshold=50), Limit(kind=COST, threshold=2
         ([state(LimitKind.TURNS, 25, **NOTHING), state(COST, 1, **NOTHING)], [], None),
     ],
 )
-def test_what_nobody_can_keep_is_said(states: Sequence[LimitState], asked: list[Limit], named: str | None) -> None:
+def test_limits_that_cannot_be_enforced_are_named(states: Sequence[LimitState], asked: list[Limit], named: str | None) -> None:
     spawn = Spawn(id=1, argv=[], cwd=b"/", env=[], limits=asked)
     words = request.unenforceable(run(limits=states), spawn)
     assert (words is None) is (named is None)

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from sfactl.connection import Client, Unreachable
-from tests.harness import NOBODY, as_nobody, as_root, wait_until
+from tests.harness import GONE, as_nobody, as_root, wait_until
 
 from .conftest import PATIENCE, World
 
@@ -67,19 +67,19 @@ def _receive(listener: socket.socket, write: int) -> None:
 
 
 def test_another_user_is_sent_nothing(world: World) -> None:
-    with listening(world.socket, NOBODY) as received:
+    with listening(world.socket, GONE) as received:
         for words in (["spawn", "--", "true"], ["run", "--", "true"], ["list"]):
             said = world.sfactl(*words, code=69).stderr
             assert f"cannot be reached at {world.socket}" in said
-            assert f"of uid {NOBODY} listens there" in said
-            assert f"SFAD_SERVICE_USER={NOBODY}" in said
+            assert f"of uid {GONE} listens there" in said
+            assert f"SFAD_SERVICE_USER={GONE}" in said
         assert "listens there" in world.sfactl("doctor", code=1).stdout
         assert received() == b""
 
 
-@pytest.mark.parametrize("name", ["nobody", str(NOBODY)])
+@pytest.mark.parametrize("name", ["nobody", str(GONE)])
 def test_the_service_user_is_trusted(world: World, name: str) -> None:
-    with listening(world.socket, NOBODY) as received:
+    with listening(world.socket, GONE) as received:
         assert "closed the connection" in world.sfactl("list", code=69, SFAD_SERVICE_USER=name).stderr
         assert b"hello" in received()
     world.socket.unlink()
@@ -89,7 +89,7 @@ def test_the_service_user_is_trusted(world: World, name: str) -> None:
 
 
 def test_a_service_user_that_does_not_exist_is_told(world: World) -> None:
-    with listening(world.socket, NOBODY):
+    with listening(world.socket, GONE):
         assert "SFAD_SERVICE_USER: there is no user 'nosuch'" in world.sfactl("list", code=2, SFAD_SERVICE_USER="nosuch").stderr
 
 
@@ -98,7 +98,7 @@ def test_an_untrusted_socket_is_not_passed_over_and_starts_no_daemon(world: Worl
     for name in ("SFAD_SOCKET", "SFAD_AUTOSTART"):
         del world.env[name]
     world.env["XDG_RUNTIME_DIR"] = str(runtime)
-    with listening(runtime / "sfad" / "sfad.sock", NOBODY) as received, listening(world.state / "sfad.sock", 0) as trusted:
+    with listening(runtime / "sfad" / "sfad.sock", GONE) as received, listening(world.state / "sfad.sock", 0) as trusted:
         assert "listens there" in world.sfactl("spawn", "--", "true", code=69).stderr
         assert received() == trusted() == b""
     assert os.listdir(world.state) == ["sfad.sock"]
@@ -120,7 +120,7 @@ def test_root_is_trusted_by_everybody_and_others_are_not() -> None:
 def test_a_daemon_that_was_replaced_is_not_connected_to_again(world: World) -> None:
     with world.served():
         client = Client(world.socket)
-    with listening(world.socket, NOBODY) as received:
+    with listening(world.socket, GONE) as received:
         with pytest.raises(Unreachable, match="listens there"):
             client.reconnect("")
         assert received() == b""
@@ -137,7 +137,7 @@ def test_a_socket_that_another_user_made_meanwhile_starts_no_daemon(world: World
         wait_until(
             lambda: waiting.search(Path("/proc/locks").read_text()), "it found no daemon, and waits for its turn to start one"
         )
-        with listening(world.socket, NOBODY) as received:
+        with listening(world.socket, GONE) as received:
             fcntl.flock(lock, fcntl.LOCK_UN)
             _, said = client.communicate(timeout=PATIENCE)
             assert received() == b""

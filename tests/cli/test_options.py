@@ -61,7 +61,7 @@ def written(draw: st.DrawFn, option: Option) -> list[str]:
     return [f"{flag}={value}"] if attached else [flag, value]
 
 
-@pytest.mark.parametrize("verb", verbs.VERBS)
+@pytest.mark.parametrize("verb", verbs.names())
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_what_the_reader_takes_typer_reads_the_same(verb: str, data: st.DataObject) -> None:
@@ -76,7 +76,7 @@ def normal(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value not in (None, False, [])}
 
 
-@pytest.mark.parametrize("verb", verbs.VERBS)
+@pytest.mark.parametrize("verb", verbs.names())
 def test_every_parameter_is_one_of_main(verb: str) -> None:
     from inspect import Parameter, signature
 

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import Peer
+from sfad.core.asked import Asked
 from sfad.core.machine import Machine
 from sfad.core.policy import Policy
 from sfad.core.run import Run
+from sfad.core.vocabulary import Timer
 from sfad.protocol.types import Bound, Limit, LimitKind, RunId
 
 LIMITS = (Limit(kind=LimitKind.TIME, threshold=60.0),)
@@ -43,8 +45,8 @@ class Load:
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
         self.queue: deque[e.Event] = deque()
-        self.timers: dict[tuple[RunId, str], float] = {}
-        self.due: list[tuple[float, RunId, str]] = []
+        self.timers: dict[tuple[RunId, Timer], float] = {}
+        self.due: list[tuple[float, RunId, Timer]] = []
         self.mains: dict[RunId, Run] = {}
         self.some: list[Run] = []
         """Runs that had a main process lately; picking from a list is cheap, from a dict it is not."""
@@ -65,8 +67,8 @@ class Load:
         dice = self.random
         attempts = 3 if dice.random() < 0.1 else 1
         parent = self.any() if dice.random() < 0.5 else None
-        peer = Peer(parent.uid, parent.user, run=parent.id) if parent is not None else dice.choice(PEERS)
-        asked = e.Asked(("x",), name=f"n{dice.randrange(30)}", limits=LIMITS, max_descendants=BUDGET, attempts=attempts)
+        peer = Peer(parent.birth.uid, parent.user, run=parent.id) if parent is not None else dice.choice(PEERS)
+        asked = Asked(("x",), name=f"n{dice.randrange(30)}", limits=LIMITS, max_descendants=BUDGET, attempts=attempts)
         self.queue.append(e.SpawnRequested(self.now, self.asked, peer, asked))
 
     def any(self) -> Run | None:

@@ -24,16 +24,18 @@ from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import Peer
 from sfad.core.account import Account, Hold, Use
+from sfad.core.asked import Asked
 from sfad.core.budgets import Budget
 from sfad.core.machine import Machine
 from sfad.core.policy import Policy
-from sfad.core.run import TRANSITIONS, Run
-from sfad.core.snapshot import Birth, Remembered, State, birth_of, rebased, restored, state_of
+from sfad.core.run import TRANSITIONS, Birth, Run, State
+from sfad.core.snapshot import Remembered, rebased
+from sfad.core.vocabulary import Timer
 from sfad.durable.accounts import from_saved, to_saved
 from sfad.protocol import types
 from sfad.protocol.types import Action, Limit, LimitKind, RunId, Source, Status, Survivor
 
-Timer = tuple[RunId, str]
+RunTimer = tuple[RunId, Timer]
 
 BEFORE = -1
 """The daemon is killed before it has remembered anything of an event."""
@@ -185,7 +187,7 @@ class World:
         self.now = 0.0
         self.boxes: dict[RunId, Box] = {}
         self.books: dict[RunId, Book] = {}
-        self.timers: dict[Timer, float] = {}
+        self.timers: dict[RunTimer, float] = {}
         self.uncommitted: deque[RunId] = deque()
         self.committed: set[RunId] = set()
         self.waiting: set[int] = set()
@@ -267,7 +269,7 @@ class World:
         assert not stale, f"timers left armed for ended runs {stale}"
         return self.batch
 
-    def spawn(self, asked: e.Asked, peer: Peer) -> int:
+    def spawn(self, asked: Asked, peer: Peer) -> int:
         """Asks for a run; the token names the answer."""
         token = self.token()
         self.feed(e.SpawnRequested(self.now, token, peer, asked))
@@ -277,8 +279,8 @@ class World:
 
     def remember(self, run: Run) -> None:
         """The shell keeps the run as it is now."""
-        birth = self.copies[run.id][0] if run.id in self.copies else msgspec.msgpack.encode(birth_of(run))
-        self.copies[run.id] = birth, msgspec.msgpack.encode(state_of(run), enc_hook=to_saved)
+        birth = self.copies[run.id][0] if run.id in self.copies else msgspec.msgpack.encode(run.birth)
+        self.copies[run.id] = birth, msgspec.msgpack.encode(run, enc_hook=to_saved)
         self.noted.discard(run.id)
 
     def save_use(self) -> None:
@@ -297,9 +299,9 @@ class World:
         assert set(self.copies) == set(self.live)
         for run in self.machine.tree:
             birth, kept = self.copy_of(run.id)
-            now = msgspec.msgpack.decode(msgspec.msgpack.encode(state_of(run), enc_hook=to_saved), type=State, dec_hook=from_saved)
+            now = msgspec.msgpack.decode(msgspec.msgpack.encode(run, enc_hook=to_saved), type=State, dec_hook=from_saved)
             # a reboot makes the times of another clock of no meaning; this one nobody reads any more
-            assert birth == (replace(birth_of(run), created_at=birth.created_at) if self.rebooted else birth_of(run))
+            assert birth == (replace(run.birth, created_at=birth.created_at) if self.rebooted else run.birth)
             for name in State.__dataclass_fields__:
                 if name != "account":
                     assert getattr(kept, name) == getattr(now, name), f"{name} of {run.id} was not kept"
@@ -319,7 +321,7 @@ class World:
             self._meet_fate(box, "gone" if reboot else fate(box))
         self._adopt(held)
         for run in held:
-            run.pid = 999 if run.id in self.boxes and self.boxes[run.id].main else None
+            run.adopt(999 if run.id in self.boxes and self.boxes[run.id].main else None)
         runs = [self._remembered(run, startable=startable(run.id)) for run in held]
         before = {one.run.id: msgspec.msgpack.decode(self.copies[one.run.id][1], type=State, dec_hook=from_saved) for one in runs}
         self._anew()
@@ -367,7 +369,7 @@ class World:
         copies = [self.copy_of(name) for name in self.copies]
         for birth, state in sorted(copies, key=lambda copy: copy[0].number):
             birth, state = rebased(birth, state, 3.0) if reboot else (birth, state)
-            run = restored(birth, state, runs.get(birth.parent) if birth.parent is not None else None)
+            run = Run(birth, state, runs.get(birth.parent) if birth.parent is not None else None)
             assert run.parent is None or not run.parent.status.terminal, "ended before a descendant"
             book = self.books[run.id]
             book.believe(run)
@@ -428,12 +430,12 @@ class World:
     def _remembered(self, run: Run, *, startable: bool, starting: bool = False) -> Remembered:
         box = self.boxes.get(run.id)
         # who is in there may also be a trampoline that was not let through
-        begun = starting or run.status is not Status.STARTING or run.pid is not None or bool(run.number % 2)
+        begun = starting or run.status is not Status.STARTING or run.pid is not None or bool(run.birth.number % 2)
         return Remembered(run, empty=box is None or not box.alive, starting=starting, startable=startable, begun=begun)
 
     def _anew(self) -> None:
         live = [book.run for book in self.live.values()]
-        numbers = [run.number for run in (*self.refusals, *(book.run for book in self.books.values())) if run not in live]
+        numbers = [run.birth.number for run in (*self.refusals, *(book.run for book in self.books.values())) if run not in live]
         settled = [name for name, book in self.reservations.items() if name not in book.holds]
         reserved = max((int(name.rpartition("-")[2]) for name in settled), default=0)
         self.machine = Machine(self.policy, next_number=max(numbers, default=0) + 1, reservations=reserved)
@@ -459,8 +461,8 @@ class World:
             assert run.outcome is Status.FAILED
             assert run.exit is None
         elif old in {Status.RUNNING, Status.PAUSED, Status.STARTING} and run.pid is None:
-            verdict = Status.COMPLETED if run.said_failed is None else Status.FAILED
-            assert run.outcome is (verdict if run.said_finished else Status.LOST), run.outcome
+            verdict = Status.COMPLETED if run.latest.failed is None else Status.FAILED
+            assert run.outcome is (verdict if run.latest.finished else Status.LOST), run.outcome
             assert run.exit is not None
             assert run.exit.unknown
         elif old is Status.STOPPING:
@@ -621,8 +623,8 @@ class World:
             code = signal = None
         self.feed(e.MainExited(self.now, box.id, code, signal, empty=not box.alive and not late))
         if box.orphan and before in {Status.RUNNING, Status.PAUSED}:
-            verdict = Status.COMPLETED if run.said_failed is None else Status.FAILED
-            assert run.outcome is (verdict if run.said_finished else Status.LOST)
+            verdict = Status.COMPLETED if run.latest.failed is None else Status.FAILED
+            assert run.outcome is (verdict if run.latest.finished else Status.LOST)
 
     def emptied(self, box: Box) -> None:
         """Tells what is owed about a box in `owed_emptied`."""
@@ -878,29 +880,17 @@ def snapshot(machine: Machine, at: float) -> dict[str, Any]:
         "held": dict(machine.slots._held),
         "by_user": dict(machine.slots._by_user),
         "waiting": dict(machine.slots._waiting),
-        "rates": {user: window.used(at) for user, window in machine._rates.items() if window.used(at)},
-        "tied": {client: set(runs) for client, runs in machine._tied.items()},
-        "tickets": {run: [ticket.token for ticket in tickets] for run, tickets in machine._tickets.items()},
-        "budgets": {(b.scope, b.name): (b.charged, b.near, b.over) for b in machine.limiter.budgets},
-        "reservations": {name: run.id for name, run in machine.limiter._reservations.items()},
+        "rates": {user: window.used(at) for user, window in machine._admission._rates.items() if window.used(at)},
+        "tickets": {ticket.token: set(ticket.pending) for ticket in machine.tickets()},
+        "budgets": {(b.scope, b.name): (b.charged, b.near, b.over) for b in machine.budgets},
         "draining": machine.draining,
         "admitted": machine.admitted,
     }
 
 
 def _of_run(run: Run) -> dict[str, Any]:
-    fields = {name: getattr(run, name) for name in Run.__dataclass_fields__}
-    fields["parent"] = run.parent.id if run.parent is not None else None
-    fields["children"] = list(run.children)
-    fields["pause_tokens"] = list(run.pause_tokens)
-    fields["clock"] = (run.clock.spent, run.clock.since)
-    fields["limits"] = {kind: (held.limit, held.near, held.over) for kind, held in run.limits.items()}
-    fields["held_by"] = run.held_by.limit.kind if run.held_by is not None else None
-    account = run.account
-    fields["account"] = [dict(part) for part in (account.sources, account.holds, account.below, account.levels)]
-    fields["tools_said"] = set(run.tools_said)
-    fields["stop"] = replace(run.stop) if run.stop is not None else None
-    return fields
+    saved: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(run, enc_hook=to_saved))
+    return saved | {"parent": run.parent.id if run.parent is not None else None, "children": list(run.children)}
 
 
 Arrow = tuple[Status, Status]
@@ -909,7 +899,7 @@ Arrow = tuple[Status, Status]
 @contextmanager
 def every_move() -> Iterator[set[Arrow]]:
     """Watches each assignment to a run's status, however it is made, and holds it against the table."""
-    slot = Run.__dict__["status"]
+    slot = State.__dict__["status"]
     seen: set[Arrow] = set()
 
     def assign(run: Run, new: Status) -> None:
@@ -930,4 +920,4 @@ def every_move() -> Iterator[set[Arrow]]:
     try:
         yield seen
     finally:
-        setattr(Run, "status", slot)  # noqa: B010
+        delattr(Run, "status")

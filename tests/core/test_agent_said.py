@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from sfad.core import events as e
 from sfad.core.retry import backoff
 from sfad.protocol.types import Status
 
@@ -155,7 +154,7 @@ def test_what_it_says_while_it_is_being_stopped_changes_nothing() -> None:
     a = t.start("a")
     (t >> t.stop(a)).skip()
     t >> t.said_by_agent(a, finished=True, failed="interrupted")
-    t >> e.TimerFired(t.at, a, "result")
+    t >> t.fired(a, "result")
     t >> t.exited(a, 0) << "release a1" << "ended a1 cancelled" << "reply 2 StopDone a1"
     t.quiet()
 

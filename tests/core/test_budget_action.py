@@ -34,7 +34,7 @@ def test_every_live_tree_of_the_user_is_paused_and_no_other() -> None:
     )
     t.quiet()
     assert [t.run(run).status for run in (a, idle, child, other)] == [Status.PAUSED] * 3 + [Status.RUNNING]
-    reason = t.run(idle).out_of_money
+    reason = t.run(idle).no_money
     assert reason is not None
     assert (reason.kind, reason.used, reason.threshold) == ("budget", 1.0, 1.0)
     assert "user ann has used 1.00 of 1.00 USD a day; it renews at midnight" in reason.message
@@ -58,7 +58,7 @@ def test_they_go_on_when_the_budget_is_renewed_or_raised() -> None:
         t.quiet()
         (t >> t.budgets(again)).skip()
         assert [t.run(run).status for run in (a, idle)] == [Status.RUNNING] * 2
-        assert t.run(a).out_of_money is None
+        assert t.run(a).no_money is None
 
 
 def test_what_was_paused_by_hand_too_stays_paused() -> None:
@@ -111,8 +111,8 @@ def test_terminate_and_warn() -> None:
     t << "terminate a2 SIGTERM" << "arm a2 grace +5"
     (t >> t.exited(idle, 0)).skip()
     assert run.status is Status.FAILED
-    assert run.reason is not None
-    assert (run.reason.kind, run.reason.limit_kind) == ("limit", "cost")
+    assert run.shown_reason is not None
+    assert (run.shown_reason.kind, run.shown_reason.limit_kind) == ("limit", "cost")
     t = Transcript(budget_action=Action.WARN)
     t >> t.budgets(purse(1, "ann"))
     a = t.start("a", limits="cost=9")

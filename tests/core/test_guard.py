@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.access import Peer
+from sfad.core.access import FULL, Peer
 from sfad.core.ids import run_id
 from sfad.protocol.types import Claim, Rule, Status
 
-from .transcript import ANN, BOB, Transcript, bound, inside, purse
+from .transcript import BOB, Transcript, bound, inside, purse
 from .transcript import seconds as limit
 
 
@@ -30,9 +31,9 @@ def test_a_refused_run_has_the_rules_status_and_reason() -> None:
     commands = t.machine.handle(t.spawn("a")).commands
     run = next(command.run for command in commands if isinstance(command, c.RecordRefusal))
     assert run.status is Status.REJECTED_ENABLED
-    assert run.reason is not None
-    assert run.reason.kind == "enabled"
-    assert run.ended_at == run.created_at
+    assert run.shown_reason is not None
+    assert run.shown_reason.kind == "enabled"
+    assert run.ended_at == run.birth.created_at
 
 
 def test_every_refusal_tells_a_model_to_finish() -> None:
@@ -116,7 +117,7 @@ def test_another_users_peer_is_refused_even_inside_a_run() -> None:
     t = Transcript()
     a = t.start("a")
     stranger = Peer(1001, "bob", owner=False)
-    assert t.refused("b", stranger).detail == "this daemon serves another user; bob (uid 1001) has no part in it"
+    assert t.refused("b", stranger).detail == "this daemon serves another user; bob (uid 1001) may not use it"
     assert t.refused("b", Peer(1001, "bob", owner=False, run=a)).kind is Rule.PERMISSION
 
 
@@ -138,7 +139,7 @@ def test_detached_is_a_root_with_the_bounds_of_a_root() -> None:
     a = t.start("a", max_descendants=bound(1))
     b = t.start("b", inside(a), detach=True)
     assert t.run(b).parent is None
-    assert t.run(b).max_descendants.value == 64
+    assert t.run(b).birth.max_descendants.value == 64
     assert t.run(a).admitted == 0
 
 
@@ -146,7 +147,7 @@ def test_detaching_does_not_shed_permissions() -> None:
     t = Transcript(allow_detach=True)
     a = t.start("a", deny=frozenset({"stop"}))
     b = t.start("b", inside(a), detach=True)
-    assert "stop" not in t.run(b).permissions.verbs
+    assert "stop" not in t.run(b).birth.permissions.verbs
 
 
 def test_detaching_does_not_shed_the_chain_of_the_loop_rule() -> None:
@@ -202,7 +203,7 @@ def test_a_sibling_of_the_same_name_is_no_loop() -> None:
 def test_depth_counts_from_the_root() -> None:
     t = Transcript()
     runs = t.chain("a", "b", "c", "d", "e")
-    assert t.run(runs[-1]).depth == 4
+    assert len(t.run(runs[-1]).lineage) == 5
     refusal = t.refused("f", inside(runs[-1]))
     assert (refusal.kind, refusal.value, refusal.limit) == (Rule.DEPTH, 5, 5)
     assert refusal.detail == "the chain already holds 5 runs; max_depth is 5, set by default"
@@ -224,10 +225,10 @@ def test_depth_narrows_below_a_root_and_never_widens() -> None:
 def test_not_positive_means_inherited_or_default(value: int) -> None:
     t = Transcript()
     a = t.start("a", max_depth=bound(value), max_descendants=bound(value))
-    assert t.run(a).max_depth == bound(5, "default")
-    assert t.run(a).max_descendants == bound(64, "default")
+    assert t.run(a).birth.max_depth == bound(5, "default")
+    assert t.run(a).birth.max_descendants == bound(64, "default")
     b = t.start("b", inside(a), max_depth=bound(value))
-    assert t.run(b).max_depth == bound(5, "default")
+    assert t.run(b).birth.max_depth == bound(5, "default")
 
 
 def test_ceilings_hold_at_a_root_with_the_range_in_the_message() -> None:
@@ -328,7 +329,7 @@ def test_the_order_of_the_rules() -> None:
     t = Transcript(trees=1, spawns_per_hour=1, max_depth=bound(1), max_descendants=bound(1), allow_detach=True)
     a = t.start("a", max_depth=bound(2), leaf=True)
     spoke = [t.refused("a", Peer(1000, "ann", run=a)).kind]
-    t.run(a).permissions = t.machine.permissions(ANN)
+    t.run(a).birth = replace(t.run(a).birth, permissions=FULL)
     spoke.append(t.refused("a", inside(a)).kind)
     spoke.append(t.refused("b", inside(a), max_depth=bound(1)).kind)
     t.start("b", inside(a))
@@ -407,7 +408,7 @@ def test_refusals_of_runs_that_ended_are_forgotten() -> None:
         t.refused("b", inside(a))
         (t >> t.exited(a)).skip()
         t.refused("b", inside(a))
-    assert len(t.machine._refusals) <= 1
+    assert len(t.machine._admission._refusals) <= 1
 
 
 @pytest.mark.parametrize(

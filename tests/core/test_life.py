@@ -179,7 +179,7 @@ def test_a_pause_that_meets_the_end_of_an_attempt_is_answered() -> None:
     t >> t.exited(a, None, signal=9) << "reply 2 Failed wrong_state" << "terminate a1 SIGTERM" << "arm a1 grace +5"
     t >> e.Frozen(t.at, a)
     t.quiet()
-    assert not t.run(a).frozen
+    assert not t.run(a).paused
 
 
 # ---- pause and resume
@@ -218,7 +218,7 @@ def test_an_ancestors_clock_runs_while_only_its_child_is_paused() -> None:
     t.later(20)
     t >> t.fired(a, "deadline") << "terminate a1 SIGTERM" << "arm a1 grace +5"
     t.quiet()
-    assert not t.run(b).frozen
+    assert not t.run(b).paused
 
 
 def test_pausing_a_parent_stops_both_clocks() -> None:

@@ -7,7 +7,7 @@ import pytest
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.policy import Policy
-from sfad.core.snapshot import birth_of, restored, state_of
+from sfad.core.run import Run
 from sfad.protocol.errors import ErrorCode
 from sfad.protocol.types import Status
 
@@ -75,7 +75,7 @@ def test_time_reaches_as_far_as_the_config_says_now() -> None:
     (t >> t.limit(a, "time=7200")).skip()
     run = t.run(a)
     assert run.deadline == 7200
-    assert restored(birth_of(run), state_of(run), None).max_time == 10_000
+    assert Run(run.birth, run, None).max_time == 10_000
 
 
 def test_a_paused_run_and_one_that_waits() -> None:
@@ -84,7 +84,7 @@ def test_a_paused_run_and_one_that_waits() -> None:
     t.later(30)
     (t >> t.pause(a)).skip()
     t >> t.limit(a, "time=60") << "rebound a1" << "reply 3 Changed a1 paused"
-    assert t.run(a).frozen
+    assert t.run(a).paused
     (t >> t.spawn("b")).skip()
     (t >> t.committed("a2")).skip()
     t >> t.limit("a2", "time=60 turns=3") << "rebound a2" << "reply 5 Changed a2 queued"

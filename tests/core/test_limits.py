@@ -1,4 +1,4 @@
-"""Limits of a run to be: kinds, ranges, profiles, precedence, narrowing (SPEC section 3)."""
+"""Limits of a new run: kinds, ranges, profiles, precedence, narrowing. docs/limits.md says the same."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sfad.protocol.types import Action, Limit, LimitKind, Status
 
 from .transcript import Transcript, inside, limits
 
-# least, most (None: no upper end), whole numbers only, whether it takes an action: SPEC section 3, the allowed ranges
+# least, most (None: no upper end), whole numbers only, whether it takes an action
 RANGES: dict[str, tuple[float, float | None, bool, bool]] = {
     "time": (1, 3600, False, True),
     "turns": (1, 100, True, True),
@@ -34,7 +34,7 @@ RANGES: dict[str, tuple[float, float | None, bool, bool]] = {
     "pids": (1, None, True, True),
     "cpu": (0.01, None, False, False),
 }
-# SPEC section 3, the table of profiles: turns, seconds, USD, action
+# turns, seconds, USD, action
 OF_TYPES = {
     "developer": (25, 10 * 60, 1.00, "terminate"),
     "qa": (10, 2 * 60, 0.50, "terminate"),
@@ -49,7 +49,7 @@ OF_TYPES = {
 
 
 def shown(t: Transcript, run: str, *kinds: str) -> str:
-    """The limits of a run in the form that they are asked for."""
+    """Return the limits of a run in the form in which they are requested."""
     found = t.run(run).limits.items()
     return " ".join(f"{kind}={held.limit.threshold:g}:{held.action}" for kind, held in found if not kinds or kind in kinds)
 
@@ -66,7 +66,7 @@ def test_there_is_a_range_of_every_kind() -> None:
 
 
 @pytest.mark.parametrize("kind", RANGES)
-def test_the_ends_of_each_range_are_within_it_and_nothing_beyond(kind: str) -> None:
+def test_each_range_includes_its_ends_and_nothing_outside(kind: str) -> None:
     least, most, whole, _ = RANGES[kind]
     inside_it = [least, most if most is not None else 10.0**12]
     outside = [0.0, -1.0, nan, inf, -inf, -1e-320, nextafter(least, 0), least - 1]
@@ -94,7 +94,7 @@ def test_the_ends_of_each_range_are_within_it_and_nothing_beyond(kind: str) -> N
         assert t.machine.refused == 0, "a usage error is no refusal"
 
 
-def test_a_range_is_held_at_every_door() -> None:
+def test_resume_and_approve_check_ranges_too() -> None:
     t = Transcript()
     a = t.start("a", limits="turns=10:pause")
     (t >> t.used(a, turns=11)).skip()
@@ -158,7 +158,7 @@ def test_the_defaults() -> None:
     assert {held.limit.source for held in t.run(a).limits.values()} == {"default"}
 
 
-def test_the_profiles_are_the_specifications() -> None:
+def test_the_profiles() -> None:
     assert {name: (p.turns, p.time, p.cost, p.action.value) for name, p in PROFILES.items()} == OF_TYPES
 
 
@@ -193,7 +193,7 @@ def test_an_unknown_type_is_a_label() -> None:
 
 
 def test_asked_before_advice_before_profile_before_config() -> None:
-    """Each of the sixteen combinations of who speaks of turns; the first of the list does."""
+    """In each of the sixteen combinations of sources of a limit of turns, the first of the list wins."""
     said = {"asked": (40, "--limit"), "advice": (41, "limits.adaptive"), "type": (50, "type architect"), "config": (43, "config")}
     for speakers in product((False, True), repeat=4):
         speak = dict(zip(said, speakers, strict=True))
@@ -251,8 +251,8 @@ def _possible(on_limit: Action | None) -> Action | None:
 
 
 @pytest.mark.parametrize(("on_limit", "configured", "of_type"), list(product(WORDS, WORDS, (None, "developer", "architect"))))
-def test_the_action_of_a_limit_that_nobody_wrote(on_limit: Action | None, configured: Action | None, of_type: str | None) -> None:
-    """`--on-limit` speaks for time and what meters count; of processes and memory, the config says what happens."""
+def test_the_action_of_a_default_limit(on_limit: Action | None, configured: Action | None, of_type: str | None) -> None:
+    """`--on-limit` holds for time and metered kinds; for processes and memory the config does."""
     default = {kind: Limit(kind=kind, threshold=9, action=configured) for kind in (LimitKind.TURNS, LimitKind.TIME, LimitKind.PIDS)}
     t = Transcript(defaults=default)
     a = t.start("a", on_limit=on_limit, type=of_type)
@@ -262,7 +262,7 @@ def test_the_action_of_a_limit_that_nobody_wrote(on_limit: Action | None, config
     assert t.held(a, "pids").action is (configured or Action.TERMINATE)
 
 
-def test_what_is_said_twice_holds_as_said_last() -> None:
+def test_of_two_limits_of_one_kind_the_last_holds() -> None:
     t = Transcript()
     assert shown(t, t.start("a", limits="turns=9:warn turns=8"), "turns") == "turns=8:terminate"
 
@@ -293,7 +293,7 @@ def test_a_child_has_no_more_than_its_parent(kind: str, action: Action) -> None:
     assert (t.held(d, kind).limit.threshold, t.held(d, kind).limit.source) == (own, f"run {a} (--limit)"), "who set it is named"
 
 
-def test_a_limit_of_a_tree_is_kept_by_the_parent_and_not_written_into_its_children() -> None:
+def test_a_limit_of_a_tree_is_enforced_at_the_parent_and_not_copied_to_its_children() -> None:
     """A root that is to be paused at 0.5 must not see its child terminated by an inherited 0.5 at the same moment."""
     t = Transcript()
     a = t.start("a", limits="cost=0.5:pause")
@@ -304,7 +304,7 @@ def test_a_limit_of_a_tree_is_kept_by_the_parent_and_not_written_into_its_childr
     assert [line for line in t.events if line.startswith("limit_exceeded")] == [f"limit_exceeded {a}"]
 
 
-def test_what_a_pause_of_an_ancestor_hid_is_answered_when_it_goes_on() -> None:
+def test_a_breach_during_a_pause_of_an_ancestor_is_answered_when_that_goes_on() -> None:
     t = Transcript()
     a = t.start("a", limits="cost=0.5:pause")
     b = t.start("b", inside(a), limits="cost=0.25")
@@ -315,8 +315,8 @@ def test_what_a_pause_of_an_ancestor_hid_is_answered_when_it_goes_on() -> None:
 
 
 @pytest.mark.parametrize("kind", ["messages", "tokens", "planning_cost", "memory", "cpu"])
-def test_a_limit_that_a_child_does_not_speak_of(kind: str) -> None:
-    """Of a tree, its use counts against the parent's. Of a run it would count nowhere, so the child has the same."""
+def test_a_limit_that_a_child_does_not_request(kind: str) -> None:
+    """Of a tree's limit the child's use counts against the parent's. Of a run's it counts nowhere, so the child gets the same."""
     t = Transcript()
     a = t.start("a", limits=asking(kind, 2_000_000 if kind == "memory" else 2))
     b = t.start("b", inside(a))
@@ -330,8 +330,8 @@ def test_a_limit_that_only_warns_bounds_no_child() -> None:
 
 
 @pytest.mark.parametrize("own", ["turns=100:warn", "turns=5:warn"])
-def test_a_childs_warning_is_no_way_out_of_its_parents_bound(own: str) -> None:
-    """Its turns count nowhere but in its own limit. Nor is `--type architect`."""
+def test_a_child_that_only_warns_does_not_escape_its_parents_limit(own: str) -> None:
+    """Its turns count in its own limit only. `--type architect` does not escape it either."""
     t = Transcript()
     a = t.start("a", limits="turns=10")
     assert shown(t, t.start("b", inside(a), limits=own), "turns") == "turns=10:terminate"
@@ -346,7 +346,7 @@ def test_a_detached_run_is_bounded_like_a_root() -> None:
     assert shown(t, t.start("b", inside(a), detach=True)) == shown(t, t.start("d"))
 
 
-def test_only_time_that_terminates_caps_what_is_below() -> None:
+def test_only_a_time_limit_that_terminates_bounds_descendants() -> None:
     for action, capped in ((Action.TERMINATE, True), (Action.PAUSE, False), (Action.WARN, False), (Action.REQUEST_INCREASE, False)):
         t = Transcript()
         a = t.start("a", limits=asking("time", 30, action))
@@ -383,8 +383,8 @@ def test_the_share_at_which_it_comes_near_is_configured() -> None:
     assert (t >> t.used(a, turns=5)).said == ["near a1 turns 5/10"]
 
 
-def test_defaults_are_a_value_of_their_own() -> None:
-    """A run's limits must not be another's: what one run is told or given is not what the next one is."""
+def test_runs_do_not_share_the_default_limits() -> None:
+    """A change of one run's limits must not change another run's."""
     t = Transcript()
     a = t.start("a")
     (t >> t.used(a, turns=24)).skip()

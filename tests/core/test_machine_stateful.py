@@ -14,12 +14,14 @@ from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import Peer
 from sfad.core.account import Hold, Use
+from sfad.core.asked import Asked
 from sfad.core.budgets import Budget
+from sfad.core.ladder import Rung
 from sfad.core.money import NANOS
 from sfad.core.policy import Policy
 from sfad.core.run import Run
-from sfad.core.stop import Rung
-from sfad.core.takeover import NOBODY
+from sfad.core.stops import GONE
+from sfad.core.vocabulary import Timer
 from sfad.protocol.kinds import KINDS, METERED
 from sfad.protocol.types import Action, Bound, Claim, Limit, LimitKind, RunId, Source, Status
 
@@ -117,7 +119,7 @@ POLICIES = st.builds(
 BOUNDS = st.one_of(st.none(), st.none(), st.builds(Bound, value=st.integers(-1, 9), source=st.just("--flag")))
 
 ASKED = st.builds(
-    e.Asked,
+    Asked,
     argv=st.sampled_from([("x",), ("claude",)]),
     name=st.sampled_from(NAMES),
     kind=st.sampled_from(["agent", "agent", "agent", "skill"]),
@@ -153,7 +155,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
         self.was_held: Action | None = None
 
     @initialize(policy=POLICIES, tree=st.lists(st.tuples(ASKED, SWIFT), min_size=1, max_size=3), budgets=st.booleans())
-    def configure(self, policy: Policy, tree: list[tuple[e.Asked, bool]], budgets: bool) -> None:
+    def configure(self, policy: Policy, tree: list[tuple[Asked, bool]], budgets: bool) -> None:
         """The numbers to decide by, and a chain to begin with: else most steps happen to nobody."""
         self.world = World(policy)
         if budgets:
@@ -171,7 +173,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
         book = self.world.books[run]
         return Peer(1000, book.run.user, run=run)
 
-    def ask(self, asked: e.Asked, peer: Peer, *, swift: bool = False) -> None:
+    def ask(self, asked: Asked, peer: Peer, *, swift: bool = False) -> None:
         before = snapshot(self.world.machine, self.world.now)
         token = self.world.spawn(asked, peer)
         answer = self.world.answers.get(token)
@@ -187,26 +189,26 @@ class MachineAgainstShell(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.world.machine.tree.roots()) < 5)
     @rule(asked=ASKED, user=st.sampled_from(USERS), swift=SWIFT)
-    def spawn_root(self, asked: e.Asked, user: str, swift: bool) -> None:
+    def spawn_root(self, asked: Asked, user: str, swift: bool) -> None:
         """A person asks."""
         self.ask(asked, self.person(user), swift=swift)
 
     @precondition(lambda self: self.world.populated)
     @rule(asked=ASKED, data=st.data(), swift=SWIFT)
-    def spawn_child(self, asked: e.Asked, data: st.DataObject, swift: bool) -> None:
+    def spawn_child(self, asked: Asked, data: st.DataObject, swift: bool) -> None:
         """An agent asks."""
         box: Box = data.draw(st.sampled_from(self.world.populated))
         self.ask(asked, self.inside(box.id), swift=swift)
 
     @precondition(lambda self: self.world.populated)
     @rule(asked=ASKED, swift=SWIFT)
-    def spawn_deeper(self, asked: e.Asked, swift: bool) -> None:
+    def spawn_deeper(self, asked: Asked, swift: bool) -> None:
         """The agent that was started last asks: chains grow, not only families."""
         self.ask(asked, self.inside(self.world.populated[-1].id), swift=swift)
 
     @precondition(lambda self: any(book.ended for book in self.world.books.values()))
     @rule(asked=ASKED, data=st.data())
-    def spawn_from_the_dead(self, asked: e.Asked, data: st.DataObject) -> None:
+    def spawn_from_the_dead(self, asked: Asked, data: st.DataObject) -> None:
         """A peer whose run ended meanwhile."""
         ended = [run for run, book in self.world.books.items() if book.ended]
         peer = self.inside(data.draw(st.sampled_from(ended)))
@@ -234,15 +236,15 @@ class MachineAgainstShell(RuleBasedStateMachine):
         run = data.draw(st.sampled_from(sorted(self.world.live)))
         self.world.feed(e.PauseRequested(self.world.now, self.world.token(), self.person("ann"), run, suspended=suspended))
 
-    @precondition(lambda self: any(run.frozen for run in self.world.machine.tree))
+    @precondition(lambda self: any(run.paused for run in self.world.machine.tree))
     @rule(data=st.data())
     def fg(self, data: st.DataObject) -> None:
         """A client that was suspended goes on. Its run goes on with it unless a limit, a budget or a person holds it as well."""
         run = self.world.live[self.one_that_waits(data)].run
-        goes_on = run.suspended and run.held_by is None and run.out_of_money is None
-        frozen = run.frozen and not goes_on
+        goes_on = run.suspended and run.held_by is None and run.no_money is None
+        frozen = run.paused is not None and not goes_on
         self.world.feed(e.ResumeRequested(self.world.now, self.world.token(), self.person("ann"), run.id, (), suspended=True))
-        assert run.frozen == frozen
+        assert (run.paused is not None) == frozen
         assert not run.suspended
 
     @rule(data=st.data(), limits=LIMITS, agent=SELDOM)
@@ -264,7 +266,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
                 kind not in before or threshold <= before[kind].limit.threshold for kind, threshold in asked.items()
             )
 
-    @precondition(lambda self: any(run.frozen or run.held_by for run in self.world.machine.tree))
+    @precondition(lambda self: any(run.paused or run.held_by for run in self.world.machine.tree))
     @rule(data=st.data(), limits=LIMITS, more=st.booleans(), agent=SELDOM)
     def resume(self, data: st.DataObject, limits: tuple[Limit, ...], more: bool, agent: bool) -> None:
         """Somebody resumes a run, paused or not, with more room or without."""
@@ -300,7 +302,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
     def one_that_waits(self, data: st.DataObject) -> RunId:
         """A run, rather one that is held; notes by what."""
         live = self.world.live
-        waiting = [run for run, book in live.items() if book.run.held_by or book.run.frozen]
+        waiting = [run for run, book in live.items() if book.run.held_by or book.run.paused]
         run = data.draw(st.sampled_from(sorted(waiting) * 3 + sorted(live)))
         held = live[run].run.held_by
         self.was_held = held.action if held is not None else None
@@ -418,7 +420,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
         kept = {key: 0 if renewed else purse.charged for key, purse in world.purses.items()}
         world.know(tuple(Budget(scope, name, allowed, who, charged=kept.get((scope, name), 0)) for scope, name, who in wanted))  # type: ignore[arg-type]
 
-    @precondition(lambda self: self.world.machine._tied)
+    @precondition(lambda self: self.tied())
     @rule(client=st.sampled_from([1, 2]))
     def client_gone(self, client: int) -> None:
         """A connection ends."""
@@ -559,7 +561,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
             actions["timer"] = self.next_timer
         if world.uncommitted:
             actions |= {"commit": lambda: world.commit(3), "fail commit": lambda: world.fail_commit(3)}
-        if world.machine._tied:
+        if self.tied():
             actions["client gone"] = lambda: world.feed(e.ClientGone(world.now, draw(st.sampled_from([1, 2]))))
         if world.populated:
             actions |= {
@@ -628,23 +630,25 @@ class MachineAgainstShell(RuleBasedStateMachine):
         for box in self.world.boxes.values():
             assert not box.alive or box.id in self.world.live
         for run in self.world.machine.tree:
-            assert not run.frozen or run.status is Status.PAUSED
-            assert run.frozen or not run.suspended
+            assert not run.paused or run.status is Status.PAUSED
+            assert run.paused or not run.suspended
             if run.status in {Status.RUNNING, Status.PAUSED}:
                 assert self.world.boxes[run.id].stands == (run.status is Status.PAUSED)
 
     @invariant()
     def clients_hold_their_runs(self) -> None:
         """A run ends with its connection, or soon, if that was lost with an earlier daemon."""
-        tied = self.world.machine._tied
         for run in self.world.machine.tree:
             if run.status is Status.STOPPING:
                 continue
             waits = (run.id, "reconnect") in self.world.timers
-            assert waits == (run.tied_to == NOBODY and not run.suspended), "a client that is stopped cannot come back"
-            assert waits or run.tied_to in (None, NOBODY) or run.id in tied[run.tied_to]
-            assert not waits or self.world.timers[run.id, "reconnect"] <= self.world.now + 10
-        assert all(self.world.machine.tree.get(run) is not None for runs in tied.values() for run in runs)
+            assert waits == (run.tied_to == GONE and not run.suspended), "a client that is stopped cannot come back"
+            assert not waits or self.world.timers[run.id, Timer.RECONNECT] <= self.world.now + 10
+
+    def tied(self) -> bool:
+        """Whether a run that is not being stopped ends with a connection."""
+        going = [run for run in self.world.machine.tree if run.status is not Status.STOPPING]
+        return any(run.tied_to not in (None, GONE) for run in going)
 
     @invariant()
     def queues_are_in_order(self) -> None:
@@ -652,7 +656,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
         slots = self.world.machine.slots
         for queue in slots._queues.values():
             waiting = [self.world.books[name].run for _, _, name in sorted(queue) if name in slots._waiting]
-            assert waiting == sorted(waiting, key=lambda run: (-run.asked.priority, run.number))
+            assert waiting == sorted(waiting, key=lambda run: (-run.asked.priority, run.birth.number))
 
     @invariant()
     def the_tree_is_the_live_runs(self) -> None:
@@ -667,9 +671,9 @@ class MachineAgainstShell(RuleBasedStateMachine):
     def budgets_add_up(self) -> None:
         """The machine's counters are what was admitted, and within their bounds."""
         for book in self.world.live.values():
-            assert book.run.admitted == book.descendants <= book.run.max_descendants.value
-            assert book.run.max_descendants.value == book.max_descendants
-            assert book.run.max_depth.value == book.max_depth
+            assert book.run.admitted == book.descendants <= book.run.birth.max_descendants.value
+            assert book.run.birth.max_descendants.value == book.max_descendants
+            assert book.run.birth.max_depth.value == book.max_depth
 
     @invariant()
     def slots_add_up(self) -> None:
@@ -705,7 +709,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
             assert (run.clock.since is not None) == running
             mark = self.world.next_mark(self.world.books[run.id])
             due = run.clock.since + mark - run.clock.spent if run.clock.since is not None else None
-            armed = self.world.timers.get((run.id, "deadline"))
+            armed = self.world.timers.get((run.id, Timer.DEADLINE))
             # a run that is given another time while it starts has one that does nothing if it is paused by then
             assert armed == due or (due is None and run.status in {Status.STARTING, Status.PAUSED})
             if running:
@@ -727,46 +731,47 @@ class MachineAgainstShell(RuleBasedStateMachine):
                 assert self.world.boxes[run.id].starting
             if run.clearing or (run.status is Status.STOPPING and run.attempt):
                 assert any(self.will_be_killed(r) for r in run.lineage), f"nothing will ever kill {run.id}"
-                asked = [r for r in run.lineage if r.stop is not None and r.stop.rung is Rung.ASKED]
+                asked = [r for r in run.lineage if r.ladder is not None and r.ladder.rung is Rung.ASKED]
                 emptying = [r for r in run.lineage if r.id in self.world.boxes and self.world.boxes[r.id].emptying]
                 assert asked or emptying, "nobody will tell"
 
     def will_be_killed(self, run: Run) -> bool:
         timers = self.world.timers
-        return run.stop is not None and any((run.id, timer) in timers for timer in ("polite", "grace", "kill"))
+        return run.ladder is not None and any((run.id, timer) in timers for timer in ("polite", "grace", "kill"))
 
     @invariant()
     def ladders_are_the_stopping_ones(self) -> None:
         """Only a run that is being emptied has a ladder, and only a ladder has its timers."""
         for run in self.world.machine.tree:
             emptying = run.status is Status.STOPPING or run.clearing
-            assert run.stop is None or emptying
+            assert run.ladder is None or emptying
             for timer in ("grace", "kill", "survey"):
-                assert (run.id, timer) not in self.world.timers or run.stop is not None
-            asked = run.stop is not None and run.stop.rung is Rung.ASKED
+                assert (run.id, timer) not in self.world.timers or run.ladder is not None
+            asked = run.ladder is not None and run.ladder.rung is Rung.ASKED
             assert ((run.id, "polite") in self.world.timers) == asked
-            if run.stop is not None and asked:
+            if run.ladder is not None and asked:
                 assert (run.id, "grace") not in self.world.timers
-                assert all(self.world.boxes[name].main for name in run.stop.asked), "who has ended is waited for"
-                assert run.stop.polite_ends_at <= run.stop.grace_ends_at
+                assert all(self.world.boxes[name].main for name in run.ladder.asked), "who has ended is waited for"
+                assert run.ladder.polite_ends_at <= run.ladder.grace_ends_at
 
     @invariant()
     def nobody_goes_on_without_money(self) -> None:
         """Where budgets pause: a tree stands if a budget has run out, and only then for a budget."""
-        limiter = self.world.machine.limiter
+        empty = self.world.machine._spending.spent(self.world.machine.budgets)
+        budgets = self.world.machine.budgets
         pauses = self.world.machine.policy.budget_action is Action.PAUSE
         for root in self.world.machine.tree.roots():
-            spent = any(limiter._spent(budget) for budget in limiter.budgets.of(root.user))
+            spent = any((budget.scope, budget.name) in empty for budget in budgets.of(root.user))
             if root.status in {Status.RUNNING, Status.PAUSED}:
-                assert (root.out_of_money is not None) == (spent and pauses)
-            assert root.out_of_money is None or root.frozen
+                assert (root.no_money is not None) == (spent and pauses)
+            assert root.no_money is None or root.paused
 
     @invariant()
     def pauses_are_pending(self) -> None:
         """A pause that waits for its answer is one whose freeze is under way, or whose run is going."""
         for run in self.world.machine.tree:
             if run.pause_tokens:
-                assert run.frozen or run.status is Status.STOPPING
+                assert run.paused or run.status is Status.STOPPING
 
     @invariant()
     def nothing_survives_a_stopping_ancestor(self) -> None:
@@ -782,8 +787,8 @@ class MachineAgainstShell(RuleBasedStateMachine):
         for book in self.world.live.values():
             assert set(book.run.account.holds) == set(book.holds)
         open_ = {name for book in self.world.live.values() for name in book.holds}
-        assert set(self.world.machine.limiter._reservations) == open_
-        for budget in self.world.machine.limiter.budgets:
+        assert all(self.world.machine.reservation(name) is not None for name in open_)
+        for budget in self.world.machine.budgets:
             assert budget.charged == self.world.purses[budget.scope, budget.name].charged
 
     def add_up(self, books: list[Book]) -> None:
@@ -814,14 +819,14 @@ class MachineAgainstShell(RuleBasedStateMachine):
             timers = {timer for name, timer in self.world.timers if name == run.id}
             waits = run.held_by is not None and run.held_by.action is Action.REQUEST_INCREASE
             assert ("approval" in timers) == waits
-            assert ("pause_max" in timers) == run.frozen
+            assert ("pause_max" in timers) == (run.paused is not None)
             assert run.held_by is None or run.status is not Status.RUNNING
             if run.held_by is not None and run.status is Status.PAUSED:
-                assert run.frozen, "somebody else's resume would let it go on"
+                assert run.paused, "somebody else's resume would let it go on"
             if "result" in timers:
-                assert run.said_finished
+                assert run.latest.finished
                 assert not run.asked.interactive
-            if run.said_finished and not run.asked.interactive and run.status in {Status.RUNNING, Status.PAUSED}:
+            if run.latest.finished and not run.asked.interactive and run.status in {Status.RUNNING, Status.PAUSED}:
                 assert "result" in timers
             known = {"deadline", "approval", "pause_max", "result", "polite", "grace", "kill", "survey", "retry", "reconnect"}
             assert timers <= known
@@ -875,11 +880,9 @@ class MachineAgainstShell(RuleBasedStateMachine):
         assert not len(world.machine.tree)
         assert not world.machine.slots.count
         assert not world.machine.slots.queued
-        assert not world.machine._tied
-        assert not world.machine._tickets
-        assert not world.machine.limiter._reservations
+        assert not world.machine.tickets()
         self.add_up(list(world.books.values()))  # what was held counts as used, what ended still counts
-        assert not [key for key in world.machine._refusals if not key[0].startswith("user ")], "kept for runs that are gone"
+        assert all(caller.startswith("user ") for caller in world.machine._admission._refusals), "kept for runs that are gone"
         assert all(book.run.status.terminal and book.run.ended_at is not None for book in world.books.values())
         assert bool(world.shutdowns) == self.drained
 

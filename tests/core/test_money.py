@@ -1,4 +1,4 @@
-"""Sources, reservations and budgets (SPEC sections 5 and 8), as transcripts."""
+"""Sources of use, reservations and budgets, as transcripts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import permutations, product
 import pytest
 
 from sfad.core import commands as c
-from sfad.core import enforcement as limiter
+from sfad.core import reservations
 from sfad.core.account import Account, Use
 from sfad.core.money import to_usd
 from sfad.protocol.errors import ErrorCode
@@ -19,19 +19,19 @@ COST, TOKENS = LimitKind.COST, LimitKind.TOKENS
 
 
 def cost(t: Transcript, *runs: str) -> list[float | None]:
-    """USD that are used, held amounts included."""
+    """Return the USD that each run has used, reservations included."""
     return [usd(t, run) for run in runs]
 
 
 def usd(t: Transcript, run: str, kind: LimitKind = COST) -> float | None:
-    """One of them, of one kind of cost."""
+    """Return the USD that a run has used, of one kind of cost."""
     found = t.run(run).account.used(kind)
     return None if found is None else to_usd(int(found))
 
 
 def charged(t: Transcript) -> dict[str, float]:
-    """USD of each budget."""
-    return {budget.name: to_usd(budget.charged) for budget in t.machine.limiter.budgets}
+    """Return the USD that each budget was charged."""
+    return {budget.name: to_usd(budget.charged) for budget in t.machine.budgets}
 
 
 # ---- sources
@@ -42,7 +42,7 @@ BEST_FIRST: tuple[Source, ...] = ("gateway", "report", "stream", "session")
 
 @pytest.mark.parametrize("order", list(permutations(BEST_FIRST)))
 def test_sources_are_never_added(order: tuple[Source, ...]) -> None:
-    """Whatever speaks first: the largest is enforced, the best is shown, what it counts for the tree is the largest."""
+    """In whatever order sources tell: the largest figure is enforced and counts for the tree, the best source's is shown."""
     figures: dict[Source, float] = {"gateway": 0.25, "report": 0.5, "stream": 0.125, "session": 0.375}
     t = Transcript()
     t >> t.budgets(purse(9, "ann"))
@@ -60,7 +60,7 @@ def test_sources_are_never_added(order: tuple[Source, ...]) -> None:
     assert t.charged == {"user ann": 0.5}
 
 
-def test_the_largest_is_taken_for_each_kind_by_itself() -> None:
+def test_the_largest_figure_is_found_for_each_kind_by_itself() -> None:
     account = Account(sources={"stream": use(turns=9, cost=0.1), "report": use(turns=2, cost=0.4, input_tokens=5)})
     assert [account.used(LimitKind(kind)) for kind in ("turns", "cost", "tokens", "messages")] == [9, 400_000_000, 5, None]
     assert account.best == ("report", use(turns=2, cost=0.4, input_tokens=5))
@@ -86,7 +86,7 @@ TOLD = [None, 0, 3]
 
 
 @pytest.mark.parametrize(("one", "other"), list(product(TOLD, TOLD)))
-def test_sums_of_what_is_told(one: int | None, other: int | None) -> None:
+def test_sums_of_known_and_unknown_amounts(one: int | None, other: int | None) -> None:
     expected = None if one is None and other is None else (one or 0) + (other or 0)
     for field in Use.__dataclass_fields__:
         if field not in ("cost_from", "partial"):
@@ -117,7 +117,7 @@ def test_reserve_and_settle() -> None:
     t = Transcript()
     t >> t.budgets(purse(9, "ann"))
     a, b = t.chain("a", "b")
-    t >> t.reserve(b, 0.5, 100) << "reply 3 Reserved a2-1" << "charge user ann 0.5"
+    t >> t.reserve(b, 0.5, 100) << "charge user ann 0.5" << "reply 3 Reserved a2-1"
     assert t.noted == {"a2"}
     assert cost(t, a, b) == [0.5, 0.5]
     assert t.run(b).account.used(TOKENS) == 100
@@ -136,7 +136,7 @@ def test_reserve_and_settle() -> None:
     assert cost(t, a, b) == [0.125, 0.125]
 
 
-def test_what_is_not_settled_is_charged_in_full() -> None:
+def test_a_reservation_that_is_not_settled_is_charged_in_full() -> None:
     t = Transcript()
     t >> t.budgets(purse(9, "ann"))
     a, b = t.chain("a", "b")
@@ -158,10 +158,10 @@ def test_what_is_not_settled_is_charged_in_full() -> None:
     assert t.charged == {"user ann": 0.84375}
     assert "has ended and it was charged in full" in t.failed(t.settle(name, cost=0.1))
     assert "has ended" in t.failed(t.reserve(b, 0.1))
-    assert not t.machine.limiter._reservations
+    assert not any(run.account.holds for run in t.machine.tree)
 
 
-def test_what_a_stopping_run_holds_can_be_settled_but_no_more_is_reserved() -> None:
+def test_a_stopping_run_settles_its_reservations_and_reserves_no_more() -> None:
     t = Transcript()
     a = t.start("a")
     name = t.reserved(t.reserve(a, 0.5))
@@ -172,7 +172,7 @@ def test_what_a_stopping_run_holds_can_be_settled_but_no_more_is_reserved() -> N
 
 
 def test_ten_children_and_their_parents_last_dollar() -> None:
-    """Ten times a tenth is a dollar, whatever the sums of binary fractions say; the eleventh does not fit."""
+    """Ten times a tenth is a dollar exactly; the eleventh does not fit."""
     t = Transcript()
     t >> t.budgets(purse(9, "ann"))
     a = t.start("a", limits="cost=1:pause")
@@ -201,7 +201,7 @@ def test_ten_children_and_their_parents_last_dollar() -> None:
 
 
 @pytest.mark.parametrize("amount", [0.01, 0.03, 0.07, 0.1, 1 / 3, 0.3])
-def test_however_it_is_cut_no_more_is_reserved_than_there_is(amount: float) -> None:
+def test_reservations_of_any_size_never_exceed_the_limit(amount: float) -> None:
     t = Transcript()
     a = t.start("a", limits="cost=2:pause")
     granted = 0
@@ -233,7 +233,7 @@ def test_a_refused_reservation_is_a_breach() -> None:
 
 
 def test_a_reservation_that_is_only_refused() -> None:
-    """`refuse` answers no, says so once, and ends nobody; what was used without asking is a breach as ever."""
+    """`refuse` answers no, publishes that once, and ends no run; use without a reservation is still a breach."""
     t = Transcript()
     a = t.start("a", limits="tokens=100:refuse cost=1:refuse")
     t.reserved(t.reserve(a, tokens=50))
@@ -247,7 +247,7 @@ def test_a_reservation_that_is_only_refused() -> None:
 
 
 def test_a_reservation_is_asked_of_all_from_the_root_down_and_of_budgets_last() -> None:
-    """Whoever has too little says no, the outermost first, and then nobody has been charged anything."""
+    """The outermost run or budget with too little refuses, and then none of them was charged."""
     for spare in product((0.05, 0.5), repeat=5):
         names = ("root", "parent", "run", "user", "team")
         room = dict(zip(names, spare, strict=True))
@@ -273,7 +273,7 @@ def test_a_reservation_is_asked_of_all_from_the_root_down_and_of_budgets_last() 
         assert "Finish with what you have." in answer.refusal.message
         assert cost(t, a, b, d) == [None] * 3
         assert not t.charged
-        assert not t.machine.limiter._reservations
+        assert not any(run.account.holds for run in t.machine.tree)
         assert t.said[-1].startswith("over ")
 
 
@@ -294,7 +294,7 @@ def test_a_model_without_a_price_is_held_to_its_tokens() -> None:
     assert not t.charged
 
 
-def test_what_is_held_adds_to_what_is_reported_and_to_no_other_source() -> None:
+def test_reservations_add_to_reports_and_to_no_other_source() -> None:
     t = Transcript()
     a = t.start("a", limits="cost=1:pause")
     (t >> t.report(a, cost=0.25)).skip()
@@ -307,7 +307,7 @@ def test_what_is_held_adds_to_what_is_reported_and_to_no_other_source() -> None:
 
 
 def test_a_leak_of_reservations_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limiter, "MAX_RESERVATIONS", 20)
+    monkeypatch.setattr(reservations, "MAX_RESERVATIONS", 20)
     t = Transcript(defaults={})
     a = t.start("a")
     for _ in range(20):
@@ -322,7 +322,7 @@ def test_a_leak_of_reservations_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
 # ---- budgets
 
 
-def test_what_is_spent_is_charged_to_the_user_and_the_teams() -> None:
+def test_use_is_charged_to_the_user_and_the_teams() -> None:
     t = Transcript()
     t >> t.budgets(purse(5, "ann"), purse(7, "ann", "bob", team="crew"), purse(3, "bob", team="others"))
     a, b = t.chain("a", "b")
@@ -349,7 +349,7 @@ def test_a_budget_is_near_and_then_exhausted() -> None:
     assert t.run(a).status is Status.PAUSED
 
 
-def test_who_has_spent_everything_is_refused_with_the_time_it_renews() -> None:
+def test_a_refusal_by_an_exhausted_budget_names_the_time_it_renews() -> None:
     t = Transcript()
     t >> t.budgets(purse(1, "ann"), purse(9, "ann", "bob", team="crew"))
     a = t.start("a", limits="cost=9")
@@ -367,7 +367,7 @@ def test_who_has_spent_everything_is_refused_with_the_time_it_renews() -> None:
     t.start("e", BOB)
 
 
-def test_a_refusal_by_a_budget_says_so_once() -> None:
+def test_a_refusal_by_a_budget_is_published_once() -> None:
     t = Transcript()
     t >> t.budgets(purse(1, "ann"))
     a = t.start("a", limits="cost=9")
@@ -380,7 +380,7 @@ def test_a_refusal_by_a_budget_says_so_once() -> None:
     assert t.run(a).status is Status.PAUSED
 
 
-def test_what_belongs_together_is_shown_as_one_source_tells_it() -> None:
+def test_figures_that_belong_together_are_shown_from_one_source() -> None:
     t = Transcript()
     a = t.start("a")
     (t >> t.used(a, turns=3, input_tokens=500, output_tokens=50, cost=0.25, cost_from="agent")).skip()
@@ -412,7 +412,7 @@ def test_a_partial_figure_yields_to_a_final_one_and_to_a_larger_partial_one() ->
     assert shown() == (40, 0.25, False)
 
 
-def test_a_budget_is_partial_once_a_run_has_ended_whose_cost_is() -> None:
+def test_a_budget_is_partial_after_the_end_of_a_run_with_a_partial_cost() -> None:
     t = Transcript()
     t >> t.budgets(purse(9, "ann"))
     a, b = t.start("a"), t.start("b")
@@ -420,14 +420,14 @@ def test_a_budget_is_partial_once_a_run_has_ended_whose_cost_is() -> None:
     (t >> t.used(b, cost=0.5)).skip()
     assert [t.run(run).account.grows for run in (a, b)] == [True, False]
     (t >> t.exited(b, 0)).skip()
-    (budget,) = t.machine.limiter.budgets
+    (budget,) = t.machine.budgets
     assert not budget.partial
     (t >> t.used(a, cost=0.75, partial=True)).skip()
     t >> t.exited(a, 1) << "charge user ann 0" << "release a1"
     assert (budget.partial, to_usd(budget.charged)) == (True, 1.25)
 
 
-def test_what_yesterday_was_charged_is_not_given_back_to_today() -> None:
+def test_a_settlement_gives_nothing_of_yesterday_back_to_today() -> None:
     t = Transcript()
     t >> t.budgets(purse(10, "ann"))
     yesterday, today = t.start("a"), t.start("b")
@@ -441,8 +441,8 @@ def test_what_yesterday_was_charged_is_not_given_back_to_today() -> None:
     assert t.charged == {"user ann": 0.625}, "what it cost beyond the estimate is spent today"
 
 
-def test_a_budget_that_is_renewed_while_something_is_held() -> None:
-    """What was held in the old period is not given back to the new one, neither here nor in the ledger."""
+def test_a_budget_that_is_renewed_during_a_reservation() -> None:
+    """A reservation of the old period is not given back to the new one, neither here nor in the ledger."""
     t = Transcript()
     t >> t.budgets(purse(5, "ann"))
     a = t.start("a", limits="cost=9")
@@ -460,7 +460,7 @@ def test_a_budget_that_is_renewed_while_something_is_held() -> None:
     assert cost(t, a) == [1.75]
 
 
-def test_a_renewed_budget_is_told_about_anew() -> None:
+def test_a_renewed_budget_is_published_again() -> None:
     t = Transcript()
     for _ in range(2):
         t >> t.budgets(purse(1, "ann"))
@@ -470,7 +470,7 @@ def test_a_renewed_budget_is_told_about_anew() -> None:
     assert t.said == ["near user cost 1/1", "over user cost 1/1"] * 2
 
 
-def test_use_that_was_taken_back_is_given_back() -> None:
+def test_use_that_a_source_takes_back_is_given_back_to_the_budget() -> None:
     t = Transcript()
     t >> t.budgets(purse(5, "ann", charged=1.0))
     a = t.start("a", limits="cost=9")

@@ -27,6 +27,5 @@ def test_thirty_thousand_runs() -> None:
     assert not load.mains
     assert not load.timers
     assert machine.slots.count == machine.slots.queued == 0
-    assert not machine._tickets
-    assert not machine._tied
-    assert all(asker.startswith("user ") for asker, _ in machine._refusals)
+    assert not machine.tickets()
+    assert all(caller.startswith("user ") for caller in machine._admission._refusals)

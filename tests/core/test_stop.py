@@ -51,9 +51,9 @@ def test_an_agent_that_exits_0_because_it_was_stopped_is_cancelled() -> None:
     (t >> t.stop(a, signal=2)).skip()
     (t >> t.exited(a, 0)).skip()
     assert run.status is Status.CANCELLED
-    assert run.reason is not None
-    assert (run.reason.kind, run.reason.message) == ("stop", "stopped by user ann (SIGINT)")
-    assert (run.reason.by, run.reason.signal) == ("user ann", 2)
+    assert run.shown_reason is not None
+    assert (run.shown_reason.kind, run.shown_reason.message) == ("stop", "stopped by user ann (SIGINT)")
+    assert (run.shown_reason.by, run.shown_reason.signal) == ("user ann", 2)
 
 
 def test_descendants_are_cancelled_with_their_ancestor_and_end_before_it() -> None:
@@ -67,8 +67,8 @@ def test_descendants_are_cancelled_with_their_ancestor_and_end_before_it() -> No
     t >> t.emptied(a) << "release a3" << "ended a3 cancelled" << "release a2" << "ended a2 cancelled"
     t << "release a1" << "ended a1 cancelled" << "reply 4 StopDone a1"
     t.quiet()
-    assert child.reason is not None
-    assert (child.reason.kind, child.reason.by) == ("ancestor", a)
+    assert child.shown_reason is not None
+    assert (child.shown_reason.kind, child.shown_reason.by) == ("ancestor", a)
 
 
 def test_ten_stubborn_descendants_cost_one_grace() -> None:
@@ -253,8 +253,8 @@ def test_exit_and_signal_are_reasons() -> None:
         run = t.run(t.start("a"))
         (t >> t.exited(run.id, code, signal=signal)).skip()
         assert run.status is Status.FAILED
-        assert run.reason is not None
-        assert (run.reason.kind, run.reason.message) == (kind, message)
+        assert run.shown_reason is not None
+        assert (run.shown_reason.kind, run.shown_reason.message) == (kind, message)
 
 
 def test_timeout_is_timeout_though_the_exit_code_is_0() -> None:
@@ -265,10 +265,10 @@ def test_timeout_is_timeout_though_the_exit_code_is_0() -> None:
     t << "terminate a1 SIGTERM" << "arm a1 grace +5"
     t >> t.exited("a1", 0) << "publish run_timeout a1" << "release a1" << "ended a1 timeout"
     t.quiet()
-    assert run.reason is not None
-    assert (run.reason.limit_kind, run.reason.threshold, run.reason.used) == ("time", 30, 30.5)
-    assert run.reason.exceeded_by == 0.5
-    assert run.reason.message == "ran 30.5 s; its time limit is 30 s, set by --timeout"
+    assert run.shown_reason is not None
+    assert (run.shown_reason.limit_kind, run.shown_reason.threshold, run.shown_reason.used) == ("time", 30, 30.5)
+    assert run.shown_reason.exceeded_by == 0.5
+    assert run.shown_reason.message == "ran 30.5 s; its time limit is 30 s, set by --timeout"
 
 
 def test_a_stop_during_a_timeout_leaves_it_a_timeout() -> None:
@@ -318,8 +318,8 @@ def test_the_client_of_a_tied_run_goes_away() -> None:
     t >> e.ClientGone(t.at, 7)
     t >> t.exited(a, 0) << "release a1" << "ended a1 cancelled"
     t.quiet()
-    assert run.reason is not None
-    assert run.reason.kind == "client"
+    assert run.shown_reason is not None
+    assert run.shown_reason.kind == "client"
     assert t.run(b).status is Status.RUNNING
 
 
@@ -369,8 +369,8 @@ def test_a_launch_that_fails_is_failed_before_any_retry() -> None:
     t >> e.LaunchFailed(t.at, "a1", 2, "cannot execute 'x': No such file") << "release a1" << "ended a1 failed"
     t << "reply 1 Admitted a1 failed"
     t.quiet()
-    assert run.reason is not None
-    assert (run.reason.kind, run.reason.errno) == ("launch", 2)
+    assert run.shown_reason is not None
+    assert (run.shown_reason.kind, run.shown_reason.errno) == ("launch", 2)
 
 
 def test_children_of_a_launch_that_failed_end_before_it() -> None:

@@ -20,6 +20,7 @@ from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import Peer
 from sfad.core.account import Hold, Use
+from sfad.core.asked import Asked
 from sfad.core.money import NANOS
 from sfad.core.policy import Policy
 from sfad.protocol.kinds import METERED
@@ -102,7 +103,7 @@ class Walk:
 
     def waiting(self) -> Book | None:
         """A run, rather one that stands still."""
-        standing = [book for book in self.world.live.values() if book.run.held_by is not None or book.run.frozen]
+        standing = [book for book in self.world.live.values() if book.run.held_by is not None or book.run.paused]
         return self.dice.choice(standing) if standing and self.dice.random() < 0.9 else self.book()
 
     def peer(self) -> Peer:
@@ -129,7 +130,7 @@ class Walk:
         peer = Peer(1000, self.dice.choice(["ann", "bob"]))
         if inside and self.dice.random() < 0.6:
             peer = self.shell.inside(self.dice.choice(inside).id)
-        asked = e.Asked(
+        asked = Asked(
             ("claude",) if len(self.world.live) % 2 else ("x",), name=f"n{self.dice.randrange(50)}", limits=self.limits(),
             attempts=self.dice.choice([1, 1, 3]), on_limit=self.dice.choice(EVERY_ACTION), grace=self.dice.choice([None, 0.0]),
             blocked_tools=self.dice.choice([(), ("Bash",)]), tied_to=self.dice.choice([None, None, None, 1, 2]),
@@ -346,7 +347,7 @@ _LIMITS = (
     Limit(kind=LimitKind.COST, threshold=1, action=Action.PAUSE),
     Limit(kind=LimitKind.TOKENS, threshold=10, action=Action.TERMINATE),
 )
-_ASKED = e.Asked(("x",), name="a", limits=_LIMITS)
+_ASKED = Asked(("x",), name="a", limits=_LIMITS)
 _MORE = (Limit(kind=LimitKind.TURNS, threshold=100),)
 
 

@@ -6,7 +6,6 @@ unless a test asks for it; `Ended` too, since it always stands beside the end. T
 
 from __future__ import annotations
 
-from dataclasses import replace
 from signal import Signals
 from typing import Any, Literal
 
@@ -15,15 +14,16 @@ import msgspec
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import Peer
-from sfad.core.account import Account, Hold, Use
+from sfad.core.account import Hold, Use
+from sfad.core.asked import Asked
 from sfad.core.budgets import Budget
 from sfad.core.limits import ActiveLimit
 from sfad.core.machine import Machine
 from sfad.core.money import to_nanos, to_usd
 from sfad.core.policy import Policy
 from sfad.core.run import Run
-from sfad.core.snapshot import State, state_of
-from sfad.durable.accounts import from_saved, to_saved
+from sfad.core.vocabulary import Timer
+from sfad.durable.accounts import to_saved
 from sfad.protocol.kinds import COSTS
 from sfad.protocol.types import (
     Action,
@@ -84,11 +84,10 @@ def purse(usd: float, *members: str, team: str = "", charged: float = 0.0, begin
     return Budget(scope, team or members[0], to_nanos(usd), who, begins=begins, renews="midnight", charged=to_nanos(charged))
 
 
-def at_once(run: Run) -> State:
+def at_once(run: Run) -> dict[str, Any]:
     """What has to be remembered of it at once. What it is said to have used is the model's business (`check_account` there)."""
-    account = run.account
-    state = replace(state_of(run), account=Account({}, account.holds, account.held, ended=account.ended))
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(state, enc_hook=to_saved), type=State, dec_hook=from_saved)
+    state: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(run, enc_hook=to_saved))
+    return state | {"account": {part: state["account"][part] for part in ("holds", "held", "ended")}}
 
 
 class Transcript:
@@ -112,7 +111,7 @@ class Transcript:
         self.noted: set[RunId] = set()
         """Runs that have used more by it."""
         self._left: list[str] = []
-        self._copies: dict[RunId, State] = {}
+        self._copies: dict[RunId, dict[str, Any]] = {}
         self._token = 0
 
     def __rshift__(self, event: e.Event) -> Transcript:
@@ -172,7 +171,7 @@ class Transcript:
             case c.Charge(scope, name, nanos):
                 self.charged[f"{scope} {name}"] = to_usd(to_nanos(self.charged.get(f"{scope} {name}", 0.0)) + nanos)
             case c.Ended(run):
-                self.reasons[run.id] = run.reason
+                self.reasons[run.id] = run.shown_reason
 
     # ---- events by short names
 
@@ -188,7 +187,7 @@ class Transcript:
         timeout = asked.pop("timeout", None)
         if timeout is not None:
             bounds = (*bounds, timeout)
-        return e.SpawnRequested(self.at, self.token(), peer, e.Asked(**{"argv": ("x",), "name": name, "limits": bounds} | asked))
+        return e.SpawnRequested(self.at, self.token(), peer, Asked(**{"argv": ("x",), "name": name, "limits": bounds} | asked))
 
     def stop(self, *runs: RunId, peer: Peer = ANN, grace: float | None = None, signal: int = 15) -> e.StopRequested:
         """A peer stops runs."""
@@ -270,9 +269,9 @@ class Transcript:
         """Nothing is alive."""
         return e.Emptied(self.at, run)
 
-    def fired(self, run: RunId, timer: str) -> e.TimerFired:
+    def fired(self, run: RunId, timer: Timer | str) -> e.TimerFired:
         """A timer came due."""
-        return e.TimerFired(self.at, run, timer)
+        return e.TimerFired(self.at, run, Timer(timer))
 
     def surveyed(self, run: RunId, **alive: int) -> e.Surveyed:
         """These are alive: run=pid."""

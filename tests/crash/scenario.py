@@ -75,7 +75,7 @@ class Player:
         """However long that takes: the machine is shared."""
         self.client.reconnect("the test gives up", patience=PATIENCE)
 
-    def spawn(self, label: str, script: str | None, **options: Any) -> m.AnyReply:
+    def spawn(self, label: str, script: str | None, **options: Any) -> m.Reply:
         """Asks for an agent, for another command (`script` is `None`), or is refused."""
         request = m.Spawn(
             id=self.client.next_id(),

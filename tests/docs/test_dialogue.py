@@ -27,7 +27,7 @@ class RawClient:
         self._socket.settimeout(30)
         self._socket.connect(str(daemon.socket))
         self._decoder = FrameDecoder(MAX_REPLY)
-        self._replies: list[m.AnyReply] = []
+        self._replies: list[m.Reply] = []
         self.descriptors: list[int] = []
 
     def say(self, name: str, descriptors: tuple[int, ...] = ()) -> None:
@@ -36,7 +36,7 @@ class RawClient:
     def send(self, frame: bytes, descriptors: tuple[int, ...] = ()) -> None:
         socket.send_fds(self._socket, [frame], descriptors)
 
-    def hear(self) -> m.AnyReply:
+    def hear(self) -> m.Reply:
         while not self._replies:
             data, descriptors, _, _ = socket.recv_fds(self._socket, 65536, 3)
             assert data, "the daemon closed the connection"
@@ -186,7 +186,7 @@ def test_a_lost_connection(raw: RawClient, daemon: Daemon) -> None:
     assert (over.run.status, over.run.reason and over.run.reason.kind) == (Status.CANCELLED, "client")
 
 
-def _error(reply: m.AnyReply) -> tuple[int, ErrorCode]:
+def _error(reply: m.Reply) -> tuple[int, ErrorCode]:
     assert isinstance(reply, m.Error)
     return reply.id, reply.code
 

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from sfad.core.access import VERBS
+from sfad.core.ladder import MAX_GRACE
 from sfad.core.policy import MAX_ATTEMPTS, MAX_RETRY_DELAY
-from sfad.core.stop import MAX_GRACE
 from sfad.host import descriptors
 from sfad.host.descriptors import Need
 from sfad.protocol import messages as m
@@ -24,16 +24,16 @@ from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, FrameDecoder
 from sfad.protocol.summary import Breach, Costly, Failed, Group, Summary
 from sfad.protocol.version import VERSION
 from sfad.runs import stdin
-from sfad.server import connection, server, shares, verbs
-from sfad.server.result import MAX_RESULT
-from sfad.server.verbs import MAIN_SIGNALS
+from sfad.server import bounds as b
+from sfad.server import connection, server, shares, turns, watching
+from sfad.server.reading import MAX_RESULT
+from sfad.server.verbs.list import MAX_ROWS
+from sfad.server.verbs.signal import MAIN_SIGNALS
 from tests.docs import notation
 from tests.docs.examples import EXAMPLES
 from tests.docs.pages import blocks, generated, rows, sections, spans, text_of
 
 PAGE = text_of("protocol.md")
-REQUESTS: tuple[type[m.Request], ...] = get_args(m.AnyRequest)
-REPLIES: tuple[type[m.Reply], ...] = get_args(m.AnyReply)
 NESTED = (
     t.Bound, t.Claim, t.Limit, t.LimitState, t.RunInfo, t.Reason, t.Usage, t.Refusal, t.LimitRefusal, t.BudgetState, t.Survivor,
     t.ApiTrouble, Advice, Summary, Group, Breach, Failed, Costly, t.Event, m.Setting, m.AgentInfo, m.Change, m.Failure,
@@ -106,18 +106,18 @@ def fields_of(struct: Struct) -> dict[str, str]:
     return {field.name: shown(hints[field.name], field) for field in fields}
 
 
-@pytest.mark.parametrize("struct", REQUESTS, ids=tag)
+@pytest.mark.parametrize("struct", m.REQUESTS, ids=tag)
 def test_requests(struct: type[m.Request]) -> None:
     assert documented(part("Requests")[tag(struct)]) == fields_of(struct)
 
 
-@pytest.mark.parametrize("struct", [*REQUESTS, *REPLIES], ids=tag)
+@pytest.mark.parametrize("struct", [*m.REQUESTS, *m.REPLIES], ids=tag)
 def test_every_message_has_an_id(struct: type[m.Request] | type[m.Reply]) -> None:
     [field] = [field for field in msgspec.structs.fields(struct) if field.name == "id"]
     assert shown(get_type_hints(struct)["id"], field) == "int"
 
 
-@pytest.mark.parametrize("struct", REPLIES, ids=tag)
+@pytest.mark.parametrize("struct", m.REPLIES, ids=tag)
 def test_replies(struct: type[m.Reply]) -> None:
     assert documented(part("Replies")[tag(struct)]) == fields_of(struct)
 
@@ -128,14 +128,14 @@ def test_nested(struct: Struct) -> None:
 
 
 def test_every_section_describes_a_type_of_the_code() -> None:
-    assert part("Requests").keys() == {tag(struct) for struct in REQUESTS}
-    assert part("Replies").keys() == {tag(struct) for struct in REPLIES}
+    assert part("Requests").keys() == {tag(struct) for struct in m.REQUESTS}
+    assert part("Replies").keys() == {tag(struct) for struct in m.REPLIES}
     assert part("Nested types").keys() == {tag(struct) for struct in NESTED} | {"Status", "Rule", "LimitKind", "Action"}
 
 
 def test_which_types_leave_defaults_out() -> None:
     # the page says: the messages themselves, `Reason` and `Event`
-    assert all(struct.__struct_config__.omit_defaults for struct in (*REQUESTS, *REPLIES))
+    assert all(struct.__struct_config__.omit_defaults for struct in (*m.REQUESTS, *m.REPLIES))
     assert {tag(struct) for struct in NESTED if struct.__struct_config__.omit_defaults} == {"Reason", "Event"}
 
 
@@ -160,23 +160,23 @@ def test_bounds() -> None:
         "body of a request": f"{MAX_REQUEST // mib} MiB",
         "body of a reply": f"{MAX_REPLY // mib} MiB",
         "replies and events that a client leaves unread": f"{connection.MAX_UNSENT // mib} MiB",
-        "watches of one connection": f"{verbs.WATCHES}",
+        "watches of one connection": f"{watching.WATCHES}",
         "requests of one connection handled in one go": f"{server.TURN}",
-        "requests of one tree, or of one user outside any run, handled in one go": f"{server.SLICE * 1000:g} ms",
+        "requests of one tree, or of one user outside any run, handled in one go": f"{turns.SLICE * 1000:g} ms",
         "bytes that wait for a run's stdin (`send`)": f"{stdin.MAX_PENDING // mib} MiB",
-        "ended runs in a page of a `list`": f"{verbs.MAX_ROWS:,}".replace(",", " "),
+        "ended runs in a page of a `list`": f"{MAX_ROWS:,}".replace(",", " "),
         "bytes of output read for a `result`, and of its text": f"{MAX_RESULT // mib} MiB",
     }
     assert {row[0]: row[1] for row in rows(shared)} == {
         "bound": "value",
-        "connections, and descriptors that wait in them": f"{server.MAX_CONNECTIONS}",
-        "bytes of requests that are unfinished or wait for their turn": f"{server.MAX_PARTIAL // mib} MiB",
-        "bytes of unread replies and events": f"{server.MAX_UNREAD // mib} MiB",
-        "requests that are not answered": f"{verbs.MAX_REQUESTS:,}".replace(",", " "),
-        "watches": f"{verbs.MAX_WATCHES}",
+        "connections, and descriptors that wait in them": f"{b.MAX_CONNECTIONS}",
+        "bytes of requests that are unfinished or wait for their turn": f"{b.MAX_PARTIAL // mib} MiB",
+        "bytes of unread replies and events": f"{b.MAX_UNREAD // mib} MiB",
+        "requests that are not answered": f"{b.MAX_REQUESTS:,}".replace(",", " "),
+        "watches": f"{b.MAX_WATCHES}",
     }
     assert [shares.FRACTIONS[scope] for scope in ("run", "tree", "user", "others", "owner")] == [1 / 8, 1 / 4, 1 / 2, 3 / 4, 1]
-    assert f"a run may have {server.LEAST_CONNECTIONS} in any" in shared
+    assert f"a run may have {b.LEAST_CONNECTIONS} in any" in shared
     reserves = [need * descriptors.RESERVE for need in (Need.CLIENT, Need.RUN, Need.OWNER)]
     assert re.findall(r"\(below (\d+)", shared) == [str(reserve) for reserve in reserves]
     assert f"at least {descriptors.LEAST}." in shared
@@ -202,7 +202,7 @@ def example(name: str) -> tuple[Any, bytes]:
     return notation.read(shown.text), bytes.fromhex(octets.text)
 
 
-def typed(name: str, body: bytes) -> m.AnyRequest | m.AnyReply:
+def typed(name: str, body: bytes) -> m.Request | m.Reply:
     """Return the message in a frame's body."""
     return m.unpack_request(body) if isinstance(EXAMPLES[name], m.Request) else m.unpack_reply(body)
 

@@ -11,9 +11,9 @@ import pytest
 from sfactl.exits import Exit
 from sfad import __version__
 from sfad.config import ConfigError, load
-from sfad.daemon import _AT_START
 from sfad.protocol.messages import Setting
 from sfad.protocol.units import DURATION_FORMS
+from sfad.reloading import AT_START
 from tests.docs.pages import CHANGELOG, README, ROOT, rows, sections, text_of
 
 CONFIGURATION = text_of("configuration.md")
@@ -61,7 +61,7 @@ def test_every_row_is_a_key() -> None:
 
 
 def test_which_keys_wait_for_a_restart() -> None:
-    assert " and ".join(f"`{prefix}*`" for prefix in _AT_START) + " stay as they are" in CONFIGURATION
+    assert " and ".join(f"`{prefix}*`" for prefix in AT_START) + " stay as they are" in CONFIGURATION
 
 
 def test_every_environment_variable_is_documented() -> None:

@@ -1,4 +1,4 @@
-"""An agent inside a run steers its own children and nothing else, whatever it does to its environment or session."""
+"""An agent inside a run may act on its own subtree only, whatever it does to its environment or session."""
 
 from __future__ import annotations
 

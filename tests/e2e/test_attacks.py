@@ -61,10 +61,10 @@ def target(directory: Path, user: str, **options: Any) -> Iterator[Target]:
     with ExitStack() as stack:
         nobody = stack.enter_context(unprivileged.place()) if user == "nobody" else None
         if nobody is not None:
-            stack.enter_context(pytest.MonkeyPatch.context()).setenv("SFAD_SERVICE_USER", str(unprivileged.NOBODY))
+            stack.enter_context(pytest.MonkeyPatch.context()).setenv("SFAD_SERVICE_USER", str(unprivileged.GONE))
             directory = nobody.directory / "daemon"
             directory.mkdir()
-            os.chown(directory, unprivileged.NOBODY, unprivileged.NOBODY)
+            os.chown(directory, unprivileged.GONE, unprivileged.GONE)
             if options.get("mode") == "cgroup" and nobody.cgroup is None:
                 pytest.skip("no cgroup can be delegated here")
         directory.mkdir(exist_ok=True)

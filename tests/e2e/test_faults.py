@@ -280,13 +280,13 @@ def test_runs_on_a_mount_that_does_not_answer(start: Start, tmp_path: Path) -> N
 CLOCKED = """\
 import datetime, sys
 from pathlib import Path
-from sfad.runs import live
+from sfad.host import clock
 shift = Path(sys.argv.pop(1))
 class Clock(datetime.datetime):
     @classmethod
     def now(cls, tz=None):
         return datetime.datetime.now(tz) + datetime.timedelta(seconds=float(shift.read_text() or 0))
-live.datetime = Clock
+clock.datetime = Clock
 from sfad.__main__ import main
 sys.argv[0] = "sfad"
 main()

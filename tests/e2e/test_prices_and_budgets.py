@@ -192,7 +192,7 @@ def test_a_shortage_while_prices_are_loaded_is_not_for_ever(daemon: Daemon) -> N
         wait_until(lambda: info(client, run.id).status is Status.RUNNING, "it runs")
         before = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (3, before[1]))
-        with pytest.raises(DaemonError, match="cannot be told now") as refused:
+        with pytest.raises(DaemonError, match="price of the call is not known now") as refused:
             client.call(m.Reserve(id=client.next_id(), run=run.id, model=MODEL, input_tokens=1, max_output_tokens=1), m.Reserved)
         assert refused.value.error is ErrorCode.UNAVAILABLE
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, before)

@@ -288,7 +288,9 @@ def test_the_same_key_starts_nothing_twice(start: Start) -> None:
     with daemon.client() as client:
         assert ticking(client, key="k").id == first.id
         stopped(client, everything=True)
-        assert spawn(client, ["true"], key="k").run.id == first.id  # type: ignore[union-attr]
+        again = spawn(client, ["true"], key="k")
+        assert isinstance(again, m.RunReply)
+        assert again.run.id == first.id
 
 
 def test_a_stop_under_way_ends(start: Start) -> None:

@@ -16,7 +16,7 @@ import pytest
 from sfad.host import paths
 from sfad.host.paths import AlreadyRunning, PathError, bind_socket, config_files, unbind_socket
 from sfad.protocol.paths import SYSTEM_SOCKET, bind_path, client_sockets, connect_path, daemon_socket, state_dir
-from tests.harness import NOBODY, as_nobody, as_root
+from tests.harness import GONE, as_nobody, as_root
 
 HOME = {"HOME": "/home/ann"}
 LOGIN = {**HOME, "XDG_RUNTIME_DIR": "/run/user/7"}
@@ -270,17 +270,17 @@ def test_parents_that_are_made_are_safe_whatever_the_umask(safe: Path) -> None:
 
 @as_root
 def test_what_belongs_to_another_user_is_refused(safe: Path, tmp_path: Path) -> None:
-    os.chown(safe, NOBODY, NOBODY)
-    with pytest.raises(PathError, match=rf"directory {safe} belongs to another user \(mode 0755, uid {NOBODY}"):
+    os.chown(safe, GONE, GONE)
+    with pytest.raises(PathError, match=rf"directory {safe} belongs to another user \(mode 0755, uid {GONE}"):
         bind_socket(safe / "s")
     os.chown(safe, 0, 0)
     (tmp_path / "link").symlink_to(safe)
-    os.lchown(tmp_path / "link", NOBODY, NOBODY)
+    os.lchown(tmp_path / "link", GONE, GONE)
     with pytest.raises(PathError, match=f"link {tmp_path / 'link'} belongs to another user"):
         bind_socket(tmp_path / "link" / "s")
     bind_socket(safe / "s").close()
-    os.chown(safe / "s", NOBODY, NOBODY)
-    with pytest.raises(PathError, match=f"exists and belongs to uid {NOBODY}"):
+    os.chown(safe / "s", GONE, GONE)
+    with pytest.raises(PathError, match=f"exists and belongs to uid {GONE}"):
         bind_socket(safe / "s")
 
 
@@ -299,7 +299,7 @@ def test_another_user_is_told_the_same(shared: Path) -> None:
     (shared / "theirs").mkdir()
     os.chown(shared / "theirs", 12345, 12345)
     assert "belongs to another user" in as_nobody(lambda: bind_socket(shared / "theirs" / "s"))
-    os.chown(shared / "theirs", NOBODY, NOBODY)
+    os.chown(shared / "theirs", GONE, GONE)
     (shared / "theirs").chmod(0o777)
     assert "is writable by other users" in as_nobody(lambda: bind_socket(shared / "theirs" / "s"))
     listener = socket.socket(socket.AF_UNIX)

@@ -1,158 +1,82 @@
-"""The shell applies what the core has decided, whatever becomes of a part of it."""
+"""The loop applies what the core has decided, even if a part of it fails."""
 
 from __future__ import annotations
 
 import errno
 import sqlite3
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import closing
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 import trio
 
-from sfad import config as configuration
-from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.access import Peer
-from sfad.durable.journal import Memory
-from sfad.ledger import Ledger
-from sfad.loop.runtime import Runtime
+from sfad.core.asked import Asked
+from sfad.core.vocabulary import Timer
 from sfad.loop.translate import MAX_SHOWN, asked_of
-from sfad.observe.log import Log
-from sfad.output.files import OutputStore
 from sfad.protocol.messages import Spawn
 from sfad.protocol.types import Status
 from sfad.spool import Journal
-from tests.harness import PATIENCE
-from tests.launch.fake import FakeLauncher, Script
-
-ANN = Peer(0, "ann")
+from tests.launch.fake import FakeLauncher
+from tests.loop.shell import refused, shell, spawned, stopped, until
 
 
 class Clumsy(FakeLauncher):
     """A launcher that is short of descriptors whenever it has to signal."""
 
     def terminate(self, run: str, signal: int) -> None:
-        """Fails."""
+        """Fail."""
         raise OSError(errno.EMFILE, "Too many open files", f"{run} {signal}")
 
 
-@asynccontextmanager
-async def shell(directory: Path, kind: type[FakeLauncher], config: str = "") -> AsyncIterator[Runtime]:
-    """A runtime with a real ledger and no processes."""
-    ledger = Ledger(directory / "state", patience=0.05)
-    (directory / "sfad.toml").write_text(config)
-    loaded = configuration.load([directory / "sfad.toml"])
-    runtime: Runtime
-    launcher = kind(
-        emit=lambda event: runtime.reported(event), clock=trio.current_time, script=lambda _run, _spec: Script(after=None)
-    )
-    runtime = Runtime(
-        loaded=loaded, ledger=ledger, output=OutputStore(directory / "output"), launcher=launcher,
-        log=Log("error", file=directory / "log"), socket="/s", state_dir=str(directory),
-        memory=Memory(directory / "spool", print), on_shutdown=lambda: None,
-    )  # fmt: skip
-    ledger.start(
-        on_committed=runtime.committed, on_failed=runtime.commit_failed, on_ended=runtime.recorded, on_trouble=runtime.trouble
-    )
-    with trio.fail_after(PATIENCE):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(runtime.serve)
-            yield runtime
-            nursery.cancel_scope.cancel()
-    runtime.close()
-    ledger.close()
-    runtime.log.close()
-
-
-async def spawned(runtime: Runtime) -> str:
-    """A run that was admitted."""
-    answer = await asked(runtime)
-    assert isinstance(answer, c.Admitted)
-    return answer.run.id
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Waits for what the ledger's thread brings about."""
-    while not condition():  # noqa: ASYNC110 - it tells nobody
-        await trio.sleep(0.01)
-
-
-async def refused(runtime: Runtime) -> str:
-    """Why there is no run."""
-    answer = await asked(runtime)
-    assert isinstance(answer, c.Failed)
-    return answer.message
-
-
-async def stopped(runtime: Runtime, run: str) -> None:
-    """Returns when it is over."""
-    over = trio.Event()
-    runtime.ask(lambda _said: over.set(), lambda token, now: e.StopRequested(now, token, ANN, (run,), grace=0.01))
-    await over.wait()
-
-
-async def asked(runtime: Runtime) -> c.Answer:
-    """The answer to a spawn."""
-    answers = list[c.Answer]()
-    done = trio.Event()
-
-    def answer(said: c.Answer) -> None:
-        answers.append(said)
-        done.set()
-
-    spawn = Spawn(id=1, argv=[b"agent"], cwd=b"/", env=[])
-    runtime.spawn(ANN, spawn, [], 1, answer, lambda _run: None)
-    await done.wait()
-    return answers[0]
-
-
-async def test_a_command_that_fails_does_not_take_the_next_ones_along(tmp_path: Path) -> None:
+async def test_a_command_that_fails_does_not_stop_the_next_ones(tmp_path: Path) -> None:
     async with shell(tmp_path, Clumsy) as runtime:
         run = await spawned(runtime)
         # the signal could not be sent; the grace ends all the same, and SIGKILL comes
         await stopped(runtime, run)
-        assert run not in runtime.live
+        assert run not in runtime.catalogue.live
     assert "Too many open files" in (tmp_path / "log").read_text()
 
 
-async def test_an_end_that_waits_does_not_hold_a_timer_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tree with many ends, each of which waits for a session file, would outlive its time and the grace of a stop."""
+async def test_a_pending_end_does_not_delay_a_timer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a tree with many ends, each waiting for a session file, would exceed its time and the grace of a stop."""
     async with shell(tmp_path, FakeLauncher) as runtime:
         run = await spawned(runtime)
-        await until(lambda: runtime.live[run].run.status is Status.RUNNING)
+        await until(lambda: runtime.catalogue.live[run].run.status is Status.RUNNING)
         with monkeypatch.context() as patched:
-            patched.setattr("sfad.loop.runtime.PATIENCE", 0.01)
+            patched.setattr("sfad.loop.ends.PATIENCE", 0.01)
             patched.setattr(runtime.metering, "may_wait", lambda _run: True)
             patched.setattr(runtime.metering, "settle", lambda _run, **_: trio.sleep_forever())  # noqa: ASYNC105 - its caller awaits it
             runtime.reported(e.MainExited(trio.current_time(), run, code=0, empty=True))
-            assert run in runtime.live
-            runtime.timers.arm((run, "deadline"), trio.current_time(), lambda: runtime._due(run, "deadline"))
-            await until(lambda: run not in runtime.live)
-        assert runtime.recent[run].info.status is Status.COMPLETED, "it had ended before its time was up"
+            assert run in runtime.catalogue.live
+            runtime._arm(run, Timer.DEADLINE, trio.current_time())
+            await until(lambda: run not in runtime.catalogue.live)
+        ended = runtime.catalogue.info(run)
+        assert ended is not None
+        assert ended.status is Status.COMPLETED, "it had ended before its time was up"
 
 
-async def test_what_the_spool_has_no_room_for_is_not_launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A daemon that comes after this one would take it for queued, and start it again."""
+async def test_a_run_whose_snapshot_cannot_be_saved_is_not_launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next daemon would take it for queued, and start it a second time."""
     async with shell(tmp_path, FakeLauncher, "[quotas]\ntrees = 1") as runtime:
         first = await spawned(runtime)
         second = await spawned(runtime)
-        assert runtime.live[second].run.status is Status.QUEUED
+        assert runtime.catalogue.live[second].run.status is Status.QUEUED
         full = OSError(errno.ENOSPC, "No space left on device")
         with monkeypatch.context() as patched:
             patched.setattr(Journal, "write", Mock(side_effect=full))
             await stopped(runtime, first)
-            assert second not in runtime.live
-        found = runtime.recent[second].info
+            assert second not in runtime.catalogue.live
+        found = runtime.catalogue.info(second)
+        assert found is not None
         assert found.status is Status.FAILED
         assert found.reason is not None
         assert "no room to remember" in found.reason.message
-        assert await spawned(runtime) in runtime.live
+        assert await spawned(runtime) in runtime.catalogue.live
 
 
-async def test_refusals_while_the_ledger_fails_cost_the_spool_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_refusals_while_the_ledger_fails_write_nothing_to_the_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with shell(tmp_path, FakeLauncher) as runtime:
         with closing(sqlite3.connect(tmp_path / "state" / "ledger.db", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
@@ -168,8 +92,8 @@ async def test_refusals_while_the_ledger_fails_cost_the_spool_nothing(tmp_path: 
         await spawned(runtime)
 
 
-def test_a_long_command_is_shown_short_and_named_by_all_of_it() -> None:
-    def shown(text: str) -> e.Asked:
+def test_a_long_command_is_shown_cut_and_named_by_the_whole() -> None:
+    def shown(text: str) -> Asked:
         return asked_of(Spawn(id=1, argv=[b"sh", b"-c", text.encode()], cwd=b"/", env=[]), 1)
 
     first, second = shown("x" * 100_000 + "1"), shown("x" * 100_000 + "2")

@@ -1,11 +1,15 @@
-"""What clients and config say, in the core's terms."""
+"""Requests and the config in the core's terms."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from sfad import config as configuration
+from sfad.core.policy import Policy
 from sfad.loop.translate import policy_of
+from sfad.protocol.kinds import DEFAULT_KEYS, KINDS
 
 
 def test_a_key_is_shown_with_the_file_that_sets_it_or_would_set_it(tmp_path: Path) -> None:
@@ -15,3 +19,14 @@ def test_a_key_is_shown_with_the_file_that_sets_it_or_would_set_it(tmp_path: Pat
     assert policy.place("limits.max_time") == f"limits.max_time in {system}"
     assert policy.place("quotas.trees") == f"quotas.trees in {user}"
     assert policy_of(configuration.load()).place("quotas.trees") == "quotas.trees in the config"
+
+
+def test_the_built_in_config_has_the_defaults_of_the_table_of_kinds() -> None:
+    assert policy_of(configuration.load()) == Policy(files={}, file="the config")
+
+
+def test_the_configs_ranges_begin_where_those_of_the_table_of_kinds_do() -> None:
+    fields = msgspec.json.schema(configuration.Defaults)["$defs"]["Defaults"]["properties"]
+    for kind, key in DEFAULT_KEYS.items():
+        types = fields[key].get("anyOf", [fields[key]]) if key in fields else []
+        assert [found["minimum"] for found in types if "minimum" in found] == [KINDS[kind].least] * bool(types), kind

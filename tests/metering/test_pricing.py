@@ -1,4 +1,4 @@
-"""Prices, with the real library: what is found, what it comes to, what it costs the event loop, and that nothing is fetched."""
+"""Prices, with the real library: names, costs, the time of a lookup, and that nothing is fetched."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.metering.pricing import MATCHES_KEPT, Price, Prices
+from sfad.config import Price
+from sfad.metering.pricing import MATCHES_KEPT, Prices
 from sfad.protocol.types import Tokens
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 USED = Tokens(input=100_000, output=10_000)
 
@@ -45,7 +46,7 @@ def prices() -> Prices:
         ("vertex_ai/claude-sonnet-4-5@20250929", 0.45),
         ("projects/p/locations/us/publishers/anthropic/models/claude-sonnet-4-5", 0.45),
         ("global.anthropic.claude-sonnet-4-5-20250929-v1:0", 0.45),
-        # Amazon takes a tenth more for keeping it in a region
+        # Amazon charges a tenth more to keep it in a region
         ("us.anthropic.claude-sonnet-4-5-20250929-v1:0", 0.495),
         ("bedrock/us.anthropic.claude-sonnet-4-5-20250929-v1:0", 0.495),
         ("arn:aws:bedrock:us-east-1:1:inference-profile/us.anthropic.claude-sonnet-4-5-20250929-v1:0", 0.495),
@@ -73,7 +74,7 @@ def test_names_as_agents_write_them(prices: Prices, model: str, usd: float) -> N
     ],
     ids=lambda model: repr(model[:20]),
 )  # fmt: skip
-def test_what_nobody_knows_has_no_price(prices: Prices, model: str) -> None:
+def test_an_unknown_model_has_no_price(prices: Prices, model: str) -> None:
     assert prices.cost(model, USED) is None
     assert prices.cost(model, Tokens()) is None
     assert prices.catalogue.failure is None
@@ -89,7 +90,7 @@ def test_it_never_raises(prices: Prices, model: str, tokens: Tokens) -> None:
     assert prices.catalogue.failure is None
 
 
-def test_what_no_float_holds(prices: Prices) -> None:
+def test_more_tokens_than_a_float_holds(prices: Prices) -> None:
     assert prices.cost("gpt-5", Tokens(input=10**400)) is None
 
 
@@ -124,7 +125,7 @@ def by_the_library(provider: str, model: str, tokens: Tokens) -> float:
     ],
     ids=str,
 )
-def test_it_comes_to_what_the_library_says(prices: Prices, tokens: Tokens) -> None:
+def test_the_cost_equals_that_of_the_library(prices: Prices, tokens: Tokens) -> None:
     compared = 0
     for provider, model in list(every_model())[::3]:
         ours = prices.catalogue.library.find([f"{provider}/{model}".lower()])  # type: ignore[union-attr]
@@ -153,7 +154,7 @@ def test_cached_tokens_are_part_of_the_input(prices: Prices) -> None:
     assert plain.cost("m", Tokens(input=100_000, cached=60_000, cache_write=10_000)) == pytest.approx(0.1)
 
 
-def test_numbers_that_do_not_fit_together_are_never_negative() -> None:
+def test_inconsistent_numbers_never_make_a_negative_cost() -> None:
     own = Prices({"m": OWN})
     assert own.cost("m", Tokens(input=10, cached=1_000_000)) == pytest.approx(0.1)
     assert own.cost("m", Tokens(input=-5, output=-5, cached=-5, cache_write=-5)) == 0
@@ -190,7 +191,7 @@ def test_the_exact_name_comes_first() -> None:
 
 
 def best(work: Callable[[], object], count: int) -> float:
-    """Seconds for one, in the best of several rounds: what else runs on this machine is not what is measured."""
+    """Return the seconds of one call, in the best of several rounds, because other processes run on this machine, too."""
     rounds = []
     for _ in range(10):
         begin = time.perf_counter()
@@ -207,7 +208,7 @@ def test_a_known_name_costs_next_to_nothing(prices: Prices, model: str) -> None:
     assert best(lambda: prices.cost(model, USED), 200) < 50e-6
 
 
-def test_names_by_the_thousand_are_not_kept(prices: Prices) -> None:
+def test_thousands_of_names_are_not_kept(prices: Prices) -> None:
     from genai_prices.data_snapshot import get_snapshot
 
     def held() -> int:
@@ -225,7 +226,7 @@ def test_names_by_the_thousand_are_not_kept(prices: Prices) -> None:
 
 
 def script(text: str, *path: Path) -> list[str]:
-    """What a program prints in an interpreter of its own."""
+    """Return what a program prints in an interpreter of its own."""
     environment = {"PYTHONPATH": ":".join(map(str, [*path, ROOT]))}
     command = [sys.executable, "-W", "error", "-c", text]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, timeout=60, env=environment)
@@ -270,16 +271,14 @@ def test_once_in_a_worker_thread_and_without_network() -> None:
 
 BROKEN = """
 import trio
-from sfad.metering.pricing import Price, Prices, PricesUnavailable
+from sfad.config import Price
+from sfad.metering.pricing import Prices
 from sfad.protocol.types import Tokens
 
 async def main():
     prices = Prices({"m": Price(input_mtok=1, output_mtok=1)})
     for _ in range(2):
-        try:
-            await prices.catalogue.load()
-        except PricesUnavailable as error:
-            print(error)
+        print(await prices.catalogue.load())
     print((prices.catalogue.library is not None), prices.cost("gpt-5", Tokens(input=1)), prices.cost("m", Tokens(input=1_000_000)))
 
 trio.run(main)
@@ -287,7 +286,7 @@ trio.run(main)
 
 
 @pytest.mark.parametrize("fault", ["raise ImportError('gone')", "1 / 0", "import no_such_module"])
-def test_a_library_that_cannot_be_imported_is_said(tmp_path: Path, fault: str) -> None:
+def test_a_library_that_cannot_be_imported_is_reported(tmp_path: Path, fault: str) -> None:
     (tmp_path / "genai_prices").mkdir()
     (tmp_path / "genai_prices/__init__.py").write_text(fault)
     first, again, after = script(BROKEN, tmp_path)
@@ -296,7 +295,7 @@ def test_a_library_that_cannot_be_imported_is_said(tmp_path: Path, fault: str) -
     assert after == "False None 1.0"
 
 
-async def test_a_caller_who_gave_up_leaves_it_to_the_next() -> None:
+async def test_a_cancelled_load_is_done_by_the_next_caller() -> None:
     prices = Prices()
     with trio.CancelScope() as scope:
         scope.cancel()

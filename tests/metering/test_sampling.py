@@ -1,4 +1,4 @@
-"""Looking at what runs use: how rarely that is done, what is told, and what it finds in time."""
+"""Sampling: how rarely it looks, what it tells, and what it finds in time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 
 class Still(MachineTotals):
-    """A machine on which nothing happens but what a test says."""
+    """A machine on which only that happens what a test says."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Still(MachineTotals):
 
 
 class Stage:
-    """A sampler over runs that only say what they use."""
+    """A sampler of simulated runs."""
 
     def __init__(self) -> None:
         self.launcher = FakeLauncher(emit=lambda _event: None, script=lambda _run, _spec: Script(after=None))
@@ -65,7 +65,7 @@ class Stage:
 
     @property
     def counts(self) -> list[tuple[str, ...]]:
-        """Who was counted, each time that anybody was."""
+        """The runs that were counted, each time."""
         return [call[2] for call in self.launcher.calls if call[0] == "uses"]  # type: ignore[misc]
 
 
@@ -79,7 +79,7 @@ async def stage(autojump_clock: MockClock) -> AsyncIterator[Stage]:
         nursery.cancel_scope.cancel()
 
 
-async def test_who_does_not_fork_is_not_counted_again(stage: Stage, autojump_clock: MockClock) -> None:
+async def test_a_run_is_not_counted_again_while_the_machine_does_not_fork(stage: Stage, autojump_clock: MockClock) -> None:
     stage.run("a1")
     await trio.sleep(1)
     assert stage.counts == [("a1",)]
@@ -95,7 +95,7 @@ async def test_who_does_not_fork_is_not_counted_again(stage: Stage, autojump_clo
     assert stage.seen == []
 
 
-async def test_what_is_near_is_told_and_again_only_when_it_is_more(stage: Stage, autojump_clock: MockClock) -> None:
+async def test_a_run_near_its_limit_is_told_again_only_when_it_grows(stage: Stage, autojump_clock: MockClock) -> None:
     stage.run("a1", threshold=100)
     for used in (79, 80, 82, 84, 85, 100, 101, 102, 103, 90, 106):
         stage.launcher.used["a1", "pids"] = used
@@ -104,7 +104,7 @@ async def test_what_is_near_is_told_and_again_only_when_it_is_more(stage: Stage,
     assert stage.seen == [("a1", "pids", used, False) for used in (80, 85, 100, 101, 106)]
 
 
-async def test_what_the_kernel_enforced_is_told_once(stage: Stage, autojump_clock: MockClock) -> None:
+async def test_a_breach_that_the_kernel_enforced_is_told_once(stage: Stage, autojump_clock: MockClock) -> None:
     stage.run("a1", threshold=100)
     stage.launcher.used["a1", "pids"] = 40
     stage.launcher.breached["a1"] = {"pids"}
@@ -127,7 +127,7 @@ async def test_another_threshold(stage: Stage, autojump_clock: MockClock) -> Non
     assert [used for *_, used, _ in stage.seen] == [11, 11]
 
 
-async def test_memory_is_looked_at_when_the_machine_has_less(stage: Stage, autojump_clock: MockClock) -> None:
+async def test_memory_is_looked_at_when_the_machine_has_less_of_it(stage: Stage, autojump_clock: MockClock) -> None:
     stage.run("a1", "memory", 200 * MIB)
     await trio.sleep(1)
     stage.machine.held -= 500 * MIB  # others shrink,
@@ -144,13 +144,13 @@ async def test_memory_is_looked_at_when_the_machine_has_less(stage: Stage, autoj
     assert len(stage.counts) == pytest.approx(62, abs=2)  # near its limit: every second
 
 
-async def test_memory_is_looked_at_now_and_then(stage: Stage, autojump_clock: MockClock) -> None:
+async def test_memory_is_looked_at_from_time_to_time(stage: Stage, autojump_clock: MockClock) -> None:
     stage.run("a1", "memory", 200 * MIB)
     await trio.sleep(60)
     assert len(stage.counts) == pytest.approx(7, abs=1)
 
 
-async def test_a_kill_for_want_of_memory_is_looked_into(stage: Stage, autojump_clock: MockClock) -> None:
+async def test_an_out_of_memory_kill_makes_the_sampler_look(stage: Stage, autojump_clock: MockClock) -> None:
     stage.run("a1", "memory", 200 * MIB)
     await trio.sleep(1)
     stage.machine.killed += 1
@@ -159,7 +159,7 @@ async def test_a_kill_for_want_of_memory_is_looked_into(stage: Stage, autojump_c
     assert stage.seen == [("a1", "memory", MIB, True)]
 
 
-async def test_there_is_no_timer_where_there_is_nothing_to_watch(stage: Stage, autojump_clock: MockClock) -> None:
+async def test_there_is_no_timer_if_nothing_is_watched(stage: Stage, autojump_clock: MockClock) -> None:
     await trio.testing.wait_all_tasks_blocked()
     assert trio.lowlevel.current_statistics().seconds_to_next_deadline == math.inf
     stage.run("a1")
@@ -184,14 +184,14 @@ async def test_how_often(stage: Stage, autojump_clock: MockClock, threshold: int
     assert stage.machine.looks - before == pytest.approx(5 / apart, rel=0.1)
 
 
-async def test_more_rarely_where_nobody_can_pass_a_limit(stage: Stage, autojump_clock: MockClock) -> None:
+async def test_it_looks_more_rarely_if_the_kernel_enforces_the_limits(stage: Stage, autojump_clock: MockClock) -> None:
     stage.launcher.enforced["pids"] = "kernel"
     stage.run("a1", threshold=1024)
     await trio.sleep(60)
     assert stage.machine.looks == pytest.approx(30, abs=1)
 
 
-async def test_a_small_limit_is_not_kept_waiting(stage: Stage, autojump_clock: MockClock) -> None:
+async def test_a_new_small_limit_is_looked_at_soon(stage: Stage, autojump_clock: MockClock) -> None:
     stage.run("a1")
     await trio.sleep(1.1)
     before = stage.machine.looks
@@ -200,14 +200,14 @@ async def test_a_small_limit_is_not_kept_waiting(stage: Stage, autojump_clock: M
     assert stage.machine.looks - before >= 2
 
 
-async def test_a_machine_that_does_not_tell(stage: Stage, autojump_clock: MockClock) -> None:
+async def test_a_machine_that_does_not_tell_its_forks(stage: Stage, autojump_clock: MockClock) -> None:
     stage.machine.told = False
     stage.run("a1", threshold=1024)
     await trio.sleep(10.5)
     assert len(stage.counts) == 10
 
 
-async def test_without_descriptors_it_is_only_later(stage: Stage, autojump_clock: MockClock) -> None:
+async def test_without_free_descriptors_it_looks_later(stage: Stage, autojump_clock: MockClock) -> None:
     stage.run("a1", threshold=1024)
     await trio.sleep(1)
     stage.machine.broken = True
@@ -219,7 +219,7 @@ async def test_without_descriptors_it_is_only_later(stage: Stage, autojump_clock
     assert stage.seen == [("a1", "pids", 1000, False)]
 
 
-async def test_who_is_told_may_forget(stage: Stage, autojump_clock: MockClock) -> None:
+async def test_the_callback_may_forget_the_run(stage: Stage, autojump_clock: MockClock) -> None:
     def forget_both(*seen: object) -> None:
         stage.seen.append(seen)  # type: ignore[arg-type]
         stage.sampler.forget("a1")
@@ -233,10 +233,10 @@ async def test_who_is_told_may_forget(stage: Stage, autojump_clock: MockClock) -
     assert len(stage.seen) == 1
 
 
-# Real ones.
+# Real runs.
 
 
-def test_this_machine_tells() -> None:
+def test_this_machine_tells_its_forks() -> None:
     machine = MachineTotals()
     assert machine.tells_forks()
     assert machine.forks() >= 0
@@ -245,7 +245,7 @@ def test_this_machine_tells() -> None:
 
 
 class Watching:
-    """A sampler over a launcher, that kills what is over its limit like the runtime will."""
+    """A sampler of real runs that kills a run above its limit, as the daemon does."""
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
@@ -299,7 +299,7 @@ async def test_a_memory_hog_is_found(containment: str) -> None:
         await made.rig.stop("a1")
 
 
-async def test_the_subtree_counts_and_what_is_paused(containment: str, tmp_path: Path) -> None:
+async def test_the_subtree_counts_even_if_it_is_paused(containment: str, tmp_path: Path) -> None:
     async with watching(containment) as made:
         made.rig.launch("a1", "sleep", "1000")
         with (tmp_path / "out").open("wb") as out:

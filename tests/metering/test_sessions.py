@@ -1,4 +1,4 @@
-"""Session files are found, or are not; nothing that an agent puts in their place is followed, waited for or believed."""
+"""Session files are found and read; whatever an agent puts in their place does no harm."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sfad.metering.session import Session, TooMany
 from sfad.metering.sessions import Sessions
 from sfad.meters import Reading, session_files_of
 from sfad.protocol.types import Tokens
-from tests.harness import NOBODY, as_root
+from tests.harness import GONE, as_root
 
 ONE, OTHER = "11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-222222222222"
 BEGAN = datetime.now(UTC) - timedelta(minutes=1)
@@ -37,14 +37,14 @@ class Home:
         self.project.mkdir(parents=True)
 
     def session(self, *argv: str, uid: int = os.getuid()) -> Session:
-        """What a run that began a minute ago would look for."""
+        """Return the session of a run that began a minute ago."""
         files = session_files_of(None, ["claude"])
         assert files is not None
         command = ["claude", *argv]
         return Session(files, command, {"HOME": str(self.path)}, str(self.work), uid, BEGAN, files.session_id(command))
 
     def file(self, session: str = ONE, *, calls: int = 1, at: datetime | None = None, name: str = "") -> Path:
-        """A session file with so many calls of a model."""
+        """Write a session file with so many calls of a model."""
         path = self.project / (name or f"{session}.jsonl")
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as file:
@@ -65,13 +65,13 @@ def home(tmp_path: Path) -> Home:
 
 
 def used(session: Session, *taken: str) -> int:
-    """Input tokens, in tens; -1 where nothing is known."""
+    """Return input tokens divided by 10, or -1 if nothing is known."""
     assert session.look(taken)
     models = [reading.models for reading in session.readings]
     return sum(tokens.input // 10 for each in models for tokens in each.values()) if models else -1
 
 
-def test_the_only_session_of_the_directory_since_the_start_is_the_run_s(home: Home) -> None:
+def test_the_only_new_session_of_the_directory_belongs_to_the_run(home: Home) -> None:
     session = home.session()
     assert used(session) == -1
     home.file(OTHER, at=BEGAN - timedelta(hours=1))
@@ -86,7 +86,7 @@ def test_the_only_session_of_the_directory_since_the_start_is_the_run_s(home: Ho
     assert used(session) == 2, "a later one is another process's"
 
 
-def test_of_two_sessions_neither_is_the_run_s(home: Home) -> None:
+def test_of_two_new_sessions_neither_belongs_to_the_run(home: Home) -> None:
     home.file(ONE)
     home.file(OTHER)
     with pytest.raises(TooMany):
@@ -95,7 +95,7 @@ def test_of_two_sessions_neither_is_the_run_s(home: Home) -> None:
     assert used(home.session("--session-id", OTHER)) == 1, "the command says which"
 
 
-def test_a_session_that_has_just_begun_is_believed_when_the_run_is_over(home: Home) -> None:
+def test_a_session_that_has_just_begun_counts_when_the_run_has_ended(home: Home) -> None:
     home.file(ONE, at=datetime.now(UTC))
     session = home.session()
     assert used(session) == -1, "the run's own may still come"
@@ -103,7 +103,7 @@ def test_a_session_that_has_just_begun_is_believed_when_the_run_is_over(home: Ho
     assert used(session) == 1
 
 
-def test_another_directory_s_session_is_not_the_run_s(home: Home) -> None:
+def test_a_session_of_another_directory_does_not_belong_to_the_run(home: Home) -> None:
     path = home.file(ONE)
     path.write_text(path.read_text().replace("my.work", "my-work"))
     assert used(home.session()) == -1
@@ -165,7 +165,7 @@ def hole(home: Home, path: Path) -> None:
 
 
 @pytest.mark.parametrize("trap", [fifo, link, directory, device, linked_directory, hole], ids=lambda trap: trap.__name__)
-def test_what_is_no_session_file_is_let_be(home: Home, trap: Callable[[Home, Path], None]) -> None:
+def test_only_regular_files_are_read(home: Home, trap: Callable[[Home, Path], None]) -> None:
     trap(home, home.project / f"{ONE}.jsonl")
     for argv in ([], ["--session-id", ONE]):
         session = home.session(*argv)
@@ -176,14 +176,14 @@ def test_what_is_no_session_file_is_let_be(home: Home, trap: Callable[[Home, Pat
 
 
 @as_root
-def test_the_file_of_another_user_is_not_the_run_s(home: Home) -> None:
+def test_a_file_of_another_user_is_not_read(home: Home) -> None:
     path = home.file(ONE)
-    assert used(home.session("--session-id", ONE, uid=NOBODY)) == -1
-    os.chown(path, NOBODY, NOBODY)
-    assert used(home.session("--session-id", ONE, uid=NOBODY)) == 1
+    assert used(home.session("--session-id", ONE, uid=GONE)) == -1
+    os.chown(path, GONE, GONE)
+    assert used(home.session("--session-id", ONE, uid=GONE)) == 1
 
 
-def test_of_a_huge_directory_a_part_is_looked_at(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_part_of_a_huge_directory_is_read(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finding, "ENTRIES", 50)
     for number in range(200):
         (home.project / f"x{number}").touch()
@@ -194,7 +194,7 @@ def test_of_a_huge_directory_a_part_is_looked_at(home: Home, monkeypatch: pytest
     assert used(home.session("--session-id", ONE)) == 1, "a name that is known is not searched for"
 
 
-def test_many_files_that_say_nothing_are_no_work_without_end(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_heads_that_one_look_reads_is_bounded(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FILES", 5)
     for number in range(6):
         (home.project / f"0000000{number}{ONE[8:]}.jsonl").write_bytes(b"{}\n" * 1000)
@@ -205,7 +205,7 @@ def test_many_files_that_say_nothing_are_no_work_without_end(home: Home, monkeyp
     assert home.session().files.head(b"{}\n" * 100 + head + b"\n") is None
 
 
-def test_a_line_that_is_being_written_is_not_kept(home: Home) -> None:
+def test_an_incomplete_line_stays_in_the_file(home: Home) -> None:
     path, session = home.file(ONE), home.session("--session-id", ONE)
     whole, line = path.stat().st_size, path.read_bytes()
     with path.open("ab") as file:
@@ -217,8 +217,8 @@ def test_a_line_that_is_being_written_is_not_kept(home: Home) -> None:
     assert used(session) == 3
 
 
-def test_a_reply_after_which_a_tool_may_have_been_called_is_the_last_only_if_the_program_succeeded(home: Home) -> None:
-    """Gemini CLI saves a call of a tool when that has ended."""
+def test_a_reply_of_gemini_is_final_only_if_the_program_succeeded(home: Home) -> None:
+    """Gemini CLI saves a tool call when it has ended."""
     recorded = (Path(__file__).parents[1] / "meters" / "sessions" / "gemini.jsonl").read_text().splitlines(keepends=True)
     chats = home.path / ".gemini" / "tmp" / "work" / "chats"
     chats.mkdir(parents=True)
@@ -236,7 +236,7 @@ def test_a_reply_after_which_a_tool_may_have_been_called_is_the_last_only_if_the
 
 
 class Heard:
-    """A `Sessions`, and what it says."""
+    """A `Sessions`, and what it tells."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[Reading, ...]] = []
@@ -274,7 +274,7 @@ async def test_attempts_add_up(heard: Heard, home: Home) -> None:
         assert len(heard.seen[-1]) == taken
 
 
-async def test_two_candidates_are_told_of_once(heard: Heard, home: Home) -> None:
+async def test_an_ambiguous_session_is_reported_once(heard: Heard, home: Home) -> None:
     home.file(ONE)
     home.file(OTHER)
     heard.sessions.begin("a1", home.session())
@@ -285,10 +285,10 @@ async def test_two_candidates_are_told_of_once(heard: Heard, home: Home) -> None
     assert heard.seen == []
 
 
-async def test_a_file_system_that_does_not_answer_holds_nobody_up_but_its_user(
+async def test_a_file_system_that_does_not_answer_delays_only_its_user(
     heard: Heard, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread waits; the ends of that user's runs do so once, and others' are read."""
+    """The thread waits, and so does the next end of a run of that user; sessions of other users are read."""
     stuck = home.session("--session-id", ONE)
     reader, writer = os.pipe()
     looked = Session.look
@@ -300,7 +300,7 @@ async def test_a_file_system_that_does_not_answer_holds_nobody_up_but_its_user(
     monkeypatch.setattr(sessions, "PATIENCE", 0.05)
     home.file(OTHER)
     heard.sessions.begin("a1", stuck)
-    heard.sessions.begin("a2", home.session("--session-id", OTHER, uid=NOBODY))
+    heard.sessions.begin("a2", home.session("--session-id", OTHER, uid=GONE))
     await heard.sessions.catch_up("a1")
     with trio.fail_after(30):
         await heard.sessions.catch_up("a2")
@@ -313,15 +313,15 @@ async def test_a_file_system_that_does_not_answer_holds_nobody_up_but_its_user(
     os.close(writer)
 
 
-async def test_a_session_that_another_user_names_is_not_taken(heard: Heard, home: Home) -> None:
+async def test_a_session_named_by_another_user_is_not_reserved(heard: Heard, home: Home) -> None:
     home.file(ONE)
-    heard.sessions.begin("a1", home.session("--session-id", ONE, uid=NOBODY))
+    heard.sessions.begin("a1", home.session("--session-id", ONE, uid=GONE))
     heard.sessions.begin("a2", home.session())
     await heard.sessions.catch_up("a2")
     assert [reading.models for reading in heard.seen[-1]] == [{"m": Tokens(input=10, output=2)}]
 
 
-async def test_a_bug_in_a_meter_ends_only_the_reading(heard: Heard, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_in_a_meter_ends_only_its_reading(heard: Heard, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     def look(_self: Session, _taken: Any) -> bool:
         raise ZeroDivisionError("a bug")
 
@@ -339,7 +339,7 @@ def _no_descriptor_is_left() -> Iterator[None]:
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-def test_an_id_that_no_agent_would_give_goes_into_no_pattern(home: Home) -> None:
+def test_an_odd_session_id_is_ignored(home: Home) -> None:
     for identity, known in ((ONE, ONE), ("(a+)+b", None), ("../x", None), ("", None)):
         session = home.session()
         session.name(identity)

@@ -1,4 +1,4 @@
-"""What runs write is metered and bounded, and costs nothing while they are silent. Real files, the real kernel."""
+"""The output of runs is metered and bounded, and silent runs cost nothing. With real files and the real kernel."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from tests.output.test_holes import KIB, MIB, Refusing, held, numbered
 
 
 class Lines:
-    """A meter of lines: each is a turn, a message, a token of a model named `m`. One that begins with `!` is the result."""
+    """A meter of lines: each is a turn, a message and a token of the model `m`. A line that begins with `!` is the result."""
 
     def __init__(self, saved: bytes | None = None) -> None:
         self.reading, self._begun = (Reading(), b"") if saved is None else LINES.decode(saved)
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Counts, and remembers the last three lines as tools."""
+        """Count lines, and remember the last three as tools."""
         reading = self.reading
         *lines, self._begun = (self._begun + bytes(data)).split(b"\n")
         if lines:
@@ -58,7 +58,7 @@ NewMeter = Callable[[bytes | None], Meter]
 
 
 class Rig:
-    """A `Tail` and everything it has said."""
+    """A `Tail` and all that it has told."""
 
     def __init__(self, directory: Path) -> None:
         self.store = OutputStore(directory)
@@ -76,20 +76,20 @@ class Rig:
         self.lost.setdefault(run, []).append(message)
 
     def last(self, run: RunId = "a1") -> Reading:
-        """The current attempt's reading."""
+        """Return the reading of the current attempt."""
         return self.seen[run][-1]
 
     def turns(self, run: RunId = "a1") -> int:
-        """Lines that were counted, in all attempts."""
+        """Return the number of lines that were counted, in all attempts."""
         return sum(reading.turns or 0 for reading in self.seen.get(run, ()))
 
     def missed(self, run: RunId = "a1") -> int:
-        """Bytes that were not read, as it was told at last."""
+        """Return the number of bytes that were reported as unread."""
         told = [re.fullmatch(r"(\d+) bytes of its stdout (.*)", message) for message in self.lost.get(run, ())]
         return sum({each[2]: int(each[1]) for each in told if each is not None}.values())
 
     def write(self, data: bytes, run: RunId = "a1", stream: int = 0) -> None:
-        """As the run does: at the end of its file."""
+        """Write to the end of the run's file, as the run does."""
         descriptors = self.store.open_for_run(run)
         while data:
             data = data[os.write(descriptors[stream], data[: 1 << 20]) :]
@@ -97,7 +97,7 @@ class Rig:
             os.close(descriptor)
 
     def begin(self, run: RunId = "a1", limit: int | None = None, meter: NewMeter | None = Lines) -> None:
-        """As the runtime does it for a run's first attempt."""
+        """Do what `Metering` does for the first attempt of a run."""
         self.tail.follow(run, limit=limit, meter=meter)
         self.tail.begin_attempt(run)
 
@@ -124,7 +124,7 @@ async def serving(rig: Rig) -> AsyncIterator[None]:
 
 
 async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    """Waits for something that other tasks bring about."""
+    """Wait until other tasks have made the condition true."""
     with trio.fail_after(seconds):
         while not condition():  # noqa: ASYNC110 - the kernel, threads and callbacks bring it about
             await trio.sleep(0.002)
@@ -133,7 +133,7 @@ async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
 # ---- meters
 
 
-async def test_what_is_written_is_seen_soon(served: Rig) -> None:
+async def test_output_is_seen_soon(served: Rig) -> None:
     served.begin()
     latencies = []
     for number in range(1, 11):
@@ -141,12 +141,12 @@ async def test_what_is_written_is_seen_soon(served: Rig) -> None:
         served.write(b"%d\n" % number)
         await until(lambda n=number: served.turns() == n)  # type: ignore[misc]
         latencies.append(time.perf_counter() - began)
-    assert sorted(latencies)[5] < 2  # 50 ms on a machine that is not busy with other tests
+    assert sorted(latencies)[5] < 2  # 50 ms on an idle machine
     total = served.last()
     assert (total.messages, total.models, total.tools) == (10, {"m": Tokens(input=10)}, ["10"])
 
 
-async def test_nothing_new_is_not_told(served: Rig) -> None:
+async def test_unchanged_readings_are_not_told(served: Rig) -> None:
     served.begin()
     served.write(b"one\n")
     await until(lambda: served.turns() == 1)
@@ -170,8 +170,8 @@ def test_a_real_meter(rig: Rig) -> None:
     assert [(tokens.input, tokens.output, tokens.cached) for tokens in told] == [(7, 3, 2)] * 2
 
 
-def test_a_drain_reads_what_nobody_has_told_of(rig: Rig) -> None:
-    """The run was so short that the news of its output is still on its way, and its last line has no end."""
+def test_a_drain_reads_output_that_inotify_has_not_told(rig: Rig) -> None:
+    """The run was so short that inotify has not told yet, and its last line has no newline."""
     rig.begin()
     rig.write(b"one\n!last")
     rig.tail.drain(["a1"])
@@ -209,14 +209,14 @@ class Slow(Lines):
     """100 µs a KiB: 10 MB/s."""
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Takes its time."""
+        """Read slowly."""
         time.sleep(len(data) / KIB * 1e-4)
         super().feed(data)
 
 
 @pytest.mark.parametrize("count", [4, 64])
-def test_an_end_of_many_stops_the_others_for_a_moment(rig: Rig, count: int) -> None:
-    """Whoever they are, what each printed last is found, and so is what the quiet ones have printed."""
+def test_a_drain_of_many_runs_takes_only_a_moment(rig: Rig, count: int) -> None:
+    """The last line of each run is found, and so is all that the quiet runs have printed."""
     quiet, *loud = runs = [run_id(number) for number in range(1, count + 1)]
     for run in runs:
         rig.begin(run, meter=Slow)
@@ -234,7 +234,7 @@ def test_an_end_of_many_stops_the_others_for_a_moment(rig: Rig, count: int) -> N
     assert all(rig.turns(run) >= rest // 64 for run in loud)
 
 
-def test_ends_without_a_pause_share_their_time(rig: Rig) -> None:
+def test_drains_without_a_pause_share_their_time(rig: Rig) -> None:
     for number in range(1, 9):
         rig.begin(run_id(number), meter=Slow)
         rig.write(numbered(2 * MIB // 64), run_id(number))
@@ -246,7 +246,7 @@ def test_ends_without_a_pause_share_their_time(rig: Rig) -> None:
     assert sum(read[1:]) <= 7 * NEWEST + read[0]  # they took a moment, of which they may have as much again
 
 
-def test_a_line_that_a_child_is_writing_is_not_cut_by_its_parent_s_end(rig: Rig) -> None:
+def test_the_end_of_a_parent_does_not_cut_a_line_of_its_child(rig: Rig) -> None:
     rig.begin("a1")
     rig.begin("a2")
     rig.write(b"the last", "a1")
@@ -277,7 +277,7 @@ def test_each_attempt_has_a_reading(rig: Rig) -> None:
     assert [reading.turns for reading in rig.seen["a1"]] == [3, 1, None, 1]
 
 
-def test_what_was_told_is_the_callee_s(rig: Rig) -> None:
+def test_readings_do_not_change_after_they_were_told(rig: Rig) -> None:
     rig.begin()
     rig.write(b"one\n")
     rig.tail.drain(["a1"])
@@ -290,7 +290,7 @@ def test_what_was_told_is_the_callee_s(rig: Rig) -> None:
 def test_an_attempt_may_find_another_file(rig: Rig) -> None:
     rig.begin()
     rig.write(b"one\ntwo\n")
-    # kept alive, or its inode may be used again for the next
+    # keep it alive, because its inode may be used again for the next file
     os.rename(rig.store.directory / "a1.out", rig.store.directory / "elsewhere")
     rig.write(b"")
     rig.tail.begin_attempt("a1")
@@ -312,11 +312,10 @@ async def test_a_run_that_truncates_its_output_is_read_from_the_start(served: Ri
     assert "truncated" in served.lost["a1"][0]
 
 
-def test_what_was_not_read_before_a_truncation_is_lost(rig: Rig) -> None:
+def test_output_unread_before_a_truncation_is_reported_as_lost(rig: Rig) -> None:
     rig.begin()
     rig.write(numbered(MIB // 64))
-    followed = rig.tail._runs["a1"]
-    assert rig.tail._read(followed, 0) is False
+    assert rig.tail._runs["a1"].read(0) is False
     rig.write(numbered(10), "a2")
     os.truncate(rig.store.directory / "a1.out", 0)
     rig.write(b"new\n")
@@ -326,7 +325,7 @@ def test_what_was_not_read_before_a_truncation_is_lost(rig: Rig) -> None:
 
 
 async def test_a_hole_of_a_terabyte_is_not_read(served: Rig) -> None:
-    """A run may make its file as long as it likes, at no cost."""
+    """A run can make its file very long at no cost."""
     served.begin(limit=MIB)
     served.write(b"one\n")
     await until(lambda: served.turns() == 1)
@@ -335,8 +334,8 @@ async def test_a_hole_of_a_terabyte_is_not_read(served: Rig) -> None:
     await until(lambda: served.last().tools[-1:] == ["two"])
 
 
-async def test_a_run_that_never_pauses_starves_nobody(served: Rig) -> None:
-    """Another run's few lines are read between the slices of the one that writes much, and timers fire in time."""
+async def test_a_run_that_never_pauses_does_not_starve_the_others(served: Rig) -> None:
+    """The few lines of another run are read between the slices of the run that writes much, and timers fire in time."""
     lines = 64 * MIB // 64
     served.begin("a1")
     served.begin("a2")
@@ -353,7 +352,7 @@ async def test_a_run_that_never_pauses_starves_nobody(served: Rig) -> None:
     assert late < (time.perf_counter() - started) / 2  # some 3 ms in truth, of seconds; this machine is shared
 
 
-def test_a_meter_that_raises_is_given_up(rig: Rig) -> None:
+def test_a_meter_that_raises_is_dropped(rig: Rig) -> None:
     class Broken(Lines):
         def feed(self, data: bytes | memoryview) -> None:  # noqa: ARG002
             raise ZeroDivisionError
@@ -381,8 +380,8 @@ def put_in_place(path: Path, what: str, precious: Path) -> None:
 
 @pytest.mark.parametrize("what", ["nothing", "link", "hard link", "fifo", "directory"])
 @pytest.mark.parametrize("metered", [True, False])
-async def test_who_takes_its_output_away_is_found_out(served: Rig, tmp_path: Path, what: str, metered: bool) -> None:
-    """Its meter goes on with what the run was given; what is in its place is left alone."""
+async def test_output_that_was_moved_or_removed_is_reported(served: Rig, tmp_path: Path, what: str, metered: bool) -> None:
+    """The meter continues with the file that the run was given; a file in its place is left alone."""
     precious = tmp_path / "precious"
     precious.write_bytes(bytes(MIB))
     out, err = served.store.open_for_run("a1")
@@ -402,8 +401,8 @@ async def test_who_takes_its_output_away_is_found_out(served: Rig, tmp_path: Pat
     os.close(err)
 
 
-async def test_what_was_moved_elsewhere_is_metered(served: Rig, tmp_path: Path) -> None:
-    """The kernel tells nothing of what is written there."""
+async def test_a_moved_file_is_still_metered(served: Rig, tmp_path: Path) -> None:
+    """The kernel does not tell what is written there."""
     out, err = served.store.open_for_run("a1")
     served.begin()
     os.rename(served.store.directory / "a1.out", tmp_path / "elsewhere")
@@ -416,7 +415,7 @@ async def test_what_was_moved_elsewhere_is_metered(served: Rig, tmp_path: Path) 
 
 
 def test_another_file_is_not_metered(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There was no descriptor left to hold the run's own."""
+    """No descriptor was left to hold the run's own file open."""
     rig.write(b"")
     with monkeypatch.context() as patch:
         patch.setattr(rig.store, "open_for_meter", failing(errno.EMFILE))
@@ -499,7 +498,7 @@ async def test_a_metered_run_is_read_before_it_is_freed(anywhere: Rig) -> None:
     assert rig.lost == {}
 
 
-async def test_a_meter_that_is_too_slow_loses_what_is_told(served: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_meter_reports_the_bytes_that_it_loses(served: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SLICE", 0)
 
     class Slower(Lines):
@@ -510,14 +509,14 @@ async def test_a_meter_that_is_too_slow_loses_what_is_told(served: Rig, monkeypa
     served.begin(limit=MIB, meter=Slower)
     lines = 8 * MIB // 64
     served.write(b"%063d\n" % 7 * lines)
-    await until(lambda: held(served.store) <= 2 * MIB + 64 * KIB, 1)  # as much again as the limit, for the meter's sake
+    await until(lambda: held(served.store) <= 2 * MIB + 64 * KIB, 1)  # twice the limit, so that the meter can read
     await until(lambda: served.turns() + served.missed() // 64 >= lines)
     assert 2 * MIB <= served.missed() <= 6 * MIB
     assert "freed before its meter" in served.lost["a1"][0]
     await until(lambda: held(served.store) <= MIB + 64 * KIB)
 
 
-def test_a_meter_that_never_catches_up_is_told_of_seldom(rig: Rig) -> None:
+def test_a_meter_that_never_catches_up_is_reported_seldom(rig: Rig) -> None:
     rig.write(b"")
     rig.begin()
     metered = rig.tail._runs["a1"].stdout
@@ -529,7 +528,7 @@ def test_a_meter_that_never_catches_up_is_told_of_seldom(rig: Rig) -> None:
     rig.tail.drain(["a1"])
 
 
-async def test_what_a_daemon_before_has_freed_is_told(served: Rig) -> None:
+async def test_bytes_that_an_earlier_daemon_freed_are_reported(served: Rig) -> None:
     served.write(numbered(4 * MIB // 64))
     served.store.free("a1", ".out", MIB, 3 * MIB)
     served.tail.follow("a1", limit=MIB, meter=Lines)
@@ -547,8 +546,8 @@ async def test_a_limit_may_change_while_nothing_is_written(served: Rig) -> None:
     await until(lambda: held(served.store) <= MIB + 64 * KIB)
 
 
-async def test_a_run_that_is_over_at_once_is_bounded(served: Rig) -> None:
-    """Nobody has told of what it wrote, and it is forgotten already."""
+async def test_a_run_that_ends_at_once_is_bounded(served: Rig) -> None:
+    """Inotify has not told what it wrote, and it is already forgotten."""
     served.begin(limit=MIB)
     served.write(bytes(3 * MIB))
     served.tail.drain(["a1"])
@@ -564,7 +563,7 @@ async def test_a_daemon_that_ends_has_bounded_its_runs(rig: Rig) -> None:
     assert held(rig.store) <= MIB + 64 * KIB
 
 
-async def test_a_file_system_that_cannot_free_is_said_once(served: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_system_that_cannot_free_is_reported_once(served: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(holes, "_libc", Refusing(errno.EOPNOTSUPP))
     for run in ("a1", "a2"):
         served.begin(run, limit=MIB)
@@ -575,7 +574,7 @@ async def test_a_file_system_that_cannot_free_is_said_once(served: Rig, monkeypa
     assert "cannot be bounded" in served.troubles[0]
 
 
-async def test_other_errors_are_said_once_a_run(served: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_other_errors_are_reported_once_a_run(served: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     refusing = Refusing(errno.ENOSPC)
     monkeypatch.setattr(holes, "_libc", refusing)
     served.begin(limit=MIB, meter=None)
@@ -591,7 +590,7 @@ async def test_other_errors_are_said_once_a_run(served: Rig, monkeypatch: pytest
     await until(lambda: held(served.store) <= MIB + 64 * KIB)
 
 
-async def test_no_thread_to_be_had_is_said_once_and_tried_again(served: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lack_of_threads_is_reported_once_and_tried_again(served: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     tries = 0
 
     def refuse(*_: object) -> None:
@@ -613,7 +612,7 @@ async def test_no_thread_to_be_had_is_said_once_and_tried_again(served: Rig, mon
     await until(lambda: held(served.store, "a1.out") <= MIB + 64 * KIB and held(served.store, "a2.out") <= MIB + 64 * KIB)
 
 
-async def test_another_error_of_a_thread_is_no_shortage() -> None:
+async def test_another_error_of_a_thread_is_not_a_shortage() -> None:
     def broken() -> None:
         raise RuntimeError("a bug")
 
@@ -621,11 +620,11 @@ async def test_another_error_of_a_thread_is_no_shortage() -> None:
         await in_thread(broken)
 
 
-# ---- who tells
+# ---- inotify
 
 
 async def test_silent_runs_cost_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock) -> None:
-    """An hour with 500 of them: nobody wakes."""
+    """In an hour with 500 of them the daemon does not wake."""
     woken = 0
     take = growth.Growth.take
 
@@ -644,7 +643,7 @@ async def test_silent_runs_cost_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatc
         assert woken == before
 
 
-async def test_a_writer_without_pause_wakes_us_seldom(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_writer_without_pause_wakes_the_daemon_seldom(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[float] = []
     take = growth.Growth.take
 
@@ -665,8 +664,8 @@ async def test_a_writer_without_pause_wakes_us_seldom(rig: Rig, monkeypatch: pyt
     assert looks[-1] - looks[0] >= 0.9 * (len(looks) - 1) * module.REST
 
 
-async def test_more_than_the_kernel_remembers(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything is looked at when it has lost count."""
+async def test_an_overflow_of_inotify_s_queue(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All files are looked at after an overflow."""
     take = growth.Growth.take
     monkeypatch.setattr(growth.Growth, "take", lambda self: take(self) and None)
     rig.begin("a1")
@@ -677,7 +676,7 @@ async def test_more_than_the_kernel_remembers(rig: Rig, monkeypatch: pytest.Monk
         await until(lambda: rig.turns("a1") == 1 and held(rig.store, "a2.out") <= MIB + 64 * KIB)
 
 
-async def test_without_inotify_everything_is_looked_at(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_inotify_all_files_are_looked_at(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     refusing = Refusing(errno.EMFILE, times=4)
     monkeypatch.setattr(growth, "_libc", refusing)
     rig.begin(limit=MIB)
@@ -686,7 +685,7 @@ async def test_without_inotify_everything_is_looked_at(rig: Rig, monkeypatch: py
         await until(lambda: rig.turns() == 3 * MIB // 64 and held(rig.store) <= MIB + 64 * KIB)
         assert len(rig.troubles) == 1
         assert "Too many open files" in rig.troubles[0]
-        monkeypatch.undo()  # somebody gave one back
+        monkeypatch.undo()  # a descriptor is free again
         await until(lambda: any("inotify" in os.readlink(f"/proc/self/fd/{fd}") for fd in descriptors()))
         rig.write(b"more\n")
         await until(lambda: rig.turns() == 3 * MIB // 64 + 1)
@@ -696,7 +695,7 @@ def descriptors() -> list[str]:
     return [fd for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")]
 
 
-async def test_what_was_written_before_serving_is_not_overlooked(rig: Rig) -> None:
+async def test_output_written_before_serving_is_read(rig: Rig) -> None:
     rig.begin(limit=MIB)
     rig.write(b"early\n")
     async with serving(rig):

@@ -1,4 +1,4 @@
-"""What the tests of meters share: the recordings, and short ways to read something."""
+"""The recordings, and short ways to read them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COMMANDS = {
     "opencode": ["opencode", "run", "--format", "json", "-m", "anthropic/claude-sonnet-4-5", "hi"],
     "jsonl": ["./agent"],
 }
-"""For each program a command that prints its events."""
+"""By program: a command that prints its events."""
 
 USAGE_EVENTS = {
     "claude": "assistant",
@@ -29,7 +29,7 @@ USAGE_EVENTS = {
     "opencode": "step_finish",
     "jsonl": "usage",
 }
-"""For each program a type of event that its meter decodes."""
+"""By program: a type of event that its meter decodes."""
 
 OPENCODE = [
     {"type": "step_start", "timestamp": 1, "sessionID": "ses_1", "part": {"id": "prt_1", "type": "step-start"}},
@@ -64,7 +64,7 @@ OPENCODE = [
     },
     {"type": "done", "sessionID": "ses_1", "reason": "idle", "rejected": []},
 ]
-"""opencode's events, shaped as its source writes them: there is no recording."""
+"""Events of opencode in the form that its source writes, because there is no recording."""
 
 JSONL = [
     {"type": "turn", "tool": "Bash"},
@@ -79,18 +79,18 @@ def program_of(path: Path) -> str:
 
 
 def lines(*events: Any) -> bytes:
-    """Events as a program prints them."""
+    """Return events as a program prints them."""
     return b"".join(json.dumps(event, separators=(",", ":")).encode() + b"\n" for event in events)
 
 
 def samples() -> dict[str, tuple[str, bytes]]:
-    """A stream of every kind, with the program that prints it."""
+    """Return a stream of each kind, with the program that prints it."""
     found = {path.stem: (program_of(path), path.read_bytes()) for path in RECORDINGS}
     return found | {"opencode": ("opencode", lines(*OPENCODE)), "jsonl": ("jsonl", lines(*JSONL))}
 
 
 def read(program: str, *parts: bytes | memoryview, argv: Iterable[str] | None = None) -> Reading:
-    """What a new meter reads in the parts, fed one after another."""
+    """Return what a new meter reads in the parts, fed one after another."""
     found = named(program)
     assert found is not None
     meter = found.meter(list(COMMANDS[program] if argv is None else argv))
@@ -100,7 +100,7 @@ def read(program: str, *parts: bytes | memoryview, argv: Iterable[str] | None = 
 
 
 def in_all(reading: Reading) -> Tokens:
-    """The tokens of all models."""
+    """Return the sum of the tokens of all models."""
     every = list(reading.models.values())
     return Tokens(
         input=sum(one.input for one in every),

@@ -1,4 +1,4 @@
-"""Claude Code beyond what was recorded."""
+"""Claude Code: cases that were not recorded."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def concludes(cost: float | None, models: dict[str, tuple[int, int]] | None = No
     return {"type": "result", "is_error": False, "session_id": session, "total_cost_usd": cost, "modelUsage": usage}
 
 
-def test_nothing_is_known_before_the_stream_begins_and_nothing_was_done_when_it_has() -> None:
+def test_figures_are_unknown_before_the_stream_begins_and_zero_after() -> None:
     before = read("claude", b"npm warn something\n", b'{"type":"user","message":{"content":"hi"}}\n')
     assert (before.turns, before.messages, before.models, before.cost_usd) == (None, None, {}, None)
     begun = read("claude", lines({"type": "system", "subtype": "init", "model": "opus"}))
     assert (begun.turns, begun.messages, begun.models, begun.cost_usd) == (0, 0, {}, None)
 
 
-def test_while_it_runs_each_message_counts_once() -> None:
+def test_each_message_counts_once_while_the_agent_runs() -> None:
     recording = (STREAMS / "claude-success.jsonl").read_bytes().splitlines(keepends=True)
     reading = read("claude", *recording[:-1])
     assert reading.models == {"claude-opus-4-8": Tokens(input=4650, output=27, cached=900, cache_write=150)}, (
@@ -41,7 +41,7 @@ def test_while_it_runs_each_message_counts_once() -> None:
     assert (reading.turns, reading.messages, reading.cost_usd, reading.finished) == (2, 3, None, False)
 
 
-def test_the_later_usage_of_a_message_replaces_the_earlier() -> None:
+def test_a_later_usage_of_a_message_replaces_the_earlier_one() -> None:
     reading = read("claude", lines(says("a", input_tokens=10, output_tokens=1), says("a", input_tokens=12, output_tokens=1)))
     assert reading.models == {"opus": Tokens(input=12, output=1)}
     assert reading.messages == 1
@@ -86,7 +86,7 @@ def test_output_is_estimated_from_what_is_streamed_until_it_is_told() -> None:
     assert not read("claude", lines(*stream, concludes(0.1, {"opus": (10, 20)}))).partial
 
 
-def test_what_is_said_after_a_result_costs_more_than_the_result_says() -> None:
+def test_a_message_after_a_result_adds_to_its_totals() -> None:
     stream = lines(says("a", input_tokens=10), concludes(0.1, {"opus": (10, 5)}), says("b", input_tokens=20, output_tokens=2))
     reading = read("claude", stream)
     assert (reading.cost_usd, reading.to_price, reading.partial) == (0.1, {"opus": Tokens(input=20, output=2)}, True)
@@ -94,7 +94,7 @@ def test_what_is_said_after_a_result_costs_more_than_the_result_says() -> None:
     assert (reading.cost_usd, reading.to_price, reading.partial) == (0.4, {}, False)
 
 
-def test_calls_that_fail_are_counted_until_one_is_answered() -> None:
+def test_failed_calls_are_counted_until_the_model_answers() -> None:
     def retry(attempt: int) -> dict[str, Any]:
         return {"type": "system", "subtype": "api_retry", "attempt": attempt, "error_status": 529, "error": "overloaded"}
 
@@ -128,25 +128,25 @@ def test_results_are_totals_of_the_process() -> None:
 
 @pytest.mark.parametrize("session", ["s", "t"], ids=["the same session, resumed", "another session"])
 def test_a_second_process_adds_to_the_first(session: str) -> None:
-    """A script that runs it twice: totals that fell, or are of another session, are those of another process."""
+    """A script runs it twice: totals that fall, or are of another session, are those of another process."""
     used = (5, 5) if session == "s" else (500, 5)
     reading = read("claude", lines(concludes(0.25, {"opus": (10, 50)}), concludes(0.5, {"opus": used}, session)))
     assert reading.models == {"opus": Tokens(input=10 + used[0], output=55)}
     assert reading.cost_usd == 0.75
 
 
-def test_a_message_that_goes_on_after_a_result_is_in_it() -> None:
+def test_a_message_that_continues_after_a_result_does_not_count_again() -> None:
     stream = lines(says("a", input_tokens=10), concludes(0.1, {"haiku": (10, 50)}), says("a", tools=("t",), input_tokens=12))
     reading = read("claude", stream)
     assert (reading.models, reading.messages, reading.turns) == ({"haiku": Tokens(input=10, output=50)}, 1, 1)
 
 
-def test_models_are_called_as_in_messages_and_price_lists() -> None:
+def test_models_are_named_as_in_messages_and_price_lists() -> None:
     reading = read("claude", lines(concludes(1.0, {"opus[1m]": (1, 2), "opus": (3, 4), "haiku": (5, 6)})))
     assert reading.models == {"opus": Tokens(input=4, output=6), "haiku": Tokens(input=5, output=6)}
 
 
-def test_without_model_usage_the_usage_of_the_result_is_taken_where_it_says_more() -> None:
+def test_without_model_usage_the_usage_of_the_result_counts_if_it_is_higher() -> None:
     usage = {"input_tokens": 10, "output_tokens": 70, "cache_read_input_tokens": None}
     result = {"type": "result", "is_error": False, "total_cost_usd": 0.5, "usage": usage}
     reading = read("claude", lines(says("a", input_tokens=10, output_tokens=1), result))
@@ -155,7 +155,7 @@ def test_without_model_usage_the_usage_of_the_result_is_taken_where_it_says_more
     assert (reading.models, reading.cost_usd) == ({"opus": Tokens(input=500, output=1)}, 0.5)
 
 
-def test_is_error_decides_and_the_last_result() -> None:
+def test_is_error_of_the_last_result_decides() -> None:
     failure = {"type": "result", "subtype": "success", "is_error": True, "result": "boom\n\x1b[31m now"}
     assert read("claude", lines(failure)).failed == "boom ?[31m now"
     assert read("claude", lines(failure, concludes(0.1))).failed is None
@@ -166,21 +166,21 @@ def test_is_error_decides_and_the_last_result() -> None:
     assert read("claude", lines({"type": "result", "is_error": True})).failed
 
 
-def test_it_ought_to_exit_after_its_result_but_not_if_more_may_be_asked() -> None:
+def test_it_is_finished_after_its_result_unless_it_reads_more_messages() -> None:
     assert read("claude", lines(concludes(0.1))).finished
     assert not read("claude", lines(concludes(0.1)), argv=MORE).finished
     assert not read("claude", lines(concludes(0.1), says("b"))).finished, "it went on, as for a task in the background"
 
 
-def test_numbers_beside_half_an_emoji_count() -> None:
-    """JavaScript prints what it cut in two as a lone surrogate."""
+def test_numbers_beside_a_lone_surrogate_count() -> None:
+    """JavaScript prints half of an emoji as a lone surrogate."""
     event = lines(says("a", tools=("t",), input_tokens=7)).replace(b"\\u2026", b"cut \\ud83d")
     assert b"\\ud83d" in event
     assert read("claude", event).models == {"opus": Tokens(input=7, output=1)}
     assert read("claude", event.replace(b"\\ud83d", b"\xf0\x9f")).turns == 1
 
 
-def test_ids_are_forgotten_too_late_to_matter_and_then_counted_again() -> None:
+def test_an_id_is_forgotten_after_many_others_and_counts_again() -> None:
     many = [says(f"m{n}", tools=(f"t{n}",), input_tokens=1) for n in range(MAX_IDS)]
     reading = read("claude", lines(*many, *many))
     assert (reading.messages, reading.turns, in_all(reading).input) == (MAX_IDS, MAX_IDS, MAX_IDS)

@@ -1,4 +1,4 @@
-"""Codex, Gemini, opencode and the generic form, beyond what was recorded."""
+"""Codex, Gemini, opencode and the generic form: cases that were not recorded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "meters.md"
 
 
 def codex_turn(given: int, output: int, cached: int = 0) -> dict[str, Any]:
-    """A turn's end with the totals of its thread."""
+    """Return the end of a turn with the totals of its thread."""
     return {
         "type": "turn.completed",
         "usage": {"input_tokens": given, "cached_input_tokens": cached, "output_tokens": output},
@@ -24,12 +24,12 @@ def codex_turn(given: int, output: int, cached: int = 0) -> dict[str, Any]:
 
 
 def codex_thread(key: str) -> dict[str, Any]:
-    """A thread's beginning."""
+    """Return the beginning of a thread."""
     return {"type": "thread.started", "thread_id": key}
 
 
 def codex_item(kind: str, **fields: object) -> dict[str, Any]:
-    """An item's end."""
+    """Return the end of an item."""
     return {"type": "item.completed", "item": {"id": "item_0", "type": kind, **fields}}
 
 
@@ -55,7 +55,7 @@ def test_codex_output_is_estimated_from_its_items_until_its_end() -> None:
     assert (failed.models, failed.partial) == (reading.models, True)
 
 
-def test_codex_reconnecting_is_trouble_until_it_goes_on() -> None:
+def test_codex_reconnecting_is_trouble_until_it_continues() -> None:
     def error(message: str) -> dict[str, Any]:
         return {"type": "error", "message": message}
 
@@ -77,7 +77,7 @@ def test_codex_run_twice_by_a_script_adds_up(thread: str) -> None:
     assert reading.models == {"gpt-5-codex": Tokens(input=100 + used[0], output=15)}
 
 
-def test_codex_resumed_does_not_know_what_is_its_own_of_the_first_totals() -> None:
+def test_codex_resumed_cannot_tell_its_own_part_of_the_first_totals() -> None:
     argv = ["codex", "exec", "resume", "--last", "--json", "-m", "m", "go on"]
     first = lines(codex_thread("a"), codex_turn(22_000_000, 1000))
     reading = read("codex", first, argv=argv)
@@ -85,14 +85,14 @@ def test_codex_resumed_does_not_know_what_is_its_own_of_the_first_totals() -> No
     assert read("codex", first, lines(codex_turn(22_000_100, 1007)), argv=argv).models == {"m": Tokens(input=100, output=7)}
 
 
-def test_codex_turns_are_calls_of_tools_of_whatever_kind() -> None:
+def test_codex_turns_are_tool_calls_of_each_kind() -> None:
     others = ("agent_message", "reasoning", "todo_list", "error", "plan")
     tools = ("file_change", "web_search", "collab_tool_call", "something_new")
     reading = read("codex", lines(*map(codex_item, others + tools), codex_item("mcp_tool_call", server="s", tool="look")))
     assert (reading.turns, reading.messages, reading.tools) == (5, 1, [*tools, "look"])
 
 
-def test_codex_the_last_word_on_failure_counts() -> None:
+def test_codex_the_last_event_decides_about_failure() -> None:
     failed = {"type": "turn.failed", "error": {"message": "no"}}
     assert read("codex", lines(codex_turn(1, 1), failed)).failed == "no"
     assert read("codex", lines(failed, codex_turn(1, 1))).failed is None
@@ -207,7 +207,7 @@ def test_opencode_failure_stays() -> None:
     assert read("opencode", lines({"type": "error", "error": {"name": "Aborted"}})).failed == "Aborted"
 
 
-def test_generic_lines_add_up_and_what_is_not_told_stays_unknown() -> None:
+def test_generic_lines_add_up_and_untold_figures_stay_unknown() -> None:
     reading = read("jsonl", lines(*JSONL, *JSONL))
     assert reading.models == {"m": Tokens(input=20, output=4, cached=8)}
     assert (reading.turns, reading.messages, reading.cost_usd, reading.finished) == (2, 2, 1.0, True)
@@ -216,7 +216,7 @@ def test_generic_lines_add_up_and_what_is_not_told_stays_unknown() -> None:
     assert read("jsonl", lines({"type": "usage", "turns": 0})).turns == 0
 
 
-def test_a_cost_covers_the_tokens_of_its_line_alone() -> None:
+def test_a_generic_cost_covers_only_the_tokens_of_its_line() -> None:
     dear = {"type": "usage", "model": "m", "input_tokens": 1_000_000}
     cheap = {"type": "usage", "model": "m", "input_tokens": 5, "cost_usd": 0.01}
     reading = read("jsonl", lines(dear))
@@ -228,7 +228,7 @@ def test_a_cost_covers_the_tokens_of_its_line_alone() -> None:
     assert read("jsonl", lines(cheap, wrong)).to_price == {"": Tokens(input=1)}
 
 
-def test_a_cost_of_the_others_covers_everything() -> None:
+def test_the_cost_of_a_known_program_covers_all_its_tokens() -> None:
     recorded = (Path(__file__).parent / "streams" / "claude-success.jsonl").read_bytes()
     for name, stream in (("claude", recorded), ("opencode", lines(*OPENCODE))):
         reading = read(name, stream)
@@ -236,7 +236,7 @@ def test_a_cost_of_the_others_covers_everything() -> None:
         assert reading.to_price == {}
 
 
-def test_generic_lines_may_be_spaced_and_ordered_as_one_likes() -> None:
+def test_generic_lines_may_have_any_spacing_and_order() -> None:
     assert read("jsonl", b'{ "input_tokens" : 3 , "type" : "usage" }\n').models == {"": Tokens(input=3)}
 
 
@@ -255,12 +255,12 @@ def test_absurd_numbers_are_ignored(absurd: object) -> None:
         assert reading.cost_usd is None
 
 
-def test_what_is_cached_is_part_of_the_input() -> None:
+def test_cached_tokens_are_part_of_the_input() -> None:
     event = {"type": "usage", "input_tokens": 10, "cached_tokens": 50, "cache_write_tokens": 50}
     assert read("jsonl", lines(event)).models == {"": Tokens(input=10, cached=10)}
 
 
-def test_the_documented_lines_mean_what_is_said() -> None:
+def test_the_documented_lines_mean_what_the_page_says() -> None:
     example = re.search(r"```json\n(.*?)```", DOCS.read_text(), re.DOTALL)
     assert example is not None
     for line in example[1].splitlines():

@@ -1,4 +1,4 @@
-"""What real agents printed, and what they had used by then."""
+"""Recordings of real agents, and what they had used."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ EXPECTED = {
 }
 
 
-def test_every_recording_is_here() -> None:
+def test_each_recording_has_expected_figures() -> None:
     assert {path.stem for path in RECORDINGS} == set(EXPECTED)
 
 
@@ -137,7 +137,7 @@ JUNK = st.one_of(
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_any_pieces_of_anything_read_the_same(data: st.DataObject) -> None:
-    """Recordings cut and mixed with junk: whatever the meter makes of it, it makes the same of every chunking."""
+    """Recordings are cut and mixed with junk: the meter reads the same, however the stream is divided."""
     program, stream = data.draw(st.sampled_from(list(samples().values())))
     pieces = st.lists(st.one_of(st.sampled_from(stream.splitlines(keepends=True)), JUNK), max_size=12)
     whole = b"".join(data.draw(pieces))

@@ -1,4 +1,4 @@
-"""What an agent may print: broken, huge, hostile. Nothing raises, memory stays flat, and good lines after it count."""
+"""Broken, huge and hostile output. Nothing raises, memory stays flat, and good lines after it count."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MIB = 1 << 20
 
 
 def check(reading: Reading) -> None:
-    """What holds for every reading, whatever was printed."""
+    """Check what is true of each reading, whatever was printed."""
     counts = [reading.turns or 0, reading.messages or 0, reading.skipped_lines]
     for used in reading.models.values():
         counts += [used.input, used.output, used.cached, used.cache_write]
@@ -69,7 +69,7 @@ VALUES: list[Any] = [
 
 
 def variants(value: Any) -> Iterator[Any]:
-    """The value with each part of it, in turn, replaced by each of `VALUES`, or gone."""
+    """Yield the value with each of its parts, in turn, replaced by each of `VALUES`, or removed."""
     yield from VALUES
     if isinstance(value, dict):
         for key in value:
@@ -116,7 +116,7 @@ def test_good_lines_after_broken_ones_count(program: str) -> None:
     assert read(program, b"\n".join(broken) + b"\n" + GOOD[program]) == good
 
 
-def test_an_event_that_is_quoted_in_another_is_not_one() -> None:
+def test_an_event_quoted_in_another_event_does_not_count() -> None:
     quoted = lines({"type": "user", "text": lines(*JSONL).decode()})
     assert read("jsonl", quoted) == Reading()
     nested = lines({"type": "user", "inner": JSONL[0]})
@@ -134,7 +134,7 @@ def test_an_object_begins_its_line(before: bytes) -> None:
 
 
 def padded(size: int, event: dict[str, Any]) -> bytes:
-    """The event as a line of so many bytes, its newline not counted."""
+    """Return the event as a line of so many bytes, without its newline."""
     line = lines(event | {"pad": ""})[:-1]
     return line[:-2] + b"x" * (size - len(line)) + line[-2:]
 
@@ -148,7 +148,7 @@ def test_a_line_is_read_up_to_the_limit(chunk: int) -> None:
 
 
 @pytest.mark.parametrize("chunk", [262144, 64 * MIB])
-def test_of_long_lines_only_those_count_as_skipped_that_may_hold_usage(chunk: int) -> None:
+def test_a_long_line_counts_as_skipped_only_if_it_may_hold_usage(chunk: int) -> None:
     long = b"y" * (20 * MIB)
     stream = b"".join(
         [
@@ -165,7 +165,7 @@ def test_of_long_lines_only_those_count_as_skipped_that_may_hold_usage(chunk: in
 
 
 def peak(program: str, pieces: Iterable[bytes]) -> tuple[int, Reading]:
-    """The most memory that was held while a meter was fed, in bytes, and what it read."""
+    """Return the most memory, in bytes, that a meter held while it was fed, and what it read."""
     found = named(program)
     assert found is not None
     tracemalloc.start()
@@ -222,7 +222,7 @@ AMOUNTS = st.one_of(st.integers(0, 100), st.sampled_from([-1, 10**10, 10**11, 1e
 
 @given(st.lists(st.tuples(AMOUNTS, AMOUNTS, AMOUNTS), max_size=6), st.booleans())
 def test_cached_tokens_are_never_more_than_the_input(totals: list[tuple[Any, Any, Any]], resumed: bool) -> None:
-    """Of Codex, whose totals grow, fall, and may begin with those of another run."""
+    """Codex: its totals grow, fall, and may begin with those of another run."""
     names = ("input_tokens", "cached_input_tokens", "cache_write_input_tokens")
     events = [{"type": "turn.completed", "usage": dict(zip(names, amounts, strict=True))} for amounts in totals]
     program = named("codex")

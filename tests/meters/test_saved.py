@@ -1,4 +1,4 @@
-"""A meter that goes on where another was reads what that one would have read."""
+"""A meter that continues from a dump reads what the dumped meter would have read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def meter(program: str, saved: bytes | None = None, argv: list[str] | None = Non
 
 
 def read_on(program: str, *parts: bytes, argv: list[str] | None = None) -> Reading:
-    """What is read in the parts, each of them by another daemon."""
+    """Return what is read in the parts, each of them by another daemon."""
     one = meter(program, argv=argv)
     for part in parts:
         one.feed(part)
@@ -69,7 +69,7 @@ def test_any_pieces_of_anything_read_the_same(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("start", [b'{"type":"turn","pad":"', b'{"type":"user","pad":"', b"text"])
 def test_a_line_that_is_too_long(start: bytes) -> None:
-    """Its beginning has been dropped already, or not yet."""
+    """Its beginning has already been dropped, or not yet."""
     stream = lines({"type": "turn"}) + start + b"x" * (MAX_LINE + 10) + b'"}\n' + lines({"type": "turn"})
     whole = read("jsonl", stream)
     assert (whole.turns, whole.skipped_lines) == (2, int(b"turn" in start))
@@ -77,7 +77,7 @@ def test_a_line_that_is_too_long(start: bytes) -> None:
         assert read_on("jsonl", stream[:at], stream[at:]) == whole
 
 
-def test_what_a_resumed_thread_used_before_stays_another_s() -> None:
+def test_a_restored_meter_of_a_resumed_thread_excludes_earlier_usage() -> None:
     argv = ["codex", "exec", "resume", "--last", "--json"]
     used = [{"type": "turn.completed", "usage": {"input_tokens": n, "output_tokens": 1}} for n in (100, 150, 175)]
     parts = [lines(event) for event in used]
@@ -85,7 +85,7 @@ def test_what_a_resumed_thread_used_before_stays_another_s() -> None:
     assert read_on("codex", *parts, argv=argv).models[""].input == 75
 
 
-def test_what_was_printed_before_does_not_count_again() -> None:
+def test_a_restored_meter_does_not_count_a_repeated_id_again() -> None:
     for program in ("claude", "opencode", "gemini"):
         once = read(program, GOOD[program])
         calls = b"".join(line for line in GOOD[program].splitlines(keepends=True) if b"tool_use" in line and b"result" not in line)
@@ -96,7 +96,7 @@ def test_what_was_printed_before_does_not_count_again() -> None:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_what_is_no_dump_is_refused(program: str) -> None:
+def test_a_broken_dump_is_refused(program: str) -> None:
     one = meter(program)
     one.feed(GOOD[program])
     good = one.dump()
@@ -114,13 +114,13 @@ def test_what_is_no_dump_is_refused(program: str) -> None:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 @given(saved=st.binary(max_size=80))
-def test_anything_at_all_is_a_dump_or_is_refused(program: str, saved: bytes) -> None:
+def test_random_bytes_are_refused(program: str, saved: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         meter(program, saved)
 
 
 FROZEN = {line.split()[0]: b85decode(line.split()[1]) for line in (Path(__file__).parent / "dumps.txt").read_text().splitlines()}
-"""What STATE 3 dumps after 70 % of each sample. `python -m tests.meters.test_saved` prints them as this build dumps them."""
+"""The dumps of STATE 3 after 70 % of each sample. `python -m tests.meters.test_saved` prints those of this build."""
 
 
 def seventy(name: str) -> tuple[str, bytes, bytes]:
@@ -130,8 +130,8 @@ def seventy(name: str) -> tuple[str, bytes, bytes]:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_dumps_of_before_are_read(name: str) -> None:
-    """Where this fails, what meters know has changed: raise `lines.STATE`, and freeze what is dumped now."""
+def test_frozen_dumps_are_read(name: str) -> None:
+    """If this fails, the state of meters has changed: raise `lines.STATE`, and freeze the new dumps."""
     program, begun, rest = seventy(name)
     one = meter(program)
     one.feed(begun)
@@ -146,7 +146,7 @@ def test_dumps_of_before_are_read(name: str) -> None:
 
 
 def conversation(messages: int) -> bytes:
-    """Claude's, as long as this."""
+    """Return a conversation of Claude with so many messages."""
     events = [{"type": "system", "subtype": "init"}]
     for number in range(messages):
         block = {"type": "tool_use", "id": f"toolu_{number:024}", "name": "Bash"}
@@ -175,7 +175,7 @@ def test_a_dump_is_bounded_whatever_is_printed() -> None:
 
 
 def main() -> None:
-    """Prints what this build dumps."""
+    """Print what this build dumps."""
     for name in SAMPLES:
         program, begun, _ = seventy(name)
         one = meter(program)

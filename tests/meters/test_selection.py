@@ -1,4 +1,4 @@
-"""Which meter a command gets by itself."""
+"""The meter that is chosen for a command."""
 
 from __future__ import annotations
 
@@ -80,5 +80,5 @@ def test_a_meter_may_be_named_for_any_command(program: AgentProgram) -> None:
         program.meter(argv).feed(b"x\n")
 
 
-def test_words_that_are_no_text_are_looked_at_too() -> None:
+def test_a_command_may_contain_words_that_are_not_utf_8() -> None:
     assert chosen(["claude", "-p", "\udcff\ud800", "--output-format", "stream-json"]) is named("claude")

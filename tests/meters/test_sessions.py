@@ -1,4 +1,4 @@
-"""What session files tell, from recordings of a scripted model, and where they are looked for."""
+"""What session files tell (from recordings with a scripted model), and where they are looked for."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CALLS = {
     "codex": Tokens(input=1500, output=80, cached=400),
     "gemini": Tokens(input=1700, output=90, cached=600),
 }
-"""What the model said that each call has cost."""
+"""The tokens of each call, as the model told them."""
 
 
 def recording(name: str) -> bytes:
@@ -58,7 +58,7 @@ def test_what_a_recording_says(name: str, turns: int, messages: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["claude", "codex", "gemini"])
-def test_whose_a_file_is_stands_in_its_beginning(name: str) -> None:
+def test_the_head_of_a_file_says_whose_it_is(name: str) -> None:
     files = session_files_of(name, ())
     assert files is not None
     head = files.head(recording(name))
@@ -69,8 +69,8 @@ def test_whose_a_file_is_stands_in_its_beginning(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["claude", "codex", "gemini"])
-def test_what_was_used_before_the_run_is_not_counted(name: str) -> None:
-    """A resumed session goes on in its file."""
+def test_usage_before_the_run_is_not_counted(name: str) -> None:
+    """A resumed session continues its file."""
     lines = recording(name).splitlines(keepends=True)
     times = sorted(json.loads(line).get("timestamp", EVER) for line in lines)
     whole = read(name, b"".join(lines))
@@ -84,7 +84,7 @@ def test_what_was_used_before_the_run_is_not_counted(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["claude", "codex"])
 def test_it_is_partial_until_a_reply_that_calls_no_tool(name: str) -> None:
-    """After what a tool has answered the model is asked again, before the file says so."""
+    """After the result of a tool the model is called again, before the file says so."""
     meter_files = session_files_of(name, ())
     assert meter_files is not None
     meter = meter_files.meter(EVER)
@@ -104,7 +104,7 @@ def test_any_field_may_be_anything(name: str) -> None:
 
 
 def variants_of_fields(line: dict[str, Any]) -> list[Any]:
-    """Some: those of the outer two levels."""
+    """Return some variants: those of the outer two levels."""
     inner = line.get("message") or line.get("payload") or line.get("tokens") or {}
     values: list[Any] = [None, 1, [], {}, "x", {"a": 1}]
     return [*list(variants(inner))[:40], *[{**line, key: value} for key in line for value in values]]
@@ -135,13 +135,13 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize(("argv", "program", "session", "resumes"), COMMANDS)
-def test_what_a_command_says_of_its_session(argv: list[str], program: str, session: str | None, resumes: bool) -> None:
+def test_the_session_that_a_command_names(argv: list[str], program: str, session: str | None, resumes: bool) -> None:
     files = session_files_of(None, argv)
     assert files is not None
     assert (files.program, files.session_id(argv), files.resumes(argv)) == (program, session, resumes)
 
 
-def test_whose_sessions_are_not_known() -> None:
+def test_programs_whose_sessions_are_not_read() -> None:
     assert session_files_of(None, ["opencode", "run", "go"]) is None
     assert session_files_of(None, ["sh", "-c", "claude -p go"]) is None
     assert session_files_of("claude", ["sh", "-c", "claude -p go"]) is not None

@@ -1,4 +1,4 @@
-"""The text in an agent's events: shown as it comes, the final answer once, and what is no event unchanged."""
+"""The text in an agent's events: shown as it comes, the final answer once, other lines unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.meters.recordings import STREAMS
 
 
 def program(name: str) -> AgentProgram:
-    """The program of that name."""
+    """Return the program of that name."""
     found = named(name)
     assert found is not None
     return found
@@ -36,7 +36,7 @@ class Stream:
         self.notes: list[str] = []
 
     def write(self, data: bytes, *, ended: bool = False) -> Stream:
-        """Adds to the file, and shows what there is."""
+        """Add to the file, and show what there is."""
         self.data += data
         more = True
         while more:
@@ -54,17 +54,17 @@ class Stream:
 
 
 def lines(*events: Any) -> bytes:
-    """Events as a program prints them."""
+    """Return events as a program prints them."""
     return b"".join(json.dumps(event).encode() + b"\n" for event in events)
 
 
 def said(text: str, **more: Any) -> dict[str, Any]:
-    """A message of Claude."""
+    """Return a message of Claude."""
     return {"type": "assistant", "message": {"id": "m", "model": "x", "content": [{"type": "text", "text": text}]}, **more}
 
 
 def delta(text: str) -> dict[str, Any]:
-    """A part of a message of Claude, with `--include-partial-messages`."""
+    """Return a part of a message of Claude, with `--include-partial-messages`."""
     return {"type": "stream_event", "event": {"type": "content_block_delta", "delta": {"type": "text_delta", "text": text}}}
 
 
@@ -72,7 +72,7 @@ START = {"type": "stream_event", "event": {"type": "content_block_start"}}
 
 
 def result(text: str, **more: Any) -> dict[str, Any]:
-    """The last event of Claude."""
+    """Return the last event of Claude."""
     return {"type": "result", "subtype": "success", "is_error": False, "result": text, **more}
 
 
@@ -121,19 +121,19 @@ def test_opencode_and_jsonl() -> None:
     assert answer(program("jsonl"), generic + lines({"type": "result", "text": "three"})) == b"three"
 
 
-def test_deltas_are_shown_at_once_and_their_message_not_again() -> None:
+def test_deltas_are_shown_at_once_and_their_message_is_not_repeated() -> None:
     stream = Stream().write(lines(START, delta("One, ")))
     assert stream.text == b"One, "
     stream.write(lines(delta("two."), said("One, two."), START, delta("Three."), said("Three.")))
     assert stream.write(lines(result("Three.")), ended=True).text == b"One, two.\nThree.\n"
 
 
-def test_a_message_that_was_begun_and_repeated_otherwise_is_shown_whole() -> None:
+def test_a_message_that_differs_from_its_deltas_is_shown_whole() -> None:
     stream = Stream().write(lines(START, delta("Onl"), said("Something else."), result("Something else.")), ended=True)
     assert stream.text == b"Onl\nSomething else.\n"
 
 
-def test_final_answer_once_also_where_no_message_held_it() -> None:
+def test_the_final_answer_is_shown_once_even_if_no_message_had_it() -> None:
     assert Stream().write(lines(said("Same."), said("Same."), result("Same.")), ended=True).text == b"Same.\nSame.\n"
     assert Stream().write(lines(said("Working."), result("Answer.\n")), ended=True).text == b"Working.\nAnswer.\n"
     assert Stream().write(lines(said("a"), result("a"), said("b"), result("b")), ended=True).text == b"a\nb\n"
@@ -143,7 +143,7 @@ def test_subagents_are_not_shown() -> None:
     assert Stream().write(lines(said("inner", parent_tool_use_id="t1"), result("outer")), ended=True).text == b"outer\n"
 
 
-def test_what_is_no_event_passes_unchanged() -> None:
+def test_a_line_that_is_not_an_event_passes_unchanged() -> None:
     text = b'warm up {"type": "no"}\n{"a": 1}\n{broken\n[1]\n\xff\xfe\r\n{"type": 3}\n\xef\xbb\xbfx\n{"type": "x", "messa\nprompt> '
     stream = Stream().write(text)
     assert stream.text == text
@@ -163,12 +163,12 @@ def test_an_agent_s_words_do_not_steer_a_terminal() -> None:
     assert shown.text == b"[31mred\n2J\tend\n\x1b[1m\n", "what is no event passes as it is"
 
 
-def test_half_an_emoji_loses_no_text() -> None:
+def test_a_lone_surrogate_loses_no_text() -> None:
     assert Stream().write(b'{"type": "result", "result": "cut \\ud83d"}\n', ended=True).text == "cut \ufffd\n".encode()
 
 
 def test_long_lines() -> None:
-    """An event of a megabyte is read; a longer one is left out and said so; longer text passes."""
+    """An event of a megabyte is read; a longer event is left out with a note; longer text passes."""
     tool = {"type": "user", "message": {"content": [{"type": "tool_result", "content": "x" * 10_000_000}]}}
     stream = Stream()
     data = lines(tool, result("y" * 1_000_000))

@@ -1,4 +1,4 @@
-"""Limits as people and programs write them, and as they are shown (SPEC section 3)."""
+"""Limits as people and programs write them, and as they are shown."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_other_words_for_a_kind(word: str, kind: LimitKind) -> None:
     assert written.parse_kind(word) is kind
 
 
-def test_the_words_of_the_specification_are_known() -> None:
+def test_the_documented_words_are_known() -> None:
     assert {"turn", "tool_call", "message", "token", "wall"} <= set(written.ALIASES)
     assert not set(written.ALIASES) & set(LimitKind)
 
@@ -83,14 +83,14 @@ def test_the_words_of_the_specification_are_known() -> None:
         ("cost=1:", ["''", "terminate"]),
     ],
 )
-def test_what_cannot_be_meant_is_named_with_what_can(text: str, says: list[str]) -> None:
+def test_an_error_names_what_is_wrong_and_what_is_allowed(text: str, says: list[str]) -> None:
     with pytest.raises(ValueError, match=r"^--limit") as raised:
         parse_limit(text)
     for words in says:
         assert words in str(raised.value)
 
 
-def test_the_source_is_who_says_it() -> None:
+def test_the_source_of_a_limit() -> None:
     assert parse_limit("turn=5", "agent reviewer").source == "agent reviewer turns"
     with pytest.raises(ValueError, match=r"^agent reviewer turns=x: 'x'"):
         parse_limit("turns=x", "agent reviewer")
@@ -123,7 +123,7 @@ def test_every_field_of_the_object() -> None:
     assert limits[LimitKind.TURNS].source == "--limits max_turns"
 
 
-def test_what_is_left_out_or_null_bounds_nothing() -> None:
+def test_absent_and_null_fields_set_no_limit() -> None:
     assert parse_limits("{}") == []
     assert parse_limits('{"max_turns": null}') == []
     (only,) = parse_limits('{"max_total_cost_usd": 3}', "session")
@@ -147,7 +147,7 @@ def test_what_is_left_out_or_null_bounds_nothing() -> None:
         ("[" * 100_000, "--limits"),
     ],
 )
-def test_an_object_that_cannot_be_meant(text: str, says: str) -> None:
+def test_an_invalid_object(text: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         parse_limits(text)
 
@@ -176,7 +176,7 @@ def test_the_schema_has_every_field_with_a_description_and_no_other() -> None:
         (LimitState(kind=LimitKind.TOKENS, threshold=200_000, action=Action.PAUSE, source="x"), "tokens 200000 → pause"),
     ],
 )
-def test_shown(limit: Limit | LimitState, shown: str) -> None:
+def test_how_a_limit_is_shown(limit: Limit | LimitState, shown: str) -> None:
     assert format_limit(limit) == shown
 
 
@@ -199,7 +199,7 @@ def test_every_amount_can_be_shown(kind: LimitKind, amount: float) -> None:
 @pytest.mark.parametrize("kind", [LimitKind.TIME, LimitKind.TURNS, LimitKind.TOKENS])
 @given(threshold=st.integers(1, 10**6))
 @TICK
-def test_what_is_shown_can_be_written(kind: LimitKind, action: Action | None, threshold: int) -> None:
+def test_a_shown_limit_can_be_parsed(kind: LimitKind, action: Action | None, threshold: int) -> None:
     shown = format_limit(Limit(kind=kind, threshold=threshold, action=action))
     again = parse_limit(shown.replace(" → ", ":").replace(" ", "="))
     assert (again.kind, again.threshold, again.action) == (kind, threshold, action)

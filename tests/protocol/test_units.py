@@ -49,7 +49,7 @@ NO_NUMBERS = [
 @pytest.mark.parametrize(
     "text", [*NO_NUMBERS, "K", "KiB", "1iB", "1Kb i", "1Ki B", "1P", "64KK", "1kk", "9999999T", "8388608T", "9" * 10_000_000]
 )
-def test_what_is_no_size(text: str | int) -> None:
+def test_an_invalid_size(text: str | int) -> None:
     with pytest.raises(ValueError, match="is not a size: bytes, or a number with K, M, G or T"):
         parse_size(text)
 
@@ -63,7 +63,7 @@ def test_counts(text: str | int, count: int) -> None:
 
 
 @pytest.mark.parametrize("text", [*NO_NUMBERS, "k", "1g", "1.5", "1.0001k", "200kB", "200 tokens"])
-def test_what_is_no_count(text: str | int) -> None:
+def test_an_invalid_count(text: str | int) -> None:
     with pytest.raises(ValueError, match="is not a count: a number, or one with k or m"):
         parse_count(text)
 
@@ -89,12 +89,12 @@ def test_money_shows_as_many_decimals_as_it_takes(amount: float, shown: str) -> 
     assert format_usd(amount) == shown
 
 
-def test_a_duration_that_no_float_holds() -> None:
+def test_a_duration_too_large_for_a_float() -> None:
     with pytest.raises(ValueError, match="is not a duration"):
         parse_duration(10**400)
 
 
 @pytest.mark.parametrize("text", ["abc", "", "²", "1_000", "-1", "9" * 20, "9" * 5000])
-def test_what_is_no_whole_number_in_the_range(text: str) -> None:
+def test_an_invalid_whole_number(text: str) -> None:
     with pytest.raises(ValueError, match="is not a whole number from 0 to 2147483647"):
         parse_whole(text, 0)

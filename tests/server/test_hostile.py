@@ -1,4 +1,4 @@
-"""Garbage, huge, half, slow and vanished connections: the daemon goes on serving and keeps nothing of them."""
+"""Hostile and broken clients: the daemon keeps serving the others, and keeps nothing of them."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from tests.harness import PATIENCE, Daemon, ended, running, started, wait_until
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """One for all: whatever one test does to it, it serves the next."""
+    """One daemon for all tests: whatever a test does to it, it must serve the next one."""
     with running(tmp_path_factory.mktemp("hostile"), config="[quotas]\nspawns_per_hour = 100000") as one:
         yield one
 
 
 def raw(daemon: Daemon) -> socket.socket:
-    """A connection that has said nothing yet."""
+    """A connection before its handshake."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.connect(os.fspath(daemon.socket))  # blocking: with a timeout a full backlog would be an error at once
     sock.settimeout(PATIENCE)
@@ -49,10 +49,10 @@ def greeted(daemon: Daemon) -> socket.socket:
     return sock
 
 
-def replies(sock: socket.socket, count: int) -> list[m.AnyReply]:
-    """The next `count` replies, or as many as come before the end."""
+def replies(sock: socket.socket, count: int) -> list[m.Reply]:
+    """Return the next `count` replies, or as many as come before the end."""
     decoder = FrameDecoder(MAX_REPLY)
-    found: list[m.AnyReply] = []
+    found: list[m.Reply] = []
     while len(found) < count:
         try:
             data = sock.recv(65536)
@@ -65,7 +65,7 @@ def replies(sock: socket.socket, count: int) -> list[m.AnyReply]:
 
 
 def serves(daemon: Daemon) -> bool:
-    """Whether an ordinary client is still served."""
+    """Return whether the daemon serves an ordinary client."""
     with daemon.client() as client:
         return client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).pid == daemon.pid
 
@@ -95,7 +95,7 @@ def test_garbage_is_answered_and_dropped(daemon: Daemon, what: str) -> None:
     assert serves(daemon)
 
 
-def test_a_bad_request_after_the_handshake_costs_only_its_answer(daemon: Daemon) -> None:
+def test_a_bad_request_after_the_handshake_does_not_end_the_connection(daemon: Daemon) -> None:
     with greeted(daemon) as sock:
         sock.sendall(frame(msgspec.msgpack.encode({"type": "info", "id": 7, "run": 5})))
         sock.sendall(frame(msgspec.msgpack.encode({"type": "no such verb", "id": 8})))
@@ -147,7 +147,7 @@ def test_a_thousand_bad_connections_leave_nothing(daemon: Daemon) -> None:
     assert grown < 32 * 1024 * 1024  # half a frame each, held and given back; some of it stays with the allocator
 
 
-def test_half_a_frame_is_held_to_a_bound_and_a_time(daemon: Daemon) -> None:
+def test_an_unfinished_frame_has_a_bound_and_a_time(daemon: Daemon) -> None:
     with greeted(daemon) as sock, daemon.client() as other:
         sock.sendall(struct.pack(">I", 1000) + b"x")
         assert other.call(m.DaemonInfo(id=other.next_id()), m.DaemonStatus).connections == 2
@@ -177,7 +177,7 @@ def _hung_up(sock: socket.socket, ask: bytes) -> bool:
     return False
 
 
-def test_descriptors_that_nobody_asked_for_are_closed(daemon: Daemon, tmp_path: Path) -> None:
+def test_descriptors_that_no_request_takes_are_closed(daemon: Daemon, tmp_path: Path) -> None:
     assert serves(daemon)
     before = daemon.descriptors()
     with (tmp_path / "f").open("w") as file:
@@ -200,7 +200,7 @@ def test_descriptors_that_nobody_asked_for_are_closed(daemon: Daemon, tmp_path: 
 
 @contextmanager
 def lingering(count: int) -> Iterator[list[socket.socket]]:
-    """TCP sockets with unsent data: close(2) of the last descriptor of one waits for an hour, or for the end of the block."""
+    """TCP sockets with unsent data: close(2) of the last descriptor of each blocks for an hour, or until the `with` block ends."""
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -216,7 +216,7 @@ def lingering(count: int) -> Iterator[list[socket.socket]]:
 
 
 @pytest.mark.parametrize(("count", "announced"), [(3, 2), (3, 3), (3, None)])
-def test_files_whose_close_waits_do_not_stop_the_daemon(daemon: Daemon, count: int, announced: int | None) -> None:
+def test_files_whose_close_blocks_do_not_stop_the_daemon(daemon: Daemon, count: int, announced: int | None) -> None:
     assert serves(daemon)
     before = daemon.descriptors()
     with lingering(count) as files, greeted(daemon) as sock:
@@ -236,11 +236,11 @@ def test_files_whose_close_waits_do_not_stop_the_daemon(daemon: Daemon, count: i
 
 
 def states() -> list[tuple[object, str]]:
-    """Local addresses and states of TCP sockets."""
+    """Return local addresses and states of TCP sockets."""
     return [(tuple(each.laddr), each.status) for each in psutil.net_connections("tcp4")]
 
 
-def test_a_daemon_is_not_executed_anew_while_it_closes_files(start: Start) -> None:
+def test_a_daemon_does_not_execute_itself_again_while_it_closes_files(start: Start) -> None:
     daemon = start()
     with lingering(1) as (file,), greeted(daemon) as sock:
         address = file.getsockname()
@@ -257,7 +257,7 @@ def test_a_daemon_is_not_executed_anew_while_it_closes_files(start: Start) -> No
     assert serves(daemon)
 
 
-def test_a_client_that_vanishes_in_the_middle_of_everything(daemon: Daemon) -> None:
+def test_clients_that_disappear_at_any_moment(daemon: Daemon) -> None:
     assert serves(daemon)
     before = daemon.descriptors()
     for _ in range(50):
@@ -274,7 +274,7 @@ def test_a_client_that_vanishes_in_the_middle_of_everything(daemon: Daemon) -> N
     wait_until(lambda: daemon.descriptors() <= before, "descriptors are given back")
 
 
-def test_more_connections_than_the_daemon_takes(start: Start) -> None:
+def test_connections_beyond_the_bound_are_refused(start: Start) -> None:
     daemon = start()
     with ExitStack() as stack:
         for _ in range(2048):
@@ -314,7 +314,7 @@ def test_a_spawn_with_a_value_outside_its_range_says_which(daemon: Daemon, what:
         assert client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).admitted == before
 
 
-def test_what_is_shown_and_kept_of_a_long_command_is_bounded(start: Start) -> None:
+def test_only_a_part_of_a_long_command_is_shown_and_kept(start: Start) -> None:
     daemon = start()
     with daemon.client() as client:
         for _ in range(20):
@@ -350,7 +350,7 @@ def test_more_labels_than_a_run_can_have_are_refused(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("seconds", [1e300, -1e300, float("nan"), float("inf"), 1e12])
-def test_times_that_no_calendar_has_are_refused(daemon: Daemon, seconds: float) -> None:
+def test_times_outside_the_calendar_are_refused(daemon: Daemon, seconds: float) -> None:
     with daemon.client() as client:
         for request in (m.Summarise(id=1000, since=seconds), m.Prune(id=1001, older_than=seconds, dry_run=True)):
             client.send(request)
@@ -359,7 +359,7 @@ def test_times_that_no_calendar_has_are_refused(daemon: Daemon, seconds: float) 
             assert answer.reply.code is ErrorCode.BAD_REQUEST
 
 
-def test_somebody_who_connects_in_a_loop_does_not_keep_others_waiting(daemon: Daemon) -> None:
+def test_a_client_that_connects_in_a_loop_does_not_delay_the_others(daemon: Daemon) -> None:
     stop = threading.Event()
 
     def storm() -> None:

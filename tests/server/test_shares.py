@@ -1,4 +1,4 @@
-"""No run, tree or user takes more than its share, whatever the order, and nobody takes the owner's."""
+"""No run, tree or user takes more than its share, in any order, and none takes the share of the owner."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sfad.core.access import Peer
 from sfad.host.descriptors import LEAST, RESERVE, Descriptors, Need
-from sfad.server.shares import FRACTIONS, Group, Holder, Shares
+from sfad.server.shares import FRACTIONS, Holder, ShareGroup, Shares
 
 OWNER = Holder.of(Peer(0, "root"), None)
 
@@ -27,7 +27,7 @@ steps = st.lists(st.tuples(st.sampled_from(HOLDERS), st.integers(-50, 50)), max_
 
 
 @given(steps)
-def test_every_group_stays_within_its_share_and_the_owner_gets_all_of_its_own(taken: list[tuple[Holder, int]]) -> None:
+def test_every_group_stays_within_its_share_and_the_owner_gets_its_own(taken: list[tuple[Holder, int]]) -> None:
     shares, held = Shares("things", 256), Counter[Holder]()
     for holder, amount in taken:
         amount = max(amount, -held[holder])
@@ -53,15 +53,15 @@ def test_children_do_not_multiply_the_share_of_a_tree() -> None:
         while shares.refusal(holder, 1) is None:
             shares.add(holder, 1)
             got += 1
-    assert got == shares.share(Group("tree", "a1")) == 200
+    assert got == shares.share(ShareGroup("tree", "a1")) == 200
     assert shares.refusal(inside("b1", "a1"), 1) == (
         "run b1 would have 101 connections, at most 100 are allowed; close some, or try again later"
     )
     assert shares.refusal(inside("c1", "c1"), 1) is None
 
 
-def test_a_share_is_never_too_small_to_be_of_use() -> None:
-    assert Shares("connections", 10, least=8).share(Group("run", "a1")) == 8
+def test_a_share_is_never_too_small_to_be_useful() -> None:
+    assert Shares("connections", 10, least=8).share(ShareGroup("run", "a1")) == 8
 
 
 def test_the_last_descriptors_are_for_the_owner_then_for_runs() -> None:

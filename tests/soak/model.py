@@ -15,9 +15,11 @@ from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import Peer
 from sfad.core.account import Use
+from sfad.core.asked import Asked
 from sfad.core.ids import run_number
 from sfad.core.machine import Machine
 from sfad.core.policy import Policy
+from sfad.core.vocabulary import Timer
 from sfad.protocol.types import Bound, RunId, RunInfo, Status
 from tests.crash.scenario import USER
 from tests.crash.victim import Diary
@@ -73,10 +75,10 @@ class Judge:
     # ---- verdicts
 
     def _asked(self, run: RunInfo, at: float) -> None:
-        self._machine._number = run_number(run.id)
+        self._machine._admission._number = run_number(run.id)
         self._token += 1
         labels = run.labels
-        asked = e.Asked(
+        asked = Asked(
             argv=tuple(run.argv),
             name=run.name,
             attempts=int(labels.get("attempts", "1")),
@@ -153,7 +155,7 @@ class Judge:
         for number in range(1, run.attempts):
             self._feed(e.MainExited(at, run.id, self._diary.codes.get((run.id, number), 1)))
             self._feed(e.Emptied(at, run.id))
-            self._feed(e.TimerFired(at, run.id, "retry"))
+            self._feed(e.TimerFired(at, run.id, Timer.RETRY))
             self._feed(e.LaunchSucceeded(at, run.id, run_number(run.id)))
 
     def _compare(self, run: RunInfo) -> None:

@@ -1,4 +1,4 @@
-"""A `Tail` that goes on where that of a killed daemon was: no line counts twice, and what is left out is told of."""
+"""A `Tail` continues where that of a killed daemon was: no line counts twice, and lost bytes are reported."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfad import meters
-from sfad.metering import tail as module
 from sfad.metering.bounds import SETTLE
 from sfad.metering.stream import PIECE, MeterPosition
 from sfad.metering.tail import Tail
+from sfad.metering.tailed import SAVED
 from sfad.meters.base import Reading
 from sfad.protocol.types import Tokens
 from tests.metering.test_tail import Lines, NewMeter, Rig, serving, until
@@ -32,7 +32,7 @@ Again = Callable[..., Rig]
 
 @pytest.fixture
 def again(tmp_path: Path) -> Iterator[Again]:
-    """Makes one daemon after another, all in the same directory: each but the first goes on with what the one before has saved."""
+    """Make one daemon after another in the same directory. Each continues from what the daemon before has saved."""
     with ExitStack() as closing:
 
         def begin(before: Rig | None = None, *, limit: int | None = None, meter: NewMeter | None = Lines) -> Rig:
@@ -49,7 +49,7 @@ def again(tmp_path: Path) -> Iterator[Again]:
 
 
 def resume(before: Rig, rig: Rig, *, limit: int | None = None, meter: NewMeter | None = Lines) -> None:
-    """What happens to a snapshot: nothing of the daemon that made it is used after that."""
+    """Continue from a snapshot, without anything else of the daemon that made it."""
     saved = before.tail.saved("a1")
     assert saved is not None
     before.tail.close()
@@ -64,10 +64,10 @@ def path_of(rig: Rig) -> Path:
 
 
 def read_a_piece(rig: Rig) -> None:
-    rig.tail._read(rig.tail._runs["a1"], 0)
+    rig.tail._runs["a1"].read(0)
 
 
-def test_it_goes_on_where_it_was(again: Again) -> None:
+def test_it_continues_where_it_was(again: Again) -> None:
     first = again()
     first.write(b"one\ntwo\nthr")
     first.tail.drain([])
@@ -81,7 +81,7 @@ def test_it_goes_on_where_it_was(again: Again) -> None:
     assert (second.calls, second.lost, second.troubles) == (1, {}, [])
 
 
-def test_nothing_new_is_not_told(again: Again) -> None:
+def test_unchanged_readings_are_not_told(again: Again) -> None:
     first = again()
     first.write(b"one\nhalf")
     read_a_piece(first)
@@ -93,8 +93,8 @@ def test_nothing_new_is_not_told(again: Again) -> None:
     assert (second.calls, third.calls, third.turns()) == (0, 0, 1)
 
 
-def test_what_the_caller_does_not_know_yet_is_told(again: Again) -> None:
-    """A line that was cut short by what is freed ends without anybody being told at once."""
+def test_a_reading_that_was_not_told_before_the_restart_is_told(again: Again) -> None:
+    """A line that is cut short by freed bytes ends without a call of `seen`."""
     first = again()
     first.write(b"one\nhalf a line")
     read_a_piece(first)
@@ -111,7 +111,7 @@ def test_what_the_caller_does_not_know_yet_is_told(again: Again) -> None:
     assert second.turns() > 2
 
 
-def test_attempts_before_are_there(again: Again) -> None:
+def test_readings_of_earlier_attempts_are_kept(again: Again) -> None:
     first = again()
     first.write(b"one\n!two\nhalf")
     first.tail.begin_attempt("a1")
@@ -158,8 +158,8 @@ STEPS = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(steps=STEPS)
-def test_whenever_it_was_the_totals_are_the_same(steps: list[tuple[str, int]]) -> None:
-    """As those of a daemon that nobody killed."""
+def test_restarts_at_any_time_do_not_change_the_totals(steps: list[tuple[str, int]]) -> None:
+    """They equal those of a daemon that was never killed."""
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other, ExitStack() as closing:
         steady, killed = Rig(Path(one)), Rig(Path(other))
         for rig in (steady, killed):
@@ -182,7 +182,7 @@ def test_whenever_it_was_the_totals_are_the_same(steps: list[tuple[str, int]]) -
 
 
 def models(rig: Rig) -> list[dict[str, Tokens]]:
-    """Of the attempts that used something: one that did not may or may not have been told of."""
+    """Return the models of the attempts that used something; an attempt that did not need not have been told."""
     return [reading.models for reading in rig.seen.get("a1", ()) if reading.models]
 
 
@@ -203,8 +203,8 @@ def act(rig: Rig, what: str, data: bytes) -> None:
         read_a_piece(rig)
 
 
-async def test_daemons_come_and_go_while_it_writes(again: Again) -> None:
-    """Each is killed at some time, with what it saved just then."""
+async def test_many_restarts_while_the_run_writes(again: Again) -> None:
+    """Each daemon is killed at some time, with what it has just saved."""
     rig, lines, stop = again(limit=64 * MIB), 0, threading.Event()
 
     def write() -> None:
@@ -235,7 +235,7 @@ async def test_daemons_come_and_go_while_it_writes(again: Again) -> None:
 # ---- what happened meanwhile
 
 
-def test_what_was_read_and_then_freed_is_not_missed(again: Again) -> None:
+def test_bytes_that_were_read_before_they_were_freed_are_not_reported(again: Again) -> None:
     first = again()
     first.write(numbered(4 * MIB // 64) + b"half")
     first.tail.drain(["a2", "a1"], seconds=60)
@@ -247,7 +247,7 @@ def test_what_was_read_and_then_freed_is_not_missed(again: Again) -> None:
     assert (second.turns(), second.last().tools, second.lost) == (4 * MIB // 64 + 1, ["half a line"], {})
 
 
-def test_what_was_freed_unread_is_told(again: Again) -> None:
+def test_bytes_that_were_freed_unread_are_reported(again: Again) -> None:
     first = again()
     first.write(numbered(4 * MIB // 64) + b"the end\n")
     read_a_piece(first)
@@ -263,7 +263,7 @@ def test_what_was_freed_unread_is_told(again: Again) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 5])
-def test_what_was_truncated_is_read_from_the_start(again: Again, size: int) -> None:
+def test_a_truncated_file_is_read_from_the_start(again: Again, size: int) -> None:
     first = again()
     first.write(b"one\ntwo\nhalf a line")
     read_a_piece(first)
@@ -277,8 +277,8 @@ def test_what_was_truncated_is_read_from_the_start(again: Again, size: int) -> N
 
 
 @pytest.mark.parametrize("lines", [1, 3, 4000])
-def test_what_was_truncated_and_grew_again_is_read_from_the_start(again: Again, lines: int) -> None:
-    """Its size tells nothing, nor does its inode."""
+def test_a_truncated_file_that_grew_again_is_read_from_the_start(again: Again, lines: int) -> None:
+    """Neither its size nor its inode tells that it was truncated."""
     first = again()
     first.write(b"one\ntwo\nhalf a line")
     read_a_piece(first)
@@ -290,7 +290,7 @@ def test_what_was_truncated_and_grew_again_is_read_from_the_start(again: Again, 
     assert "truncated its stdout" in second.lost["a1"][0]
 
 
-def test_what_was_not_read_before_it_was_truncated_is_told(again: Again) -> None:
+def test_bytes_that_were_unread_before_a_truncation_are_reported(again: Again) -> None:
     first = again()
     first.write(numbered(MIB // 64))
     read_a_piece(first)
@@ -304,7 +304,7 @@ def test_what_was_not_read_before_it_was_truncated_is_told(again: Again) -> None
 
 @pytest.mark.parametrize("limit", [None, 64 * KIB])
 async def test_another_file_in_its_place_is_left_alone(again: Again, tmp_path: Path, limit: int | None) -> None:
-    """As it is while a daemon runs: what the run had may be read no more, and what is there is somebody's."""
+    """As while a daemon runs: the run's own file may be gone, and the file in its place may be another user's."""
     first = again(limit=limit)
     first.write(b"one\n")
     read_a_piece(first)
@@ -343,7 +343,7 @@ def test_another_attempt_may_have_another_file(again: Again, tmp_path: Path) -> 
 
 def other_version(saved: bytes) -> bytes:
     fields = msgspec.msgpack.decode(saved)
-    return msgspec.msgpack.encode([module.SAVED + 1, *fields[1:]])
+    return msgspec.msgpack.encode([SAVED + 1, *fields[1:]])
 
 
 def other_meter(saved: bytes) -> bytes:
@@ -356,7 +356,7 @@ def other_meter(saved: bytes) -> bytes:
     "spoil", [lambda _: b"", lambda saved: saved[:-1], lambda saved: saved + b"\0", other_version, other_meter]
 )
 @pytest.mark.parametrize("freed", [0, MIB])
-def test_what_does_not_fit_is_read_from_the_start(again: Again, spoil: Callable[[bytes], bytes], freed: int) -> None:
+def test_without_a_fitting_snapshot_it_reads_from_the_start(again: Again, spoil: Callable[[bytes], bytes], freed: int) -> None:
     first = again()
     first.write(numbered(2 * MIB // 64))
     first.tail.begin_attempt("a1")
@@ -374,7 +374,7 @@ def test_what_does_not_fit_is_read_from_the_start(again: Again, spoil: Callable[
     second.tail.close()
 
 
-def test_who_has_no_meter_has_nothing_to_save(again: Again) -> None:
+def test_a_run_without_a_meter_has_nothing_to_save(again: Again) -> None:
     first = again(meter=None)
     assert first.tail.saved("a1") is None
     assert first.tail.saved("a2") is None
@@ -386,7 +386,7 @@ def test_who_has_no_meter_has_nothing_to_save(again: Again) -> None:
     assert first.tail.saved("a2") is None
 
 
-def test_who_has_not_begun_begins(again: Again) -> None:
+def test_a_run_that_has_not_written_begins(again: Again) -> None:
     """Its daemon was killed before the run had a file, or had written to it."""
     first = again()
     first.tail.follow("a2", limit=None, meter=Lines)

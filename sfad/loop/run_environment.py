@@ -1,4 +1,4 @@
-"""The environment a run gets: what the client sent, less what belongs to the daemon or to another run, plus SFA_*."""
+"""The environment of a run: what the client sent, without variables of the daemon or of another run, plus SFA_*."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..core.run import Run
 from ..protocol.messages import Spawn
 
 _FOREIGN = (b"NOTIFY_SOCKET=", b"LISTEN_", b"WATCHDOG_", b"MAINPID=", b"FDSTORE=")
-"""systemd's words to one service. A run that inherits them could answer in the service's name."""
+"""Variables by which systemd speaks to one service. A run that inherits them could answer in the service's name."""
 
 _OWN = (
     b"SFA_RUN_ID=", b"SFA_ROOT_ID=", b"SFA_PARENT_ID=", b"SFA_NAME=", b"SFA_DEPTH=", b"SFA_MAX_DEPTH=", b"SFA_CALL_CHAIN=",
@@ -18,7 +18,7 @@ _OWN = (
 
 
 def run_environment(run: Run, spawn: Spawn, *, socket: str, deadline: float) -> list[bytes]:
-    """`KEY=VALUE` for execve(2). `deadline` is in Unix seconds. The variables inform; they decide nothing (SPEC section 7)."""
+    """Return `KEY=VALUE` for execve(2). `deadline` is in Unix seconds. The daemon does not trust these variables itself."""
     kept = [item for item in spawn.env if not item.startswith(_FOREIGN) and not item.startswith(_OWN)]
     return kept + [f"{key}={value}".encode(errors="surrogateescape") for key, value in _told(run, spawn, socket, deadline)]
 
@@ -32,7 +32,7 @@ def _told(run: Run, spawn: Spawn, socket: str, deadline: float) -> Sequence[tupl
         # what the loop rule compares: a container passes it back in a claim
         ("SFA_NAME", run.identity[1]),
         ("SFA_DEPTH", str(len(chain) - 1)),
-        ("SFA_MAX_DEPTH", str(run.max_depth.value)),
+        ("SFA_MAX_DEPTH", str(run.birth.max_depth.value)),
         # without the run itself: an agent that looks for its own name in the chain must not find itself
         ("SFA_CALL_CHAIN", ",".join(r.identity[1] for r in chain[:-1])),
         ("SFA_DEADLINE", f"{deadline:.0f}"),

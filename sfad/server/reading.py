@@ -1,15 +1,15 @@
-"""The answer to `Result`, from the output of a run that has ended: in the daemon, and in `sfad.history` without one."""
+"""Reading what runs left, in the daemon and in `sfad.history` without one."""
 
 from __future__ import annotations
 
+from ..ledger.reader import Page
 from ..meters import named
 from ..meters.speech import answer
 from ..output.files import OutputStore, Replaced
 from ..output.sanitise import cut_oldest, sanitise, wrap_result
 from ..protocol import messages as m
-from ..protocol.errors import ErrorCode
 from ..protocol.types import RunId, RunInfo
-from .errors import RequestFailed
+from .errors import RequestError, wrong_state
 
 MAX_RESULT = 1024 * 1024
 """Bytes of a result at most: it is meant for a model's context."""
@@ -17,15 +17,24 @@ MAX_RESULT = 1024 * 1024
 MAX_SEARCHED = 8 * MAX_RESULT
 """Newest bytes of stdout in which the final answer is looked for: it is near their end."""
 
+NOT_KEPT = (FileNotFoundError, NotADirectoryError, Replaced)
+"""What reading raises if the output is not there."""
+
+
+def summary_page(request: m.Summarise, within: RunId | None = None) -> Page:
+    """Return the page of the runs that a summary is about."""
+    query = m.List(id=0, since=request.since, name=request.name, user=request.user, labels=request.labels)
+    return Page(query, within=within)
+
 
 def result(output: OutputStore, info: RunInfo, request: m.Result) -> m.ResultText:
-    """Return the result of a run that has ended. For a thread: to decode its events takes some 20 ms, and a second where an agent
-    means harm. Raises `RequestFailed` where nothing was kept, `OSError`."""
+    """Return the result of a run that has ended. Call this in a thread: decoding the run's events takes some 20 ms, and a second
+    if an agent means harm. Raise `RequestError` if no output was kept, `OSError`."""
     most = max(1, min(request.max_bytes, MAX_RESULT))
     program = None if request.raw else named(info.meter)
     try:
         data, truncated = output.tail(info.id, most if program is None else MAX_SEARCHED)
-    except (FileNotFoundError, NotADirectoryError, Replaced) as error:
+    except NOT_KEPT as error:
         raise no_output(info.id, error) from None
     if program is not None:
         data, truncated = answer(program, data, begins_inside=truncated), False
@@ -35,7 +44,7 @@ def result(output: OutputStore, info: RunInfo, request: m.Result) -> m.ResultTex
     return m.ResultText(id=request.id, run=info.id, text=text, truncated=truncated)
 
 
-def no_output(run: RunId, error: OSError) -> RequestFailed:
-    """Return the failure of a request for output that is not there."""
+def no_output(run: RunId, error: OSError) -> RequestError:
+    """Return the error for a request for output that is not there."""
     missing = f"the output of run {run} is not there: it was not kept, or has been removed since"
-    return RequestFailed(ErrorCode.WRONG_STATE, error.message if isinstance(error, Replaced) else missing)
+    return wrong_state(error.message if isinstance(error, Replaced) else missing)

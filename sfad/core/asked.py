@@ -1,0 +1,46 @@
+"""What a spawn request asks for, as far as the core decides about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..protocol.types import Action, Bound, Claim, Kind, Limit
+
+NO_CLAIM = Claim()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a spawn asked for. Environment and descriptors stay with the shell."""
+
+    argv: tuple[str, ...]
+    cwd: str = "/"
+    name: str | None = None
+    kind: Kind = "agent"
+    identity: str | None = None
+    """What the loop rule compares instead of `name`: the registered name of an agent."""
+    type: str | None = None
+    agent_program: bool = False
+    """Its command is an agent program that sfad knows by name."""
+    limits: tuple[Limit, ...] = ()
+    on_limit: Action | None = None
+    max_depth: Bound | None = None
+    max_descendants: Bound | None = None
+    attempts: int = 1
+    retry_delay: float | None = None
+    grace: float | None = None
+    tied_to: int | None = None
+    """The connection that the run ends with."""
+    detach: bool = False
+    leaf: bool = False
+    interactive: bool = False
+    """Its stdin stays open for more: a final result ends a turn, not the run."""
+    queue: bool = True
+    priority: int = 0
+    labels: dict[str, str] = field(default_factory=dict)
+    channel: str | None = None
+    allow: frozenset[str] = frozenset()
+    deny: frozenset[str] = frozenset()
+    allowed_tools: tuple[str, ...] = ()
+    blocked_tools: tuple[str, ...] = ()
+    claim: Claim = NO_CLAIM

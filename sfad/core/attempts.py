@@ -1,0 +1,224 @@
+"""The attempts of a run: what the launcher and the agent report of them, and what follows: success, another attempt, or failure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..protocol.types import ApiTrouble, Reason, Status
+from . import commands as c
+from . import events as e
+from .context import Context, grace_of
+from .lifecycle import Lifecycle
+from .pausing import Pausing
+from .retry import backoff
+from .run import Attempt, Ending, Exit, Run
+from .stopping import Stopping, frozen_in
+from .stops import signal_name
+from .vocabulary import EventType, ReasonKind, Timer
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """Follows each attempt from its launch to its end."""
+
+    _ctx: Context
+    _lifecycle: Lifecycle
+    _stopping: Stopping
+    _pausing: Pausing
+
+    # ---- the launch
+
+    def launch_succeeded(self, ev: e.LaunchSucceeded) -> None:
+        run = self._ctx.tree.get(ev.run)
+        if run is None:
+            return
+        run.latest.pid = ev.pid
+        if run.status is Status.STARTING:
+            self.launched(run, ev.at)
+            return
+        run.started_at = ev.at if run.started_at is None else run.started_at
+        self._ctx.changed(run)
+
+    def launched(self, run: Run, at: float) -> None:
+        """Go on with a run that was starting: its command has been executed."""
+        run.started_at = at if run.started_at is None else run.started_at
+        run.move(Status.RUNNING)
+        if run.standing_still:
+            run.move(Status.PAUSED)
+            # it was not there yet when its ancestor was frozen, and signals reach only what is there
+            self._ctx.do(c.Freeze(next(each.id for each in run.lineage if each.paused is not None)))
+        elif run.breach is None:
+            self._lifecycle.start_clock(run, at)
+        self._ctx.save(run)
+        self._ctx.publish(EventType.RUN_STARTED, run)
+        if run.breach is not None:
+            # by itself, even where an ancestor is frozen: that one's resume must not thaw it
+            self._pausing.pause(run, at)
+        self._lifecycle.answer_spawn(run)
+
+    def launch_failed(self, ev: e.LaunchFailed) -> None:
+        """End the run without another attempt: a command that is not there will not be there a second later."""
+        run = self._ctx.tree.get(ev.run)
+        if run is None or run.status is not Status.STARTING:
+            return
+        about = ev.about if ev.kind == "launch" else None
+        reason = Reason(kind=ev.kind, message=ev.error, errno=ev.errno, about=about)
+        # a foreign process may have joined the cgroup and started runs there; no run ends before its descendants
+        self.conclude(run, ev.at, Ending(Status.FAILED, reason), empty=True)
+
+    # ---- the end
+
+    def main_exited(self, ev: e.MainExited) -> None:
+        """Take note of how the main process ended, and decide what follows."""
+        run = self._ctx.tree.get(ev.run)
+        if run is None:
+            return
+        latest = run.latest
+        latest.exit, latest.pid = Exit(ev.code, ev.signal), None
+        self._ctx.changed(run)
+        if run.status is Status.STOPPING:
+            if ev.empty and not run.children:
+                self._lifecycle.finish(run, ev.at)
+            self._stopping.obeyed(run)
+        elif run.status is Status.RETRYING:
+            pass  # the ladder that clears the attempt's leftovers reports `Emptied`
+        elif latest.exit.unknown:
+            why = "it outlived the daemon that started it, and the kernel does not tell how it ended"
+            self.conclude_unseen(run, ev.at, why, empty=ev.empty)
+        elif latest.succeeded:
+            self.conclude(run, ev.at, Ending(Status.COMPLETED, None), empty=ev.empty)
+        elif run.attempt < run.asked.attempts:
+            self._retry(run, ev.at)
+        else:
+            self.conclude(run, ev.at, Ending(Status.FAILED, _failure(latest)), empty=ev.empty)
+
+    def conclude_unseen(self, run: Run, at: float, why: str, *, empty: bool) -> None:
+        """End a run whose exit status is lost: as its agent said, if that had printed its final result, else as lost. It is not
+        started again in either case: it may have done what it was started for."""
+        ending = Ending(Status.LOST, Reason(kind=ReasonKind.DAEMON, message=why))
+        run.latest.exit = Exit(None, None)
+        if run.latest.finished:
+            outcome, said = _said(run.latest)
+            ending = Ending(outcome, Reason(kind=ReasonKind.RESULT, message=f"{why}; before, the agent had printed {said}"))
+        self.conclude(run, at, ending, empty=empty)
+
+    def conclude(self, run: Run, at: float, ending: Ending, *, empty: bool) -> None:
+        """End a run whose main process has ended, and stop what it has left. `empty`: nothing is alive in its containment."""
+        if empty and not run.children:
+            self._lifecycle.decide(run, at, ending)
+            self._lifecycle.finish(run, at)
+        else:
+            self._stopping.stop(run, at, ending)
+
+    def emptied(self, ev: e.Emptied) -> None:
+        run = self._ctx.tree.get(ev.run)
+        if run is not None and run.ladder is not None:
+            self.empty(run, ev.at)
+
+    def empty(self, run: Run, at: float) -> None:
+        """Nothing is alive in the containment of a run that is being emptied: end it with everything below it, or wait for its
+        next attempt."""
+        if run.clearing:
+            for child in reversed(run.subtree()[1:]):
+                self._lifecycle.finish(child, at)
+            self._cleared(run, at)
+        else:
+            for each in reversed(run.subtree()):
+                self._lifecycle.finish(each, at)
+
+    # ---- another attempt
+
+    def _retry(self, run: Run, at: float) -> None:
+        if run.status is Status.PAUSED:
+            run.move(Status.RUNNING)
+        run.move(Status.RETRYING)
+        frozen = frozen_in(run)
+        self._lifecycle.unpause(run)
+        self._lifecycle.fail_pauses(run, "exited before it was paused")
+        self._lifecycle.halt_clock(run, at)
+        self._lifecycle.cancel_below(run, at)
+        self._stopping.climb_on(run, at, grace=grace_of(run, self._ctx.policy), frozen=frozen)
+        self._ctx.save(run)
+
+    def _cleared(self, run: Run, at: float) -> None:
+        self._lifecycle.leave_ladder(run)
+        policy = self._ctx.policy
+        first = run.asked.retry_delay if run.asked.retry_delay is not None else policy.retry_delay
+        wait = backoff(run.id, run.attempt, first=first, cap=max(policy.retry_delay_max, first))
+        run.retry_at = at + wait
+        self._ctx.changed(run)
+        self._ctx.arm(run, Timer.RETRY, run.retry_at)
+        how = _failure(run.latest).message if run.latest.exit is not None else "failed"
+        message = f"attempt {run.attempt} of {run.asked.attempts} {how}; the next begins in {wait:.1f} s"
+        self._ctx.publish(EventType.RUN_PROGRESS, run, message)
+
+    def retry_due(self, run: Run) -> None:
+        if run.status is Status.RETRYING and not run.clearing and not run.standing_still:
+            self._lifecycle.start(run)
+
+    # ---- what the agent says
+
+    def agent_said(self, ev: e.AgentSaid) -> None:
+        """Take note of the agent's words; an agent that has printed its final result is expected to exit."""
+        run = self._ctx.tree.get(ev.run)
+        if run is None or run.status is Status.STOPPING:
+            return
+        latest = run.latest
+        self._hear_of_trouble(run, latest, ev.trouble)
+        before = latest.finished
+        if (ev.finished, ev.failed) != (before, latest.failed):
+            latest.finished, latest.failed = ev.finished, ev.failed
+            self._ctx.changed(run)
+        if ev.finished and not before:
+            self.await_exit(run, ev.at)
+        elif before and not ev.finished:
+            self._ctx.disarm(run, Timer.RESULT)
+
+    def await_exit(self, run: Run, at: float) -> None:
+        """Give an agent that has printed its final result a while to exit."""
+        if run.latest.finished and not run.asked.interactive:
+            self._ctx.arm(run, Timer.RESULT, at + self._ctx.policy.result_wait)
+
+    def _hear_of_trouble(self, run: Run, latest: Attempt, trouble: ApiTrouble | None) -> None:
+        """Publish when calls of the model begin to fail, whenever twice as many have failed, and when it answers again."""
+        before, latest.trouble = latest.trouble, trouble
+        if trouble == before:
+            return
+        self._ctx.changed(run)
+        if trouble is None:
+            self._ctx.publish(EventType.RUN_PROGRESS, run, "the API answers again")
+        elif before is None or trouble.count.bit_length() > before.count.bit_length():
+            self._ctx.publish(EventType.RUN_PROGRESS, run, trouble.sentence)
+
+    def result_due(self, run: Run, at: float) -> None:
+        """Stop a run whose agent has printed its final result and does not exit."""
+        latest = run.latest
+        if not latest.finished or run.status not in {Status.STARTING, Status.RUNNING, Status.PAUSED}:
+            return
+        if run.status is not Status.RUNNING:
+            self._ctx.arm(run, Timer.RESULT, at + self._ctx.policy.result_wait)
+            return
+        if latest.failed is not None and run.attempt < run.asked.attempts:
+            self._retry(run, at)
+            return
+        outcome, said = _said(latest)
+        wait = f"{self._ctx.policy.result_wait:g} s"
+        message = f"the agent printed {said} and did not exit within {wait}; it was stopped (stop.result_wait)"
+        self._stopping.stop(run, at, Ending(outcome, Reason(kind=ReasonKind.RESULT, message=message)))
+
+
+def _said(attempt: Attempt) -> tuple[Status, str]:
+    """Return the outcome of an attempt by its final result, and what the agent printed."""
+    if attempt.failed is None:
+        return Status.COMPLETED, "its final result"
+    return Status.FAILED, f"that it failed ({attempt.failed})"
+
+
+def _failure(attempt: Attempt) -> Reason:
+    exit_, said = attempt.exit, attempt.failed
+    assert exit_ is not None
+    if exit_.signal is not None:
+        return Reason(kind=ReasonKind.SIGNAL, message=f"killed by {signal_name(exit_.signal)}", signal=exit_.signal)
+    if exit_.success:
+        return Reason(kind=ReasonKind.AGENT, message=f"exited with code 0, but said that it failed: {said}")
+    return Reason(kind=ReasonKind.EXIT, message=f"exited with code {exit_.code}{f': {said}' if said else ''}")

@@ -1,0 +1,109 @@
+"""The run that a spawn request describes: its values checked, its bounds narrowed. The guard decides whether it may start."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..protocol.types import Bound, Status
+from .access import Permissions
+from .asked import Asked
+from .events import SpawnRequested
+from .ids import run_id
+from .ladder import MAX_GRACE
+from .limits import limits_of
+from .naming import NAME, derive_name
+from .policy import MAX_ATTEMPTS, MAX_LABELS, MAX_RETRY_DELAY, Invalid, Policy
+from .run import Attempt, Birth, Run, State
+from .tree import narrower
+
+
+def candidate(ev: SpawnRequested, *, number: int, policy: Policy, peer_run: Run | None, permissions: Permissions) -> Run:
+    """Return the run to be, part of no tree yet. `peer_run` is the live run that the peer is in, `permissions` what that run may
+    do. Raise `Invalid`."""
+    above = None if ev.asked.detach else peer_run
+    _check(ev)
+    asked = _with_labels_of(above, ev.asked)
+    origin, claimed_depth = _origin(ev, peer_run)
+    birth = Birth(
+        id=run_id(number),
+        number=number,
+        name=asked.name or derive_name(asked.argv),
+        kind=asked.kind,
+        asked=asked,
+        uid=ev.peer.uid,
+        user=ev.peer.user,
+        channel=asked.channel or (above.birth.channel if above is not None else "cli"),
+        parent=above.id if above is not None else None,
+        created_at=ev.at,
+        max_depth=_depth(asked.max_depth, above, policy),
+        max_descendants=_descendants(asked.max_descendants, above, policy),
+        max_time=policy.max_time,
+        # the peer's, not the parent's: to detach is no way out of them
+        permissions=permissions.narrowed(allow=asked.allow, deny=asked.deny, leaf=asked.leaf),
+        origin=origin,
+        claimed_depth=claimed_depth,
+    )
+    limits = limits_of(asked, above, policy)
+    state = State(Status.ACCEPTED, limits, policy.max_time, Attempt(0), tied_to=asked.tied_to, admit_token=ev.token)
+    return Run(birth, state, above)
+
+
+def _with_labels_of(parent: Run | None, asked: Asked) -> Asked:
+    """Add the parent's labels; for each key the child's own label wins."""
+    if parent is None or not parent.asked.labels:
+        return asked
+    labels = parent.asked.labels | asked.labels
+    if len(labels) > MAX_LABELS:
+        raise Invalid(f"{len(labels)} labels, with those of its parent {parent.id}; at most {MAX_LABELS}: give it fewer of its own")
+    return replace(asked, labels=labels)
+
+
+def check_grace(grace: float | None) -> None:
+    """Raise `Invalid` for seconds that no stop may take."""
+    if grace is not None and not 0 <= grace <= MAX_GRACE:
+        raise Invalid(f"a grace of {grace:g} s is outside 0 s to {MAX_GRACE:g} s")
+
+
+def _check(ev: SpawnRequested) -> None:
+    asked = ev.asked
+    if not asked.argv:
+        raise Invalid("there is no command to run")
+    if asked.name is not None and not NAME.fullmatch(asked.name):
+        raise Invalid(f"the name {asked.name!r} is not valid: 1 to 64 of A-Z a-z 0-9 . _ -")
+    if not 1 <= asked.attempts <= MAX_ATTEMPTS:
+        raise Invalid(f"attempts = {asked.attempts} is outside 1 to {MAX_ATTEMPTS}")
+    if asked.retry_delay is not None and not 0 <= asked.retry_delay <= MAX_RETRY_DELAY:
+        raise Invalid(f"retry_delay = {asked.retry_delay:g} s is outside 0 s to {MAX_RETRY_DELAY:g} s")
+    check_grace(asked.grace)
+
+
+def _origin(ev: SpawnRequested, peer_run: Run | None) -> tuple[tuple[tuple[str | None, str], ...], int]:
+    if peer_run is None:
+        claim = ev.asked.claim
+        return tuple((None, name) for name in claim.names), max(claim.depth, len(claim.names), 0)
+    if not ev.asked.detach:
+        return (), 0
+    return (*peer_run.root.birth.origin, *(run.identity for run in peer_run.lineage)), 0
+
+
+def _depth(asked: Bound | None, above: Run | None, policy: Policy) -> Bound:
+    if above is not None:
+        return narrower(asked, above.birth.max_depth)
+    return _at_root(asked, policy.max_depth, policy.depth_ceiling, "depth")
+
+
+def _descendants(asked: Bound | None, above: Run | None, policy: Policy) -> Bound:
+    # each run has a budget of its own; the guard asks the ancestors' one by one
+    if above is not None:
+        return narrower(asked, above.birth.max_descendants)
+    return _at_root(asked, policy.max_descendants, policy.descendants_ceiling, "descendants")
+
+
+def _at_root(asked: Bound | None, default: Bound, ceiling: int, what: str) -> Bound:
+    if asked is None or asked.value <= 0:
+        return default
+    if asked.value > ceiling:
+        raise Invalid(
+            f"max_{what} = {asked.value} ({asked.source}) is above guard.{what}_ceiling = {ceiling}; ask for at most {ceiling}"
+        )
+    return asked

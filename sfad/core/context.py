@@ -1,0 +1,159 @@
+"""What all components of the machine share: the policy, the live runs, and what the present event calls for."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Literal, TypedDict, Unpack
+
+from ..protocol import types
+from ..protocol.errors import ErrorCode
+from ..protocol.types import Action, RunId
+from . import commands as c
+from .access import FULL, Peer, Permissions, refuse_target, refuse_verb
+from .policy import Policy
+from .quotas import Slots
+from .run import Run, Token
+from .tree import Tree
+from .vocabulary import EventType, Timer
+
+Severity = Literal["low", "medium", "high"]
+
+_ID = attrgetter("id")
+
+
+class Facts(TypedDict, total=False):
+    """What an event about a limit or a budget tells; see `types.Event`."""
+
+    scope: str
+    action: Action
+    limit_kind: str
+    threshold: float
+    used: float
+    exceeded_by: float | None
+    refused: bool
+    by: str
+
+
+class Context:
+    """Holds the live runs, and gathers the outcome of the present event."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.tree = Tree()
+        self.slots = Slots(per_user=policy.trees_per_user, total=policy.trees)
+        self.draining = False
+        """Nothing starts any more, because the daemon was told to end."""
+        self._outcome = c.Outcome()
+        self.ended: list[Run] = []
+        """Runs that have ended since the last `take_ended`."""
+
+    def begin(self) -> c.Outcome:
+        """Return the outcome of the next event, which the components fill."""
+        self._outcome = c.Outcome()
+        return self._outcome
+
+    def reconfigure(self, policy: Policy) -> None:
+        """Decide by other numbers from now on. Admitted runs keep their own bounds."""
+        self.policy = policy
+        self.slots.resize(per_user=policy.trees_per_user, total=policy.trees)
+
+    def drain(self) -> None:
+        """Start nothing any more."""
+        self.draining = True
+
+    # ---- the outcome
+
+    def do(self, command: c.Command) -> None:
+        """Add to what the present event calls for."""
+        self._outcome.commands.append(command)
+
+    def changed(self, run: Run) -> None:
+        """Have the run's snapshot saved before any command of the present event is applied."""
+        self._outcome.changed[run.id] = run
+
+    def used_more(self, run: Run) -> None:
+        """Have the run's use saved when that is convenient."""
+        self._outcome.used[run.id] = run
+
+    def save(self, run: Run) -> None:
+        """Have the run's snapshot and row saved."""
+        self.changed(run)
+        self.do(c.Save(run))
+
+    def arm(self, run: Run, timer: Timer, at: float) -> None:
+        """Set a timer of the run, or set it again."""
+        self._outcome.commands.append(c.Arm(run.id, timer, at))
+
+    def disarm(self, run: Run, timer: Timer) -> None:
+        """Forget a timer of the run."""
+        self._outcome.commands.append(c.Disarm(run.id, timer))
+
+    def reply(self, token: Token, answer: c.Answer) -> None:
+        """Answer the request that `token` names."""
+        self.do(c.Reply(token, answer))
+
+    def fail(self, token: Token, code: ErrorCode, message: str) -> None:
+        """Answer a request that cannot be done."""
+        self.do(c.Reply(token, c.Failed(code, message)))
+
+    def publish(self, what: EventType, run: Run, message: str = "", severity: Severity = "low", **facts: Unpack[Facts]) -> None:
+        """Notify each client that watches the run or an ancestor."""
+        chain = tuple(map(_ID, run.lineage))
+        event = types.Event(
+            type=what, severity=severity, run_id=run.id, root_id=chain[0], agent_name=run.name, message=message, **facts
+        )
+        self.do(c.Publish(event, chain))
+
+    # ---- the tree
+
+    def end(self, run: Run) -> None:
+        """Take a terminal run out of the tree."""
+        self.tree.remove(run)
+        if run.parent is None:
+            self.slots.leave(run.id)
+        self.ended.append(run)
+
+    def take_ended(self) -> list[Run]:
+        """Return the runs that have ended since the last call."""
+        ended, self.ended = self.ended, []
+        return ended
+
+    # ---- requests
+
+    def permissions(self, peer: Peer) -> Permissions:
+        """Return what the run that the peer is in may do; everything, outside any run."""
+        if peer.run is None:
+            return FULL
+        run = self.tree.get(peer.run)
+        return run.birth.permissions if run is not None else Permissions(frozenset(), leaf=True)
+
+    def refuse(self, peer: Peer, verb: str, chain: list[RunId] | None = None) -> str | None:
+        """Return why the peer may not use `verb` (on the run at the end of `chain`), or `None`."""
+        refused = refuse_verb(peer, verb, self.permissions(peer))
+        if refused is None and chain is not None:
+            refused = refuse_target(peer, verb, chain)
+        return refused
+
+    def steered(self, token: Token, peer: Peer, verb: str, name: RunId) -> Run | None:
+        """Return the live run of this id if the peer may use `verb` on it; else reply why not."""
+        run = self.tree.get(name)
+        if run is None:
+            self.fail(token, ErrorCode.WRONG_STATE, f"run {name} has ended")
+            return None
+        return None if self.denied(token, peer, verb, [run]) else run
+
+    def denied(self, token: Token, peer: Peer, verb: str, runs: list[Run]) -> bool:
+        """Return whether the peer may not use `verb` on one of the runs; then reply why."""
+        chains: list[list[RunId] | None] = [[r.id for r in run.lineage] for run in runs]
+        for chain in chains or [None]:
+            refused = self.refuse(peer, verb, chain)
+            if refused is not None:
+                self.fail(token, ErrorCode.NOT_PERMITTED, refused)
+                return True
+        return False
+
+
+def grace_of(run: Run, policy: Policy, asked: float | None = None) -> float:
+    """Return the seconds between signal and SIGKILL: as asked now, as the run asked, or as configured."""
+    own = run.asked.grace if run.asked.grace is not None else policy.grace
+    return own if asked is None else asked

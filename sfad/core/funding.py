@@ -1,0 +1,87 @@
+"""Pauses or ends live trees whose budgets have run out, and resumes them when there is money again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..protocol.types import Action, Reason, Status
+from . import events as e
+from .budgets import Budget
+from .context import Context
+from .enforcement import Enforcement
+from .money import to_usd
+from .pausing import Pausing
+from .run import Run
+from .spending import Spending
+from .vocabulary import ReasonKind
+
+
+@dataclass(frozen=True, slots=True)
+class Funding:
+    """Budgets of users and teams, held against the trees that spend them."""
+
+    _ctx: Context
+    _spending: Spending
+    _pausing: Pausing
+    _enforcement: Enforcement
+
+    def budgets_known(self, ev: e.BudgetsKnown) -> None:
+        self._spending.budgets.know(ev.budgets)
+        self.look(ev.at)
+
+    def look(self, at: float) -> None:
+        """Pause or end each live tree whose budgets have run out, and resume those that were paused only for that."""
+        spent = self._spending.take_spent()
+        for root in self._ctx.tree.roots():
+            self._look_at(root, spent, at)
+
+    def look_at(self, name: str, at: float) -> None:
+        """Do the same for one tree. A tree that has not been launched is looked at when it has been."""
+        root = self._ctx.tree.get(name)
+        if root is not None and root.parent is None:
+            self._look_at(root, self._spending.spent(self._spending.budgets.of(root.user)), at)
+
+    def _look_at(self, root: Run, spent: set[tuple[str, str]], at: float) -> None:
+        budgets = self._spending.budgets.of(root.user)
+        budget = next((budget for budget in budgets if (budget.scope, budget.name) in spent), None)
+        action = self._ctx.policy.budget_action
+        if budget is None or action is Action.WARN:
+            self._refund(root, at)
+        elif root.status not in {Status.RUNNING, Status.PAUSED}:
+            return
+        elif action is Action.TERMINATE:
+            self._enforcement.end(root, _out_of_money(ReasonKind.LIMIT, budget), at)
+        else:
+            self._pause(root, _out_of_money(ReasonKind.BUDGET, budget), at)
+
+    def _pause(self, root: Run, reason: Reason, at: float) -> None:
+        paused = root.paused
+        if paused is None:
+            self._pausing.pause(root, at, reason.message, no_money=reason)
+        elif paused.no_money != reason:
+            if paused.no_money is None:
+                paused.by_hand = root.breach is None
+            paused.no_money = reason
+            self._ctx.changed(root)
+
+    def _refund(self, root: Run, at: float) -> None:
+        paused = root.paused
+        if paused is None or paused.no_money is None:
+            return
+        stays = paused.by_hand or root.breach is not None
+        paused.no_money, paused.by_hand = None, False
+        self._ctx.changed(root)
+        if not stays:
+            self._pausing.resume(root, at)
+            self._enforcement.recheck(root, at)
+
+
+def _out_of_money(kind: ReasonKind, budget: Budget) -> Reason:
+    return Reason(
+        kind=kind,
+        message=f"there is no money left in a budget: {budget.told}",
+        limit_kind="cost" if kind is ReasonKind.LIMIT else None,  # no limit of the run is to be raised
+        threshold=to_usd(budget.allowed),
+        used=round(to_usd(budget.charged), 6),
+        exceeded_by=round(to_usd(max(0, budget.charged - budget.allowed)), 6),
+    )

@@ -1,0 +1,146 @@
+"""The steps of a run's life that every component takes: start, count its time, decide its end, finish.
+
+It knows none of the components above it, which say when.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..protocol.errors import ErrorCode
+from ..protocol.types import Action, ApiTrouble, LimitKind, Reason, Status
+from . import commands as c
+from .context import Context
+from .ladder import Rung
+from .run import Attempt, Ending, Run
+from .spending import Spending
+from .vocabulary import EventType, ReasonKind, Timer
+
+
+@dataclass(frozen=True, slots=True)
+class Lifecycle:
+    """Starts and ends runs, and runs their clocks."""
+
+    _ctx: Context
+    _spending: Spending
+
+    def start(self, run: Run) -> None:
+        """Launch the run's next attempt."""
+        run.move(Status.STARTING)
+        if run.latest.finished:
+            self._ctx.disarm(run, Timer.RESULT)
+        run.latest, run.retry_at = Attempt(run.attempt + 1), None
+        self._ctx.changed(run)
+        self._ctx.do(c.Launch(run))
+
+    def answer_spawn(self, run: Run) -> None:
+        """Tell the client that asked for the run how it stands, unless it was told."""
+        if run.admit_token is not None:
+            self._ctx.reply(run.admit_token, c.Admitted(run))
+            run.admit_token = None
+
+    # ---- its clock
+
+    def start_clock(self, run: Run, at: float) -> None:
+        """Count the run's time from now on, up to the next event or action that it calls for."""
+        run.clock.start(at)
+        due = run.clock.reaches(self.next_mark(run))
+        assert due is not None
+        self._ctx.arm(run, Timer.DEADLINE, due)
+
+    def next_mark(self, run: Run) -> float:
+        """Return the seconds at which the run's time calls for an event or an action."""
+        time = run.limits.get(LimitKind.TIME)
+        if time is None or time.over:
+            return run.max_time
+        share = 1.0 if time.near else self._ctx.policy.nearing
+        return min(time.limit.threshold * share, run.max_time)
+
+    def halt_clock(self, run: Run, at: float) -> None:
+        """Stop counting the run's time."""
+        run.clock.halt(at)
+        self._ctx.disarm(run, Timer.DEADLINE)
+
+    # ---- what holds it
+
+    def unpause(self, run: Run) -> None:
+        """Forget that the run is frozen itself. What thaws it is the caller's command."""
+        if run.paused is not None:
+            run.paused = None
+            self._ctx.disarm(run, Timer.PAUSE_MAX)
+            self._ctx.changed(run)
+
+    def fail_pauses(self, run: Run, why: str) -> None:
+        """Answer the pause requests that wait until the run is frozen, which it will not be."""
+        for token in run.pause_tokens:
+            self._ctx.fail(token, ErrorCode.WRONG_STATE, f"run {run.id} {why}")
+        run.pause_tokens.clear()
+
+    def release_breach(self, run: Run) -> None:
+        """No person has to decide about the run any more: it continues, or it ends."""
+        if (held := run.held_by) is not None:
+            if held.action is Action.REQUEST_INCREASE:
+                self._ctx.disarm(run, Timer.APPROVAL)
+            run.breach = None
+
+    def leave_ladder(self, run: Run) -> None:
+        """The run's containment is empty."""
+        if run.ladder is not None:
+            if run.ladder.rung is Rung.ASKED:
+                self._ctx.disarm(run, Timer.POLITE)
+            for timer in (Timer.GRACE, Timer.KILL, Timer.SURVEY):
+                self._ctx.disarm(run, timer)
+            run.ladder = None
+
+    # ---- its end
+
+    def decide(self, run: Run, at: float, ending: Ending) -> None:
+        """Decide how the run ends. It is `stopping` until none of its processes is alive."""
+        run.move(Status.STOPPING)
+        run.ending = ending if ending.outcome is Status.COMPLETED else _with_trouble(ending, run.latest.trouble)
+        self.unpause(run)
+        self.release_breach(run)
+        if run.latest.finished:
+            self._ctx.disarm(run, Timer.RESULT)
+        self.halt_clock(run, at)
+        self._ctx.disarm(run, Timer.RETRY)
+        self._ctx.changed(run)
+
+    def cancel_below(self, run: Run, at: float) -> None:
+        """Decide that every descendant ends with the run."""
+        reason = Reason(kind=ReasonKind.ANCESTOR, message=f"its ancestor {run.id} ('{run.name}') ended or was stopped", by=run.id)
+        for each in run.subtree()[1:]:
+            self.unpause(each)
+            if each.status is not Status.STOPPING:
+                self.decide(each, at, Ending(Status.CANCELLED, reason))
+
+    def finish(self, run: Run, at: float, *, recorded: bool = True) -> None:
+        """End a run of which no process is alive, as it was decided. `recorded`: the ledger holds its admission."""
+        assert run.ending is not None
+        self._spending.close(run)
+        run.move(run.ending.outcome)
+        run.ended_at = at
+        run.latest.pid = None
+        self.leave_ladder(run)
+        if run.tied_to is not None:
+            self._ctx.disarm(run, Timer.RECONNECT)
+        self._ctx.end(run)
+        self._ctx.changed(run)
+        if recorded:
+            self._ctx.do(c.Save(run))
+            bad = run.status in {Status.FAILED, Status.TIMEOUT, Status.LOST}
+            why = run.ending.reason.message if run.ending.reason is not None else ""
+            self._ctx.publish(EventType(f"run_{run.status}"), run, why, "medium" if bad else "low")
+        if run.attempt:
+            self._ctx.do(c.Release(run.id))
+        self._ctx.do(c.Ended(run))
+        self.answer_spawn(run)
+        self.fail_pauses(run, "ended before it was paused")
+
+
+def _with_trouble(ending: Ending, trouble: ApiTrouble | None) -> Ending:
+    """Add to the reason that the agent could not reach its model. An agent that failed of that alone says so itself."""
+    reason = ending.reason
+    if reason is None or trouble is None or (trouble.error and trouble.error in reason.message):
+        return ending
+    return Ending(ending.outcome, reason.adding(trouble.sentence))

@@ -1,0 +1,100 @@
+"""Pauses and resumes runs: freezes a run with everything below it, and halts their clocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..protocol.errors import ErrorCode
+from ..protocol.types import Reason, Status
+from . import commands as c
+from . import events as e
+from .context import Context
+from .lifecycle import Lifecycle
+from .run import Paused, Run
+from .stops import Stops
+from .vocabulary import EventType, Timer
+
+
+@dataclass(frozen=True, slots=True)
+class Pausing:
+    """Pauses, whatever asks for them."""
+
+    _ctx: Context
+    _lifecycle: Lifecycle
+    _stops: Stops
+
+    def pause_requested(self, ev: e.PauseRequested) -> None:
+        run = self._ctx.steered(ev.token, ev.peer, "pause", ev.run)
+        if run is None:
+            return
+        if run.status not in {Status.RUNNING, Status.PAUSED}:
+            message = f"run {run.id} is {run.status}; only a running one can be paused"
+            self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, message)
+            return
+        paused = run.paused
+        self._ctx.changed(run)
+        if paused is not None:
+            paused.by_hand = paused.no_money is not None and (paused.by_hand or not ev.suspended)
+        if paused is not None and not run.pause_tokens:
+            self._ctx.reply(ev.token, c.Changed(run))
+            return
+        run.pause_tokens.append(ev.token)
+        if paused is None:
+            self.pause(run, ev.at, suspended=ev.suspended)
+
+    def pause(self, run: Run, at: float, why: str = "", *, suspended: bool = False, no_money: Reason | None = None) -> None:
+        """Freeze a run and everything below it, and halt their clocks."""
+        run.paused = Paused(at + self._ctx.policy.pause_max, suspended, no_money)
+        for each in run.subtree():
+            if each.status is Status.RUNNING:
+                each.move(Status.PAUSED)
+                self._lifecycle.halt_clock(each, at)
+                self._ctx.save(each)
+        self._ctx.changed(run)
+        self._ctx.do(c.Freeze(run.id))
+        self._ctx.arm(run, Timer.PAUSE_MAX, at + self._ctx.policy.pause_max)
+        self._ctx.publish(EventType.RUN_PAUSED, run, why)
+
+    def frozen(self, ev: e.Frozen) -> None:
+        run = self._ctx.tree.get(ev.run)
+        if run is None or run.paused is None:
+            return
+        for token in run.pause_tokens:
+            self._ctx.reply(token, c.Changed(run))
+        run.pause_tokens.clear()
+        self._ctx.changed(run)
+
+    def resume(self, run: Run, at: float) -> None:
+        """Thaw a run that is frozen itself, and everything below it that no other pause holds."""
+        suspended = run.suspended
+        self._lifecycle.unpause(run)
+        if suspended:
+            self._stops.expect_client(run, at)
+        self._lifecycle.fail_pauses(run, "was resumed before it stood still")
+        self._ctx.do(c.Thaw(run.id))
+        for each in run.subtree():
+            if each.standing_still:
+                continue
+            if each.status is Status.PAUSED:
+                each.move(Status.RUNNING)
+                self._lifecycle.start_clock(each, at)
+                self._ctx.save(each)
+            else:
+                self.await_retry(each, at)
+        self._ctx.publish(EventType.RUN_RESUMED, run)
+
+    def end_suspension(self, run: Run, at: float) -> None:
+        """Undo a suspension, and no pause that a limit or a budget has asked for meanwhile."""
+        paused = run.paused
+        if paused is None or not paused.suspended:
+            return
+        if run.breach is None and paused.no_money is None:
+            self.resume(run, at)
+        else:
+            paused.suspended = paused.by_hand = False
+            self._ctx.changed(run)
+
+    def await_retry(self, run: Run, at: float) -> None:
+        """Arm the next attempt of a run that waits for it, unless a pause holds it."""
+        if run.status is Status.RETRYING and run.retry_at is not None and not run.standing_still:
+            self._ctx.arm(run, Timer.RETRY, max(at, run.retry_at))

@@ -1,0 +1,104 @@
+"""Requests of agents that tell their own use: report, reserve and settle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..protocol.errors import ErrorCode
+from ..protocol.kinds import KINDS
+from ..protocol.types import LimitKind, LimitRefusal, Status
+from ..protocol.units import format_usd
+from . import commands as c
+from . import events as e
+from .budgets import Budget
+from .context import Context
+from .enforcement import Enforcement
+from .limits import ActiveLimit, amount, bare
+from .money import to_usd, to_wire
+from .run import Run
+from .spending import Spending
+
+MAX_RESERVATIONS = 1000
+"""Reservations that one run may hold unsettled, one for each call under way. A thousand are a leak."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservations:
+    """Use that is told by the agent, before or after."""
+
+    _ctx: Context
+    _spending: Spending
+    _enforcement: Enforcement
+
+    def report_requested(self, ev: e.ReportRequested) -> None:
+        run = self._ctx.steered(ev.token, ev.peer, "report", ev.run)
+        if run is not None:
+            self._spending.report(run, ev.more)
+            self._enforcement.enforce(run, ev.at)
+            self._ctx.reply(ev.token, c.Changed(run))
+
+    def reserve_requested(self, ev: e.ReserveRequested) -> None:
+        """Hold an amount, unless it would take a limit or a budget too far."""
+        run = self._ctx.steered(ev.token, ev.peer, "reserve", ev.run)
+        if run is None:
+            return
+        if run.status is Status.STOPPING or len(run.account.holds) >= MAX_RESERVATIONS:
+            why = "is being stopped" if run.status is Status.STOPPING else f"holds {MAX_RESERVATIONS} reservations; settle some"
+            self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, f"nothing is reserved: run {run.id} {why}")
+        elif not self._refused(run, ev):
+            self._ctx.reply(ev.token, c.Reserved(run, self._spending.reserve(run, ev.hold)))
+            self._enforcement.enforce(run, ev.at)
+
+    def _refused(self, run: Run, ev: e.ReserveRequested) -> bool:
+        for owner in run.lineage:
+            for kind, more in ev.hold.amounts.items():
+                held = owner.limits.get(kind)
+                used = owner.account.used(kind) or 0
+                if held is not None and held.binds and held.above(used + more):
+                    self._ctx.reply(ev.token, c.Reserved(run, None, _over_limit(owner, held, used, more)))
+                    self._enforcement.refuse(owner, held, used, more, ev.at)
+                    return True
+        cost = ev.hold.cost or 0
+        budget = self._spending.refusing(run, cost)
+        if budget is not None:
+            self._ctx.reply(ev.token, c.Reserved(run, None, _over_budget(budget, cost)))
+        return budget is not None
+
+    def settle_requested(self, ev: e.SettleRequested) -> None:
+        found = self._spending.reservation(ev.reservation)
+        if found is None:
+            message = f"no reservation '{ev.reservation}' is open: it was settled, or its run has ended and it was charged in full"
+            self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, message)
+        elif (run := self._ctx.steered(ev.token, ev.peer, "settle", found[0].id)) is not None:
+            self._spending.report(run, ev.used, settled=ev.reservation)
+            self._enforcement.enforce(run, ev.at)
+            self._ctx.reply(ev.token, c.Changed(run))
+
+
+def _over_limit(owner: Run, held: ActiveLimit, used: float, asked: float) -> LimitRefusal:
+    limit = held.limit
+    whose = f"run {owner.id} ('{owner.name}') above its {limit.kind} limit"
+    spent = bare(limit.kind, used, unit=False)
+    numbers = f"{spent} of {bare(limit.kind, held.threshold)} are used or held, set by {limit.source}"
+    return LimitRefusal(
+        scope=KINDS[limit.kind].scope,
+        whose=owner.id,
+        limit_kind=limit.kind,
+        threshold=limit.threshold,
+        used=to_wire(limit.kind, used),
+        asked=to_wire(limit.kind, asked),
+        message=f"not reserved: {amount(limit.kind, asked)} more would take {whose}: {numbers}. Finish with what you have.",
+    )
+
+
+def _over_budget(budget: Budget, asked: int) -> LimitRefusal:
+    return LimitRefusal(
+        scope=budget.scope,
+        whose=budget.name,
+        limit_kind=LimitKind.COST,
+        threshold=to_usd(budget.allowed),
+        used=to_usd(budget.charged),
+        asked=to_usd(asked),
+        message=f"not reserved: {format_usd(to_usd(asked))} USD more is not left in the budget: {budget.told}. "
+        "Finish with what you have.",
+    )

@@ -1,0 +1,230 @@
+"""Requests that give a run more room or less: resume, approve, deny and limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..protocol.errors import ErrorCode
+from ..protocol.kinds import KINDS
+from ..protocol.types import Action, Limit, LimitKind, Status
+from . import commands as c
+from . import events as e
+from .access import Peer
+from .context import Context
+from .enforcement import STRENGTH, Enforcement, holding
+from .lifecycle import Lifecycle
+from .limits import ActiveLimit, amount, bare, check, replaced
+from .pausing import Pausing
+from .policy import Invalid
+from .run import Run, Token
+from .vocabulary import EventType
+
+MORE = "it goes on when the budget is renewed, or raised in [budgets] of the config (then: sfactl reload)"
+"""What a person can do about a tree that a budget has paused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Changes limits of live runs."""
+
+    _ctx: Context
+    _lifecycle: Lifecycle
+    _pausing: Pausing
+    _enforcement: Enforcement
+
+    # ---- resume, approve, deny
+
+    def resume_requested(self, ev: e.ResumeRequested) -> None:
+        run = self._ctx.steered(ev.token, ev.peer, "resume", ev.run)
+        if run is None:
+            return
+        if ev.suspended:
+            self._pausing.end_suspension(run, ev.at)
+            self._ctx.reply(ev.token, c.Changed(run))
+        elif run.no_money is not None:
+            self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, f"run {run.id} stays paused: {run.no_money.message}; {MORE}")
+        elif run.paused is None and run.breach is None:
+            self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, _not_resumable(run))
+        else:
+            self._let_go_on(ev, run)
+
+    def approve_requested(self, ev: e.ApproveRequested) -> None:
+        held = self._awaiting(ev, "approve")
+        if held is not None:
+            self._let_go_on(ev, held[0])
+
+    def deny_requested(self, ev: e.DenyRequested) -> None:
+        if (held := self._awaiting(ev, "deny")) is not None:
+            run, limit = held
+            self._enforcement.publish_increase(EventType.INCREASE_DENIED, run, limit, f"denied by user {ev.peer.user}")
+            self._enforcement.end_held(run, limit, f"the increase was denied by user {ev.peer.user}", ev.at)
+            self._ctx.reply(ev.token, c.Changed(run))
+
+    def _let_go_on(self, ev: e.ResumeRequested | e.ApproveRequested, run: Run) -> None:
+        if self._make_room(ev.token, ev.peer, run, ev.limits):
+            if run.paused is not None and run.no_money is None:
+                self._pausing.resume(run, ev.at)
+            self._enforcement.recheck(run, ev.at)
+            self._ctx.reply(ev.token, c.Changed(run))
+
+    def _awaiting(self, ev: e.ApproveRequested | e.DenyRequested, verb: str) -> tuple[Run, ActiveLimit] | None:
+        run = self._ctx.steered(ev.token, ev.peer, verb, ev.run)
+        if run is None:
+            return None
+        held = run.held_by
+        if held is not None and held.action is Action.REQUEST_INCREASE:
+            return run, held
+        by = f"; it is paused by its {held.limit.kind} limit: resume it" if held is not None else ""
+        message = f"run {run.id} is {run.status} and does not wait for an approval{by}"
+        self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, message)
+        return None
+
+    def _make_room(self, token: Token, peer: Peer, run: Run, limits: Iterable[Limit]) -> bool:
+        """Give limits new thresholds: all that hold the run, or any if none does. If none is named, what holds it only warns
+        from now on. Return False, with a reply, if that cannot be."""
+        limits = tuple(limits)
+        if (limits or run.breach is not None) and peer.run is not None:
+            message = f"run {peer.run} may not give run {run.id} more room: only from outside any run"
+            self._ctx.fail(token, ErrorCode.NOT_PERMITTED, message)
+            return False
+        found = holding(run)
+        try:
+            for limit in limits:
+                check(limit, self._ctx.policy)
+                _check_room(run, limit)
+            _check_named(run, found, limits)
+        except Invalid as invalid:
+            self._ctx.fail(token, ErrorCode.BAD_REQUEST, str(invalid))
+            return False
+        held = run.held_by
+        asked = held is not None and held.action is Action.REQUEST_INCREASE
+        self._lifecycle.release_breach(run)  # first: below, what holds it may turn into a warning, which has no timer to disarm
+        for limit in limits:
+            self._replace(run, limit, peer)
+        self._ctx.changed(run)
+        if limits:
+            self._ctx.do(c.Rebound(run))
+        for each in found if not limits else ():
+            each.limit = replaced(each.limit, action=Action.WARN)
+        if held is not None and asked:
+            now = run.limits[held.limit.kind]
+            self._enforcement.publish_increase(EventType.INCREASE_APPROVED, run, now, f"approved by user {peer.user}")
+        return True
+
+    def _replace(self, run: Run, limit: Limit, peer: Peer) -> None:
+        before = run.limits.get(limit.kind)
+        action = limit.action or (before.action if before is not None else Action.TERMINATE)
+        action = action if KINDS[limit.kind].acts else Action.WARN
+        run.limits[limit.kind] = ActiveLimit(replaced(limit, action=action, source=f"{limit.source} by {peer.who}"))
+        if limit.kind is LimitKind.TIME and peer.run is None:
+            # it was checked against the range that is configured now, so the range of its admission must not end the run sooner
+            run.max_time = self._ctx.policy.max_time
+
+    # ---- limit
+
+    def limit_requested(self, ev: e.LimitRequested) -> None:
+        run = self._ctx.steered(ev.token, ev.peer, "limit", ev.run)
+        if run is None or not self._may_change(ev, run):
+            return
+        kinds = {limit.kind for limit in ev.limits}
+        freed = run.breach is not None and run.breach.kind in kinds
+        if freed:
+            self._lifecycle.release_breach(run)  # a limit that still holds the run is exceeded again below
+        for limit in ev.limits:
+            before = run.limits.get(limit.kind)
+            self._replace(run, limit, ev.peer)
+            self._publish_change(run, before, run.limits[limit.kind], ev.peer)
+        self._ctx.changed(run)
+        self._ctx.used_more(run)  # its row shows its limits
+        self._ctx.do(c.Rebound(run))
+        self._enforcement.look_again(run, kinds, ev.at)
+        if freed and run.breach is None and run.ending is None:
+            self._enforcement.go_on(run, ev.at)
+        self._ctx.reply(ev.token, c.Changed(run))
+
+    def _may_change(self, ev: e.LimitRequested, run: Run) -> bool:
+        if run.status is Status.STOPPING:
+            message = f"run {run.id} is being stopped; its limits do not change any more"
+            self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, message)
+            return False
+        looser = next((limit for limit in ev.limits if _looser(run.limits.get(limit.kind), limit)), None)
+        if looser is not None and ev.peer.run is not None:
+            step = _step(run.limits.get(looser.kind), looser)
+            message = f"{ev.peer.who} may only lower limits; {step} takes a person outside any run"
+            self._ctx.fail(ev.token, ErrorCode.NOT_PERMITTED, message)
+            return False
+        try:
+            for limit in ev.limits:
+                check(limit, self._ctx.policy)
+                _check_above(run, limit)
+        except Invalid as invalid:
+            self._ctx.fail(ev.token, ErrorCode.BAD_REQUEST, str(invalid))
+            return False
+        return True
+
+    def _publish_change(self, run: Run, before: ActiveLimit | None, after: ActiveLimit, peer: Peer) -> None:
+        limit = after.limit
+        self._ctx.publish(
+            EventType.LIMIT_CHANGED,
+            run,
+            f"{_step(before, limit)}, by {peer.who}",
+            scope=KINDS[limit.kind].scope,
+            action=after.action,
+            limit_kind=limit.kind,
+            threshold=limit.threshold,
+            by=peer.who,
+        )
+
+
+def _check_room(run: Run, limit: Limit) -> None:
+    used = run.clock.spent if limit.kind is LimitKind.TIME else run.account.used(limit.kind)
+    stands = run.breach is not None and run.breach.kind == limit.kind
+    # memory and processes may have become fewer, but not of a run that is held for them
+    if used is not None and (stands or limit.kind not in run.account.levels) and ActiveLimit(limit).above(used):
+        raise Invalid(f"run {run.id} has used {amount(limit.kind, used)} already: the new limit must be above that")
+    _check_above(run, limit)
+
+
+def _check_above(run: Run, limit: Limit) -> None:
+    """Raise `Invalid` where an ancestor has less. An ancestor's clock runs beside the run's own, so that time needs no check."""
+    unit = KINDS[limit.kind].suffix
+    for above in run.lineage[:-1] if limit.kind is not LimitKind.TIME else ():
+        held = above.limits.get(limit.kind)
+        if held is not None and held.binds and limit.threshold > held.limit.threshold:
+            raise Invalid(
+                f"{limit.kind} = {limit.threshold:g}{unit} is more than its ancestor {above.id} ('{above.name}') has: "
+                f"{held.limit.threshold:g}{unit}; give that one more room first"
+            )
+
+
+def _check_named(run: Run, found: list[ActiveLimit], limits: tuple[Limit, ...]) -> None:
+    """Raise `Invalid` where only some of the limits that hold the run are given more room."""
+    named = {limit.kind for limit in limits}
+    forgotten = ", ".join(held.limit.kind for held in found if held.limit.kind not in named)
+    if named and forgotten:
+        raise Invalid(
+            f"run {run.id} is held by its limit of {forgotten}: name that as well, with more room, or name none, and what holds it "
+            "only warns from now on"
+        )
+
+
+def _looser(before: ActiveLimit | None, limit: Limit) -> bool:
+    """Return whether `limit` allows more than the one in force: a higher threshold, or a weaker action."""
+    if before is None:
+        return False
+    weaker = limit.action is not None and STRENGTH.index(limit.action) > STRENGTH.index(before.action)
+    return weaker or limit.threshold > before.limit.threshold
+
+
+def _step(before: ActiveLimit | None, limit: Limit) -> str:
+    """Return the change in words: `turns 25 → 50`."""
+    old = f"{bare(limit.kind, before.threshold)} → " if before is not None else ""
+    return f"{limit.kind} {old}{bare(limit.kind, ActiveLimit(limit).threshold)}"
+
+
+def _not_resumable(run: Run) -> str:
+    for ancestor in reversed(run.lineage[:-1]):
+        if ancestor.paused is not None:
+            return f"run {run.id} stands still because its ancestor {ancestor.id} is paused; resume that one"
+    return f"run {run.id} is {run.status}, not paused"

@@ -1,0 +1,164 @@
+"""What runs spend: their accounts, their ancestors' accounts, and the money budgets of their users and teams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ..protocol.kinds import TREE_USE
+from ..protocol.types import LimitKind, Source, Status
+from ..protocol.units import format_usd
+from . import commands as c
+from .account import NO_TREE_USE, NOTHING, Hold, Periods, Use, add_below, add_ended
+from .budgets import Budget, Budgets
+from .context import Context
+from .money import to_usd
+from .run import Run
+from .vocabulary import EventType
+
+_COST = TREE_USE.index(LimitKind.COST)
+
+
+class Spending:
+    """Counts what each run uses and holds, for it, its ancestors and its budgets."""
+
+    def __init__(self, context: Context, reserved: int = 0) -> None:
+        """`reserved`: so many reservations may have been made before; their names are not used again."""
+        self._ctx = context
+        self.budgets = Budgets()
+        self._reserved = reserved
+        self.depleted = False
+        """A budget may have run out, or have been given back to, since `take_spent`."""
+
+    def restore(self, runs: Iterable[Run]) -> None:
+        """Continue with what an earlier daemon has counted for all its runs. Each was saved at another moment, so their sums are
+        counted again: whatever is given back later was part of them."""
+        for run in runs:
+            run.account.below = dict(run.account.ended)
+            self._reserved = max([self._reserved, *(int(name.rpartition("-")[2]) for name in run.account.holds)])
+        for run in runs:
+            add_below((above.account for above in run.lineage[:-1]), NO_TREE_USE, run.account.own_tree_use())
+
+    # ---- use
+
+    def see(self, run: Run, source: Source, use: Use) -> None:
+        """Take what a source tells of the run's use in all."""
+        before = run.account.own_tree_use()
+        run.account.sources[source] = use
+        self._count(run, before)
+
+    def report(self, run: Run, more: Use, *, settled: str | None = None) -> None:
+        """Add to what was reported of the run. `settled`: the reservation that this was held for."""
+        before = run.account.own_tree_use()
+        periods = None
+        if settled is not None:
+            periods = run.account.holds[settled].periods
+            run.account.release(settled)
+        run.account.sources["report"] = run.account.sources.get("report", NOTHING).plus(more)
+        self._ctx.changed(run)
+        self._count(run, before, periods)
+
+    def _count(self, run: Run, before: tuple[int, ...], periods: Periods | None = None) -> None:
+        after = run.account.own_tree_use()
+        if after != before:
+            add_below((above.account for above in run.lineage[:-1]), before, after)
+            self._charge(run, after[_COST] - before[_COST], periods)
+        self._ctx.used_more(run)
+        self.depleted |= any(budget.over or budget.exhausted for budget in self.budgets.of(run.user))
+
+    def _charge(self, run: Run, nanos: int, periods: Periods | None) -> None:
+        """`periods`: when what is given back was charged."""
+        for budget in self.budgets.of(run.user):
+            change = max(nanos, -budget.charged)
+            if change < 0 and periods is not None and (budget.scope, budget.name, budget.begins) not in periods:
+                continue  # it was charged to an earlier period
+            if not change:
+                continue
+            budget.charged += change
+            self._ctx.do(c.Charge(budget.scope, budget.name, change))
+            if not budget.near and budget.charged >= self._ctx.policy.nearing * budget.allowed:
+                budget.near = True
+                self._publish(EventType.LIMIT_NEARING, run, budget)
+            if not budget.over and budget.exhausted:
+                budget.over = True
+                self._publish(EventType.LIMIT_EXCEEDED, run, budget)
+
+    def close(self, run: Run) -> None:
+        """Charge an ending run in full for what it holds. That changes no sum, because it was counted when it was held."""
+        account = run.account
+        for name, hold in list(account.holds.items()):
+            account.release(name)
+            account.sources["report"] = account.sources.get("report", NOTHING).plus(hold.use)
+            self.depleted = True  # what was only held is used now
+        assert run.ending is not None
+        if run.ending.outcome is Status.LOST:  # it may have used more than was read
+            account.sources.update({source: replace(use, partial=True) for source, use in account.sources.items()})
+        if account.grows:
+            for budget in self.budgets.of(run.user):
+                if not budget.partial:
+                    budget.partial = True
+                    self._ctx.do(c.Charge(budget.scope, budget.name, 0))  # so that it is saved
+        used = account.own_tree_use()
+        if any(used):
+            add_ended((above.account for above in run.lineage[:-1]), used)
+            for above in run.lineage[:-1]:
+                self._ctx.changed(above)
+
+    # ---- reservations
+
+    def reserve(self, run: Run, hold: Hold) -> str:
+        """Hold an amount for the run; return the reservation's name."""
+        self._reserved += 1
+        name = f"{run.id}-{self._reserved}"
+        before = run.account.own_tree_use()
+        periods = tuple((budget.scope, budget.name, budget.begins) for budget in self.budgets.of(run.user))
+        run.account.hold(name, replace(hold, periods=periods))
+        self._ctx.changed(run)
+        self._count(run, before)
+        return name
+
+    def reservation(self, name: str) -> tuple[Run, Hold] | None:
+        """Return the live run that holds it, and what is held."""
+        run = self._ctx.tree.get(name.rpartition("-")[0])
+        return (run, run.account.holds[name]) if run is not None and name in run.account.holds else None
+
+    def refusing(self, run: Run, cost: int) -> Budget | None:
+        """Return the budget in which so much more is not left. It is published once a period."""
+        budget = next((budget for budget in self.budgets.of(run.user) if not budget.admits(cost)), None)
+        if budget is not None and not (budget.refused or budget.over):
+            budget.refused = True
+            self._publish(EventType.LIMIT_EXCEEDED, run, budget, cost)
+        return budget
+
+    # ---- budgets
+
+    def take_spent(self) -> set[tuple[str, str]]:
+        """Return `spent` of all budgets, and note that they were looked at."""
+        self.depleted = False
+        return self.spent(self.budgets)
+
+    def spent(self, budgets: Iterable[Budget]) -> set[tuple[str, str]]:
+        """Return the budgets that have run out by what was used. What is only reserved may be given back by a run that is not
+        paused."""
+        return {(budget.scope, budget.name) for budget in budgets if budget.exhausted and self._used_up(budget)}
+
+    def _used_up(self, budget: Budget) -> bool:
+        key = (budget.scope, budget.name, budget.begins)
+        holds = (hold for run in self._ctx.tree for hold in run.account.holds.values())
+        reserved = sum(hold.cost or 0 for hold in holds if key in hold.periods)
+        return budget.charged - reserved >= budget.allowed
+
+    def _publish(self, what: EventType, run: Run, budget: Budget, refused: int | None = None) -> None:
+        used = budget.charged + (refused or 0)
+        over = round(to_usd(max(0, used - budget.allowed)), 6)
+        self._ctx.publish(
+            what,
+            run,
+            budget.told if refused is None else f"was refused {format_usd(to_usd(refused))} USD more: {budget.told}",
+            severity="medium",
+            scope=budget.scope,
+            limit_kind=LimitKind.COST,
+            threshold=to_usd(budget.allowed),
+            used=round(to_usd(used), 6),
+            exceeded_by=over if what is EventType.LIMIT_EXCEEDED else None,
+        )

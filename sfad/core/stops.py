@@ -1,0 +1,143 @@
+"""Requests to stop: of clients, which wait for the answer; of the daemon's own end; and the loss of a foreground client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from signal import Signals
+
+from ..protocol.errors import ErrorCode
+from ..protocol.types import Reason, Survivor
+from . import commands as c
+from . import events as e
+from .candidate import check_grace
+from .context import Context
+from .policy import Invalid
+from .run import Run
+from .snapshot import Ticket
+from .stopping import Stopping
+from .vocabulary import EventType, ReasonKind, Timer
+
+RECONNECT = 10.0
+"""Seconds that a client has to come back to a restarted daemon before the runs that are tied to it are stopped."""
+
+GONE = -1
+"""The connection that a run is tied to until its client is back: each daemon numbers connections from 1."""
+
+
+class Stops:
+    """Stop requests that wait for their runs, and runs that end with their client."""
+
+    def __init__(self, context: Context, stopping: Stopping) -> None:
+        self._ctx = context
+        self._stopping = stopping
+        self._tickets: list[Ticket] = []
+
+    # ---- requests
+
+    def stop_requested(self, ev: e.StopRequested) -> None:
+        """Stop runs; the answer comes when nothing of them is alive, or something survived."""
+        try:
+            check_grace(ev.grace)
+        except Invalid as invalid:
+            self._ctx.fail(ev.token, ErrorCode.BAD_REQUEST, str(invalid))
+            return
+        names = list(dict.fromkeys(ev.runs))
+        live = [run for name in names if (run := self._ctx.tree.get(name)) is not None]
+        if self._ctx.denied(ev.token, ev.peer, "stop", live):
+            return
+        ended = [name for name in names if self._ctx.tree.get(name) is None]
+        if not live:
+            self._ctx.reply(ev.token, c.StopDone(tuple(ended), (), 0.0))
+            return
+        self._tickets.append(Ticket(ev.token, ev.at, {run.id for run in live}, ended))
+        by = ev.peer.who
+        message = f"stopped by {by} ({signal_name(ev.signal)})"
+        reason = Reason(kind=ReasonKind.STOP, message=message, by=by, signal=ev.signal)
+        for run in live:
+            self._stopping.cancel(run, ev.at, reason, signal=ev.signal, grace=ev.grace)
+
+    def surveyed(self, ev: e.Surveyed) -> None:
+        """Tell those who wait for the run, or for one below it, what survives."""
+        run = self._ctx.tree.get(ev.run)
+        if run is None or run.ladder is None or not ev.survivors:
+            return
+        if not run.ladder.overdue:
+            run.ladder.overdue = True
+            self._ctx.changed(run)
+            listed = ", ".join(f"{s.pid} ({s.why})" for s in ev.survivors[:8])
+            message = f"alive {run.ladder.kill_wait:g} s after SIGKILL: {listed}"
+            self._ctx.publish(EventType.ALERT_SURVIVORS, run, message, severity="high")
+        awaited = {name for ticket in self._tickets for name in ticket.pending}
+        for each in run.subtree():
+            if each is run:
+                self._settle(each, ev.at, ev.survivors)
+            elif each.ladder is None and each.id in awaited:
+                # it is on this ladder and has no survey of its own
+                below = {r.id for r in each.subtree()}
+                self._settle(each, ev.at, [s for s in ev.survivors if s.run_id in below])
+
+    def settle(self, ended: Iterable[Run], at: float) -> None:
+        """Tell those who waited for runs that have ended."""
+        for run in ended:
+            self._settle(run, at)
+
+    def _settle(self, run: Run, at: float, survivors: Iterable[Survivor] = ()) -> None:
+        for ticket in [ticket for ticket in self._tickets if run.id in ticket.pending]:
+            ticket.settle(run.id, survivors)
+            if not ticket.pending:
+                self._tickets.remove(ticket)
+                done = c.StopDone(tuple(ticket.stopped), tuple(ticket.survivors), at - ticket.began_at)
+                self._ctx.reply(ticket.token, done)
+
+    def tickets(self) -> tuple[Ticket, ...]:
+        """Return the requests that wait."""
+        return tuple(self._tickets)
+
+    def restore(self, tickets: Iterable[Ticket]) -> None:
+        """Continue with stop requests of an earlier daemon."""
+        self._tickets.extend(tickets)
+
+    def drain_requested(self, ev: e.DrainRequested) -> None:
+        """Stop every tree; the second time without grace."""
+        grace = 0.0 if self._ctx.draining else None
+        self._ctx.drain()
+        because = f": {ev.cause}" if ev.cause else ""
+        message = f"the daemon was stopped ({signal_name(ev.signal)}){because}"
+        reason = Reason(kind=ReasonKind.DAEMON, message=message, signal=ev.signal)
+        for root in self._ctx.tree.roots():
+            self._stopping.cancel(root, ev.at, reason, grace=grace)
+
+    # ---- clients that runs are tied to
+
+    def client_gone(self, ev: e.ClientGone) -> None:
+        message = "its foreground client went away (start it with --keep to let it go on)"
+        reason = Reason(kind=ReasonKind.CLIENT, message=message)
+        for run in [run for run in self._ctx.tree if run.tied_to == ev.client]:
+            self._stopping.cancel(run, ev.at, reason)
+
+    def client_back(self, ev: e.ClientBack) -> None:
+        run = self._ctx.tree.get(ev.run)
+        if run is not None:
+            run.tied_to = ev.client
+            self._ctx.disarm(run, Timer.RECONNECT)
+            self._ctx.changed(run)
+
+    def expect_client(self, run: Run, at: float) -> None:
+        """Give the client of a run that was tied to an earlier daemon's connection a while to come back."""
+        if run.tied_to == GONE:
+            self._ctx.arm(run, Timer.RECONNECT, at + RECONNECT)
+
+    def reconnect_due(self, run: Run, at: float) -> None:
+        message = (
+            f"its foreground client did not come back within {RECONNECT:g} s of the daemon's restart "
+            "(start it with --keep to let it go on)"
+        )
+        self._stopping.cancel(run, at, Reason(kind=ReasonKind.CLIENT, message=message))
+
+
+def signal_name(number: int) -> str:
+    """`SIGTERM`, or `signal 77`."""
+    try:
+        return Signals(number).name
+    except ValueError:
+        return f"signal {number}"

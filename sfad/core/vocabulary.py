@@ -1,0 +1,71 @@
+"""The words that leave the core as text: names of timers, kinds of reasons, types of events."""
+
+from __future__ import annotations
+
+from ..protocol.types import Word
+
+
+class Timer(Word):
+    """What a run's timer is for. A run has at most one of each."""
+
+    DEADLINE = "deadline"
+    """Its clock reaches its time limit, or the share of it that is published; before its launch: the launch takes too long."""
+    RESULT = "result"
+    """Its agent printed its final result and has not exited."""
+    RETRY = "retry"
+    """The next attempt begins."""
+    POLITE = "polite"
+    """Main processes were interrupted; now every process is signalled."""
+    GRACE = "grace"
+    """Every process was signalled; now SIGKILL follows."""
+    KILL = "kill"
+    """SIGKILL is repeated."""
+    SURVEY = "survey"
+    """Processes are still alive after SIGKILL; they are looked at."""
+    APPROVAL = "approval"
+    """No increase of a limit was approved in time."""
+    PAUSE_MAX = "pause_max"
+    """The run was not resumed in time."""
+    RECONNECT = "reconnect"
+    """Its client did not come back after the daemon's restart."""
+
+
+class ReasonKind(Word):
+    """`Reason.kind`, where it is not the rule that refused."""
+
+    EXIT = "exit"
+    SIGNAL = "signal"
+    AGENT = "agent"
+    RESULT = "result"
+    LIMIT = "limit"
+    BUDGET = "budget"
+    STOP = "stop"
+    ANCESTOR = "ancestor"
+    CLIENT = "client"
+    DAEMON = "daemon"
+    LEDGER = "ledger"
+    SUSPENDED = "suspended"
+
+
+class EventType(Word):
+    """`Event.type` of what happens to a run."""
+
+    RUN_ACCEPTED = "run_accepted"
+    RUN_QUEUED = "run_queued"
+    RUN_REJECTED = "run_rejected"
+    RUN_STARTED = "run_started"
+    RUN_PROGRESS = "run_progress"
+    RUN_PAUSED = "run_paused"
+    RUN_RESUMED = "run_resumed"
+    RUN_COMPLETED = "run_completed"
+    RUN_FAILED = "run_failed"
+    RUN_TIMEOUT = "run_timeout"
+    RUN_CANCELLED = "run_cancelled"
+    RUN_LOST = "run_lost"
+    LIMIT_NEARING = "limit_nearing"
+    LIMIT_EXCEEDED = "limit_exceeded"
+    LIMIT_CHANGED = "limit_changed"
+    INCREASE_REQUESTED = "increase_requested"
+    INCREASE_APPROVED = "increase_approved"
+    INCREASE_DENIED = "increase_denied"
+    ALERT_SURVIVORS = "alert_survivors"

@@ -1,0 +1,76 @@
+"""The state of a run as release 0.1.0 saved it, in one flat record: an upgrade adopts runs that are alive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..core.account import Account
+from ..core.ladder import Ladder
+from ..core.limits import Limits
+from ..core.run import Attempt, Breach, Clock, Ending, Exit, Paused, State
+from ..protocol.types import ApiTrouble, LimitKind, Reason, Status
+
+
+@dataclass(frozen=True, slots=True)
+class FlatState:
+    """What changes of a run."""
+
+    status: Status
+    limits: Limits
+    committed: bool
+    admitted: int
+    attempt: int
+    retry_at: float
+    pid: int | None
+    exit: Exit | None
+    clock: Clock
+    started_at: float | None
+    ended_at: float | None
+    frozen: bool
+    frozen_until: float | None
+    stop: Ladder | None
+    clearing: bool
+    account: Account
+    held_by: LimitKind | None
+    held_reason: Reason | None
+    held_until: float | None
+    tools_said: set[str]
+    said_finished: bool
+    said_failed: str | None
+    outcome: Status | None
+    reason: Reason | None
+    tied_to: int | None
+    admit_token: int | None
+    pause_tokens: list[int]
+    max_time: float
+    out_of_money: Reason | None = None
+    by_hand: bool = False
+    suspended: bool = False
+    api_trouble: ApiTrouble | None = None
+
+    @property
+    def state(self) -> State:
+        """The same in parts."""
+        attempt = Attempt(self.attempt, self.pid, self.exit, self.said_finished, self.said_failed, self.api_trouble)
+        paused = Paused(self.frozen_until, self.suspended, self.out_of_money, self.by_hand)
+        return State(
+            status=self.status,
+            limits=self.limits,
+            max_time=self.max_time,
+            latest=attempt,
+            committed=self.committed,
+            admitted=self.admitted,
+            started_at=self.started_at,
+            ended_at=self.ended_at,
+            clock=self.clock,
+            account=self.account,
+            tools_said=self.tools_said,
+            paused=paused if self.frozen else None,
+            breach=Breach(self.held_by, self.held_reason, self.held_until) if self.held_by and self.held_reason else None,
+            retry_at=self.retry_at if self.status is Status.RETRYING and not self.clearing else None,
+            ladder=self.stop if not self.status.terminal else None,
+            ending=Ending(self.outcome, self.reason) if self.outcome is not None else None,
+            tied_to=self.tied_to,
+            admit_token=self.admit_token,
+            pause_tokens=self.pause_tokens,
+        )

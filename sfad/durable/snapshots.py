@@ -1,0 +1,87 @@
+"""The form in which a live run is saved in the spool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+import msgspec
+from msgspec import Struct
+
+from ..core.run import Birth, State
+from ..meters import Reading
+from ..protocol.messages import Spawn
+from ..protocol.types import RunId
+from ..runs.live import Live, SavedMain
+from .accounts import from_saved, to_saved
+from .legacy import FlatState
+
+encode = msgspec.msgpack.Encoder(enc_hook=to_saved).encode
+
+
+class Origin(Struct, frozen=True, array_like=True):
+    """What is settled when a run is admitted."""
+
+    birth: Birth
+    spawn: Spawn
+    """Without command and environment, which `Spawns` holds until the run's last start. Of the environment only what says where
+    the agent keeps its session files."""
+    nonce: str
+    created_at: datetime
+    program: str | None
+    """The agent program whose events its stdout holds."""
+    asker: RunId | None
+    """The run that asked for it."""
+
+
+class Progress(Struct, frozen=True, array_like=True):
+    """What changes."""
+
+    state: State
+    started_at: datetime | None
+    ended_at: datetime | None
+    main: SavedMain | None
+    attempted_at: datetime | None = None
+    sessions: tuple[Reading, ...] = ()
+    """What the session files of earlier attempts told."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSnapshot:
+    """A run as it was when it was last saved."""
+
+    origin: Origin
+    progress: Progress
+    meter: bytes | None
+    """Where its meter was."""
+
+    @classmethod
+    def decoded(cls, origin: bytes, progress: bytes, meter: bytes | None) -> RunSnapshot:
+        """Return the run that was saved. Raises `msgspec.MsgspecError`."""
+        return cls(
+            msgspec.msgpack.decode(origin, type=Origin),
+            progress_from(progress),
+            meter,
+        )
+
+
+def progress_from(saved: bytes) -> Progress:
+    """Return what was saved after a change, also by version 0.1.0. Raise `msgspec.MsgspecError`."""
+    try:
+        return msgspec.msgpack.decode(saved, type=Progress, dec_hook=from_saved)
+    except msgspec.ValidationError:
+        flat, *others = msgspec.msgpack.decode(saved, type=list[msgspec.Raw])
+        state = msgspec.msgpack.decode(flat, type=FlatState, dec_hook=from_saved).state
+        return msgspec.msgpack.decode(encode([state, *others]), type=Progress, dec_hook=from_saved)
+
+
+def origin_of(live: Live) -> bytes:
+    """Return what to save once."""
+    bare = msgspec.structs.replace(live.spawn, argv=[], cwd=b"", env=live.session_variables)
+    program = live.program.name if live.program is not None else None
+    return encode(Origin(live.run.birth, bare, live.nonce, live.created_at, program, live.asker))
+
+
+def progress_of(live: Live) -> bytes:
+    """Return what to save after each change."""
+    return encode(Progress(live.run, live.started_at, live.ended_at, live.main, live.attempted_at, live.sessions))

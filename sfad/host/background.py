@@ -1,0 +1,67 @@
+"""Tasks beside the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar, TypeVarTuple
+
+import trio
+
+from .threads import in_thread
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class Background:
+    """Starts tasks. Those that are started before `serve` begin with it, so that objects which start tasks can be made before.
+
+    `failed` is told of exceptions that were not expected: a bug in one request must not leave every tree without a supervisor."""
+
+    def __init__(self, failed: Callable[[object], None]) -> None:
+        self._failed = failed
+        self._waiting: list[Callable[[], Awaitable[object]]] = []
+        self._nursery: trio.Nursery | None = None
+        self._one_walk = trio.CapacityLimiter(1)
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run tasks until cancelled."""
+        async with trio.open_nursery() as self._nursery:
+            for task in self._waiting:
+                self._nursery.start_soon(task)
+            self._waiting.clear()
+            task_status.started()
+            await trio.sleep_forever()
+
+    def start_soon(self, task: Callable[[*Ts], Awaitable[object]], *args: *Ts) -> None:
+        """Start a task that handles its own errors."""
+        if self._nursery is None:
+            self._waiting.append(partial(task, *args))
+        else:
+            self._nursery.start_soon(task, *args)
+
+    def answer(
+        self,
+        work: Callable[[], Awaitable[T]],
+        done: Callable[[T], None],
+        failed: Callable[[Exception], None],
+        expected: tuple[type[Exception], ...],
+    ) -> None:
+        """Call `done` with the result of `work`, or `failed` with what it raised. What was not `expected` is logged as well."""
+
+        async def run() -> None:
+            try:
+                done(await work())
+            except expected as error:
+                failed(error)
+            except Exception as error:  # noqa: BLE001 - see the class
+                self._failed(work)
+                failed(error)
+
+        self.start_soon(run)
+
+    async def walk(self, work: Callable[[], T]) -> T:
+        """Return what `work` returns, which keeps a CPU busy: only one runs at a time, in a thread. Raises what it raises."""
+        async with self._one_walk:
+            return await in_thread(work)

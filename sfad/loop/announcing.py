@@ -1,0 +1,60 @@
+"""Events: numbered, saved, logged, and pushed to the clients that watch their runs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from ..host.clock import wall_clock
+from ..protocol.types import Event, RunId
+from ..runs.catalogue import RunCatalogue
+from ..runs.subscribers import Subscribers
+from .resources import Resources
+
+RESERVED = 1000
+"""Numbers of events that are reserved at once. After a daemon was killed, the next one skips as many."""
+
+Severity = Literal["low", "medium", "high"]
+
+
+class Announcer:
+    """Tells clients, the ledger and the log what happens."""
+
+    def __init__(self, resources: Resources, catalogue: RunCatalogue, subscribers: Subscribers) -> None:
+        self._ledger, self._journal, self._log = resources.ledger, resources.journal, resources.log
+        self._catalogue = catalogue
+        self._subscribers = subscribers
+        self._reserved = 0
+        """The highest number that is reserved."""
+        self._ledger.skip_events(self._journal.events)
+
+    def publish(self, event: Event, chain: tuple[RunId, ...]) -> None:
+        """Announce an event of the run at the end of `chain`."""
+        self._subscribers.happened(self._recorded(event), chain)
+
+    def tell_of_run(self, what: str, run: RunId, message: str, severity: Severity = "medium") -> None:
+        """Announce an event of a live run that the core did not decide."""
+        live = self._catalogue.live.get(run)
+        if live is not None:
+            name, root = live.run.name, live.chain[0]
+            event = Event(type=what, severity=severity, run_id=run, root_id=root, agent_name=name, message=message)
+            self.publish(event, live.chain)
+
+    def tell(self, what: str, message: str, severity: Severity = "low") -> None:
+        """Announce an event of the daemon itself."""
+        self._recorded(Event(type=what, message=message, severity=severity))
+
+    def close(self) -> None:
+        """Give back the numbers that were not used."""
+        self._journal.reserve_events(self._ledger.last_event)
+
+    def _recorded(self, event: Event) -> Event:
+        event = self._ledger.event(msgspec.structs.replace(event, time=wall_clock()))
+        number = self._ledger.last_event
+        if number > self._reserved:
+            # events are pushed before they are on record, and the next daemon must not give their numbers to others
+            self._reserved = number + RESERVED
+            self._journal.reserve_events(self._reserved)
+        self._log.event(event)
+        return event

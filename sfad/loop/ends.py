@@ -1,0 +1,98 @@
+"""Ends that wait until it is known what their runs have used."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import trio
+
+from ..core import events as e
+from ..core.run import Run
+from ..core.tree import Tree
+from ..host.background import Background
+from ..metering.metering import Metering
+from ..metering.pricelist import PRICES_WAIT
+from ..metering.sessions import PATIENCE
+from ..protocol.types import RunId
+
+ENDS_WAIT = PRICES_WAIT + PATIENCE
+"""Seconds that a re-execution waits at most for pending ends. An end that is reported sooner stays without a price."""
+
+End = e.MainExited | e.Emptied
+
+
+@dataclass(frozen=True, slots=True)
+class _PendingTree:
+    learning: trio.CancelScope
+    """For all runs of the tree together: 1 000 waits in a row would let it exceed its time, or a stop its grace."""
+    events: deque[End | e.TimerFired] = field(default_factory=deque)
+
+
+class PendingEnds:
+    """Holds the end of a run while the price list is being loaded, or a session file may still grow.
+
+    The ends of a tree are reported in their order. `report` is called with each."""
+
+    def __init__(
+        self, tree: Tree, metering: Metering, background: Background, report: Callable[[End | e.TimerFired], None]
+    ) -> None:
+        self._tree = tree
+        self._metering = metering
+        self._background = background
+        self._report = report
+        self._pending: dict[RunId, _PendingTree] = {}
+        """By root."""
+        self._none_pending = trio.lowlevel.ParkingLot()
+
+    def ended(self, run: Run, event: End) -> None:
+        """Report that a run or its main process has ended, now or later."""
+        root = run.root.id
+        if root not in self._pending:
+            if not self._metering.may_wait(run):
+                self._report(event)
+                return
+            self._pending[root] = _PendingTree(trio.CancelScope(deadline=trio.current_time() + PRICES_WAIT))
+            self._background.start_soon(self._report_later, root)
+        self._pending[root].events.append(event)
+
+    def time_came(self, event: e.TimerFired) -> None:
+        """Report that a timer has fired. A run with a pending end must not exceed its time."""
+        run = self._tree.get(event.run)
+        pending = self._pending.get(run.root.id) if run is not None else None
+        if pending is None:
+            self._report(event)
+        else:
+            pending.events.append(event)
+            pending.learning.deadline = min(pending.learning.deadline, trio.current_time() + PATIENCE)
+
+    def report_all(self) -> None:
+        """Report every pending end at once."""
+        for pending in list(self._pending.values()):
+            self._report_tree(pending)
+
+    async def reported(self) -> None:
+        """Wait until no end is pending, at most `ENDS_WAIT`."""
+        with trio.move_on_after(ENDS_WAIT):
+            while self._pending:
+                await self._none_pending.park()
+
+    async def _report_later(self, root: RunId) -> None:
+        pending = self._pending[root]
+        with pending.learning:
+            while pending.events:
+                first = pending.events[0]
+                run = self._tree.get(first.run)
+                if run is not None:
+                    await self._metering.settle(run, succeeded=isinstance(first, e.MainExited) and first.code == 0)
+                if pending.events:  # `report_all` may have been called meanwhile
+                    self._report(pending.events.popleft())
+        self._report_tree(pending)
+        del self._pending[root]
+        if not self._pending:
+            self._none_pending.unpark_all()
+
+    def _report_tree(self, pending: _PendingTree) -> None:
+        while pending.events:
+            self._report(pending.events.popleft())

@@ -1,0 +1,133 @@
+"""Launches the attempts of runs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import trio
+
+from ..agents import argv_of
+from ..core import events as e
+from ..core.run import Run
+from ..core.vocabulary import Timer
+from ..faults import effect
+from ..host.clock import wall_clock
+from ..host.descriptors import Descriptors, Need
+from ..launch.base import LaunchSpec, Remains
+from ..metering.metering import Metering
+from ..protocol.types import RunId
+from ..runs.catalogue import RunCatalogue
+from ..runs.live import Live, bounds_of
+from .resources import Resources
+from .run_environment import run_environment
+
+LAUNCH = 8
+"""Descriptors that a launch takes for some milliseconds: files for the output, pipes of the trampoline, the way into the
+containment, a pidfd."""
+
+Feed = Callable[[e.Event], None]
+Arm = Callable[[RunId, Timer, float], None]
+"""Run, timer, time."""
+
+
+def demand_descriptors(descriptors: Descriptors) -> None:
+    """Raise `OSError` where too few descriptors are left for a launch."""
+    refusal = descriptors.refusal(Need.RUN, LAUNCH)
+    if refusal is not None:
+        raise OSError(refusal)
+
+
+@dataclass(frozen=True, slots=True)
+class Starter:
+    """Starts the command of a run. Its main process is saved before it executes anything."""
+
+    resources: Resources
+    catalogue: RunCatalogue
+    metering: Metering
+    descriptors: Descriptors
+    feed: Feed
+    arm: Arm
+
+    def launch(self, run: Run) -> None:
+        """Launch an attempt, or feed `LaunchFailed`."""
+        live = self.catalogue.live[run.id]
+        opened: list[int] = []
+        try:
+            try:
+                demand_descriptors(self.descriptors)  # it may have waited since it was admitted, or be one of many
+            except OSError as error:
+                self._fail(run, errno.EMFILE, str(error), "launch")
+                return
+            try:
+                spec = self._spec(live, opened)
+                self.metering.begin_attempt(live)
+            except OSError as error:
+                self._fail(run, error.errno or 0, f"its output could not be opened: {error}", "output")
+                return
+            if run.attempt > 1:  # where the meter was in an earlier attempt says nothing about this one
+                self.resources.journal.save([live], self.metering.position)
+            if not self.resources.journal.is_saved(run.id):
+                # the next daemon would take it for queued, and start it a second time
+                self._fail(run, errno.ENOSPC, "the disk has no room to remember that it was, free some", "output")
+                return
+            parent = run.parent.id if run.parent is not None else None
+            self.resources.launcher.launch(run.id, parent, spec, partial(self._save_main, live))
+            effect("launched")
+            self.expect(run)
+            self.resources.journal.launched(run)
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
+
+    def expect(self, run: Run) -> None:
+        """Bound a launch by the time that the run may take. The core arms this timer again when the command is executed."""
+        now = trio.current_time()
+        self.arm(run.id, Timer.DEADLINE, now + run.allowed_time - run.clock.elapsed(now))
+
+    def _fail(self, run: Run, number: int, why: str, kind: Literal["launch", "output"]) -> None:
+        self.feed(e.LaunchFailed(trio.current_time(), run.id, number, f"run {run.id} was not started: {why}", kind))
+
+    def _save_main(self, live: Live, remains: Remains) -> bool:
+        live.main_is(remains.pid, remains.started)
+        self.resources.journal.save([live])
+        effect("main noted")
+        return self.resources.journal.is_saved(live.run.id)
+
+    def _spec(self, live: Live, opened: list[int]) -> LaunchSpec:
+        run, spawn = live.run, live.spawn
+        stdin, stdout, stderr = self._stdio(live, opened)
+        left = [r.allowed_time - r.clock.elapsed(trio.current_time()) for r in run.lineage]
+        deadline = wall_clock().timestamp() + min(left)
+        return LaunchSpec(
+            argv=argv_of(spawn, run.attempt),
+            cwd=spawn.cwd,
+            env=run_environment(run, spawn, socket=self.resources.socket, deadline=deadline),
+            umask=spawn.umask,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            terminal=spawn.stdio == "inherit" and stdin is not None and _is_terminal(stdin),
+            bounds=bounds_of(run),
+            nonce=live.nonce,
+        )
+
+    def _stdio(self, live: Live, opened: list[int]) -> tuple[int | None, int | None, int | None]:
+        if live.spawn.stdio == "inherit":
+            stdin, stdout, stderr = live.descriptors
+            return stdin, stdout, stderr
+        piped = live.stdin.read_end if live.stdin is not None else (live.descriptors[0] if live.descriptors else None)
+        if not live.kept:
+            return piped, None, None
+        opened += self.resources.output.open_for_run(live.run.id)
+        return piped, opened[0], opened[1]
+
+
+def _is_terminal(descriptor: int) -> bool:
+    # isatty(3) is an ioctl, for which a file on a FUSE mount would wait; a terminal is a character device
+    return stat.S_ISCHR(os.fstat(descriptor).st_mode) and os.isatty(descriptor)

@@ -1,0 +1,141 @@
+"""Requests that wait for an answer of the core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import trio
+
+from ..core import commands as c
+from ..core import events as e
+from ..core.access import Peer
+from ..core.run import Run
+from ..host.clock import wall_clock
+from ..host.descriptors import Descriptors
+from ..host.giveback import give_back
+from ..launch.base import Launcher
+from ..metering.metering import program_of
+from ..meters import AgentProgram
+from ..protocol.messages import Spawn
+from ..protocol.types import RunId
+from ..runs.catalogue import RunCatalogue
+from ..runs.live import Live
+from ..runs.stdin import StdinPipe
+from .launching import Feed, demand_descriptors
+from .translate import asked_of
+
+Asker = Callable[[c.Answer], None]
+Admitted = Callable[[RunId], None]
+
+
+@dataclass(slots=True)
+class PendingSpawn:
+    """A spawn that the core has not decided about. Its descriptors go to the run if it is admitted."""
+
+    spawn: Spawn
+    descriptors: list[int]
+    admitted: Admitted
+    program: AgentProgram | None
+    asker: RunId | None
+    stdin: StdinPipe | None = None
+
+    def live(self, run: Run, launcher: Launcher) -> Live:
+        """Return the run that it has become, which holds the descriptors now."""
+        return Live(
+            run,
+            self.spawn,
+            launcher,
+            wall_clock(),
+            self.program,
+            asker=self.asker,
+            descriptors=self.descriptors,
+            stdin=self.stdin,
+        )
+
+    def close(self) -> None:
+        """Close every descriptor."""
+        give_back(self.descriptors)
+        if self.stdin is not None:
+            self.stdin.discard()
+
+
+class Requests:
+    """Puts requests to the core, each with a token, and passes the core's answers on."""
+
+    def __init__(self, feed: Feed, catalogue: RunCatalogue, descriptors: Descriptors) -> None:
+        self._feed = feed
+        self._catalogue = catalogue
+        self._descriptors = descriptors
+        self.last_token = 0
+        self._askers: dict[int, list[Asker]] = {}
+        """Several, where a client lost its connection and has sent its request again on another."""
+        self._spawns: dict[int, PendingSpawn] = {}
+
+    def ask(self, answer: Asker, make: Callable[[int, float], e.Event]) -> None:
+        """Feed the event that `make(token, now)` returns. `answer` is called once, with the core's answer."""
+        self._feed(make(self._token(answer), trio.current_time()))
+
+    def spawn(self, peer: Peer, spawn: Spawn, descriptors: list[int], client: int, answer: Asker, admitted: Admitted) -> None:
+        """Ask for a run. It takes over `descriptors`, whatever the answer. `admitted` is called before `answer` if it is yes. A
+        request with the key of an earlier one gets the same answer.
+
+        Raises `OSError` where too few descriptors are left. Then nothing was asked."""
+        known = self._catalogue.answer_to((peer.uid, peer.run, spawn.key)) if spawn.key is not None else None
+        if known is not None:
+            give_back(descriptors)
+            admitted(known)
+            self._answer_again(known, client if spawn.tied else None, answer)
+            return
+        asked = asked_of(spawn, client)
+        kept = spawn.log and spawn.stdio == "files"
+        pending = PendingSpawn(spawn, descriptors, admitted, program_of(spawn.meter, asked.argv, kept=kept), peer.run)
+        try:
+            demand_descriptors(self._descriptors)
+            if spawn.stdin == "pipe":
+                pending.stdin = StdinPipe.new()
+        except OSError:
+            pending.close()
+            raise
+        token = self._token(answer)
+        self._spawns[token] = pending
+        self._feed(e.SpawnRequested(trio.current_time(), token, peer, asked))
+
+    def admitted(self, token: int) -> PendingSpawn:
+        """Return an admitted spawn, once. Its descriptors are the caller's now."""
+        return self._spawns.pop(token)
+
+    def refused(self, token: int) -> Spawn:
+        """Return what a refused spawn asked for."""
+        return self._spawns[token].spawn
+
+    def answer(self, token: int, answer: c.Answer) -> None:
+        """Answer a request."""
+        unclaimed = self._spawns.pop(token, None)  # a spawn that was not admitted
+        if unclaimed is not None:
+            unclaimed.close()
+        for asker in self._askers.pop(token, ()):
+            asker(answer)
+
+    def askers(self) -> dict[int, list[Asker]]:
+        """Return what is called with the core's answers, by token."""
+        return dict(self._askers)
+
+    def restore(self, askers: Mapping[int, Sequence[Asker]], *, last_token: int) -> None:
+        """Expect the answers to requests that were put to the core before a re-execution."""
+        self._askers |= {token: list(waiting) for token, waiting in askers.items()}
+        self.last_token = last_token
+
+    def _token(self, answer: Asker) -> int:
+        self.last_token += 1
+        self._askers[self.last_token] = [answer]
+        return self.last_token
+
+    def _answer_again(self, run: RunId, client: int | None, answer: Asker) -> None:
+        if client is not None:
+            self._feed(e.ClientBack(trio.current_time(), client, run))
+        live = self._catalogue.live.get(run)
+        if live is not None and live.run.admit_token is not None:
+            self._askers[live.run.admit_token].append(answer)
+        else:
+            answer(c.Known(run))

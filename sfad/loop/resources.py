@@ -1,0 +1,56 @@
+"""What a daemon opens before its loop begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..core.events import Event
+from ..durable.journal import RunJournal
+from ..host.timers import Timers
+from ..launch.base import Launcher
+from ..ledger import Ledger
+from ..observe.log import Log
+from ..output.files import OutputStore
+
+
+def never_lost() -> str | None:
+    """Return why `state_dir` leads elsewhere, which it never does."""
+    return None
+
+
+class Reports:
+    """Keeps the launcher's reports until the core knows the runs that they are about, then passes each on at once."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Event] = []
+        self._deliver: Callable[[Event], None] = self._waiting.append
+
+    def put(self, event: Event) -> None:
+        """Report an event."""
+        self._deliver(event)
+
+    def pass_on(self, deliver: Callable[[Event], None]) -> None:
+        """Pass on what was reported until now, and whatever is reported from now on."""
+        self._deliver = deliver
+        for event in self._waiting:
+            deliver(event)
+        self._waiting.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """The daemon's files, its launcher and its timers. They are closed by the caller of the loop, but for `journal`."""
+
+    log: Log
+    timers: Timers
+    journal: RunJournal
+    ledger: Ledger
+    output: OutputStore
+    launcher: Launcher
+    reports: Reports
+    """What `launcher` reports."""
+    socket: str
+    state_dir: str
+    state_dir_lost: Callable[[], str | None] = never_lost
+    """Returns why `state_dir` does not lead to the directory that was opened; `None` while it does."""

@@ -1,0 +1,167 @@
+"""Saves what the core decides about runs, in the journal first and in the ledger, and tells clients of ends that are on record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import trio
+
+from ..core import commands as c
+from ..core import events as e
+from ..core.ids import run_number
+from ..core.run import Run
+from ..durable.budgets import BudgetKeeper
+from ..durable.journal import nowhere
+from ..faults import effect
+from ..host.clock import wall_clock
+from ..metering.metering import Metering
+from ..protocol.types import RunId
+from ..runs.catalogue import RunCatalogue
+from ..runs.live import Live
+from ..runs.showing import info_of
+from ..runs.subscribers import Subscribers
+from .launching import Feed
+from .resources import Resources
+from .storage import StorageWatch
+
+SAVE_USE = 1.0
+"""Seconds until a changed use is saved: a daemon that is killed forgets this much, and each save is a row of each run."""
+
+
+@dataclass(slots=True)
+class Saver:
+    """Keeps the journal and the ledger in step with the core."""
+
+    resources: Resources
+    catalogue: RunCatalogue
+    subscribers: Subscribers
+    budgets: BudgetKeeper
+    metering: Metering
+    storage: StorageWatch
+    feed: Feed
+    _used: set[RunId] = field(default_factory=set)
+    """Runs whose use the ledger does not know yet."""
+
+    def start_ledger(self) -> None:
+        """Have the ledger take writes, and report here what became of them."""
+        self.resources.ledger.start(
+            on_committed=self._committed,
+            on_failed=self._commit_failed,
+            on_ended=self._recorded,
+            on_trouble=self._trouble,
+            on_put_back=self.storage.ledger_put_back,
+            on_checkpointed=self.resources.journal.checkpointed,
+            lost=self.resources.state_dir_lost,
+        )
+
+    def save_snapshots(self, outcome: c.Outcome) -> list[Live]:
+        """Save what was decided, before any of it is done: the next daemon may find it half done. Where a run was admitted, return
+        what is to be saved together with it instead."""
+        charges = [command for command in outcome.commands if isinstance(command, c.Charge)]
+        for charge in charges:
+            self.budgets.remember(charge.scope, charge.name)
+        # a budget that was charged for use which is not saved would be charged for it again by the next daemon
+        runs = outcome.changed | outcome.used if charges else outcome.changed
+        changed = [live for run in runs if (live := self.catalogue.live.get(run)) is not None]
+        now = wall_clock()  # the same for all: no run has ended before its descendants
+        for live in changed:
+            live.look_at_the_clock(now)
+        self._note_use(outcome.used)
+        if any(isinstance(command, c.Admit) for command in outcome.commands):
+            return changed
+        if changed:
+            self.resources.journal.save(changed, self.metering.position if charges else nowhere)
+        return []
+
+    def admit(self, live: Live, changed: Iterable[Live]) -> None:
+        """Save an admission, with the runs that it has changed."""
+        run = live.run.id
+        # the ledger tries again for what it holds; clients that go on asking meanwhile must not use up the spool's room for ends
+        refused = self.storage.look() or (self.resources.ledger.trouble if self.resources.ledger.held else None)
+        if refused is not None:
+            self._commit_failed([run], refused)
+            return
+        try:
+            self.resources.journal.admit(live, changed)
+            effect("admitted, not on record")
+        except OSError as error:
+            self._commit_failed([run], f"the spool: {error}")
+            return
+        self.resources.ledger.admit(info_of(live, live.run.birth.created_at), live.extra)
+
+    def save(self, run: Run) -> None:
+        """Bring the run's row up to date."""
+        live = self.catalogue.live[run.id]
+        info = info_of(live, trio.current_time())
+        live.row_is(info)
+        self._used.discard(run.id)
+        self.resources.ledger.save(info, live.extra)
+
+    def refuse(self, live: Live) -> None:
+        """Record a run that was refused."""
+        info = info_of(live, live.run.birth.created_at)
+        self.resources.journal.skip_number(live.run.birth.number)
+        self.resources.ledger.refuse(info, live.extra)
+        self.catalogue.refuse(live, info)
+
+    def end(self, live: Live) -> None:
+        """A run has ended. Clients are told when that is on record, or at once while the ledger cannot be written."""
+        saved = live.saved if live.saved is not None and live.saved.status.terminal else None
+        info = saved or info_of(live, trio.current_time())
+        self.catalogue.end(live, info)
+        if saved is None:  # it was never admitted: a request with the same key is to get another run
+            self.catalogue.forget_requests([info.id])
+            self.resources.journal.forget_entirely([info.id])
+            self._tell_ends([info.id])
+        elif self.resources.ledger.trouble is not None:
+            self._tell_ends([info.id])
+        live.close()
+
+    def _note_use(self, runs: Iterable[RunId]) -> None:
+        for run in runs:
+            if not self._used:
+                self.resources.timers.arm("save use", trio.current_time() + SAVE_USE, self._save_use)
+            self._used.add(run)
+
+    def _save_use(self) -> None:
+        used, self._used = self._used, set()
+        lives = [live for run in used if (live := self.catalogue.live.get(run)) is not None]
+        for live in lives:
+            self.save(live.run)
+        self.resources.journal.save(lives, self.metering.position)
+
+    def _tell_ends(self, runs: Iterable[RunId]) -> None:
+        for run in runs:
+            info = self.catalogue.recorded(run)
+            if info is not None:
+                self.subscribers.ended(info)
+
+    # ---- what the ledger reports
+
+    def _committed(self, runs: Iterable[RunId]) -> None:
+        """These admissions are on record."""
+        self.feed(e.Committed(trio.current_time(), tuple(runs)))
+
+    def _commit_failed(self, runs: Iterable[RunId], error: str) -> None:
+        """These admissions could not be recorded."""
+        runs = list(runs)
+        self.resources.journal.skip_number(max(map(run_number, runs)))
+        self.resources.log.error(f"the ledger cannot be written: {error}", runs=runs)
+        self.feed(e.CommitFailed(trio.current_time(), tuple(runs), error))
+
+    def _recorded(self, runs: Iterable[RunId]) -> None:
+        """These ends are on record. Clients are not told before: a daemon killed a moment later would call a run lost that clients
+        were told is completed."""
+        ended = list(runs)
+        effect("end on record")
+        self.resources.journal.recorded(ended)
+        effect("forgotten")
+        self._tell_ends(ended)
+
+    def _trouble(self, error: str | None, lost: int) -> None:
+        """The ledger cannot be written, or can be again. Ends are held in memory meanwhile, and clients do not wait for that."""
+        self.storage.ledger_failing(error, lost)
+        if error is not None:
+            self._tell_ends(self.catalogue.unrecorded)
+            self.storage.tell_of_full_disk()

@@ -1,0 +1,83 @@
+"""Watches over the state directory: whether it is in its place, whether the ledger can be written, whether the disk is full."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+
+import trio
+
+from ..metering.metering import Metering
+from ..runs.catalogue import RunCatalogue
+from .announcing import Announcer
+from .resources import Resources
+
+LOOK = 5.0
+"""Seconds between two looks whether the state directory, and the files in it, are where they were. Each admission and each write
+look as well."""
+
+NO_ROOM = 64 * 1024
+"""Bytes. A disk with less room counts as full."""
+
+
+@dataclass(slots=True)
+class StorageWatch:
+    """Tells, once for each change, what is wrong with the state directory."""
+
+    resources: Resources
+    catalogue: RunCatalogue
+    metering: Metering
+    announcer: Announcer
+    _lost: str | None = None
+
+    @property
+    def unwritable(self) -> str | None:
+        """Why no new run is started, and what helps; `None` if the ledger can be written."""
+        return self.look() or self.resources.ledger.trouble
+
+    def look(self) -> str | None:
+        """Look whether the state directory, and the spool in it, are where they were. Return why the directory is not."""
+        lost, before = self.resources.state_dir_lost(), self._lost
+        self._lost = lost
+        if lost is None:
+            self.resources.journal.put_back(self.catalogue.live.values())
+        if lost is not None and before is None:
+            self.resources.log.error(f"{lost}; new runs are refused, and live runs go on")
+            self.announcer.tell("daemon_state_dir_lost", f"{lost}; new runs are refused", "medium")
+        elif lost is None and before is not None:
+            self.resources.log.warning(f"the state directory {self.resources.state_dir} is back; new runs are admitted again")
+            self.announcer.tell("daemon_state_dir_back", f"the state directory {self.resources.state_dir} is back", "medium")
+        return lost
+
+    async def serve(self) -> None:
+        """Look now and then, until cancelled: another process may move, remove or replace what the daemon has open."""
+        # The kernel notifies of neither a renamed ancestor nor a mount. It sends IN_DELETE_SELF only when the last descriptor of
+        # a file is closed, and this daemon holds one.
+        while True:
+            if self.look() is None:
+                self.resources.ledger.look_after()
+                self.metering.look_after()
+            await trio.sleep(LOOK)
+
+    def ledger_put_back(self, note: str) -> None:
+        """Another process had removed or replaced the ledger, and it was written again."""
+        self.resources.log.error(note)
+        self.announcer.tell("daemon_ledger_replaced", note, "high")
+
+    def ledger_failing(self, error: str | None, lost: int) -> None:
+        """The ledger cannot be written, or can be again (`error` is `None`). `lost` records will never be written."""
+        if error is None:
+            self.resources.log.warning("the ledger can be written again", lost=lost)
+            return
+        self.resources.log.error(f"the ledger cannot be written: {error}; new runs are refused, ends are held in memory", lost=lost)
+        self.announcer.tell("daemon_ledger_failing", f"the ledger cannot be written: {error}; new runs are refused", "medium")
+
+    def tell_of_full_disk(self) -> None:
+        """Warn the runs whose output goes to a full disk. They write it themselves, and the daemon sees no error."""
+        with suppress(OSError):
+            disk = os.statvfs(self.resources.output.directory)
+            if disk.f_bavail * disk.f_frsize < NO_ROOM:
+                message = f"no room is left in {self.resources.output.directory}: what it prints is lost"
+                for run in [run for run, live in self.catalogue.live.items() if live.kept]:
+                    self.announcer.tell_of_run("alert_disk_full", run, message, "high")

@@ -1,0 +1,173 @@
+"""The output files of one run, and the meter of its stdout."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+import msgspec
+
+from ..meters.base import Meter, Reading
+from ..output.files import SUFFIXES, OutputStore, Suffix
+from ..protocol.types import RunId
+from .stream import MeterPosition, StdoutMeter
+
+SAVED = 1
+"""The version of what `saved` returns. Raise it when a field is added, removed or changes its meaning."""
+
+NewMeter = Callable[[bytes | None], Meter]
+"""Makes a meter for each attempt, or from a dump one that continues. Raises `ValueError` for a dump that does not fit."""
+
+T = TypeVar("T")
+
+
+class _SavedTail(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    version: int
+    inodes: dict[Suffix, int]
+    position: MeterPosition
+
+
+_TO_BYTES = msgspec.msgpack.Encoder()
+_FROM_BYTES = msgspec.msgpack.Decoder(_SavedTail)
+
+
+class TailedRun:
+    """Nothing raises `OSError`. `seen(readings)`, `lost(message)`, `trouble(message)`: see `Tail`; `moved()`: its stdout is no
+    longer where it was."""
+
+    def __init__(
+        self,
+        run: RunId,
+        store: OutputStore,
+        *,
+        limit: int | None,
+        seen: Callable[[tuple[Reading, ...]], None],
+        lost: Callable[[str], None],
+        trouble: Callable[[str], None],
+        moved: Callable[[], None],
+    ) -> None:
+        self.run = run
+        self.limit = limit
+        """Bytes kept of stdout, and of stderr."""
+        self.stdout: StdoutMeter | None = None
+        self._store = store
+        self._seen = seen
+        self._lost = lost
+        self._trouble = trouble
+        self._moved = moved
+        self._inodes: dict[Suffix, int] = {}
+        """Of the files that the run was given."""
+        self._taken: set[Suffix] = set()
+        """Files that have been told to be no longer where they were."""
+        self._closed = False
+        self._errors: set[int | None] = set()
+        """Kinds of errors that have been told."""
+
+    def set_limit(self, limit: int | None) -> None:
+        """Keep another number of bytes from now on."""
+        self.limit = limit
+
+    def meter(self, new_meter: NewMeter, saved: bytes | None) -> tuple[Reading, ...] | None:
+        """Meter its stdout from where `saved` says. Return the readings there, or `None` for a meter that begins at the start."""
+        if saved is not None:
+            with suppress(ValueError):
+                found = _FROM_BYTES.decode(saved)
+                if found.version == SAVED:
+                    self.stdout = StdoutMeter(self._open, new_meter, self._seen, self._lost, found.position)
+                    self._inodes = found.inodes
+                    return self.stdout.readings
+        self.stdout = StdoutMeter(self._open, new_meter, self._seen, self._lost)
+        return None
+
+    def saved(self) -> bytes | None:
+        """Return where its meter is; `None` if it has none."""
+        position = self._guarded(StdoutMeter.position)
+        return _TO_BYTES.encode(_SavedTail(SAVED, self._inodes, position)) if position is not None else None
+
+    def files_may_be_new(self) -> None:
+        """Take the files that are now there for the run's, even if they are moved later."""
+        self._inodes.clear()
+
+    def begin_attempt(self) -> None:
+        """Begin a new meter."""
+        for suffix in SUFFIXES:
+            self.status(suffix)
+        self._guarded(StdoutMeter.begin_attempt)
+
+    def read(self, until: float) -> bool:
+        """Read until `time.perf_counter()` is `until`. Return whether that was all there is, or all that can be read."""
+        return self._guarded(lambda stdout: stdout.advance(until)) is not False
+
+    def unread(self) -> int | None:
+        """Return the number of bytes that are not read yet; `None` if they cannot be read."""
+        return self._guarded(StdoutMeter.unread)
+
+    def drain(self, until: float, newest: int, *, ended: bool) -> None:
+        """Read what there is now, as `StdoutMeter.drain` does."""
+        self._guarded(lambda stdout: stdout.drain(until, newest, ended=ended))
+
+    def close(self) -> None:
+        """Close the descriptor. The run is no longer metered, and what happens to its files is no longer told."""
+        self._closed = True
+        self._close_meter()
+
+    def status(self, suffix: Suffix) -> os.stat_result | None:
+        """Return the status of the file that the run was given. If it was moved, tell so once and return `None`."""
+        try:
+            status = self._store.status(self.run, suffix)
+        except OSError as error:
+            self.failed(error, "its output cannot be bounded")
+            return None
+        found = status.st_ino if status is not None else None
+        if found is not None and self._inodes.setdefault(suffix, found) == found:
+            return status
+        if suffix in self._inodes:
+            self._tell_taken(suffix)
+        return None
+
+    def failed(self, error: OSError, what: str) -> None:
+        """Tell once of a kind of error."""
+        if error.errno not in self._errors:
+            self._errors.add(error.errno)
+            self._trouble(f"run {self.run}: {what}: {error}")
+
+    def _open(self) -> int:
+        """Raises `FileNotFoundError` also if another file is in its place, which may be another user's."""
+        if self.status(".out") is None:
+            raise FileNotFoundError
+        descriptor = self._store.open_for_meter(self.run)
+        if os.fstat(descriptor).st_ino != self._inodes[".out"]:
+            os.close(descriptor)
+            raise FileNotFoundError
+        return descriptor
+
+    def _guarded(self, call: Callable[[StdoutMeter], T]) -> T | None:
+        if self.stdout is None:
+            return None
+        try:
+            return call(self.stdout)
+        except OSError as error:
+            self.failed(error, "its output cannot be read for metering")
+        except Exception:  # noqa: BLE001 - a bug in a meter must not leave every tree without a supervisor
+            self._close_meter()
+            self._trouble(f"run {self.run} is no longer metered: internal error:\n{traceback.format_exc()}")
+        return None
+
+    def _close_meter(self) -> None:
+        if self.stdout is not None:
+            self.stdout.close()
+            self.stdout = None
+
+    def _tell_taken(self, suffix: Suffix) -> None:
+        stdout = self.stdout if suffix == ".out" else None
+        if stdout is not None:
+            self._moved()
+        unread = stdout is not None and not stdout.holds  # else the meter continues with the file that it has open
+        if not self._closed and suffix not in self._taken and (unread or self.limit is not None):
+            self._taken.add(suffix)
+            name = "stdout" if suffix == ".out" else "stderr"
+            what = "not metered and not bounded" if unread else "not bounded"
+            self._lost(f"the file of its {name} was taken away: it is {what} any more")

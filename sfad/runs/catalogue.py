@@ -1,0 +1,212 @@
+"""The one answer to what is known of a run: live, ended a short while ago, or in the ledger."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import trio
+
+from ..core.labels import fits, values_of
+from ..launch.base import RunLoad
+from ..ledger import Ledger
+from ..ledger.reader import Page, Selection
+from ..ledger.summary import Unwritten
+from ..ledger.totals import used_by, with_totals
+from ..protocol.messages import List
+from ..protocol.types import RunId, RunInfo
+from .live import Live, SpawnKey
+from .showing import info_of, usage_of
+
+RECENT = 1000
+"""Ended runs kept in memory. They cover what the ledger's writer has not committed yet, and the pages that clients ask for most."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecentRun:
+    """A run that ended a short while ago."""
+
+    info: RunInfo
+    chain: tuple[RunId, ...]
+    """Ids from the root to the run."""
+    kept: bool
+    """Whether its output went to files."""
+    key: SpawnKey | None = None
+
+
+class RunCatalogue:
+    """Knows every run. `live` is read by others, and changed here only.
+
+    `keys`: the runs of an earlier daemon, by the keys of their requests. `forgotten` is told of each run that is not in memory any
+    more."""
+
+    def __init__(self, ledger: Ledger, keys: dict[SpawnKey, RunId], forgotten: Callable[[RunId], object]) -> None:
+        self.live: dict[RunId, Live] = {}
+        self._recent: OrderedDict[RunId, RecentRun] = OrderedDict()
+        self._unrecorded: dict[RunId, RunInfo] = {}
+        """Ended runs whose end the ledger has not confirmed yet."""
+        self._keys = keys
+        self._ledger = ledger
+        self._forgotten = forgotten
+
+    # ---- what happens to runs
+
+    def add(self, live: Live) -> None:
+        """A run was admitted or adopted."""
+        self.live[live.run.id] = live
+        if live.key is not None:
+            self._keys[live.key] = live.run.id
+
+    def end(self, live: Live, info: RunInfo) -> None:
+        """A live run has ended."""
+        del self.live[info.id]
+        self._unrecorded[info.id] = info
+        self._keep(RecentRun(info, live.chain, live.kept, live.key))
+
+    def refuse(self, live: Live, info: RunInfo) -> None:
+        """A run was refused, so it was never live."""
+        self._keep(RecentRun(info, live.chain, kept=False))
+
+    def recorded(self, run: RunId) -> RunInfo | None:
+        """The ledger holds the end of this run, or cannot be waited for. Return the run, the first time."""
+        return self._unrecorded.pop(run, None)
+
+    @property
+    def unrecorded(self) -> list[RunId]:
+        """Ended runs whose end the ledger has not confirmed yet."""
+        return list(self._unrecorded)
+
+    def forget(self, runs: Iterable[RunId]) -> None:
+        """These ended runs were deleted from the ledger."""
+        for run in runs:
+            ended = self._recent.pop(run, None)
+            if ended is not None:
+                self._drop(run, ended)
+
+    def forget_requests(self, runs: Iterable[RunId]) -> None:
+        """A request with the key of one of these runs is to be answered with another run."""
+        gone = set(runs)
+        self._keys = {key: run for key, run in self._keys.items() if run not in gone}
+
+    def close(self) -> None:
+        """Close the descriptors of live runs. When the daemon was drained there are none."""
+        for live in self.live.values():
+            live.close()
+        self.live.clear()
+
+    def _keep(self, ended: RecentRun) -> None:
+        self._recent[ended.info.id] = ended
+        if len(self._recent) > RECENT:
+            self._drop(*self._recent.popitem(last=False))
+
+    def _drop(self, run: RunId, ended: RecentRun) -> None:
+        self._forgotten(run)
+        if ended.key is not None:
+            self._keys.pop(ended.key, None)
+
+    # ---- one run
+
+    def info(self, run: RunId) -> RunInfo | None:
+        """Return a run by its whole id."""
+        live = self.live.get(run)
+        if live is not None:
+            return info_of(live, trio.current_time())
+        ended = self._recent.get(run)
+        return ended.info if ended is not None else self._ledger.get(run)
+
+    def chain(self, run: RunId) -> list[RunId]:
+        """Return the ids from the root to the run."""
+        known = self.live.get(run) or self._recent.get(run)
+        return list(known.chain) if known is not None else self._ledger.chain(run)
+
+    def root(self, run: RunId) -> RunId:
+        """Return the root of a run that is in memory, else the run itself. This reads no ledger."""
+        known = self.live.get(run) or self._recent.get(run)
+        return known.chain[0] if known is not None else run
+
+    def kept(self, run: RunId) -> bool:
+        """Whether the run's output goes to files. Of a run that only the ledger knows, it may have."""
+        known = self.live.get(run) or self._recent.get(run)
+        return known is None or known.kept
+
+    def over(self, run: RunId) -> bool:
+        """Whether the run has ended and the ledger holds its end."""
+        return run not in self.live and run not in self._unrecorded
+
+    def answer_to(self, key: SpawnKey) -> RunId | None:
+        """Return the run that was admitted for an earlier request with this key."""
+        run = self._keys.get(key)
+        return run if run is not None and self.info(run) is not None else None
+
+    # ---- several runs
+
+    def find(self, prefix: str, within: RunId | None = None) -> list[RunId]:
+        """Return ids that begin with `prefix`, in order. Of those that only the ledger knows, some ten at most. `within`: only this
+        run and its descendants."""
+        known = (run for run in (*self.live, *self._recent) if run.startswith(prefix))
+        found = sorted({*known, *self._ledger.find(prefix)})
+        return found if within is None else [run for run in found if within in self.chain(run)]
+
+    def live_runs(
+        self,
+        *,
+        name: str | Sequence[str] | None = None,
+        labels: Mapping[str, str | Sequence[str]] | None = None,
+        within: RunId | None = None,
+    ) -> dict[RunId, Live]:
+        """Return the live runs with one of these names and with these labels, parents first."""
+        return {
+            run: live
+            for run, live in self.live.items()
+            if (name is None or live.run.name in values_of(name))
+            and fits(labels or {}, live.run.asked.labels)
+            and within in (None, *live.chain)
+        }
+
+    def newest_ended(self, name: str, within: RunId | None) -> RunInfo | None:
+        """Return the newest ended run of this name."""
+        page = Page(List(id=0, name=name, rows=1), within=within)
+        return max(self._ended(page).runs, key=lambda info: info.id, default=None)
+
+    def select(self, page: Page, loads: Mapping[RunId, RunLoad] | None = None) -> Selection:
+        """Return the runs of a page. `loads` says what live runs hold, where that is to be shown."""
+        found = self._ended(page)
+        runs = [*found.runs, *(info for info, _ in self._live(page, loads or {}))]
+        return Selection.of(runs, page.query.rows, found.reached)
+
+    def unwritten(self, page: Page) -> Unwritten:
+        """Return the runs of a page that are not in the ledger's file as they are now, with their models."""
+        ended = ((info, extra.model) for info, extra in self._ledger.unwritten(page) if info.id not in self.live)
+        return [*ended, *((info, live.model) for info, live in self._live(page, {}))]
+
+    def with_totals(self, runs: Iterable[RunInfo]) -> list[RunInfo]:
+        """Return the runs with what each has used together with its descendants."""
+        runs = list(runs)
+        roots = {info.root_id for info in runs if info.descendants}
+        if not roots:
+            return with_totals(runs, {})
+        used = self._ledger.used_below(roots)
+        for live in self.live.values():
+            parent = live.run.parent
+            if parent is not None and live.run.root.id in roots:
+                used[live.run.id] = used_by(parent.id, usage_of(live))
+        return with_totals(runs, used)
+
+    def _live(self, page: Page, loads: Mapping[RunId, RunLoad]) -> Iterator[tuple[RunInfo, Live]]:
+        now = trio.current_time()
+        for run, live in self.live.items():
+            info = info_of(live, now, loads.get(run))
+            if _fits(page, info, live.chain):
+                yield info, live
+
+    def _ended(self, page: Page) -> Selection:
+        """The ledger's writer may be behind, so what is in memory replaces what the ledger says."""
+        rows = self._ledger.select(page.query, within=page.within)
+        runs = {info.id: info for info in rows.runs if info.id not in self.live}
+        runs |= {run: ended.info for run, ended in self._recent.items() if _fits(page, ended.info, ended.chain)}
+        return Selection(list(runs.values()), rows.reached)
+
+
+def _fits(page: Page, info: RunInfo, chain: Sequence[RunId]) -> bool:
+    return page.admits(info) and (page.within is None or page.within in chain)

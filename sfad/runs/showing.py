@@ -1,0 +1,153 @@
+"""How a live run is shown: to clients, and in its row of the ledger."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Literal
+
+from ..core.account import Use
+from ..core.limits import ActiveLimit
+from ..core.money import to_usd, to_wire
+from ..core.run import Run
+from ..host.clock import wall_clock
+from ..launch.base import RunLoad
+from ..protocol.kinds import COSTS, COUNTS, KINDS
+from ..protocol.known import BY_REPORT
+from ..protocol.types import Action, LimitKind, LimitState, RunInfo, Source, Usage
+from .live import Live
+
+Enforcer = Literal["clock", "meter", "kernel", "watching", "nothing"]
+
+
+def info_of(live: Live, now: float, load: RunLoad | None = None) -> RunInfo:
+    """Return the run as it is shown at `now`, on the core's clock. `load`: what it holds then."""
+    run = live.run
+    lineage = run.lineage
+    exit_ = run.exit
+    elapsed = round(run.clock.elapsed(now), 3) if run.started_at is not None else None
+    return RunInfo(
+        id=run.id,
+        name=run.name,
+        kind=run.birth.kind,
+        type=run.asked.type,
+        status=run.status,
+        parent_id=run.parent.id if run.parent is not None else None,
+        root_id=lineage[0].id,
+        depth=len(lineage) - 1,
+        chain=[r.name for r in lineage],
+        pid=run.pid,
+        argv=list(run.asked.argv),
+        cwd=run.asked.cwd,
+        user=run.user,
+        channel=run.birth.channel,
+        exit_code=exit_.code if exit_ is not None else None,
+        signal=exit_.signal if exit_ is not None else None,
+        reason=run.shown_reason,
+        attempts=run.attempt,
+        limits=_limits(live, now),
+        usage=usage_of(live, elapsed),
+        processes=load.processes if load is not None else None,
+        memory_bytes=load.memory_bytes if load is not None else None,
+        descendants=run.admitted,
+        deadline=_deadline(run, now),
+        milestone=None,
+        created_at=live.created_at,
+        started_at=live.started_at,
+        ended_at=live.ended_at,
+        labels=run.asked.labels,
+        usage_by_source={source: _usage(source, use, elapsed) for source, use in run.account.sources.items()},
+        meter=live.program.name if live.program is not None else None,
+        api_trouble=run.latest.trouble if not run.status.terminal else None,  # then its reason has it
+    )
+
+
+def usage_of(live: Live, elapsed: float | None = None) -> Usage:
+    """Return what the run itself has used, after `elapsed` seconds."""
+    best = live.run.account.best
+    return Usage(elapsed_s=elapsed) if best is None else _usage(*best, elapsed)
+
+
+def _limits(live: Live, now: float) -> list[LimitState]:
+    # a short run is shown three times before more than its time is known to be used; making all states each time would be a
+    # tenth of the daemon's work in a burst of runs
+    run, account = live.run, live.run.account
+    if live.unused is None or account.sources or account.holds or account.below or account.levels:
+        states = [_limit(live, held, now) for held in run.limits.values()]
+        live.unused_are([state for state in states if state.kind is not LimitKind.TIME])
+        return states
+    time = run.limits.get(LimitKind.TIME)
+    return [_limit(live, time, now), *live.unused] if time is not None else list(live.unused)
+
+
+def _limit(live: Live, held: ActiveLimit, now: float) -> LimitState:
+    limit, kind = held.limit, held.limit.kind
+    above = _tighter(live, held)
+    used = live.run.clock.elapsed(now) if kind is LimitKind.TIME else live.run.account.used(kind)
+    return LimitState(
+        kind=kind,
+        threshold=limit.threshold,
+        action=held.action,
+        source=limit.source,
+        used=None if used is None else round(to_wire(kind, used), 6),
+        scope=KINDS[kind].scope,
+        enforced_by=_enforcer(live, held),
+        bound_by=above.id if above is not None else None,
+        bound=above.limits[kind].limit.threshold if above is not None else None,
+    )
+
+
+def _tighter(live: Live, held: ActiveLimit) -> Run | None:
+    """Return the ancestor with the lowest limit of this kind for its tree, if that is lower than the run's own."""
+    kind, found = held.limit.kind, live.run
+    if found.parent is None or KINDS[kind].scope == "run":
+        return None
+    for above in live.run.lineage[:-1]:
+        other = above.limits.get(kind)
+        if other is not None and other.binds and other.limit.threshold < found.limits[kind].limit.threshold:
+            found = above
+    return found if found is not live.run else None
+
+
+def _enforcer(live: Live, held: ActiveLimit) -> Enforcer:
+    kind = held.limit.kind
+    match KINDS[kind].counted_by:
+        case "clock":
+            return "clock"
+        case "meter":
+            return "meter" if live.run.account.used(kind) is not None or _may_be_known(live, kind) else "nothing"
+        case "kernel" if held.action is Action.TERMINATE or not KINDS[kind].acts:
+            return live.launcher.enforcement(kind.value)
+        case _:
+            return "watching"  # the kernel would terminate
+
+
+def _may_be_known(live: Live, kind: LimitKind) -> bool:
+    """Return whether a source of the run may still tell its use. The cost of a model without a price stays unknown."""
+    account = live.run.account
+    unpriced = kind in COSTS and bool(account.used(LimitKind.TOKENS))
+    told = live.program is not None or live.session_files is not None
+    told = (told and not live.meter_silent) or account.metered or live.spawn.meter == BY_REPORT
+    return told and not unpriced
+
+
+def _deadline(run: Run, now: float) -> datetime | None:
+    at = run.breach.until if run.breach is not None and run.breach.until is not None else run.deadline
+    return wall_clock() + timedelta(seconds=at - now) if at is not None else None
+
+
+def _usage(source: Source, use: Use, elapsed: float | None) -> Usage:
+    return Usage(
+        **{name: getattr(use, name) for name in COUNTS},
+        input_tokens=use.input_tokens,
+        output_tokens=use.output_tokens,
+        cached_tokens=use.cached_tokens,
+        tokens=use.tokens,
+        cost_usd=to_usd(use.cost),
+        cost_from=use.cost_from,
+        unpriced_tokens=use.unpriced_tokens,
+        planning_cost_usd=to_usd(use.planning_cost),
+        execution_cost_usd=to_usd(use.execution_cost),
+        elapsed_s=elapsed,
+        source=source,
+        partial=use.partial,
+    )

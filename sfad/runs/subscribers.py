@@ -1,0 +1,53 @@
+"""Clients that wait for the end of a run, or watch its events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from ..protocol.types import Event, RunId, RunInfo
+
+Waiter = Callable[[RunInfo], None]
+Watcher = Callable[[Event], None]
+GiveUp = Callable[[], None]
+
+T = TypeVar("T")
+
+
+class Subscribers:
+    """Calls back about runs."""
+
+    def __init__(self) -> None:
+        self._waiters: dict[RunId, set[Waiter]] = {}
+        self._watchers: dict[RunId, set[Watcher]] = {}
+
+    def on_end(self, run: RunId, waiter: Waiter) -> GiveUp:
+        """Call `waiter` when a run that is not over is. Return how to give up waiting."""
+        return _added(self._waiters, run, waiter)
+
+    def watch(self, run: RunId, watcher: Watcher) -> GiveUp:
+        """Call `watcher` with each event of a run and of its descendants. Return how to stop it."""
+        return _added(self._watchers, run, watcher)
+
+    def ended(self, info: RunInfo) -> None:
+        """Tell those that wait for this run."""
+        for waiter in list(self._waiters.pop(info.id, ())):
+            waiter(info)
+
+    def happened(self, event: Event, chain: tuple[RunId, ...]) -> None:
+        """Tell those that watch a run of `chain`."""
+        for run in chain if self._watchers else ():
+            for watcher in list(self._watchers.get(run, ())):
+                watcher(event)
+
+
+def _added(table: dict[RunId, set[T]], run: RunId, one: T) -> GiveUp:
+    entries = table.setdefault(run, set())
+    entries.add(one)
+
+    def forget() -> None:
+        entries.discard(one)
+        if not entries and table.get(run) is entries:
+            del table[run]
+
+    return forget

@@ -1,0 +1,223 @@
+"""One request while it is being answered, and the registry of the functions that answer.
+
+A verb's file in `verbs/` registers its function with `answers` or `answers_about_run`. The dispatcher calls it once the peer is
+permitted to use the verb and the run is resolved.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeVar, assert_never
+
+from ..core import commands as c
+from ..core import events as e
+from ..core.access import Peer
+from ..core.money import to_usd
+from ..core.run import Run
+from ..ledger.errors import LedgerError
+from ..loop.runtime import Runtime
+from ..protocol import messages as m
+from ..protocol.errors import ErrorCode
+from ..protocol.types import LimitRefusal, RunId, RunInfo
+from .bounds import ClientBounds
+from .connection import Connection
+from .errors import RequestError, unavailable
+from .handles import resolve
+from .shares import Shares
+
+INTERNAL = "internal error; the daemon's log has the traceback"
+
+EXPECTED = (RequestError, OSError, sqlite3.Error, LedgerError, CancelledError)
+"""What work in a thread raises if the request, the machine, the disk or the ledger does not allow it."""
+
+T = TypeVar("T")
+Asked = TypeVar("Asked", bound=m.Request)
+OfRun = TypeVar("OfRun", bound="NamesRun")
+Function = TypeVar("Function", bound=Callable[..., None])
+
+Answer = Callable[["Call", Asked], None]
+AnswerAboutRun = Callable[["Call", OfRun, RunInfo], None]
+
+
+class NamesRun(Protocol):
+    """A request about one run."""
+
+    id: int
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What the answers to all requests share."""
+
+    runtime: Runtime
+    bounds: ClientBounds
+    connections: Callable[[], int]
+    """How many connections are open."""
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """One request. The core calls this object with its answer."""
+
+    services: Services
+    connection: Connection
+    id: int
+    permission: str | None = None
+    """The verb that the peer must be permitted to use; `None` where the core, or the function that answers, checks that."""
+
+    @property
+    def runtime(self) -> Runtime:
+        return self.services.runtime
+
+    @property
+    def peer(self) -> Peer:
+        return self.connection.peer
+
+    # ---- checks
+
+    def permit(self, verb: str, chain: list[RunId] | None = None) -> None:
+        """Raise `RequestError` unless the peer may use `verb`, on the run at the end of `chain` if one is given."""
+        refused = self.runtime.machine.refuse(self.peer, verb, chain)
+        if refused is not None:
+            raise RequestError(ErrorCode.NOT_PERMITTED, refused)
+
+    def resolve(self, handle: str, verb: str | None = None) -> RunInfo:
+        """Return the run that an id, a name or a unique prefix means, if the peer may use the request's verb, or `verb`, on it.
+        Raise `RequestError`."""
+        verb = verb or self.permission
+        assert verb is not None
+        info = resolve(self.runtime.catalogue, handle, self.peer.run)
+        self.permit(verb, self.runtime.catalogue.chain(info.id))
+        return info
+
+    def demand(self, shares: Shares, more: int) -> None:
+        """Raise `RequestError` if the peer's share does not allow `more`."""
+        refusal = shares.refusal(self.connection.holder, more)
+        if refusal is not None:
+            raise unavailable(refusal)
+
+    # ---- answers
+
+    def reply(self, reply: m.Reply, descriptors: Sequence[int] = ()) -> None:
+        """Send the one reply to the request. `descriptors` are closed."""
+        self.drop()
+        self.connection.send(reply, descriptors)
+
+    def fail(self, code: ErrorCode, message: str) -> None:
+        """Reply with an error."""
+        self.reply(m.Error(id=self.id, code=code, message=message))
+
+    def drop(self) -> None:
+        """Count the request as answered, without a reply."""
+        self.services.bounds.requests.add(self.connection.holder, -1)
+
+    def ask(self, make: Callable[[int, float], e.Event]) -> None:
+        """Put the event that `make(token, now)` returns to the core, and reply with its answer."""
+        self.runtime.requests.ask(self, make)
+
+    def __call__(self, answer: c.Answer) -> None:
+        """Reply with the core's answer."""
+        match answer:
+            case c.Admitted(run) | c.Changed(run):
+                self.reply(m.RunReply(id=self.id, run=self._known(run.id)))
+            case c.Known(known):
+                self.reply(m.RunReply(id=self.id, run=self._known(known)))
+            case c.Refused(refusal, recorded):
+                self.reply(m.Refused(id=self.id, refused=refusal, run=recorded))
+            case c.Reserved(run, reservation, limit_refusal):
+                self.reply(_reserved(self.id, run, reservation, limit_refusal))
+            case c.StopDone(stopped, survivors, elapsed):
+                gone, alive = list(stopped), list(survivors)
+                self.reply(m.Stopped(id=self.id, stopped=gone, survivors=alive, elapsed_s=round(elapsed, 4)))
+            case c.Failed(code, message):
+                self.fail(code, message)
+            case _:
+                assert_never(answer)
+
+    def _known(self, run: RunId) -> RunInfo:
+        info = self.runtime.catalogue.info(run)
+        assert info is not None
+        return info
+
+    def leave(self) -> Callable[[], bool]:
+        """Note that a thread works on the request. Return a function that says, once, whether the reply is still wanted: all such
+        requests fail before a re-execution."""
+        waiting = self.connection.elsewhere
+        waiting.add(self.id)
+
+        def is_wanted() -> bool:
+            wanted = self.id in waiting
+            waiting.discard(self.id)
+            return wanted
+
+        return is_wanted
+
+    def later(self, work: Callable[[], Awaitable[T]], reply: Callable[[T], m.Reply], *, failing: str = "") -> None:
+        """Run `work` in the background, then send `reply(result)`. `failing`: how the message begins if `work` raises an error."""
+        is_wanted = self.leave()
+
+        def done(found: T) -> None:
+            message = reply(found)
+            if is_wanted():
+                self.reply(message)
+
+        def failed(error: Exception) -> None:
+            code, said = _told(error)
+            if is_wanted():
+                self.fail(code, f"{failing}{said}")
+
+        self.runtime.background.answer(work, done, failed, EXPECTED)
+
+
+def _told(error: Exception) -> tuple[ErrorCode, str]:
+    if isinstance(error, RequestError):
+        return error.code, str(error)
+    if isinstance(error, EXPECTED):
+        return ErrorCode.UNAVAILABLE, str(error) or type(error).__name__
+    return ErrorCode.INTERNAL, INTERNAL
+
+
+def _reserved(request: int, run: Run, reservation: str | None, refusal: LimitRefusal | None) -> m.Reserved:
+    cost = run.account.holds[reservation].cost if reservation is not None else None
+    return m.Reserved(id=request, run=run.id, reservation=reservation, cost_usd=to_usd(cost), refused=refusal)
+
+
+# ---- the registry
+
+SAME = "the verb that the request's tag names"
+
+
+class Verb(NamedTuple):
+    """How a kind of request is answered."""
+
+    answer: Callable[..., None]
+    permission: str | None
+    """The verb that the peer must be permitted to use, or `None` if `answer`, or the core, checks that."""
+    about_run: bool
+    """Whether the request names one run, which `answer` is given."""
+
+
+REGISTRY: dict[type, Verb] = {}
+"""By kind of request. Complete once `sfad.server.verbs` is imported."""
+
+
+def answers(kind: type[Asked], *, permission: str | None = SAME) -> Callable[[Answer[Asked]], Answer[Asked]]:
+    """Register the decorated function for requests of this kind."""
+    return _register(kind, permission, about_run=False)
+
+
+def answers_about_run(kind: type[OfRun], *, permission: str = SAME) -> Callable[[AnswerAboutRun[OfRun]], AnswerAboutRun[OfRun]]:
+    """Register the decorated function for requests of this kind, which name one run."""
+    return _register(kind, permission, about_run=True)
+
+
+def _register(kind: type, permission: str | None, *, about_run: bool) -> Callable[[Function], Function]:
+    def register(answer: Function) -> Function:
+        REGISTRY[kind] = Verb(answer, m.tag(kind) if permission is SAME else permission, about_run)
+        return answer
+
+    return register

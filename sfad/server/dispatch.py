@@ -1,0 +1,110 @@
+"""Requests to the functions that answer them: the handshake, the permission, the verb's function, and what it raised."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .. import __version__
+from ..host.giveback import give_back
+from ..loop.runtime import Runtime
+from ..protocol import messages as m
+from ..protocol.errors import ErrorCode
+from ..protocol.version import SUPPORTED
+from . import verbs  # noqa: F401 - each file registers its verb
+from .bounds import ClientBounds
+from .call import INTERNAL, REGISTRY, Call, Services, Verb
+from .connection import Connection
+from .errors import RequestError, bad_request
+from .watching import push
+
+
+class Dispatcher:
+    """Has each request answered, now or later."""
+
+    def __init__(self, runtime: Runtime, bounds: ClientBounds, *, connections: Callable[[], int]) -> None:
+        self._runtime = runtime
+        self._services = Services(runtime, bounds, connections)
+
+    def greet(self, connection: Connection, request: m.Request) -> None:
+        """Answer the first message."""
+        peer = connection.peer
+        if not isinstance(request, m.Hello):
+            message = "the first message must be 'hello'"
+            connection.send(m.Error(id=request.id, code=ErrorCode.BAD_REQUEST, message=message))
+            return
+        self._runtime.log.debug("client", name=request.client[:100], user=peer.user, run=peer.run)
+        common = set(request.versions) & set(SUPPORTED)
+        if not common:
+            spoken, supported = request.versions[:16], list(SUPPORTED)
+            message = f"client speaks protocol versions {spoken}, this daemon {supported}; update the older one"
+            connection.send(m.Error(id=request.id, code=ErrorCode.UNSUPPORTED_VERSION, message=message))
+            return
+        connection.welcome(
+            m.Welcome(
+                id=request.id,
+                version=max(common),
+                daemon=__version__,
+                pid=os.getpid(),
+                state_dir=str(self._runtime.state_dir),
+                run=peer.run,
+            )
+        )
+
+    def handle(self, connection: Connection, request: m.Request) -> None:
+        """Answer a request, now or later."""
+        verb = REGISTRY.get(type(request))
+        call = self.open(connection, request.id, verb.permission if verb is not None else None)
+        try:
+            self._check(call, request)
+            if verb is None:
+                raise bad_request("'hello' is sent only once")
+            _answer(verb, call, request)
+        except RequestError as error:
+            call.fail(error.code, str(error))
+        except OSError as error:
+            call.fail(ErrorCode.UNAVAILABLE, f"the daemon could not do it: {error}")
+        except Exception:  # noqa: BLE001 - a bug in one request must not leave every tree without a supervisor
+            self._runtime.log.internal_error(request)
+            call.fail(ErrorCode.INTERNAL, INTERNAL)
+
+    def open(self, connection: Connection, request: int, permission: str | None = None) -> Call:
+        """Count a request that is to be answered."""
+        self._services.bounds.requests.add(connection.holder, 1)
+        return Call(self._services, connection, request, permission)
+
+    def _check(self, call: Call, request: m.Request) -> None:
+        try:
+            if request.id in call.connection.pending:
+                raise bad_request(f"request id {request.id} is still in use on this connection")
+            call.demand(self._services.bounds.requests, 0)
+        except RequestError:
+            if isinstance(request, m.Spawn):
+                give_back(call.connection.take(request.descriptors) or ())
+            raise
+
+    def give_up(self, connection: Connection) -> None:
+        """Fail the requests that another thread works on, because the daemon executes itself again."""
+        for request in sorted(connection.elsewhere):
+            call = Call(self._services, connection, request)
+            call.fail(ErrorCode.UNAVAILABLE, "the daemon restarted itself before this was done; try again")
+        connection.elsewhere.clear()
+
+    def take_over(self, connection: Connection, pending: Sequence[m.Wait | m.Watch]) -> None:
+        """Continue the requests of a connection that was handed over."""
+        for request in pending:
+            if isinstance(request, m.Watch):
+                push(Call(self._services, connection, request.id), request.run)
+            else:
+                self.handle(connection, request)
+
+
+def _answer(verb: Verb, call: Call, request: Any) -> None:
+    """The one place where the permission is checked, and the run resolved."""
+    if verb.permission is not None:
+        call.permit(verb.permission)
+    if verb.about_run:
+        verb.answer(call, request, call.resolve(request.run))
+    else:
+        verb.answer(call, request)

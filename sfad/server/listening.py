@@ -1,0 +1,109 @@
+"""The listening socket: it accepts connections, and is bound again when another process removes or replaces it."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import trio
+
+from ..host.paths import PathError, bind_socket, socket_inode
+from ..loop.runtime import Runtime
+from ..loop.storage import LOOK
+from ..observe.log import Log
+
+REST = 1.0
+"""Seconds before the next try when a connection could not be accepted for want of descriptors or memory."""
+
+ACCEPTS = 64
+"""Connections accepted in one go. A client may connect and hang up in a loop; the others have their turns in between."""
+
+
+class Listener:
+    """Accepts connections on a bound socket, which the epoll reports."""
+
+    def __init__(
+        self, sock: socket.socket, epoll: select.epoll, runtime: Runtime, log: Log, inode: tuple[int, int] | None = None
+    ) -> None:
+        """`inode`: the socket's in the file system, if another than the one that is at its path now."""
+        self._path = Path(runtime.socket)
+        self._epoll = epoll
+        self._runtime = runtime
+        self._log = log
+        self._unbound: str | None = None
+        """Why no socket could be made in place of the one that is gone."""
+        self._listen_on(sock, inode or socket_inode(self._path))
+
+    def _listen_on(self, sock: socket.socket, inode: tuple[int, int] | None) -> None:
+        sock.setblocking(False)
+        self._epoll.register(sock, select.EPOLLIN)
+        self._sock, self.inode = sock, inode
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor, -1 once it is closed."""
+        return self._sock.fileno()
+
+    def accept(self) -> Iterator[socket.socket]:
+        """Yield new connections."""
+        for _ in range(ACCEPTS):
+            try:
+                sock, _address = self._sock.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._rest(error)
+                return
+            sock.setblocking(False)
+            yield sock
+
+    def _rest(self, error: OSError) -> None:
+        # EMFILE, ENFILE, ENOBUFS, ENOMEM: the socket stays readable, and trying again at once would be a busy loop
+        self._log.warning(f"cannot accept a connection: {error}; trying again in {REST:g} s")
+        self._epoll.modify(self._sock, 0)
+
+        def again() -> None:
+            if self._sock.fileno() >= 0:
+                self._epoll.modify(self._sock, select.EPOLLIN)
+
+        self._runtime.timers.arm("listener", trio.current_time() + REST, again)
+
+    def close(self) -> None:
+        """Accept no more connections."""
+        if self._sock.fileno() >= 0:
+            self._epoll.unregister(self._sock)
+            self._sock.close()
+
+    async def look_after(self, accept: Callable[[], None]) -> None:
+        """Bind the socket again when it is gone, until cancelled. `accept` takes what has connected to the old one."""
+        while True:
+            await trio.sleep(LOOK)
+            try:
+                # in a thread: a file system may take its time, and any process can keep the directory's lock for half a second
+                bound = await trio.to_thread.run_sync(self._bound_again, abandon_on_cancel=True)
+            except (PathError, OSError) as error:
+                self._tell_unbound(str(error))
+                continue
+            self._unbound = None
+            if bound is None:
+                continue
+            if self._sock.fileno() < 0:  # the daemon is ending, and has stopped accepting meanwhile
+                bound[0].close()
+                continue
+            accept()
+            self.close()
+            self._listen_on(*bound)
+            what = f"another process removed or replaced the socket {self._path}; the daemon has made it again"
+            self._log.warning(what)
+            self._runtime.announcer.tell("daemon_socket_renewed", what, "medium")
+
+    def _bound_again(self) -> tuple[socket.socket, tuple[int, int] | None] | None:
+        if self._sock.fileno() < 0 or socket_inode(self._path) == self.inode:
+            return None
+        return bind_socket(self._path, held=Path(self._runtime.state_dir)), socket_inode(self._path)
+
+    def _tell_unbound(self, why: str) -> None:
+        if why != self._unbound:
+            self._log.error(f"another process removed or replaced the socket {self._path}, and it cannot be made again: {why}")
+        self._unbound = why

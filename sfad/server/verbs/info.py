@@ -1,0 +1,20 @@
+"""`info`: one run, with its live processes and memory."""
+
+from __future__ import annotations
+
+import trio
+
+from ...protocol.messages import Info, RunReply
+from ...protocol.types import RunInfo
+from ...runs.showing import info_of
+from ..call import Call, answers_about_run
+
+
+@answers_about_run(Info)
+def info(call: Call, _request: Info, run: RunInfo) -> None:
+    live = call.runtime.catalogue.live.get(run.id)
+    load = call.runtime.launcher.load(run.id) if live is not None and live.run.attempt else None
+    if live is not None and load is not None:
+        run = info_of(live, trio.current_time(), load)
+    (shown,) = call.runtime.catalogue.with_totals([run])
+    call.reply(RunReply(id=call.id, run=shown))

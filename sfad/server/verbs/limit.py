@@ -1,0 +1,18 @@
+"""`limit`: change the limits of a live run."""
+
+from __future__ import annotations
+
+from ...core import events as e
+from ...protocol.messages import ChangeLimits
+from ...protocol.types import RunInfo
+from ..call import Call, answers_about_run
+from ..checks import check_limits
+from ..errors import bad_request
+
+
+@answers_about_run(ChangeLimits)
+def limit(call: Call, request: ChangeLimits, run: RunInfo) -> None:
+    if not request.limits:
+        raise bad_request("say which limits: KIND=VALUE")
+    limits = check_limits(request.limits)
+    call.ask(lambda token, now: e.LimitRequested(now, token, call.peer, run.id, limits))

@@ -1,0 +1,31 @@
+"""`logs`: a run's output files, opened for reading."""
+
+from __future__ import annotations
+
+from ...meters import named
+from ...protocol.messages import LogFiles, Logs
+from ...protocol.types import RunInfo
+from ..call import Call, answers_about_run
+from ..errors import unavailable
+from ..reading import NOT_KEPT, no_output
+
+
+@answers_about_run(Logs)
+def logs(call: Call, request: Logs, run: RunInfo) -> None:
+    runtime = call.runtime
+    refusal = call.services.bounds.refusal(call.connection.holder, uncounted=2, unopened=2)
+    if refusal is not None:
+        raise unavailable(refusal)
+    live = run.id in runtime.catalogue.live
+    try:
+        descriptors = runtime.output.open_for_reader(run.id, create=live)
+    except NOT_KEPT as error:
+        raise no_output(run.id, error) from None
+    text = named(run.meter) is not None and _wants_text(call, request)
+    reply = LogFiles(id=call.id, run=run.id, ended=not live, kept=runtime.catalogue.kept(run.id), text=text, name=run.name)
+    call.reply(reply, descriptors)
+
+
+def _wants_text(call: Call, request: Logs) -> bool:
+    caller = call.runtime.catalogue.live.get(call.peer.run) if call.peer.run is not None else None
+    return request.form == "text" or (request.form == "auto" and caller is not None and caller.program is not None)

@@ -1,0 +1,13 @@
+"""`pause`: freeze a run's whole tree and stop its clocks."""
+
+from __future__ import annotations
+
+from ...core import events as e
+from ...protocol.messages import Pause
+from ...protocol.types import RunInfo
+from ..call import Call, answers_about_run
+
+
+@answers_about_run(Pause)
+def pause(call: Call, request: Pause, run: RunInfo) -> None:
+    call.ask(lambda token, now: e.PauseRequested(now, token, call.peer, run.id, request.suspended))

@@ -1,0 +1,24 @@
+"""`reserve`: ask whether a run may make a call to a model, and hold the most that the call may cost."""
+
+from __future__ import annotations
+
+from ...core import events as e
+from ...protocol.errors import ErrorCode
+from ...protocol.messages import Reserve
+from ..call import Call, answers
+from ..spending import check_amounts, once_priced, spender
+
+
+@answers(Reserve)
+def reserve(call: Call, request: Reserve) -> None:
+    check_amounts(request)
+    run = spender(call, request.run)
+
+    def hold() -> None:
+        estimate = call.runtime.metering.hold_of(run, request)
+        call.ask(lambda token, now: e.ReserveRequested(now, token, call.peer, run, estimate))
+
+    def unsure(why: str) -> None:
+        call.fail(ErrorCode.UNAVAILABLE, f"nothing is reserved: the price of the call is not known now: {why}")
+
+    once_priced(call, run, request.model, hold, unsure)

@@ -1,0 +1,19 @@
+"""`result`: a finished run's final answer, made safe for a language model."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ...protocol.messages import Result
+from ...protocol.types import RunInfo
+from ..call import Call, answers_about_run
+from ..errors import wrong_state
+from ..reading import result as result_of
+
+
+@answers_about_run(Result)
+def result(call: Call, request: Result, run: RunInfo) -> None:
+    if not run.status.terminal:
+        raise wrong_state(f"run {run.id} is {run.status}; wait for its end, or read its logs")
+    work = partial(result_of, call.runtime.output, run, request)
+    call.later(lambda: call.runtime.background.walk(work), lambda found: found)

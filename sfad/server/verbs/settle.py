@@ -1,0 +1,27 @@
+"""`settle`: replace a reservation by what was used."""
+
+from __future__ import annotations
+
+from ...core import events as e
+from ...core.account import NOTHING, Use
+from ...protocol.messages import Settle
+from ..call import Call, answers
+from ..spending import check_amounts, once_priced
+
+
+@answers(Settle)
+def settle(call: Call, request: Settle) -> None:
+    check_amounts(request)
+
+    def count(use: Use) -> None:
+        call.ask(lambda token, now: e.SettleRequested(now, token, call.peer, request.reservation, use))
+
+    found = call.runtime.machine.reservation(request.reservation)
+    if found is None:
+        count(NOTHING)  # the core says that there is no such reservation
+        return
+    run, hold = found[0].id, found[1]
+    call.resolve(run)
+    metering, model = call.runtime.metering, hold.model if request.cost_usd is None else None
+    # after a re-execution the daemon has not yet loaded the prices that the reservation was made with
+    once_priced(call, run, model, lambda: count(metering.use_of_settlement(run, hold, request)))

@@ -1,0 +1,64 @@
+"""`status`: the daemon itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import psutil
+import trio
+
+from ... import __version__
+from ...core.budgets import Budget
+from ...core.money import to_usd
+from ...core.run import Run
+from ...host import logout
+from ...protocol.messages import DaemonInfo, DaemonStatus
+from ...protocol.types import BudgetState
+from ..call import Call, answers
+
+
+@answers(DaemonInfo)
+def status(call: Call, _request: DaemonInfo) -> None:
+    runtime, machine = call.runtime, call.runtime.machine
+    backup = runtime.ledger.backup
+    budgets = machine.budgets if call.peer.run is None else ()
+    call.reply(
+        DaemonStatus(
+            id=call.id,
+            version=__version__,
+            pid=os.getpid(),
+            uptime_s=round(trio.current_time() - runtime.began, 3),
+            socket=runtime.socket,
+            state_dir=str(runtime.state_dir),
+            containment=runtime.launcher.containment,
+            containment_detail=runtime.launcher.detail,
+            draining=machine.draining,
+            live=len(machine.tree),
+            queued=machine.slots.queued,
+            admitted=machine.admitted,
+            refused=machine.refused,
+            connections=call.services.connections(),
+            memory_bytes=psutil.Process().memory_info().rss,
+            ledger_bytes=runtime.ledger.size_bytes,
+            ledger_trouble=runtime.storage.unwritable,
+            backup_bytes=backup.size_bytes if backup is not None else None,
+            backup_at=backup.at if backup is not None else None,
+            adopted=runtime.adopted,
+            enforcement={kind: runtime.launcher.enforcement(kind) for kind in ("memory", "pids", "cpu")},
+            budgets=[_state(budget, machine.tree) for budget in budgets],
+            linger_command=logout.linger_command(),
+        )
+    )
+
+
+def _state(budget: Budget, tree: Iterable[Run]) -> BudgetState:
+    return BudgetState(
+        scope=budget.scope,
+        name=budget.name,
+        period=budget.period,
+        usd=to_usd(budget.allowed),
+        used_usd=to_usd(budget.charged),
+        renews=budget.renews,
+        partial=budget.partial or any(run.user in budget.members and run.account.grows for run in tree),
+    )

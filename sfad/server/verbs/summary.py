@@ -1,0 +1,22 @@
+"""`summary`: how the runs created since a time have ended, and what they used."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ...ledger.summary import summarise
+from ...protocol.messages import Summarise, Summarised
+from ..call import Call, answers
+from ..checks import MAX_SECONDS, check_filters
+from ..errors import bad_request
+from ..reading import summary_page
+
+
+@answers(Summarise)
+def summary(call: Call, request: Summarise) -> None:
+    check_filters(request)
+    if not abs(request.since) <= MAX_SECONDS:  # also false for a NaN
+        raise bad_request(f"since must be Unix seconds, at most {MAX_SECONDS:.0f} from 1970")
+    page = summary_page(request, call.peer.run)
+    work = partial(summarise, call.runtime.ledger.directory, page, request.by, call.runtime.catalogue.unwritten(page))
+    call.later(lambda: call.runtime.background.walk(work), lambda found: Summarised(id=call.id, summary=found))

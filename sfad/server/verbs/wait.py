@@ -1,0 +1,44 @@
+"""`wait`: reply when a run has ended and the ledger has saved that, or after a time."""
+
+from __future__ import annotations
+
+import trio
+
+from ...core.events import ClientBack
+from ...protocol.messages import RunReply, Wait
+from ...protocol.types import RunInfo
+from ..call import Call, answers_about_run
+from ..connection import Pending
+
+
+@answers_about_run(Wait)
+def wait(call: Call, request: Wait, run: RunInfo) -> None:
+    runtime, connection = call.runtime, call.connection
+    if request.tie:
+        call.permit("stop", runtime.catalogue.chain(run.id))  # a tied run is stopped with its client
+        runtime.feed(ClientBack(trio.current_time(), connection.number, run.id))
+    if runtime.catalogue.over(run.id) or request.timeout == 0:
+        _show(call, run)
+        return
+    timer = ("wait", connection.number, call.id)
+
+    def answer(info: RunInfo | None) -> None:
+        if connection.pending.pop(call.id, None) is None:
+            return  # the connection was closed while waiters were told
+        forget()
+        runtime.timers.disarm(timer)
+        if info is not None:
+            _show(call, info)
+        else:
+            call.drop()
+
+    forget = runtime.subscribers.on_end(run.id, answer)
+    until = trio.current_time() + max(0.0, request.timeout) if request.timeout is not None else None
+    connection.pending[call.id] = Pending(request, lambda: answer(None), until)
+    if until is not None:
+        runtime.timers.arm(timer, until, lambda: answer(runtime.catalogue.info(run.id)))
+
+
+def _show(call: Call, run: RunInfo) -> None:
+    (shown,) = call.runtime.catalogue.with_totals([run])
+    call.reply(RunReply(id=call.id, run=shown))

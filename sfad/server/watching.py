@@ -1,0 +1,46 @@
+"""Pushing the events of a run to a client, for `watch` and for `spawn` with `watch`."""
+
+from __future__ import annotations
+
+from ..protocol.messages import EventPush, Watch
+from ..protocol.types import Event, RunId, RunInfo
+from .call import Call
+from .connection import Pending
+from .errors import unavailable
+
+WATCHES = 64
+"""Watches of one connection."""
+
+
+def demand_watch(call: Call) -> None:
+    """Raise `RequestError` if the client may not have another watch."""
+    open_here = sum(isinstance(pending.request, Watch) for pending in call.connection.pending.values())
+    if open_here >= WATCHES:
+        raise unavailable(
+            f"this connection has {open_here} open watches, at most {WATCHES} are allowed; watch a run that is above others",
+        )
+    call.demand(call.services.bounds.watches, 1)
+
+
+def push(call: Call, run: RunId) -> None:
+    """Push the events of the run and its descendants from now on, until the run is over or the connection is closed."""
+    connection, watches = call.connection, call.services.bounds.watches
+
+    def send(event: Event) -> None:
+        connection.send(EventPush(id=call.id, event=event))
+
+    forget = call.runtime.subscribers.watch(run, send)
+    if call.runtime.catalogue.over(run):
+        forget()
+        return
+
+    def over(_info: RunInfo | None = None) -> None:
+        if connection.pending.pop(call.id, None) is None:
+            return
+        forget()
+        unwait()
+        watches.add(connection.holder, -1)
+
+    unwait = call.runtime.subscribers.on_end(run, over)
+    watches.add(connection.holder, 1)
+    connection.pending[call.id] = Pending(Watch(id=call.id, run=run), over)

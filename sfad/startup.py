@@ -1,0 +1,207 @@
+"""Opens everything that a daemon needs, and adopts what an earlier one left."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import sqlite3
+import sys
+import traceback
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from . import config as configuration
+from .durable.adoption import Adoption, Rows, adopt
+from .durable.budgets import rebuild
+from .durable.handover import Handover
+from .durable.journal import RunJournal
+from .faults import effect
+from .host import systemd
+from .host.paths import PathError, prepare_socket
+from .host.reserve import Ballast
+from .host.state_dir import StateLock, resume_lock, take_state_dir
+from .host.timers import Timers
+from .launch.base import Launcher
+from .launch.choose import choose
+from .launch.sweep import sweep
+from .ledger import Ledger, LedgerError
+from .loop.resources import Reports, Resources
+from .loop.runtime import Runtime
+from .observe.log import Log
+from .output.files import OutputStore
+from .protocol.types import RunId
+from .protocol.units import counted
+from .spool import JournalError
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonHome:
+    """Where a daemon lives."""
+
+    socket: Path
+    state_dir: Path
+    config_files: tuple[list[Path], bool]
+    """The files, and whether each has to be there."""
+
+    @property
+    def instance(self) -> str:
+        """Twelve hex digits that name this state directory in cgroup names and cookies."""
+        return hashlib.sha256(os.fsencode(self.state_dir.resolve())).hexdigest()[:12]
+
+
+def open_log(setting: configuration.Log, *, handed: bool) -> Log:
+    """Open the log. Raises `PathError`; a daemon that was re-executed goes on with stderr instead."""
+    try:
+        return Log(level=setting.level, file=Path(setting.file) if setting.file is not None else None)
+    except OSError as error:
+        if not handed:
+            raise PathError(f"log.file = {setting.file} cannot be opened: {error.strerror}") from error
+        log = Log(level=setting.level)
+        log.error(f"log.file = {setting.file} cannot be opened: {error.strerror}; going on with stderr")
+        return log
+
+
+def inherited_listener(home: DaemonHome, handed: Handover | None, stored: dict[str, int]) -> socket.socket | None:
+    """Return the socket on which systemd listens for this daemon, or the daemon before it did. Raises `PathError`."""
+    if handed is not None:
+        return socket.socket(fileno=handed.listener)
+    fd = stored.pop(systemd.SOCKET_UNIT, None)
+    if fd is None:
+        return None
+    listener = socket.socket(fileno=fd)
+    if listener.getsockname() != str(home.socket):
+        raise PathError(
+            f"{systemd.SOCKET_UNIT} listens at {listener.getsockname()}, and the daemon is to serve {home.socket}; set "
+            "ListenStream= of the one and --socket or SFAD_SOCKET of the other to the same path"
+        )
+    return listener
+
+
+def take_lock(home: DaemonHome, handed: Handover | None, *, listening: bool) -> StateLock:
+    """Take the state directory. `listening`: the socket is there already. Raises `PathError`."""
+    path, instance = home.state_dir, home.instance
+    if handed is not None:
+        return resume_lock(path, instance, directory=handed.directory, file=handed.lock, claim=handed.claim)
+    lock = take_state_dir(path, instance)
+    if not listening:
+        prepare_socket(home.socket, held=path)  # a daemon that adopts runs and then cannot serve ends them
+    return lock
+
+
+def open_state(
+    home: DaemonHome, loaded: configuration.Loaded, lock: StateLock, log: Log, stack: ExitStack, *, handed: bool
+) -> Resources:
+    """Open what is in the state directory, and choose the launcher. Raises `PathError`, `LedgerError`, `CgroupImpossible`."""
+    state_dir, timers, reports = home.state_dir, Timers(log.internal_error), Reports()
+    try:
+        journal = RunJournal(state_dir / "spool", timers, log.error, lock.lost)
+        stack.callback(journal.close)
+        output = OutputStore(state_dir / "output", log.error)
+    except JournalError as error:
+        raise PathError(str(error)) from error
+    except OSError as error:
+        raise PathError(f"the state directory {state_dir} cannot be used: {error}") from error
+    _refuse_moved(state_dir, journal)
+    floor = max(output.highest_number(), journal.highest_number)
+    ledger = _open_ledger(state_dir, floor, log, handed=handed)
+    stack.callback(lambda: _tell_unwritten(ledger.close(), log))
+    for note in (*journal.notes, *ledger.notes):
+        log.warning(note)
+    if ledger.begun_anew and floor and not ledger.notes:
+        log.warning(f"there was no ledger in {state_dir}, though runs have been there: one was begun, without those that had ended")
+    launcher = _choose_launcher(home.instance, loaded.config.containment, reports, log)
+    stack.callback(launcher.close)
+    return Resources(log, timers, journal, ledger, output, launcher, reports, str(home.socket), str(state_dir), lock.lost)
+
+
+def _refuse_moved(here: Path, journal: RunJournal) -> None:
+    alive, before = journal.moved_alive(here), journal.place
+    if alive:
+        raise PathError(
+            f"{here} was {before} when {counted(len(alive), 'run')} began that are still alive ({', '.join(alive[:8])}), and "
+            f"by that path they are known: move it back, or end them with 'sfad sweep --state-dir {before}'"
+        )
+
+
+def _open_ledger(state_dir: Path, floor: int, log: Log, *, handed: bool) -> Ledger:
+    ballast = Ballast(state_dir)
+    try:
+        ledger = Ledger(state_dir, floor_number=floor, handed_over=handed)
+    except LedgerError as error:
+        if not (error.full and ballast.throw_away()):
+            raise
+        log.error(f"{error}; trying again with the room that was kept for this")
+        return Ledger(state_dir, floor_number=floor, handed_over=handed)
+    ballast.take_on()
+    return ledger
+
+
+def _tell_unwritten(count: int, log: Log) -> None:
+    if count:
+        log.error(f"{count} records could not be written to the ledger before the end")
+        print(f"sfad: {count} records could not be written to the ledger", file=sys.stderr)
+
+
+def _choose_launcher(instance: str, containment: configuration.Containment, reports: Reports, log: Log) -> Launcher:
+    return choose(
+        instance=instance,
+        mode=containment.mode,
+        cgroup_parent=containment.cgroup_parent,
+        emit=reports.put,
+        clock=trio.current_time,
+        complain=log.warning,
+    )
+
+
+def adopt_runs(runtime: Runtime, handed: Handover | None, stored: dict[str, int], log: Log) -> tuple[Adoption, Rows]:
+    """Adopt what lives, and correct the ledger's rows. Return what was found, and the rows that the ledger could not take. `stored`
+    are closed. Raises `PathError`."""
+    ledger = runtime.ledger
+    try:
+        adoption = adopt(runtime.journal, ledger, runtime.launcher, handed, stored)
+    except OSError as error:
+        raise PathError(f"the runs of an earlier daemon cannot be adopted: {error}") from error
+    runtime.adopt(adoption)
+    for note in adoption.notes:
+        log.error(note)
+    unwritten: Rows = []
+    try:
+        effect("mend")
+        ledger.mend(adoption.rows)
+        effect("mended")
+    except sqlite3.Error as error:
+        log.error(f"the ledger cannot be brought in line with what was found: {error}; it will be when it can be written")
+        unwritten = adoption.rows
+    try:
+        for note in rebuild(runtime.config.budgets, ledger, runtime.journal):
+            log.error(note)
+    except sqlite3.Error as error:
+        log.error(f"the ledger was not told what budgets were charged: {error}; the spool's figures count")
+    runtime.pidfds.forget_others(stored, [one.run for one in adoption.event.runs if one.run.pid is not None])
+    close_all(stored)
+    return adoption, unwritten
+
+
+def close_all(descriptors: dict[str, int]) -> None:
+    """Close descriptors, and forget them."""
+    while descriptors:
+        os.close(descriptors.popitem()[1])
+
+
+def sweep_others(home: DaemonHome, cgroup_parent: str | None, log: Log, spare: frozenset[RunId], keep: str | None = None) -> None:
+    """Kill what carries this daemon's name and belongs to no run of `spare`. `keep`: the cgroup where runs are contained."""
+    try:
+        effect("sweep")
+        report = sweep(home.instance, cgroup_parent, spare, keep)
+    except Exception as error:  # noqa: BLE001 - a daemon that starts serves what it has, and one that dies says why it does
+        log.error(
+            f"what a dead daemon may have left could not be looked for: {error}; run 'sfad sweep' later",
+            traceback=traceback.format_exc(),
+        )
+        return
+    if report.pids:
+        log.warning("killed processes that a dead daemon left and nobody remembers", pids=report.pids)

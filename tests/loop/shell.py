@@ -1,0 +1,98 @@
+"""A whole loop with a real ledger, a real spool and a launcher without processes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+
+from sfad import config as configuration
+from sfad.core import commands as c
+from sfad.core import events as e
+from sfad.core.access import Peer
+from sfad.durable.journal import RunJournal
+from sfad.host.timers import Timers
+from sfad.ledger import Ledger
+from sfad.loop.resources import Reports, Resources
+from sfad.loop.runtime import Runtime
+from sfad.observe.log import Log
+from sfad.output.files import OutputStore
+from sfad.protocol.messages import Spawn
+from tests.harness import PATIENCE
+from tests.launch.fake import FakeLauncher, Script
+
+ANN = Peer(0, "ann")
+
+
+@asynccontextmanager
+async def shell(directory: Path, kind: type[FakeLauncher], config: str = "") -> AsyncIterator[Runtime]:
+    """Serve a loop on the state directory `directory`."""
+    ledger = Ledger(directory / "state", patience=0.05)
+    (directory / "sfad.toml").write_text(config)
+    loaded = configuration.load([directory / "sfad.toml"])
+    log, reports = Log("error", file=directory / "log"), Reports()
+    timers = Timers(log.internal_error)
+    launcher = kind(emit=reports.put, clock=trio.current_time, script=lambda _run, _spec: Script(after=None))
+    resources = Resources(
+        log, timers, RunJournal(directory / "spool", timers, print), ledger, OutputStore(directory / "output"), launcher,
+        reports, "/s", str(directory),
+    )  # fmt: skip
+    runtime = Runtime(resources, loaded, shut_down=lambda: None, read_config=lambda: (loaded, []))
+    runtime.saver.start_ledger()
+    reports.pass_on(runtime.reported)
+    with trio.fail_after(PATIENCE):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(runtime.serve)
+            yield runtime
+            nursery.cancel_scope.cancel()
+    runtime.close()
+    ledger.close()
+    runtime.log.close()
+
+
+AGENT = Spawn(id=1, argv=[b"agent"], cwd=b"/", env=[])
+
+
+async def spawned(runtime: Runtime, spawn: Spawn = AGENT) -> str:
+    """Return a run that was admitted, now or for an earlier request with the same key."""
+    answer = await asked(runtime, spawn)
+    if isinstance(answer, c.Known):
+        return answer.run
+    assert isinstance(answer, c.Admitted)
+    return answer.run.id
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for a result of the ledger's thread."""
+    while not condition():  # noqa: ASYNC110 - there is no event for it
+        await trio.sleep(0.01)
+
+
+async def refused(runtime: Runtime) -> str:
+    """Return why there is no run."""
+    answer = await asked(runtime)
+    assert isinstance(answer, c.Failed)
+    return answer.message
+
+
+async def stopped(runtime: Runtime, run: str) -> None:
+    """Stop a run, and wait until it is over."""
+    over = trio.Event()
+    runtime.requests.ask(lambda _said: over.set(), lambda token, now: e.StopRequested(now, token, ANN, (run,), grace=0.01))
+    await over.wait()
+
+
+async def asked(runtime: Runtime, spawn: Spawn = AGENT) -> c.Answer:
+    """Return the answer to a spawn."""
+    answers = list[c.Answer]()
+    done = trio.Event()
+
+    def answer(said: c.Answer) -> None:
+        answers.append(said)
+        done.set()
+
+    runtime.requests.spawn(ANN, spawn, [], 1, answer, lambda _run: None)
+    await done.wait()
+    return answers[0]

@@ -1,0 +1,32 @@
+"""Each kind of request is declared once, and answered in the file that is named like its verb."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sfad.core.access import OUTSIDE, VERBS
+from sfad.protocol import messages as m
+from sfad.server import verbs
+from sfad.server.call import REGISTRY
+
+
+@pytest.mark.parametrize("kind", [kind for kind in m.REQUESTS if kind is not m.Hello], ids=m.tag)
+def test_each_request_is_answered_in_the_file_of_its_verb(kind: type[m.Request]) -> None:
+    assert REGISTRY[kind].answer.__module__ == f"sfad.server.verbs.{m.tag(kind)}"
+
+
+def test_each_file_answers_a_request() -> None:
+    files = {path.stem for path in Path(verbs.__file__).parent.glob("*.py")} - {"__init__"}
+    assert files == {m.tag(kind) for kind in REGISTRY}
+
+
+def test_only_two_requests_leave_the_permission_to_what_answers_them() -> None:
+    unchecked = {kind for kind, verb in REGISTRY.items() if verb.permission is None}
+    assert unchecked == {m.Spawn, m.Select}, "spawn: the guard refuses, and records it; select: its field says which verb"
+
+
+def test_every_permission_is_a_verb() -> None:
+    assert {verb.permission for verb in REGISTRY.values()} - {None} <= VERBS | OUTSIDE
+    assert not VERBS & OUTSIDE
