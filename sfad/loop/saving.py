@@ -61,7 +61,7 @@ class Saver:
         admits = charges = False
         for command in outcome.commands:
             if isinstance(command, c.Charge):
-                self.budgets.remember(command.scope, command.name)
+                self.budgets.save(command.scope, command.name)
                 charges = True
             elif isinstance(command, c.Admit):
                 admits = True
@@ -165,7 +165,7 @@ class Saver:
         self._tell_ends(ended)
 
     def _trouble(self, error: str | None, lost: int) -> None:
-        """The ledger cannot be written, or can be again. Ends are held in memory meanwhile, and clients do not wait for that."""
+        # ends are held in memory while the ledger cannot be written, and clients do not wait for that
         self.storage.ledger_failing(error, lost)
         if error is not None:
             self._tell_ends(self.catalogue.unrecorded)

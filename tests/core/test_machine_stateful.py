@@ -599,7 +599,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def re_execute(self, data: st.DataObject) -> None:
-        """The daemon executes itself anew. It does not while it ends."""
+        """The daemon re-executes itself. It does not while it ends."""
         if not self.drained:
             self.world.re_execute(lambda _: data.draw(st.sampled_from([True, True, True, False])))
 

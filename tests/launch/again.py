@@ -1,4 +1,4 @@
-"""A daemon that executes itself anew with runs alive, and prints what its second self finds and is told, as JSON lines.
+"""A daemon that re-executes itself with runs alive, and prints what its second self finds and is told, as JSON lines.
 
 `python -m tests.launch.again KIND INSTANCE`; the second time with what remains, and the file that the ticking run writes.
 """

@@ -1,4 +1,4 @@
-"""A daemon that executes itself anew keeps its children."""
+"""A daemon that re-executes itself keeps its children."""
 
 from __future__ import annotations
 
