@@ -1,5 +1,7 @@
-"""The entry of the command `sfad`. Serving does without what reads command lines well: typer, and pydantic with it, are a third
-of the time that a start takes, and memory for as long as the daemon lives."""
+"""The command `sfad`.
+
+Serving reads its options without typer, which with pydantic takes a third of a start, and memory for as long as the daemon lives.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,9 @@ import gc
 import sys
 from typing import Any
 
-from .host.priority import go_ahead
+from .host.priority import raise_priority
 
-gc.disable()  # until the daemon freezes what start-up has made: looking through it again and again takes a sixth of a start
+gc.disable()  # until start-up is done and its objects are frozen: collections take a sixth of a start
 
 _OPTIONS = {
     "--socket": ("socket", str),
@@ -23,8 +25,8 @@ def main() -> None:
     """Entry point of the console script."""
     options = _plain(sys.argv[1:])
     if options is not None:
-        # first: the imports take 0.4 s of processor time, which are ten seconds where runs keep every processor busy
-        go_ahead()
+        # first: the imports take 0.4 s of processor time, which is ten seconds if runs keep all processors busy
+        raise_priority()
         from .serving import serve
 
         serve(**options)
@@ -35,7 +37,7 @@ def main() -> None:
 
 
 def _plain(arguments: list[str]) -> dict[str, Any] | None:
-    """The options of `serve`, if there is nothing else, each once and with a value. Of others typer says what is wrong."""
+    """Return the options of `serve` if there is nothing else, each once and with a value; else `None`, and typer reads them."""
     words = arguments[1:] if arguments[:1] == ["serve"] else arguments
     names, values = words[::2], words[1::2]
     once = len(names) == len(values) == len(set(names))

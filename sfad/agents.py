@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from .config import BUILT_IN, Agent, Config, entry_key
+from .config import BUILT_IN, Agent, Configuration, entry_key
 from .protocol.limits import parse_limit
 from .protocol.messages import AgentInfo, Setting, Spawn
 from .protocol.types import Limit
@@ -74,7 +74,7 @@ class Registered:
         return msgspec.convert(msgspec.structs.asdict(self.agent) | {"name": self.name, "source": self.source}, AgentInfo)
 
 
-def registered(config: Config, settings: Sequence[Setting]) -> dict[str, Registered]:
+def registered(config: Configuration, settings: Sequence[Setting]) -> dict[str, Registered]:
     """Return all agents by name. An entry of the config replaces a built-in agent."""
     source = {setting.key: setting.source for setting in settings}
     found = {name: Registered(name, agent, BUILT_IN) for name, agent in KNOWN_PROGRAMS.items()}

@@ -14,11 +14,11 @@ from typing import Annotated
 import msgspec
 import typer
 
-from . import __version__, serving
+from . import __version__, exits, serving
 from . import config as configuration
 from .durable.journal import RunJournal
 from .host import systemd
-from .host.paths import PathError, config_files
+from .host.socket_file import PathError
 from .host.state_dir import claim_instance, lock_state_dir
 from .host.timers import Timers
 from .install import Installer, InstallError
@@ -27,14 +27,12 @@ from .launch.choose import check as check_containment
 from .launch.contain.cgroup.controllers import release_unit
 from .launch.sweep import sweep as sweep_instance
 from .ledger import LedgerError, back_up
-from .ledger.opening import FILE as LEDGER_FILE
-from .ledger.opening import check_known
-from .serving import EXIT_SURVIVED, EXIT_UNAVAILABLE, EXIT_USAGE, die, load, place
-from .spool import JournalError
+from .ledger.checking import check_known
+from .ledger.connections import FILE as LEDGER_FILE
+from .serving import die, load, place
+from .spool import StoreError
 from .spool.store import check_version
 from .startup import DaemonHome
-
-EXIT_IO = 74
 
 app = typer.Typer(
     add_completion=False,
@@ -42,21 +40,22 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="The daemon that owns trees of agent processes. Without a command it serves.",
+    help="Supervise trees of AI agents. Without a command: serve.",
 )
 
-Socket = Annotated[str | None, typer.Option("--socket", metavar="PATH", help="Where to listen. [env: SFAD_SOCKET]")]
-StateDir = Annotated[str | None, typer.Option("--state-dir", metavar="DIR", help="Ledger and output. [env: SFAD_STATE_DIR]")]
+Socket = Annotated[str | None, typer.Option("--socket", metavar="PATH", help="Socket to listen on. [env: SFAD_SOCKET]")]
+StateDir = Annotated[str | None, typer.Option("--state-dir", metavar="DIR", help="State directory. [env: SFAD_STATE_DIR]")]
 ConfigFile = Annotated[
-    str | None, typer.Option("--config", metavar="FILE", help="The only config file to read. [env: SFAD_CONFIG]")
+    str | None,
+    typer.Option("--config", metavar="FILE", help="Config file to read instead of the system's and the user's. [env: SFAD_CONFIG]"),
 ]
-BackupFile = Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="The copy to make.")]
+BackupFile = Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="Copy to make.")]
 StopPost = Annotated[
     bool,
     typer.Option(
         "--stop-post",
-        help="As ExecStopPost= of a systemd unit: where another daemon follows ($SERVICE_RESULT) kill nothing, and only make the "
-        "unit's cgroup fit to be started in.",
+        help="For ExecStopPost= of a systemd unit: if systemd starts another daemon ($SERVICE_RESULT), kill nothing, and only "
+        "make the unit's cgroup usable for it.",
     ),
 ]
 ReadyFd = Annotated[int | None, typer.Option("--ready-fd", hidden=True, help="Write a line to this descriptor once serving.")]
@@ -75,63 +74,63 @@ Version = Annotated[bool, typer.Option("--version", is_eager=True, callback=_pri
 def default(
     context: typer.Context, socket: Socket = None, state_dir: StateDir = None, config: ConfigFile = None, version: Version = False
 ) -> None:
-    """Serves if no command is given."""
+    """Serve if no command is given."""
     del version  # its callback has printed it
     if context.invoked_subcommand is None:
         serving.serve(socket, state_dir, config)
-    else:  # what stands before the command holds for it, unless it says otherwise
+    else:  # options before the command hold for it, unless they are repeated after it
         given = {"socket": socket, "state_dir": state_dir, "config": config}
         context.default_map = {context.invoked_subcommand: {name: value for name, value in given.items() if value is not None}}
 
 
 @app.command()
 def serve(socket: Socket = None, state_dir: StateDir = None, config: ConfigFile = None, ready_fd: ReadyFd = None) -> None:
-    """Serve until SIGTERM or SIGINT, then stop every tree and exit 0 (5: a process survived); a second signal skips the grace."""
+    """Serve until SIGTERM or SIGINT, then stop all trees and exit 0 (5: a process survived). A second signal skips the grace."""
     serving.serve(socket, state_dir, config, ready_fd)
 
 
 @app.command("check-config")
 def check_config(config: ConfigFile = None) -> None:
-    """Read the config, say what is wrong with it, and exit 0 if nothing is."""
-    loaded = load(config_files(os.environ, config))
+    """Read the config, print its settings, and exit 0; 2 with a message if something is wrong."""
+    loaded = load(configuration.config_files(os.environ, config))
     for setting in loaded.settings:
         print(f"{setting.key} = {msgspec.json.encode(setting.value).decode()}  ({setting.source})")
 
 
 @app.command("check-start", hidden=True)
 def check_start(state_dir: StateDir = None, config: ConfigFile = None) -> None:
-    """Exit 0 if this sfad could go on in the place of the one that serves this state directory."""
+    """Exit 0 if this sfad could replace the one that serves this state directory."""
     where = place(None, state_dir, config)
     containment = load(where.config_files).config.containment
     try:
         check_known(where.state_dir)
         check_version(where.state_dir / "spool" / "runs")
         check_containment(where.instance, containment.mode, containment.cgroup_parent)
-    except (LedgerError, JournalError, CgroupImpossible) as error:
-        die(str(error), EXIT_UNAVAILABLE)
+    except (LedgerError, StoreError, CgroupImpossible) as error:
+        die(str(error), exits.UNAVAILABLE)
 
 
 @app.command()
 def sweep(state_dir: StateDir = None, config: ConfigFile = None, stop_post: StopPost = False) -> None:
-    """Kill what a dead daemon of this state directory left behind. Refuses while a daemon is alive."""
+    """Kill processes that a dead daemon of this state directory left behind. Refuses while a daemon is alive."""
     where = place(None, state_dir, config)
     try:
-        # until this process ends: no daemon may start in the middle of it. One may be alive whose directory was removed
+        # held until this process ends: no daemon may start meanwhile. A live daemon's directory may have been removed
         (lock_state_dir if where.state_dir.is_dir() else claim_instance)(where.state_dir, where.instance)
     except PathError as error:
-        die(f"{error}; a living daemon looks after its own (sfactl stop --all)", EXIT_UNAVAILABLE)
+        die(f"{error}; to end the runs of a live daemon: sfactl stop --all", exits.UNAVAILABLE)
     if stop_post and systemd.another_follows():
         release_unit()
         return
     try:
         report = sweep_instance(where.instance, _cgroup_parent(where.config_files))
     except OSError as error:
-        die(f"cannot look for what is left: {error}", EXIT_SURVIVED)
+        die(f"cannot look for processes: {error}", exits.SURVIVED)
     if not report.pids:
         _die_if_elsewhere(where)
-    print(f"{len(report.pids)} processes of {where.state_dir} were alive; {len(report.pids) - len(report.left)} have been killed")
+    print(f"{len(report.pids)} processes of {where.state_dir} were alive; {len(report.pids) - len(report.left)} were killed")
     if report.left:
-        die(f"still alive: {', '.join(map(str, report.left))}", EXIT_SURVIVED)
+        die(f"still alive: {', '.join(map(str, report.left))}", exits.SURVIVED)
 
 
 @app.command()
@@ -139,31 +138,31 @@ def backup(file: BackupFile, state_dir: StateDir = None) -> None:
     """Copy the ledger to FILE, whether a daemon is running or not. FILE must not exist."""
     where = place(None, state_dir, None)
     if not (where.state_dir / LEDGER_FILE).exists():
-        die(f"there is no ledger in {where.state_dir}", EXIT_UNAVAILABLE)
+        die(f"there is no ledger in {where.state_dir}", exits.UNAVAILABLE)
     try:
         copy = back_up(where.state_dir, file.absolute(), replace=False)
     except FileExistsError:
-        die(f"{file} exists; choose another name", EXIT_USAGE)
+        die(f"{file} exists; choose another name", exits.USAGE)
     except (OSError, sqlite3.Error, LedgerError) as error:
-        die(f"the ledger could not be copied to {file}: {error}", EXIT_IO)
+        die(f"the ledger could not be copied to {file}: {error}", exits.IO)
     print(f"{copy.path}: {copy.size_bytes} bytes")
 
 
 @app.command()
 def install(
-    user: Annotated[bool, typer.Option("--user", help="As a service of this user.")] = False,
-    system: Annotated[bool, typer.Option("--system", help="As a service of the system; takes root.")] = False,
+    user: Annotated[bool, typer.Option("--user", help="Install a service of this user.")] = False,
+    system: Annotated[bool, typer.Option("--system", help="Install a service of the system; needs root.")] = False,
     remove: Annotated[bool, typer.Option("--remove", help="Stop the daemon and its runs, and remove the service.")] = False,
     linger: Annotated[
-        bool, typer.Option("--linger", help="Also let the user's services outlive the last session (with --remove: no longer).")
+        bool, typer.Option("--linger", help="Also keep the user's services after logout (with --remove: no longer).")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the steps and the units, and change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the steps and the units; change nothing.")] = False,
 ) -> None:
-    """Make the daemon of this installation a service of systemd: write its units, enable and start them."""
+    """Install the daemon as a service of systemd: write its units, enable and start them."""
     if user == system and not (remove and not user):
-        die("say either --user or --system", EXIT_USAGE)
+        die("give either --user or --system", exits.USAGE)
     if linger and not user:
-        die("--linger goes with --user: a service of the system needs no lingering", EXIT_USAGE)
+        die("--linger needs --user: a service of the system needs no lingering", exits.USAGE)
     try:
         if not remove:
             return Installer(user=user, dry_run=dry_run).install(linger=linger)
@@ -174,7 +173,7 @@ def install(
         if not wanted:
             print("no service is installed")
     except (InstallError, OSError) as error:
-        die(str(error), error.code if isinstance(error, InstallError) else EXIT_UNAVAILABLE)
+        die(str(error), error.code if isinstance(error, InstallError) else exits.UNAVAILABLE)
 
 
 @app.command()
@@ -184,11 +183,13 @@ def version() -> None:
 
 
 def _die_if_elsewhere(where: DaemonHome) -> None:
-    """Nothing was found, and that says nothing: it is not the path by which the runs are known."""
+    """End with an error if the runs are known by another path, so that finding nothing means nothing."""
     if not where.state_dir.is_dir():
-        die(f"{where.state_dir} is no directory, and nothing of a daemon of that state directory was found", EXIT_UNAVAILABLE)
-    with suppress(JournalError, OSError), TemporaryDirectory() as copies:
-        # a copy: who opens a damaged one sets it aside, and the next daemon would not know that anything was damaged
+        die(
+            f"{where.state_dir} is not a directory, and no process of a daemon of that state directory was found", exits.UNAVAILABLE
+        )
+    with suppress(StoreError, OSError), TemporaryDirectory() as copies:
+        # a copy: opening a damaged file sets it aside, and the next daemon would not know of the damage
         shutil.copy(where.state_dir / "spool" / "runs", copies)
         with closing(RunJournal(Path(copies), Timers(print), print)) as journal:
             _die_if_moved(where, journal)
@@ -196,12 +197,12 @@ def _die_if_elsewhere(where: DaemonHome) -> None:
 
 def _die_if_moved(where: DaemonHome, journal: RunJournal) -> None:
     if journal.moved_alive(where.state_dir):
-        text = f"{where.state_dir} was {journal.place} when runs began that are still alive, and by that path they are known"
-        die(f"{text}: --state-dir {journal.place}", EXIT_UNAVAILABLE)
+        text = f"{where.state_dir} was {journal.place} when runs that are still alive began, and they are known by that path"
+        die(f"{text}: give --state-dir {journal.place}", exits.UNAVAILABLE)
 
 
 def _cgroup_parent(files: tuple[list[Path], bool]) -> str | None:
-    """What cannot be read may be why there is no daemon: a sweep does without it, for it looks everywhere anyway."""
+    # a config that cannot be read may be why there is no daemon: a sweep works without it, because it looks everywhere anyway
     try:
         return configuration.load(files[0], required=files[1]).config.containment.cgroup_parent
     except configuration.ConfigError as error:

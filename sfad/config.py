@@ -1,146 +1,126 @@
 """Layered TOML: built-in values, the system's file, the user's file, key by key.
 
-A misspelt key or a value outside its range is an error that names the file, the key and what is allowed: a limit that
-somebody believes to be set must not be silently absent. Every key here is read by something.
+A misspelt key or a value outside its range is an error that names the file, the key and what is allowed: a limit that an operator
+believes to be set must not be silently absent. Each key is written once, as a field of a section below: its range is in the type,
+and docs/configuration.md describes it.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import stat
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
 
+from .config_values import COMMAND, COUNT, DURATION, LIMITS, PATH, SIZE, TEXT, allowed, converted
 from .core.limits import check
 from .core.naming import NAME
 from .core.policy import Invalid, Policy
 from .protocol.known import METERS, PROGRAMS
 from .protocol.limits import parse_limit
 from .protocol.messages import Setting
-from .protocol.units import (
-    COUNT_FORMS,
-    DURATION_FORMS,
-    SIZE_FORMS,
-    format_duration,
-    format_size,
-    parse_count,
-    parse_duration,
-    parse_size,
-)
+from .protocol.paths import xdg
+
+SYSTEM_CONFIG = Path("/etc/sfad/sfad.toml")
 
 BUILT_IN = "built-in"
 """The source of a value that no file sets."""
 
-OFF = "off"
-"""Written for a limit that is not to hold, where its value may be `None`."""
-
 MAX_FILE = 1 << 20
-"""Bytes of a config file: a file that never ends must not keep the daemon reading."""
+"""The most bytes of a config file: an endless file must not keep the daemon reading."""
 
 NAME_MAX = 256
-"""Characters in a name that is free to choose (a model, a user, a team): more is a mistake, and lookups by it stay cheap."""
-
-_DURATION = {"unit": "duration"}
-_SIZE = {"unit": "size"}
-_COUNT = {"unit": "count"}
-_PATH = {"unit": "path"}
-_TEXT = {"unit": "text"}
-_COMMAND = {"unit": "command"}
-_LIMITS = {"unit": "limits"}
-
-_PARSERS: dict[str, Callable[[Any], float]] = {"duration": parse_duration, "size": parse_size, "count": parse_count}
+"""The most characters of a name that the operator chooses (a model, a user, a team)."""
 
 
 class ConfigError(Exception):
     """A config file cannot be used. The message names the file, the key, the value and what is allowed."""
 
 
-class Guard(Struct, frozen=True, kw_only=True):
-    """How deep and how wide a tree may grow (SPEC section 2)."""
+class GuardConfig(Struct, frozen=True, kw_only=True):
+    """How deep and how wide a tree may grow."""
 
     max_depth: Annotated[int, Meta(ge=1, le=1000)] = 5
     max_descendants: Annotated[int, Meta(ge=1, le=1_000_000)] = 64
     depth_ceiling: Annotated[int, Meta(ge=1, le=1000)] = 32
-    """What a flag or the environment may ask for at a root; `descendants_ceiling` likewise."""
+    """The most that a flag or the environment may ask for at a root; `descendants_ceiling` likewise."""
     descendants_ceiling: Annotated[int, Meta(ge=1, le=1_000_000)] = 1024
     allow_detach: bool = False
     """Whether a run may start new roots."""
 
 
-class Defaults(Struct, frozen=True, kw_only=True):
-    """What a spawn has that does not say otherwise."""
+class DefaultsConfig(Struct, frozen=True, kw_only=True):
+    """Limits of a spawn that names none."""
 
-    timeout: Annotated[float, Meta(ge=1, extra=_DURATION)] = 120.0
+    timeout: Annotated[float, Meta(ge=1, extra=DURATION)] = 120.0
     program_profile: Literal["coding-agent", "off"] = "coding-agent"
-    """The profile of a known agent program whose run names none."""
+    """The profile of a known agent program if its spawn names none."""
     turns: Annotated[int, Meta(ge=1, le=1_000_000)] | None = 25
-    """Tool calls, at most `limits.max_turns`. `None`, here and below, is no such limit."""
+    """Tool calls, at most `limits.max_turns`. `None`, here and below, means no limit."""
     cost: Annotated[float, Meta(ge=0.01, le=1_000_000)] | None = 1.0
     """USD, of a run and its descendants, at most `limits.max_cost`."""
-    messages: Annotated[int, Meta(ge=1, extra=_COUNT)] | None = None
-    tokens: Annotated[int, Meta(ge=1, extra=_COUNT)] | None = None
+    messages: Annotated[int, Meta(ge=1, extra=COUNT)] | None = None
+    tokens: Annotated[int, Meta(ge=1, extra=COUNT)] | None = None
     """Input and output, of a run and its descendants."""
-    output: Annotated[int, Meta(ge=64 * 1024, extra=_SIZE)] = 64 * 1024 * 1024
+    output: Annotated[int, Meta(ge=64 * 1024, extra=SIZE)] = 64 * 1024 * 1024
     """Bytes kept of stdout, and of stderr."""
-    memory: Annotated[int, Meta(ge=1024 * 1024, extra=_SIZE)] | None = None
+    memory: Annotated[int, Meta(ge=1024 * 1024, extra=SIZE)] | None = None
     """Bytes, of a run and its descendants. The ranges are those of `sfad.protocol.kinds`."""
     pids: Annotated[int, Meta(ge=1, le=4_194_304)] | None = 1024
-    """Processes and threads of a tree; Linux has at most 2^22 (PID_MAX_LIMIT)."""
+    """Processes and threads of a tree; Linux allows at most 2^22 (PID_MAX_LIMIT, proc(5))."""
     cpu: Annotated[float, Meta(ge=0.01)] | None = None
-    """Cores; the kernel takes no less than 1 ms of every 100 (`cpu.max`)."""
+    """Cores; the kernel accepts no less than 1 ms of every 100 ms (`cpu.max`)."""
 
 
-class Limits(Struct, frozen=True, kw_only=True):
-    """Bounds on the limits themselves (SPEC section 3)."""
+class LimitsConfig(Struct, frozen=True, kw_only=True):
+    """Bounds on the limits themselves; see docs/limits.md."""
 
-    max_time: Annotated[float, Meta(ge=1, le=31 * 86400, extra=_DURATION)] = 3600.0
-    """The longest `time` that can be asked for; it always terminates."""
+    max_time: Annotated[float, Meta(ge=1, le=31 * 86400, extra=DURATION)] = 3600.0
+    """The longest `time` that a spawn can ask for; its breach always terminates."""
     max_turns: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
     max_cost: Annotated[float, Meta(ge=0.01, le=1_000_000)] = 100.0
-    """USD: the largest limit of each kind of cost that can be asked for."""
+    """USD: the largest limit of each kind of cost that a spawn can ask for."""
     nearing: Annotated[float, Meta(gt=0, lt=1)] = 0.8
-    """The part of a limit at which `limit_nearing` is told."""
-    pause_max: Annotated[float, Meta(ge=1, le=31 * 86400, extra=_DURATION)] = 86400.0
-    """The longest that a limit may keep a run paused before it terminates."""
-    approval_timeout: Annotated[float, Meta(ge=1, le=31 * 86400, extra=_DURATION)] = 600.0
-    """How long a request for an increase waits for an answer before the run terminates."""
+    """The part of a limit at which the event `limit_nearing` is published."""
+    pause_max: Annotated[float, Meta(ge=1, le=31 * 86400, extra=DURATION)] = 86400.0
+    """The longest that a limit may keep a run paused before it terminates the run."""
+    approval_timeout: Annotated[float, Meta(ge=1, le=31 * 86400, extra=DURATION)] = 600.0
+    """How long a request for an increase waits for an answer before the run is terminated."""
     adaptive: bool = False
-    """Whether what the ledger teaches (`sfactl recommend`) replaces the defaults."""
+    """Whether suggestions from past runs (`sfactl recommend`) replace the defaults."""
 
 
-class Stop(Struct, frozen=True, kw_only=True):
-    """The stop ladder (SPEC section 6)."""
+class StopConfig(Struct, frozen=True, kw_only=True):
+    """The stop ladder."""
 
-    grace: Annotated[float, Meta(ge=0, le=60, extra=_DURATION)] = 5.0
+    grace: Annotated[float, Meta(ge=0, le=60, extra=DURATION)] = 5.0
     """Between the stop signal and SIGKILL."""
-    polite: Annotated[float, Meta(ge=0, le=60, extra=_DURATION)] = 1.0
-    """The part of the grace that a main process has for itself where its program is stopped by `SIGINT-main`."""
-    kill_wait: Annotated[float, Meta(ge=0.1, le=600, extra=_DURATION)] = 10.0
-    """After SIGKILL, before what is still there is reported as a survivor."""
-    result_wait: Annotated[float, Meta(ge=0, le=3600, extra=_DURATION)] = 30.0
-    """How long an agent may linger after it printed its final result."""
+    polite: Annotated[float, Meta(ge=0, le=60, extra=DURATION)] = 1.0
+    """The part of the grace in which only the main process has been signalled, for programs with `stop = "SIGINT-main"`."""
+    kill_wait: Annotated[float, Meta(ge=0.1, le=600, extra=DURATION)] = 10.0
+    """After SIGKILL, before a process that is still there is reported as a survivor."""
+    result_wait: Annotated[float, Meta(ge=0, le=3600, extra=DURATION)] = 30.0
+    """How long an agent may stay after it has printed its final result."""
 
 
-class Program(Struct, frozen=True, kw_only=True):
-    """What an agent program needs (SPEC section 6)."""
+class ProgramConfig(Struct, frozen=True, kw_only=True):
+    """What an agent program needs."""
 
     stop: Literal["SIGINT-main", "SIGTERM"]
-    """`SIGINT-main`: SIGINT to the main process alone, then like `SIGTERM`: the stop signal to every process."""
+    """`SIGTERM`: the stop signal to every process. `SIGINT-main`: first SIGINT to the main process alone."""
 
 
-class Quotas(Struct, frozen=True, kw_only=True):
-    """Bounds on users and on the daemon (SPEC section 5)."""
+class QuotasConfig(Struct, frozen=True, kw_only=True):
+    """Bounds on users and on the daemon."""
 
     trees_per_user: Annotated[int, Meta(ge=1, le=100_000)] = 32
     trees: Annotated[int, Meta(ge=1, le=100_000)] = 64
@@ -148,63 +128,63 @@ class Quotas(Struct, frozen=True, kw_only=True):
     """Root spawns of one user, in a sliding window."""
 
 
-class Attempts(Struct, frozen=True, kw_only=True):
-    """Back-off between attempts (SPEC section 4)."""
+class AttemptsConfig(Struct, frozen=True, kw_only=True):
+    """Back-off between attempts."""
 
-    delay: Annotated[float, Meta(ge=0, le=3600, extra=_DURATION)] = 1.0
-    """Before the second attempt; it doubles each time. What `--retry-delay` may ask for has the same range."""
-    delay_max: Annotated[float, Meta(ge=0, le=86400, extra=_DURATION)] = 60.0
+    delay: Annotated[float, Meta(ge=0, le=3600, extra=DURATION)] = 1.0
+    """Before the second attempt; it doubles with each further attempt. `--retry-delay` has the same range."""
+    delay_max: Annotated[float, Meta(ge=0, le=86400, extra=DURATION)] = 60.0
 
 
-class Containment(Struct, frozen=True, kw_only=True):
+class ContainmentConfig(Struct, frozen=True, kw_only=True):
     """How a run's processes are held together."""
 
     mode: Literal["auto", "cgroup", "tags"] = "auto"
-    """`auto`: cgroup where there is one to write to, else tags."""
-    cgroup_parent: Annotated[str, Meta(extra=_PATH)] | None = None
-    """The cgroup directory below which runs live; without it the daemon's own."""
+    """`auto`: cgroup if there is one that the daemon may write to, else tags."""
+    cgroup_parent: Annotated[str, Meta(extra=PATH)] | None = None
+    """The cgroup directory below which runs are; without it the daemon's own."""
 
 
-class Log(Struct, frozen=True, kw_only=True):
+class LogConfig(Struct, frozen=True, kw_only=True):
     """The JSON log."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    file: Annotated[str, Meta(extra=_PATH)] | None = None
+    file: Annotated[str, Meta(extra=PATH)] | None = None
     """Without it stderr, which is the journal under systemd."""
 
 
-class Retention(Struct, frozen=True, kw_only=True):
-    """How long what is over is kept (SPEC section 9). Live runs keep everything."""
+class RetentionConfig(Struct, frozen=True, kw_only=True):
+    """How long output, rows and events are kept. Those of live runs stay."""
 
-    output: Annotated[float, Meta(ge=60, le=3650 * 86400, extra=_DURATION)] | None = 7 * 86400.0
-    """Of output files, since their run's end. `None`, here and below: for ever, or never."""
-    ledger: Annotated[float, Meta(ge=3600, le=3650 * 86400, extra=_DURATION)] | None = 90 * 86400.0
-    """Of ended trees, since their last end, and of events."""
-    backup_every: Annotated[float, Meta(ge=60, le=366 * 86400, extra=_DURATION)] | None = 86400.0
-    """Between two copies of the ledger; each replaces the one before."""
-    sweep_every: Annotated[float, Meta(ge=60, le=31 * 86400, extra=_DURATION)] = 3600.0
+    output: Annotated[float, Meta(ge=60, le=3650 * 86400, extra=DURATION)] | None = 7 * 86400.0
+    """Of output files, since the end of their run. `None`: they are not deleted."""
+    ledger: Annotated[float, Meta(ge=3600, le=3650 * 86400, extra=DURATION)] | None = 90 * 86400.0
+    """Of ended trees, since the end of their last run, and of events. `None`: they are not deleted."""
+    backup_every: Annotated[float, Meta(ge=60, le=366 * 86400, extra=DURATION)] | None = 86400.0
+    """Between two copies of the ledger; each replaces the one before. `None`: there are no copies."""
+    sweep_every: Annotated[float, Meta(ge=60, le=31 * 86400, extra=DURATION)] = 3600.0
     """How often cleanup runs."""
 
 
 class Price(Struct, frozen=True, kw_only=True):
-    """What a model costs, in USD per million tokens. It overrides what the library says, or adds to it (SPEC section 8)."""
+    """What a model costs, in USD per million tokens. It overrides, or adds to, the prices of the library genai-prices."""
 
     input_mtok: Annotated[float, Meta(ge=0)]
     output_mtok: Annotated[float, Meta(ge=0)]
     cached_mtok: Annotated[float, Meta(ge=0)] | None = None
-    """Of input read from a cache; `None`: like other input."""
+    """Input that was read from a cache; `None`: like other input."""
     cache_write_mtok: Annotated[float, Meta(ge=0)] | None = None
-    """Of input written to a cache; `None`: like other input."""
+    """Input that was written to a cache; `None`: like other input."""
 
 
 class UserBudget(Struct, frozen=True, kw_only=True):
-    """What one user may spend (SPEC section 5)."""
+    """What one user may spend."""
 
     daily_usd: Annotated[float, Meta(ge=0)]
 
 
 class TeamBudget(Struct, frozen=True, kw_only=True):
-    """What several users may spend together (SPEC section 5)."""
+    """What several users may spend together."""
 
     usd: Annotated[float, Meta(ge=0)]
     period: Literal["day", "week", "month"]
@@ -212,11 +192,11 @@ class TeamBudget(Struct, frozen=True, kw_only=True):
     """User names."""
 
 
-class Budgets(Struct, frozen=True, kw_only=True):
-    """Money of users and teams, by their names."""
+class BudgetsConfig(Struct, frozen=True, kw_only=True):
+    """Budgets of users and teams, by their names."""
 
     action: Literal["pause", "terminate", "warn"] = "pause"
-    """What becomes of the live trees of a user, or of a team's members, when the budget has run out."""
+    """What happens to the live trees of a user, or of a team's members, when the budget is used up."""
     users: dict[str, UserBudget] = {}
     teams: dict[str, TeamBudget] = {}
 
@@ -228,42 +208,42 @@ else:
 
 
 class Agent(Struct, frozen=True, kw_only=True):
-    """How to start an agent that has a name of its own (SPEC section 13)."""
+    """How to start an agent by a name that the operator chose."""
 
-    command: Annotated[tuple[str, ...], Meta(min_length=1, extra=_COMMAND)]
-    """See `sfad.agents` for the placeholders."""
-    description: Annotated[str, Meta(max_length=1000, extra=_TEXT)] = ""
+    command: Annotated[tuple[str, ...], Meta(min_length=1, extra=COMMAND)]
+    """`sfad.agents` has the placeholders."""
+    description: Annotated[str, Meta(max_length=1000, extra=TEXT)] = ""
     kind: Literal["agent", "skill"] = "agent"
-    type: Annotated[str, Meta(max_length=64, extra=_TEXT)] | None = None
+    type: Annotated[str, Meta(max_length=64, extra=TEXT)] | None = None
     meter: MeterName = "auto"
     """`auto`: chosen from the command."""
-    limits: Annotated[tuple[str, ...], Meta(extra=_LIMITS)] = ()
+    limits: Annotated[tuple[str, ...], Meta(extra=LIMITS)] = ()
     """As `--limit` takes them."""
     stdin: bool = False
     """Keep the stdin of background runs open for `sfactl send`."""
 
 
-class Config(Struct, frozen=True, kw_only=True):
+class Configuration(Struct, frozen=True, kw_only=True):
     """The effective configuration. Durations are in seconds."""
 
     enabled: bool = True
-    """False refuses every start."""
-    guard: Guard = Guard()
-    defaults: Defaults = Defaults()
-    limits: Limits = Limits()
-    stop: Stop = Stop()
-    quotas: Quotas = Quotas()
-    attempts: Attempts = Attempts()
-    containment: Containment = Containment()
-    log: Log = Log()
-    retention: Retention = Retention()
-    programs: dict[str, Program] = msgspec.field(
-        default_factory=lambda: {name: Program(stop="SIGINT-main") for name, known in PROGRAMS.items() if known.interrupted}
+    """If false, every start is refused."""
+    guard: GuardConfig = GuardConfig()
+    defaults: DefaultsConfig = DefaultsConfig()
+    limits: LimitsConfig = LimitsConfig()
+    stop: StopConfig = StopConfig()
+    quotas: QuotasConfig = QuotasConfig()
+    attempts: AttemptsConfig = AttemptsConfig()
+    containment: ContainmentConfig = ContainmentConfig()
+    log: LogConfig = LogConfig()
+    retention: RetentionConfig = RetentionConfig()
+    programs: dict[str, ProgramConfig] = msgspec.field(
+        default_factory=lambda: {name: ProgramConfig(stop="SIGINT-main") for name, known in PROGRAMS.items() if known.interrupted}
     )
-    """By the program's name as the loop rule derives it from a command."""
+    """By the program's name, as the loop rule derives it from a command."""
     prices: dict[str, Price] = {}
-    """By the model's name as agents write it."""
-    budgets: Budgets = Budgets()
+    """By the model's name, as agents write it."""
+    budgets: BudgetsConfig = BudgetsConfig()
     agents: dict[str, Agent] = {}
 
 
@@ -271,32 +251,47 @@ class Config(Struct, frozen=True, kw_only=True):
 class Loaded:
     """A configuration, and where each of its values comes from."""
 
-    config: Config
+    config: Configuration
     settings: list[Setting]
     files: list[Path]
-    """The files that were there."""
+    """The files that exist."""
     strongest: Path | None = None
-    """The file whose values win, there or not: what no file sets would be set in it."""
+    """The file whose values win. It may not exist; a value that no file sets belongs in it."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """What the files set, the strongest last. `names` holds, for each table of tables, the names in it, with the file."""
+class _FileValues:
+    """What the files set, the strongest file's values in place of others'.
+
+    `names` holds, for each table of named tables, the names in it and their files."""
 
     values: dict[str, tuple[Path, Any]]
     names: dict[str, dict[str, Path]]
 
 
+def config_files(env: Mapping[str, str], flag: str | None = None) -> tuple[list[Path], bool]:
+    """Return the config files, the weakest first, and whether they must exist.
+
+    The only one is that of `flag` or SFAD_CONFIG. Without these, they are the system's and the user's, which may be missing."""
+    chosen = flag or env.get("SFAD_CONFIG")
+    if chosen:
+        return [Path(chosen).absolute()], True
+    try:
+        return [SYSTEM_CONFIG, xdg(env, "XDG_CONFIG_HOME", ".config") / "sfad" / "sfad.toml"], False
+    except ValueError:  # no home: a service of the system
+        return [SYSTEM_CONFIG], False
+
+
 def load(files: Sequence[Path] = (), *, required: bool = False) -> Loaded:
-    """Reads `files`, the weakest first. One that is missing is skipped unless `required`. Raises `ConfigError`."""
+    """Read `files`, the weakest first. A missing file is skipped unless `required`. Raises `ConfigError`."""
     layers = [(path, table) for path in files if (table := _read(path, required=required)) is not None]
-    found = _Found({}, {})
+    found = _FileValues({}, {})
     for path, table in layers:
-        _collect(Config, table, path, "", found)
-    config = _build(Config, found, "")
+        _collect(Configuration, table, path, "", found)
+    config = _build(Configuration, found, "")
     if lowered := {low: found.values[high] for low, high in _too_high(config) if low not in found.values}:
         found.values.update(lowered)
-        config = _build(Config, found, "")
+        config = _build(Configuration, found, "")
     _check_together(config, found.values)
     _check_agents(config, found)
     settings = [
@@ -315,7 +310,7 @@ def _read(path: Path, *, required: bool) -> dict[str, Any] | None:
         return None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # not only TOMLDecodeError: of a number with too many digits int() says so
+    except (ValueError, RecursionError) as error:  # ValueError: int() refuses a number with too many digits
         raise ConfigError(f"{path}: not TOML: {error}") from error
 
 
@@ -331,8 +326,8 @@ def _content(path: Path) -> bytes:
     return content
 
 
-def _collect(struct: type[Struct], table: Mapping[str, Any], path: Path, prefix: str, found: _Found) -> None:
-    """Checks the keys of a file's table, and adds what it sets."""
+def _collect(struct: type[Struct], table: Mapping[str, Any], path: Path, prefix: str, found: _FileValues) -> None:
+    """Check the keys of a file's table, and add its values to `found`."""
     fields = {field.name: field.type for field in msgspec.structs.fields(struct)}
     for name, value in table.items():
         key = f"{prefix}{name}"
@@ -346,7 +341,7 @@ def _collect(struct: type[Struct], table: Mapping[str, Any], path: Path, prefix:
             found.values[key] = (path, value)
 
 
-def _collect_named(entry: type[Struct], table: Mapping[str, Any], path: Path, key: str, found: _Found) -> None:
+def _collect_named(entry: type[Struct], table: Mapping[str, Any], path: Path, key: str, found: _FileValues) -> None:
     for name, value in table.items():
         inner = entry_key(key, name)
         if not 0 < len(name) <= NAME_MAX:
@@ -362,7 +357,7 @@ def _table(value: Any, path: Path, key: str) -> Mapping[str, Any]:
 
 
 def entry_key(key: str, name: str) -> str:
-    """Return the key of a named table, as TOML has it: quoted where it must be."""
+    """Return the key of a named table in TOML, quoted if necessary."""
     return f"{key}.{name if re.fullmatch(r'[A-Za-z0-9_-]+', name) else json.dumps(name, ensure_ascii=False)}"
 
 
@@ -378,7 +373,7 @@ def _values(struct: Struct, prefix: str) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{name}", value
 
 
-def _build(struct: type[Any], found: _Found, prefix: str) -> Any:
+def _build(struct: type[Any], found: _FileValues, prefix: str) -> Any:
     values: dict[str, Any] = {}
     for field in msgspec.structs.fields(struct):
         key = f"{prefix}{field.name}"
@@ -392,110 +387,25 @@ def _build(struct: type[Any], found: _Found, prefix: str) -> Any:
     return struct(**values)
 
 
-def _build_named(entry: type[Struct], found: _Found, key: str, name: str) -> Any:
+def _build_named(entry: type[Struct], found: _FileValues, key: str, name: str) -> Any:
     inner = entry_key(key, name)
     for field in msgspec.structs.fields(entry):
         if field.required and f"{inner}.{field.name}" not in found.values:
             path = found.names[key][name]
-            raise ConfigError(f"{path}: {inner}.{field.name} is missing: allowed is {_allowed(field.type)}")
+            raise ConfigError(f"{path}: {inner}.{field.name} is missing: allowed is {allowed(field.type)}")
     return _build(entry, found, f"{inner}.")
 
 
 def _convert(kind: Any, key: str, path: Path, value: Any) -> Any:
     try:
-        return _converted(kind, value)
+        return converted(kind, value)
     except (ValueError, TypeError, OverflowError) as error:  # msgspec.ValidationError is a ValueError
-        raise _bad_value(path, key, value, _allowed(kind)) from error
+        raise _bad_value(path, key, value, allowed(kind)) from error
 
 
-def _converted(kind: Any, value: Any) -> Any:
-    if value == OFF and _may_be_off(kind):
-        return None
-    unit = _unit(kind)
-    if unit in _PARSERS:
-        if not isinstance(value, str | int | float):
-            raise ValueError
-        value = _PARSERS[unit](value)
-    elif unit == "path" and not Path(value).is_absolute():
-        raise ValueError
-    converted = msgspec.convert(value, kind)
-    if isinstance(converted, float) and not math.isfinite(converted):
-        raise ValueError
-    return converted
-
-
-def _bad_value(path: Path, key: str, value: Any, allowed: str) -> ConfigError:
+def _bad_value(path: Path, key: str, value: Any, expected: str) -> ConfigError:
     shown = f"{str(value).lower() if isinstance(value, bool) else repr(value)}"
-    return ConfigError(f"{path}: {key} = {shown[:200]}: allowed is {allowed}")
-
-
-def _allowed(kind: Any) -> str:
-    meta = _meta(kind)
-    if meta is None:
-        return _allowed_unbounded(kind)
-    return f'{_allowed_range(kind, meta)}, or "{OFF}"' if _may_be_off(kind) else _allowed_range(kind, meta)
-
-
-def _allowed_unbounded(kind: Any) -> str:
-    if kind is bool:
-        return "true or false"
-    if get_origin(kind) is tuple:
-        return "a list of names"
-    return "one of " + ", ".join(f'"{choice}"' for choice in get_args(kind))
-
-
-def _allowed_range(kind: Any, meta: Meta) -> str:
-    unit = _unit(kind)
-    if unit == "path":
-        return "an absolute path"
-    if unit == "text":
-        return f"a text of at most {meta.max_length} characters"
-    if unit == "command":
-        return "a list of texts: the program and its arguments, one text each"
-    if unit == "limits":
-        return 'a list of limits as --limit takes them, such as "turns=50" or "cost=2.50:warn"'
-    if unit == "duration":
-        return f"a duration of {_range(meta, format_duration)} ({DURATION_FORMS})"
-    if unit == "size":
-        return f"a size of {_range(meta, format_size)} ({SIZE_FORMS})"
-    if unit == "count":
-        return f"a whole number {_between(meta)} ({COUNT_FORMS})"
-    return f"{'a number' if float in _parts(kind) else 'a whole number'} {_between(meta)}"
-
-
-def _range(meta: Meta, shown: Callable[[Any], str]) -> str:
-    least = shown(meta.ge or 0)
-    return f"{least} or more" if meta.le is None else f"{least} to {shown(meta.le)}"
-
-
-def _between(meta: Meta) -> str:
-    if meta.gt is not None:
-        return f"above {_plain(meta.gt)}" + ("" if meta.lt is None else f" and below {_plain(meta.lt)}")
-    return f"{'of' if meta.le is None else 'from'} {_range(meta, _plain)}"
-
-
-def _plain(number: float) -> str:
-    return f"{number:.15g}"
-
-
-def _meta(kind: Any) -> Meta | None:
-    return next((part for part in _parts(kind) if isinstance(part, Meta)), None)
-
-
-def _unit(kind: Any) -> str:
-    meta = _meta(kind)
-    return "" if meta is None else str((meta.extra or {}).get("unit", ""))
-
-
-def _may_be_off(kind: Any) -> bool:
-    return NoneType in _parts(kind) and _unit(kind) not in {"path", "text"}
-
-
-def _parts(kind: Any) -> Iterator[Any]:
-    """A type, and everything it is put together from."""
-    yield kind
-    for part in get_args(kind):
-        yield from _parts(part)
+    return ConfigError(f"{path}: {key} = {shown[:200]}: allowed is {expected}")
 
 
 def _is_section(kind: Any) -> bool:
@@ -503,7 +413,7 @@ def _is_section(kind: Any) -> bool:
 
 
 def _entry(kind: Any) -> type[Struct] | None:
-    """Of a table of tables whose names are free to choose, what each of them holds."""
+    """Return the type of each entry, for a table of tables whose names the operator chooses; else `None`."""
     return get_args(kind)[1] if get_origin(kind) is dict else None
 
 
@@ -515,16 +425,16 @@ _AT_MOST = (
     ("defaults.cost", "limits.max_cost"),
     ("attempts.delay", "attempts.delay_max"),
 )
-"""Pairs of which the first may not be above the second. Where only the second is set, it lowers the first's built-in value;
-where both are set, it is an error."""
+"""Pairs of keys: the first may not be above the second. If only the second is set, it lowers the first's built-in value. If both
+are set, it is an error."""
 
 
-def _too_high(config: Config) -> list[tuple[str, str]]:
+def _too_high(config: Configuration) -> list[tuple[str, str]]:
     values = dict(_values(config, ""))
     return [(low, high) for low, high in _AT_MOST if values[low] is not None and values[low] > values[high]]
 
 
-def _check_together(config: Config, origins: Mapping[str, tuple[Path, Any]]) -> None:
+def _check_together(config: Configuration, origins: Mapping[str, tuple[Path, Any]]) -> None:
     values = dict(_values(config, ""))
     for low, high in _too_high(config):
         path, value = origins[low]
@@ -532,8 +442,8 @@ def _check_together(config: Config, origins: Mapping[str, tuple[Path, Any]]) -> 
         raise _bad_value(path, low, value, f"at most {high}, which is {values[high]:g} ({source})")
 
 
-def _check_agents(config: Config, found: _Found) -> None:
-    """Raise `ConfigError` for an agent whose name could not be that of a run, or whose limits no run could have."""
+def _check_agents(config: Configuration, found: _FileValues) -> None:
+    """Raise `ConfigError` for an agent whose name a run cannot have, or whose limits a run cannot have."""
     ranges = Policy(max_time=config.limits.max_time, max_turns=config.limits.max_turns, max_cost=config.limits.max_cost)
     for name, agent in config.agents.items():
         key = entry_key("agents", name)
@@ -548,9 +458,7 @@ def _check_agents(config: Config, found: _Found) -> None:
 
 
 def main() -> None:
-    """Print the settings of a daemon that would be started here, as JSON. `sfactl run --help` asks for them where no daemon is."""
-    from .host.paths import config_files
-
+    """Print, as JSON, the settings of a daemon that would be started here. `sfactl run --help` shows them if no daemon runs."""
     files, required = config_files(os.environ)
     try:
         print(msgspec.json.encode(load(files, required=required).settings).decode())

@@ -18,16 +18,16 @@ from .durable.adoption import Adoption, Rows
 from .durable.handover import Handover
 from .host import logout, systemd
 from .host.descriptors import hold_back
-from .host.lasting import lasting
-from .host.paths import PathError, bind_socket, unbind_socket
-from .host.peers import identify
-from .host.priority import go_ahead
+from .host.priority import raise_priority
+from .host.socket_file import PathError, bind_socket, unbind_socket
 from .host.state_dir import StateLock
+from .host.tasks import keep_serving
 from .launch.watch.reaper import ChildSignals
 from .loop.runtime import Runtime
 from .observe.log import Log
 from .protocol.types import RunId
 from .reloading import ConfigFiles
+from .server.peers import identify
 from .server.server import Server
 from .startup import DaemonHome, adopt_runs, close_all, inherited_listener, open_log, open_state, sweep_others, take_lock
 
@@ -46,7 +46,7 @@ async def serve(
     """Serve until told to end. Return the runs whose processes could not be killed. `handed`: this process was re-executed.
 
     Raises `PathError`, `LedgerError`, `CgroupImpossible`."""
-    go_ahead()  # before the runs of an earlier daemon are adopted: they may keep every processor busy
+    raise_priority()  # before the runs of an earlier daemon are adopted: they may keep every processor busy
     with ExitStack() as stack:
         stored = systemd.FdStore.taken()  # before any descriptor is opened
         stack.callback(close_all, stored)
@@ -122,8 +122,8 @@ class Daemon:
                 if handed is not None:
                     server.go_on(handed.clients)  # clients that watch are told what has happened since
                 await runtime.supervise(adoption, unwritten)
-                nursery.start_soon(lasting, server.serve, log.internal_error)
-                nursery.start_soon(lasting, server.look_after_socket, log.internal_error)
+                nursery.start_soon(keep_serving, server.serve, log.internal_error)
+                nursery.start_soon(keep_serving, server.look_after_socket, log.internal_error)
                 nursery.start_soon(children.serve, runtime.launcher.child_signalled)
                 nursery.start_soon(self._obey, signals, nursery)
                 nursery.start_soon(systemd.feed_watchdog)

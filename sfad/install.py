@@ -1,7 +1,7 @@
 """`sfad install`: make the daemon of this installation a service of systemd.
 
-The units are those of `systemd/`, with this installation's program in place of `/usr/bin/env sfad`. Each step is printed when it is
-done; a dry run prints the same steps and takes none of them.
+The units are those of `systemd/`, with this installation's program in place of `/usr/bin/env sfad`. Each step is printed when it
+is done. A dry run prints the same steps and takes none of them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from . import exits
 from .host import probe
 from .protocol.paths import SYSTEM_STATE, state_dir, xdg
 
 STARTED = ("sfad.socket", "sfad.service")
-"""Enabled and started, in this order: systemd refuses to start the socket of a service that serves already."""
+"""The units that are enabled and started, in this order: systemd does not start the socket of a service that is active."""
 
 PLACEHOLDER = "/usr/bin/env sfad"
 
@@ -32,15 +33,13 @@ NOTIFY_RELOAD = 253
 """The first version of systemd that has Type=notify-reload."""
 
 ON_DEMAND = re.compile(r"sfad-on-demand-[\d-]+\.service")
-"""The unit of a daemon that a client has started (`sfactl.starting`)."""
+"""The unit of a daemon that a client started (`sfactl.starting`)."""
 
 TIMEOUT = 120.0
 """Seconds for one command of systemd. A stop may take the 90 s of TimeoutStopSec=."""
 
 MANAGER_TIMEOUT = 10.0
 """Seconds that a user's systemd may take to start when lingering is enabled."""
-
-UNAVAILABLE, NOT_PERMITTED = 69, 77
 
 _PAST = {"write": "wrote", "run": "ran", "end": "ended", "remove": "removed"}
 
@@ -51,13 +50,13 @@ _SPECIAL = set("\"'\\$;\n\t ")
 class InstallError(Exception):
     """The service cannot be installed or removed; the message says what to do."""
 
-    def __init__(self, message: str, code: int = UNAVAILABLE) -> None:
+    def __init__(self, message: str, code: int = exits.UNAVAILABLE) -> None:
         super().__init__(message)
         self.code = code
 
 
 def program() -> list[str]:
-    """Return the words that start this installation: its script `sfad`, else its interpreter."""
+    """Return the command that starts this installation: its script `sfad`, else its interpreter."""
     script = Path(sys.argv[0]).absolute()
     return [str(script)] if script.name == "sfad" and os.access(script, os.X_OK) else [sys.executable, "-P", "-m", "sfad"]
 
@@ -70,10 +69,12 @@ def templates(*, user: bool) -> dict[str, str]:
 
 
 def render(template: str, words: list[str], version: int) -> str:
-    """Return a unit for a program and a version of systemd. Raises `InstallError` for a path that a unit cannot hold."""
+    """Return a unit for a program and a version of systemd. Raises `InstallError` for a path that a unit cannot contain."""
     for word in words:
         if _SPECIAL & set(word):
-            raise InstallError(f"{word!r} has a character that a systemd unit cannot hold; install sfad under another path", 2)
+            raise InstallError(
+                f"{word!r} has a character that a systemd unit cannot contain; install sfad under another path", exits.USAGE
+            )
     text = template.replace(PLACEHOLDER, " ".join(word.replace("%", "%%") for word in words))
     if version >= NOTIFY_RELOAD:
         text = text.replace("Type=notify\n", "Type=notify-reload\n").replace("ExecReload=/bin/kill -HUP $MAINPID\n", "")
@@ -87,7 +88,7 @@ class Installer:
         self._user = user
         self._dry_run = dry_run
         self._environ = {name: value for name, value in os.environ.items() if not name.startswith(("SFA_", "SFAD_"))}
-        """What names another daemon than the service's is left out."""
+        """Without the variables that may name another daemon than the service's."""
         self._systemctl = ["systemctl", "--user"] if user else ["systemctl"]
 
     def install(self, *, linger: bool = False) -> None:
@@ -122,14 +123,14 @@ class Installer:
             print(f"lingering stays enabled; to disable it: {probe.linger_command(os.getuid()).replace('enable', 'disable')}")
 
     def installed(self) -> bool:
-        """Return whether the units are there."""
+        """Return whether the units are installed."""
         with suppress(InstallError):
             return (self._directory / STARTED[-1]).exists()
         return False
 
     @property
     def _directory(self) -> Path:
-        """Where the units belong. Raises `InstallError` without a home."""
+        """The directory of the units. Raises `InstallError` if the user has no home."""
         try:
             return xdg(self._environ, "XDG_CONFIG_HOME", ".config") / "systemd/user" if self._user else Path("/etc/systemd/system")
         except ValueError as error:
@@ -143,13 +144,13 @@ class Installer:
             )
         if not self._user and os.geteuid() != 0:
             words = shlex.join([*program(), *sys.argv[1:]])
-            raise InstallError(f"--system takes root: sudo {words}", NOT_PERMITTED)
+            raise InstallError(f"--system needs root: sudo {words}", exits.NOT_PERMITTED)
         for name in ("SFAD_SOCKET", "SFAD_STATE_DIR", "SFAD_CONFIG"):
             if name in os.environ:
                 print(f"note: {name} is set in this shell; the service does not use it, but sfactl does")
 
     def _check_manager(self, *, awaited: bool) -> None:
-        """Find the user's systemd, which cron and su do not name. `awaited`: it may be about to start."""
+        """Find the user's systemd, whose runtime directory cron and su do not name. `awaited`: it may be about to start."""
         if not self._user:
             return
         own = f"/run/user/{os.getuid()}"
@@ -165,7 +166,7 @@ class Installer:
         if not (awaited and self._dry_run):
             raise InstallError(
                 f"{probe.user_name(os.getuid())} has no systemd running ({own}/systemd/private does not exist), as after su or in "
-                "cron: log in by ssh or at a console, or say --linger, which starts it"
+                "cron; log in by ssh or at a console, or give --linger, which starts it"
             )
 
     def _rendered(self) -> dict[str, str]:
@@ -174,7 +175,7 @@ class Installer:
         return {name: render(text, words, version) for name, text in templates(user=self._user).items()}
 
     def _version(self) -> int:
-        """Return systemd's; 0 if it cannot be told."""
+        """Return the version of systemd; 0 if it is unknown."""
         found = self._output("systemctl", "--version").split()
         return int(found[1]) if len(found) > 1 and found[1].isdecimal() else 0
 
@@ -205,7 +206,7 @@ class Installer:
         if self._output(*self._systemctl, "is-active", STARTED[-1]) == "active":
             if changed:
                 restart = shlex.join([*self._systemctl, "restart", *STARTED])
-                print(f"the daemon is running, and keeps its old unit until: {restart} (this stops its runs)")
+                print(f"the daemon is running with its old unit; to use the new one: {restart} (this stops its runs)")
             else:
                 print(f"{STARTED[-1]} is running")
             return
@@ -215,14 +216,14 @@ class Installer:
         self._run(*self._systemctl, "start", *STARTED)
 
     def _end_idle(self, pid: int) -> None:
-        """End the daemon that a client or a shell has started, if it has no runs. Raises `InstallError` if it has."""
+        """End the daemon that a client or a shell started, if it has no runs. Raises `InstallError` if it has."""
         said = self._output(sys.executable, "-P", "-m", "sfactl", "status", "--json")
         status = json.loads(said) if said else {}
         if status.get("pid") != pid or status["live"] or status["queued"]:
             start = shlex.join([*self._systemctl, "start", *STARTED])
             raise InstallError(
                 f"the service is not started: a daemon that was started without it (pid {pid}) has runs, or does not answer. When "
-                f"they have ended: kill {pid}; {start}"
+                f"its runs have ended: kill {pid}; {start}"
             )
         if not self._dry_run:
             pidfd = os.pidfd_open(pid)
@@ -230,7 +231,7 @@ class Installer:
             signal.pidfd_send_signal(pidfd, signal.SIGTERM)
             select.select([pidfd], [], [], TIMEOUT)
             os.close(pidfd)
-            if unit is not None:  # its ExecStopPost= sweeps, and holds the state directory meanwhile: wait for that
+            if unit is not None:  # wait for its ExecStopPost=, which sweeps and holds the state directory meanwhile
                 self._output(*self._systemctl, "stop", unit[0])
         self._say("end", f"the daemon that was started without the service (pid {pid}); it had no runs")
 
@@ -248,16 +249,16 @@ class Installer:
             self._run("loginctl", verb)
         except InstallError as error:
             name = probe.user_name(os.getuid())
-            raise InstallError(f"{error}; as root: loginctl {verb} {name}", NOT_PERMITTED) from None
+            raise InstallError(f"{error}; as root: loginctl {verb} {name}", exits.NOT_PERMITTED) from None
 
     def _run(self, *command: str) -> None:
-        """Run a command of systemd. Raises `InstallError` with what it wrote."""
+        """Run a command of systemd. Raises `InstallError` with its error output."""
         if not self._dry_run and (done := self._done(command)).returncode:
             raise InstallError(f"'{shlex.join(command)}' exited with {done.returncode}: {' '.join(done.stderr.split())}")
         self._say("run", shlex.join(command))
 
     def _output(self, *command: str) -> str:
-        """Return what a command that changes nothing prints."""
+        """Return the output of a command that changes nothing."""
         return self._done(command).stdout.strip()
 
     def _done(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:

@@ -11,19 +11,15 @@ from typing import NoReturn
 import trio
 
 from . import config as configuration
-from . import daemon
+from . import daemon, exits
 from .durable.handover import taken
 from .host.clock import MonotonicClock
-from .host.paths import PathError, config_files
+from .host.socket_file import PathError
 from .launch.base import CgroupImpossible
 from .ledger import LedgerError
 from .protocol.paths import daemon_socket
 from .protocol.paths import state_dir as resolve_state_dir
 from .startup import DaemonHome
-
-EXIT_USAGE = 2
-EXIT_SURVIVED = 5
-EXIT_UNAVAILABLE = 69
 
 
 def serve(socket: str | None = None, state_dir: str | None = None, config: str | None = None, ready_fd: int | None = None) -> None:
@@ -33,7 +29,7 @@ def serve(socket: str | None = None, state_dir: str | None = None, config: str |
     try:
         handed = taken()
     except ValueError as unreadable:
-        die(f"what the sfad before this one handed over cannot be used: {unreadable}", EXIT_UNAVAILABLE)
+        die(f"what the sfad before this one handed over cannot be used: {unreadable}", exits.UNAVAILABLE)
     if handed is None and ready_fd is not None:
         _check_descriptor(ready_fd)
     try:
@@ -42,16 +38,16 @@ def serve(socket: str | None = None, state_dir: str | None = None, config: str |
     except* (PathError, LedgerError, CgroupImpossible) as group:
         for error in group.exceptions:
             print(f"sfad: {error}", file=sys.stderr)
-        sys.exit(EXIT_UNAVAILABLE)
+        sys.exit(exits.UNAVAILABLE)
     if left:
-        die(f"processes of {', '.join(left)} could not be killed", EXIT_SURVIVED)
+        die(f"processes of {', '.join(left)} could not be killed", exits.SURVIVED)
 
 
 def _check_descriptor(ready_fd: int) -> None:
     try:
         os.fstat(ready_fd)
     except (OSError, OverflowError) as error:
-        die(f"--ready-fd {ready_fd}: not an open descriptor: {error}", EXIT_USAGE)
+        die(f"--ready-fd {ready_fd}: not an open descriptor: {error}", exits.USAGE)
 
 
 def place(socket: str | None, state_dir: str | None, config: str | None) -> DaemonHome:
@@ -61,10 +57,10 @@ def place(socket: str | None, state_dir: str | None, config: str | None) -> Daem
         return DaemonHome(
             socket=Path(daemon_socket(os.environ, uid, socket)),
             state_dir=Path(resolve_state_dir(os.environ, uid, state_dir)),
-            config_files=config_files(os.environ, config),
+            config_files=configuration.config_files(os.environ, config),
         )
     except ValueError as error:
-        die(str(error), EXIT_USAGE)
+        die(str(error), exits.USAGE)
 
 
 def load(files: tuple[list[Path], bool]) -> configuration.Loaded:
@@ -72,7 +68,7 @@ def load(files: tuple[list[Path], bool]) -> configuration.Loaded:
     try:
         return configuration.load(files[0], required=files[1])
     except configuration.ConfigError as error:
-        die(str(error), EXIT_USAGE)
+        die(str(error), exits.USAGE)
 
 
 def die(message: str, code: int) -> NoReturn:

@@ -21,8 +21,8 @@ from .durable.handover import Handover
 from .durable.journal import RunJournal
 from .faults import effect
 from .host import systemd
-from .host.paths import PathError, prepare_socket
-from .host.reserve import Ballast
+from .host.disk_reserve import DiskReserve
+from .host.socket_file import PathError, prepare_socket
 from .host.state_dir import StateLock, resume_lock, take_state_dir
 from .host.timers import Timers
 from .launch.base import Launcher
@@ -35,7 +35,7 @@ from .observe.log import Log
 from .output.files import OutputStore
 from .protocol.types import RunId
 from .protocol.units import counted
-from .spool import JournalError
+from .spool import StoreError
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class DaemonHome:
         return hashlib.sha256(os.fsencode(self.state_dir.resolve())).hexdigest()[:12]
 
 
-def open_log(setting: configuration.Log, *, handed: bool) -> Log:
+def open_log(setting: configuration.LogConfig, *, handed: bool) -> Log:
     """Open the log. Raises `PathError`; a daemon that was re-executed goes on with stderr instead."""
     try:
         return Log(level=setting.level, file=Path(setting.file) if setting.file is not None else None)
@@ -101,7 +101,7 @@ def open_state(
         journal = RunJournal(state_dir / "spool", timers, log.error, lock.lost)
         stack.callback(journal.close)
         output = OutputStore(state_dir / "output", log.error)
-    except JournalError as error:
+    except StoreError as error:
         raise PathError(str(error)) from error
     except OSError as error:
         raise PathError(f"the state directory {state_dir} cannot be used: {error}") from error
@@ -111,7 +111,7 @@ def open_state(
     stack.callback(lambda: _tell_unwritten(ledger.close(), log))
     for note in (*journal.notes, *ledger.notes):
         log.warning(note)
-    if ledger.begun_anew and floor and not ledger.notes:
+    if ledger.is_new and floor and not ledger.notes:
         log.warning(f"there was no ledger in {state_dir}, though runs have been there: one was begun, without those that had ended")
     launcher = _choose_launcher(home.instance, loaded.config.containment, reports, log)
     stack.callback(launcher.close)
@@ -128,15 +128,15 @@ def _refuse_moved(here: Path, journal: RunJournal) -> None:
 
 
 def _open_ledger(state_dir: Path, floor: int, log: Log, *, handed: bool) -> Ledger:
-    ballast = Ballast(state_dir)
+    ballast = DiskReserve(state_dir)
     try:
         ledger = Ledger(state_dir, floor_number=floor, handed_over=handed)
     except LedgerError as error:
-        if not (error.full and ballast.throw_away()):
+        if not (error.full and ballast.release()):
             raise
         log.error(f"{error}; trying again with the room that was kept for this")
         return Ledger(state_dir, floor_number=floor, handed_over=handed)
-    ballast.take_on()
+    ballast.fill()
     return ledger
 
 
@@ -146,7 +146,7 @@ def _tell_unwritten(count: int, log: Log) -> None:
         print(f"sfad: {count} records could not be written to the ledger", file=sys.stderr)
 
 
-def _choose_launcher(instance: str, containment: configuration.Containment, reports: Reports, log: Log) -> Launcher:
+def _choose_launcher(instance: str, containment: configuration.ContainmentConfig, reports: Reports, log: Log) -> Launcher:
     return choose(
         instance=instance,
         mode=containment.mode,
@@ -171,7 +171,7 @@ def adopt_runs(runtime: Runtime, handed: Handover | None, stored: dict[str, int]
     unwritten: Rows = []
     try:
         effect("mend")
-        ledger.mend(adoption.rows)
+        ledger.upsert(adoption.rows)
         effect("mended")
     except sqlite3.Error as error:
         log.error(f"the ledger cannot be brought in line with what was found: {error}; it will be when it can be written")

@@ -25,7 +25,7 @@ from sfactl.connection import Client
 from sfad.launch import procfs
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo
-from sfad.spool import Journal
+from sfad.spool import Store
 from tests.leaks import cgroups
 from tests.unprivileged import Place
 
@@ -180,7 +180,7 @@ def strays(instance: str) -> list[psutil.Process]:
 
 def other_boot(state_dir: Path) -> None:
     """Makes the spool one of another boot of the machine."""
-    with closing(Journal(state_dir / "spool" / "runs")) as spool:
+    with closing(Store(state_dir / "spool" / "runs")) as spool:
         assert spool.items["boot"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip().encode()
         spool.write({"boot": b"another"})
 

@@ -1,4 +1,4 @@
-"""The command line of `sfad`: serving is read without typer, everything else by it."""
+"""The command line of `sfad`: the options of serving are read without typer, all others by typer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from sfad.app import app
         (["--help"], None),
     ],
 )
-def test_only_what_is_plain_is_read_here(arguments: list[str], options: dict[str, object] | None) -> None:
+def test_only_plain_options_are_read_without_typer(arguments: list[str], options: dict[str, object] | None) -> None:
     assert _plain(arguments) == options
 
 
@@ -48,7 +48,7 @@ def test_only_what_is_plain_is_read_here(arguments: list[str], options: dict[str
         (["bogus"], "No such command"),
     ],
 )
-def test_the_rest_is_refused_in_words(arguments: list[str], says: str) -> None:
+def test_other_options_are_refused_with_a_message(arguments: list[str], says: str) -> None:
     assert _plain(arguments) is None
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2
@@ -64,7 +64,7 @@ def test_a_ready_fd_that_is_not_open(number: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--config", "/nowhere", "check-config"], ["check-config", "--config", "/nowhere"]])
-def test_what_stands_before_the_command_holds_for_it(arguments: list[str]) -> None:
+def test_options_before_the_command_hold_for_it(arguments: list[str]) -> None:
     done = subprocess.run([sys.executable, "-m", "sfad", *arguments], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (2, "sfad: /nowhere: no such file\n")
 
@@ -73,11 +73,11 @@ def test_version() -> None:
     assert CliRunner().invoke(app, ["--version"]).output == f"sfad {__version__}\n"
 
 
-def test_a_sweep_of_what_is_not_there_is_no_all_clear(tmp_path: Path) -> None:
+def test_a_sweep_of_a_missing_directory_is_an_error(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sfad", "--state-dir", str(tmp_path / "nowhere"), "sweep"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 69
-    assert f"{tmp_path}/nowhere is no directory" in done.stderr
+    assert f"{tmp_path}/nowhere is not a directory" in done.stderr
 
 
 def test_a_sweep_leaves_a_damaged_spool_for_the_next_daemon_to_find(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_sweep_leaves_a_damaged_spool_for_the_next_daemon_to_find(tmp_path: Pa
     assert {file.name: file.read_bytes() for file in journal.parent.iterdir()} == {"runs": b"damaged" * 100}
 
 
-def test_to_serve_loads_no_parser_of_command_lines() -> None:
+def test_serving_does_not_import_typer() -> None:
     program = "import sys, sfad.__main__; print(sorted({'typer', 'pydantic', 'rich'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[]\n"
@@ -105,7 +105,7 @@ def test_to_serve_loads_no_parser_of_command_lines() -> None:
         ("SFAD_HANDOVER", "99"),
     ],
 )
-def test_garbage_in_a_variable_is_named_and_nothing_is_served(tmp_path: Path, variable: str, value: str) -> None:
+def test_garbage_in_a_variable_is_an_error(tmp_path: Path, variable: str, value: str) -> None:
     env = os.environ | {"SFAD_STATE_DIR": str(tmp_path), "SFAD_SOCKET": str(tmp_path / "s"), variable: value}
     done = subprocess.run([sys.executable, "-m", "sfad"], env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode in (2, 69)
@@ -114,7 +114,7 @@ def test_garbage_in_a_variable_is_named_and_nothing_is_served(tmp_path: Path, va
     assert done.stderr.rstrip().endswith("unset it")
 
 
-def test_a_device_without_end_as_what_was_handed_over(tmp_path: Path) -> None:
+def test_an_endless_device_as_the_handover(tmp_path: Path) -> None:
     with open("/dev/zero", "rb") as zero:
         number = zero.fileno()
         env = os.environ | {"SFAD_STATE_DIR": str(tmp_path), "SFAD_SOCKET": str(tmp_path / "s"), "SFAD_HANDOVER": str(number)}

@@ -1,4 +1,4 @@
-"""Layers, origins, and errors that tell what to do."""
+"""Layers, sources of values, and errors that say what to do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.config import BUILT_IN, Config, ConfigError, Price, Program, TeamBudget, UserBudget, load
+from sfad.config import (
+    BUILT_IN,
+    ConfigError,
+    Configuration,
+    Price,
+    ProgramConfig,
+    TeamBudget,
+    UserBudget,
+    config_files,
+    load,
+)
 from sfad.protocol.units import format_duration, parse_duration
 
 
@@ -20,7 +30,7 @@ def write(path: Path, text: str) -> Path:
 
 def test_without_files_everything_is_built_in() -> None:
     loaded = load()
-    assert loaded.config == Config()
+    assert loaded.config == Configuration()
     assert {setting.source for setting in loaded.settings} == {BUILT_IN}
     values = {setting.key: setting.value for setting in loaded.settings}
     assert (values["enabled"], values["guard.max_depth"], values["stop.grace"], values["log.file"]) == (True, 5, 5.0, None)
@@ -151,14 +161,14 @@ def test_errors_name_file_key_value_and_what_is_allowed(tmp_path: Path, text: st
     assert str(caught.value).startswith(f"{file}: {message}")
 
 
-def test_a_bound_that_is_lowered_takes_the_built_in_default_along(tmp_path: Path) -> None:
+def test_a_lowered_bound_lowers_the_built_in_default(tmp_path: Path) -> None:
     file = write(tmp_path / "sfad.toml", "[guard]\ndepth_ceiling = 3\n[limits]\nmax_time = '60s'")
     loaded = load([file])
     assert (loaded.config.guard.max_depth, loaded.config.defaults.timeout) == (3, 60.0)
     assert {s.key: s.source for s in loaded.settings}["guard.max_depth"] == str(file)
 
 
-def test_off_takes_a_limit_away(tmp_path: Path) -> None:
+def test_off_removes_a_limit(tmp_path: Path) -> None:
     system = write(tmp_path / "system.toml", "[defaults]\nturns = 'off'\ncost = 'off'\ntokens = '200k'")
     user = write(tmp_path / "user.toml", "[defaults]\nturns = 7\ntokens = 'off'\npids = 'off'")
     loaded = load([system, user])
@@ -167,7 +177,7 @@ def test_off_takes_a_limit_away(tmp_path: Path) -> None:
     assert {s.key: s.source for s in loaded.settings}["defaults.cost"] == str(system)
 
 
-def test_what_is_over_is_kept_for_days_or_for_ever(tmp_path: Path) -> None:
+def test_retention_in_days_or_off(tmp_path: Path) -> None:
     built_in = load().config.retention
     assert (built_in.output, built_in.ledger, built_in.backup_every, built_in.sweep_every) == (604800, 7776000, 86400, 3600)
     file = write(tmp_path / "sfad.toml", "[retention]\noutput = 'off'\nledger = '1.5d'\nbackup_every = 'off'\nsweep_every = '10m'")
@@ -243,7 +253,7 @@ DOCUMENTED = (Path(__file__).parents[1] / "docs/configuration.md").read_text()
         (f"[{table}]", place, key)
         for table, place, struct in [
             ("prices.x", 'prices."MODEL"', Price),
-            ("programs.x", "programs.NAME", Program),
+            ("programs.x", "programs.NAME", ProgramConfig),
             ("budgets.users.x", "budgets.users.NAME", UserBudget),
             ("budgets.teams.x", "budgets.teams.NAME", TeamBudget),
         ]
@@ -254,7 +264,7 @@ def test_keys_below_a_name_are_documented_as_the_error_says(tmp_path: Path, plac
     good = {"input_mtok": 1, "output_mtok": 1, "daily_usd": 1, "usd": 1, "period": "'day'", "members": []}
     known = (
         good.keys()
-        & {"prices": Price, "programs": Program, "users": UserBudget, "teams": TeamBudget}[
+        & {"prices": Price, "programs": ProgramConfig, "users": UserBudget, "teams": TeamBudget}[
             place.strip("[]").split(".")[-2]
         ].__struct_fields__
     )
@@ -267,14 +277,14 @@ def test_keys_below_a_name_are_documented_as_the_error_says(tmp_path: Path, plac
 
 
 def test_built_in_programs_and_those_of_a_file(tmp_path: Path) -> None:
-    assert load().config.programs == {"claude": Program(stop="SIGINT-main")}
+    assert load().config.programs == {"claude": ProgramConfig(stop="SIGINT-main")}
     file = write(tmp_path / "sfad.toml", '[programs.codex]\nstop = "SIGINT-main"\n[programs.claude]\nstop = "SIGTERM"')
     loaded = load([file])
-    assert loaded.config.programs == {"claude": Program(stop="SIGTERM"), "codex": Program(stop="SIGINT-main")}
+    assert loaded.config.programs == {"claude": ProgramConfig(stop="SIGTERM"), "codex": ProgramConfig(stop="SIGINT-main")}
     assert {setting.source for setting in loaded.settings if setting.key.startswith("programs.")} == {str(file)}
 
 
-def test_files_that_are_not_there(tmp_path: Path) -> None:
+def test_missing_files(tmp_path: Path) -> None:
     missing = tmp_path / "sfad.toml"
     assert load([missing]).files == []
     with pytest.raises(ConfigError, match=r"sfad\.toml: no such file"):
@@ -286,7 +296,7 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
         load([missing])
 
 
-def test_a_device_or_a_fifo_in_the_place_of_a_file(tmp_path: Path) -> None:
+def test_a_device_or_a_fifo_in_place_of_a_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(ConfigError, match="fifo: neither a regular file nor a device"):
         load([tmp_path / "fifo"])
@@ -307,7 +317,7 @@ def test_durations(text: str | float, seconds: float) -> None:
 @pytest.mark.parametrize(
     "text", ["", "s", "-1", "1e3", "nan", "inf", "1h30m", "5 parsecs", "٣s", "1_000", -1, float("nan"), float("inf"), True]
 )
-def test_what_is_no_duration(text: str | float) -> None:
+def test_invalid_durations(text: str | float) -> None:
     with pytest.raises(ValueError, match="is not a duration: seconds, or"):
         parse_duration(text)
 
@@ -321,3 +331,13 @@ def test_durations_are_short() -> None:
     assert [format_duration(s) for s in (0, 0.25, 1, 59, 60, 90, 120, 3600, 5400, 86400, 2678400)] == [
         "0s", "250ms", "1s", "59s", "1m", "90s", "2m", "1h", "90m", "1d", "31d"
     ]  # fmt: skip
+
+
+def test_the_config_files() -> None:
+    home = {"HOME": "/home/ann"}
+    system = Path("/etc/sfad/sfad.toml")
+    assert config_files(home) == ([system, Path("/home/ann/.config/sfad/sfad.toml")], False)
+    assert config_files({**home, "XDG_CONFIG_HOME": "/c"}) == ([system, Path("/c/sfad/sfad.toml")], False)
+    assert config_files({}) == ([system], False)
+    assert config_files({"SFAD_CONFIG": "/e"}) == ([Path("/e")], True)
+    assert config_files({"SFAD_CONFIG": "/e"}, "/f") == ([Path("/f")], True)

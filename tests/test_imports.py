@@ -28,7 +28,7 @@ LAYERS = [
     {"sfad.protocol"},
     {"sfad.core"},
     {"sfad.launch", "sfad.meters", "sfad.ledger", "sfad.output", "sfad.observe", "sfad.spool"},
-    {"sfad.runs", "sfad.host.peers"},
+    {"sfad.runs"},
     {"sfad.metering", "sfad.durable"},
     {"sfad.loop"},
     {"sfad.server"},

@@ -44,10 +44,10 @@ class BudgetKeeper:
         self._timers = timers
         self._feed = feed
         self._trouble = trouble
-        self._config = configuration.Budgets()
+        self._config = configuration.BudgetsConfig()
         self._periods: dict[tuple[str, str], datetime] = {}
 
-    def know(self, config: configuration.Budgets) -> None:
+    def know(self, config: configuration.BudgetsConfig) -> None:
         """Follow these budgets from now on."""
         self._config = config
         self.look()
@@ -128,7 +128,7 @@ def _midnight(day: date) -> datetime:
     return datetime(day.year, day.month, day.day).astimezone()
 
 
-def rebuild(config: configuration.Budgets, ledger: Ledger, journal: RunJournal) -> list[str]:
+def rebuild(config: configuration.BudgetsConfig, ledger: Ledger, journal: RunJournal) -> list[str]:
     """Correct the charges in the ledger, which was written after the spool and may be new. Return lines for the log.
 
     If both have lost charges, what is left of a budget is not known. It then counts as exhausted until its period ends or the
@@ -141,7 +141,7 @@ def rebuild(config: configuration.Budgets, ledger: Ledger, journal: RunJournal) 
         charged = recorded = ledger.charged(budget.scope, budget.name, begin)
         if saved is not None and saved.begins == begin:
             charged = max(charged, saved.usd)
-        lost = ledger.begun_anew and not journal.sound
+        lost = ledger.is_new and not journal.sound
         charged = max(charged, to_usd(budget.allowed)) if lost else charged
         if charged != recorded:
             ledger.set_charged(budget.scope, budget.name, begin, charged)
@@ -153,7 +153,7 @@ def rebuild(config: configuration.Budgets, ledger: Ledger, journal: RunJournal) 
     return notes
 
 
-def wanted(config: configuration.Budgets) -> list[Budget]:
+def wanted(config: configuration.BudgetsConfig) -> list[Budget]:
     """Return the configured budgets, without charges."""
     users = [Budget("user", name, to_nanos(budget.daily_usd), frozenset({name})) for name, budget in config.users.items()]
     teams = [

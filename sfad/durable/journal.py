@@ -22,13 +22,13 @@ from msgspec import Struct
 from ..core.ids import run_number
 from ..core.run import Run
 from ..faults import effect
+from ..host.probe import current_boot
 from ..host.timers import Timers
 from ..launch.procfs import is_alive
-from ..ledger.ledger import current_boot
 from ..protocol.messages import Spawn
 from ..protocol.types import RunId, Status
 from ..runs.live import Live, SavedMain, SpawnKey
-from ..spool import Journal, Spawns
+from ..spool import Spawns, Store
 from .retrying import Changes, RetryingStore
 from .snapshots import RunSnapshot, encode, origin_of, progress_of
 
@@ -65,7 +65,7 @@ class Charged(Struct, frozen=True, array_like=True):
 
 
 class RunJournal:
-    """The spool in `directory`. Raises `OSError` and `JournalError`.
+    """The spool in `directory`. Raises `OSError` and `StoreError`.
 
     A write that fails is told to `trouble` and tried again. Only what must not begin without it raises. `lost`: see the store."""
 
@@ -73,7 +73,7 @@ class RunJournal:
         self, directory: Path, timers: Timers, trouble: Callable[[str], None], lost: Callable[[], str | None] = lambda: None
     ) -> None:
         self.spawns = Spawns(directory)
-        self._store = RetryingStore(Journal(directory / "runs", lost), timers, trouble, self._save_late)
+        self._store = RetryingStore(Store(directory / "runs", lost), timers, trouble, self._save_late)
         self._items = self._store.items
         self._trouble = trouble
         self._late: dict[RunId, Live] = {}
@@ -163,7 +163,7 @@ class RunJournal:
         """Save a run that was admitted just now, and others that this has changed. Raises `OSError`, and then it must not be."""
         run = live.run
         if run.status is Status.QUEUED or run.asked.attempts > 1:
-            self.spawns.keep(run.id, encode(live.spawn))
+            self.spawns.save(run.id, encode(live.spawn))
             effect("spawn kept")
         try:
             own: Changes = {f"{_RUN}{run.id}": origin_of(live), f"now/{run.id}": progress_of(live)}
@@ -212,8 +212,8 @@ class RunJournal:
     def _save_spawns(self, runs: Iterable[Live]) -> None:
         for live in runs:
             run = live.run
-            if (not run.attempt or run.attempt < run.asked.attempts) and not self.spawns.keeps(run.id):
-                self.spawns.keep(run.id, encode(live.spawn))
+            if (not run.attempt or run.attempt < run.asked.attempts) and not self.spawns.has(run.id):
+                self.spawns.save(run.id, encode(live.spawn))
 
     # ---- ended runs
 

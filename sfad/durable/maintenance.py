@@ -16,15 +16,16 @@ from typing import TypeVar
 import trio
 from msgspec.structs import replace
 
-from ..config import Retention
+from ..config import RetentionConfig
 from ..core.ids import run_id
 from ..host.clock import wall_clock
-from ..host.private import make_directory
-from ..host.reserve import Ballast
+from ..host.disk_reserve import DiskReserve
+from ..host.private_files import make_directory
 from ..host.threads import in_thread
 from ..ledger import Ledger, LedgerError, back_up
 from ..ledger.backup import BACKUP, Backup, DamagedCopy
-from ..ledger.opening import check, mark_damaged, open_reader
+from ..ledger.checking import mark_damaged
+from ..ledger.connections import open_reader
 from ..ledger.reader import Reader
 from ..ledger.retention import Sweeper
 from ..output import OutputStore
@@ -54,7 +55,7 @@ class Maintenance:
         self,
         ledger: Ledger,
         output: OutputStore,
-        settings: Retention,
+        settings: RetentionConfig,
         *,
         live: Callable[[], Collection[RunId]],
         report: Callable[[str], object],
@@ -63,7 +64,7 @@ class Maintenance:
     ) -> None:
         self._ledger = ledger
         self._output = output
-        self._ballast = Ballast(ledger.directory)
+        self._ballast = DiskReserve(ledger.directory)
         self._settings = settings
         self._live = live
         self._report = report
@@ -74,7 +75,7 @@ class Maintenance:
         self._one = trio.Lock()
         """Held while a sweep or a prune deletes: two at once would count the same rows."""
 
-    def reconfigure(self, settings: Retention) -> None:
+    def reconfigure(self, settings: RetentionConfig) -> None:
         """Follow other settings. The next sweep comes when they say, counted from now."""
         self._settings = settings
         self._changed.set()
@@ -89,7 +90,7 @@ class Maintenance:
 
     async def look(self) -> None:
         """Do everything that is due. Raises nothing."""
-        await self._try("ballast", self._ballast.take_on)
+        await self._try("ballast", self._ballast.fill)
         await self._try("check", self._check)
         async with self._one:
             await self._try("output", self._sweep_output)
@@ -164,11 +165,7 @@ class Maintenance:
         trio.from_thread.run_sync(self._say, line)
 
     def _check(self) -> None:
-        if not self._ledger.unchecked:
-            return
-        found = check(self._ledger.directory)
-        self._ledger.unchecked = False
-        if found is not None:
+        if self._ledger.check_due and (found := self._ledger.check_rest()) is not None:
             raise LedgerError(f"the ledger is damaged ({found}); the next start sets it aside, and begins a new one")
 
     def _sweep_output(self) -> None:
@@ -213,7 +210,7 @@ class Maintenance:
         trio.from_thread.run_sync(self._backed_up, backup)
 
     def _backed_up(self, backup: Backup) -> None:
-        self._ledger.backup = backup
+        self._ledger.backed_up(backup)
         self._say(f"backed up the ledger, {backup.size_bytes} bytes")
 
     def _sweeper(self) -> Sweeper:

@@ -8,7 +8,7 @@ import trio
 
 from ..faults import effect
 from ..host.timers import Timers
-from ..spool import Journal
+from ..spool import Store
 
 AGAIN = 1.0
 """Seconds between two tries to write what the disk had no room for."""
@@ -21,7 +21,7 @@ class RetryingStore:
     """The spool's file of values by key. `trouble` is told of the first failure of several, and of what opening had to fix. `again`
     is called a second after a failure, until a write has succeeded."""
 
-    def __init__(self, store: Journal, timers: Timers, trouble: Callable[[str], None], again: Callable[[], None]) -> None:
+    def __init__(self, store: Store, timers: Timers, trouble: Callable[[str], None], again: Callable[[], None]) -> None:
         self._store = store
         self._timers = timers
         self._trouble = trouble

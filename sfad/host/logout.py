@@ -1,8 +1,8 @@
 """Whether logging out ends this daemon, and whether a logout is what ends it now.
 
-systemd ends a user's own systemd, and every service in it, after the user's last session, unless lingering is enabled. It ends
-the processes of a login session with that session only where logind has `KillUserProcesses=yes`. The cgroup of the daemon shows
-which of the two it is in.
+After a user's last session, systemd ends the user's own systemd with all its services, unless lingering is enabled. It ends the
+processes of a login session with that session only if logind has `KillUserProcesses=yes`. The daemon's cgroup shows which of the
+two the daemon is in. See loginctl(1) and logind.conf(5).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import NamedTuple
 from . import probe
 
 ASK_TIMEOUT = 2.0
-"""Seconds that systemd may take to answer, while the daemon serves nobody. It takes some 10 ms."""
+"""Seconds that systemd may take to answer. The daemon serves no client meanwhile. Some 10 ms are usual."""
 
 _MANAGER = re.compile(r"/user-(\d+)\.slice/user@\1\.service/")
 _SESSION = re.compile(r"/user-(\d+)\.slice/session-([^/\n]+)\.scope")
 
 
 class Home(NamedTuple):
-    """What of a user the daemon is in."""
+    """The user, and the login session, that the daemon is in."""
 
     uid: int
     session: str | None
@@ -35,13 +35,13 @@ def linger_command() -> str | None:
     where = _home()
     if where is None:
         return None
-    if where.session is not None:  # it ends with the session even where the user lingers: only a service does not
+    if where.session is not None:  # lingering does not help: it keeps services, and not what is in a session
         return "sfad install --user --linger" if _kills_sessions() else None
     return None if probe.lingering(where.uid) else probe.linger_command(where.uid)
 
 
 def cause() -> str | None:
-    """Return why this process is told to end, if its user's logout or the machine's shutdown is the cause; else `None`."""
+    """Return why this process is told to end, if the user's logout or the machine's shutdown is the cause; else `None`."""
     where = _home()
     if where is None or not _closing(where):
         return None
@@ -56,7 +56,7 @@ def cause() -> str | None:
 
 
 def _home() -> Home | None:
-    """Return where this process is; `None` outside of every user's sessions, as in a service of the system."""
+    """Return where this process is; `None` if it is in no user's session, as in a service of the system."""
     text = Path("/proc/self/cgroup").read_text(errors="replace")
     if found := _MANAGER.search(text):
         return Home(int(found[1]), None)
@@ -66,8 +66,9 @@ def _home() -> Home | None:
 
 
 def _closing(where: Home) -> bool:
-    """Return whether logind has begun to end the session, or has seen the user's last one end. sd_session_get_state(3) and
-    sd_uid_get_state(3) read the same files."""
+    """Return whether logind has begun to end the session, or has seen the user's last session end.
+
+    sd_session_get_state(3) and sd_uid_get_state(3) read the same files."""
     file = f"users/{where.uid}" if where.session is None else f"sessions/{where.session}"
     try:
         return "STATE=closing" in Path("/run/systemd", file).read_text(errors="replace").splitlines()
@@ -77,7 +78,7 @@ def _closing(where: Home) -> bool:
 
 @cache
 def _kills_sessions() -> bool:
-    """Return whether logind ends what a session leaves behind. It reads its configuration only when it starts."""
+    """Return whether logind ends the processes that a session leaves. It reads its configuration only when it starts."""
     words = ("busctl", "get-property", "org.freedesktop.login1", "/org/freedesktop/login1")
     return _asked(*words, "org.freedesktop.login1.Manager", "KillUserProcesses") == "b true"
 

@@ -1,8 +1,8 @@
-"""A supervisor has to get on when its runs leave nothing of the processors to anybody.
+"""Keeps the daemon schedulable when its runs use all processors.
 
-Measured with twenty lineages that fork without pause on two cores, each in a session of its own, and no cgroups: as one among
-equals the daemon got a tenth of a core, zombies came faster than it reaped them, and the machine was out of pids after ten
-seconds. Ahead of them it ends them in 0.4 s.
+Measured without cgroups, with twenty lineages that fork without pause on two cores, each in its own session. At equal priority the
+daemon got a tenth of a core, reaped zombies more slowly than they came, and the machine was out of pids after ten seconds. At
+higher priority it ends the lineages in 0.4 s.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from contextlib import suppress
 from pathlib import Path
 
 _NICE = -10
-"""Before everything of ordinary importance, behind what a machine cannot do without."""
+"""Before ordinary programs, behind those that the machine cannot do without."""
 _AUTOGROUP = Path("/proc/self/autogroup")
 
 
-def go_ahead() -> None:
-    """Schedules this process before those it starts, as far as it may (root, CAP_SYS_NICE) and nobody has chosen otherwise.
+def raise_priority() -> None:
+    """Schedule this process before those that it starts, if it may (root, CAP_SYS_NICE).
 
-    What it starts is at 0, by SCHED_RESET_ON_FORK. Where the kernel shares the processors among sessions first (sched(7):
-    autogroup), the nice value of the session counts; it is the daemon's to set if it leads the session.
+    Change nothing if the operator has chosen a priority. SCHED_RESET_ON_FORK gives children a nice value of 0. Where the kernel
+    shares the processors among sessions first (sched(7): autogroup), the nice value of the session counts; a daemon that leads
+    its session sets that as well.
     """
     with suppress(OSError):
         if os.sched_getscheduler(0) != os.SCHED_OTHER or os.getpriority(os.PRIO_PROCESS, 0) != 0:

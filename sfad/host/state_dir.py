@@ -2,13 +2,13 @@
 
 A daemon holds three locks, because a user can take each of them away from it:
 
-`directory`  flock(2) on the directory itself, which no removal of a file in it frees.
-`file`       flock(2) on STATE/lock, the only lock that a daemon of release 0.1.0 takes and respects.
-`claim`      names the instance in /proc/locks. After `rm -rf STATE`, `mv STATE` or a mount over it the next daemon meets another
-             directory, on which the two locks above are free, but the runs are known by the path, and so it would take them.
+`directory`  flock(2) on the directory itself, which removing files in it does not free
+`file`       flock(2) on STATE/lock, the only lock that a daemon of release 0.1.0 takes and respects
+`claim`      names the instance in /proc/locks. After `rm -rf STATE`, `mv STATE` or a mount over it, the next daemon finds another
+             directory, whose two locks above are free. The runs are known by the path, so it would take them over.
 
 Rejected for the claim: an abstract Unix socket (any local user can bind its name first, and a network namespace hides it), a lock
-on the instance's cgroup (there is none by tags), and a lock file at another place (its removal frees it as well).
+on the instance's cgroup (containment by tags has none), and a lock file at another place (removing it frees it as well).
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from .paths import AlreadyRunning, PathError
+from .socket_file import AlreadyRunning, PathError
 
 LOCK = "lock"
 
 _POSIX_LOCK = re.compile(rb"^\d+: POSIX +ADVISORY +WRITE (\d+) \S+ (\d+) (\d+)$", re.MULTILINE)
-"""A line of /proc/locks: pid, first and last byte. The kernel lists the processes of this pid namespace, the ones that a daemon
-could adopt or kill."""
+"""A line of /proc/locks: pid, first and last byte. The kernel lists only processes of this pid namespace, which are those that a
+daemon could adopt or kill."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateLock:
-    """What keeps other daemons, and `sfad sweep`, from a state directory. The kernel frees it with the process."""
+    """Keeps other daemons, and `sfad sweep`, from a state directory. The kernel frees it when the process ends."""
 
     path: Path
     directory: int
@@ -40,7 +40,7 @@ class StateLock:
     claim: int
 
     def lost(self) -> str | None:
-        """Return why the path does not lead to the locked directory any more, and what to do; `None` while it does."""
+        """Return why the path no longer leads to the locked directory, and what to do; `None` while it does."""
         held = os.fstat(self.directory)
         try:
             found = self.path.stat()
@@ -56,7 +56,7 @@ class StateLock:
         return f"the state directory {self.path} {what} while a daemon served it; {restart}"
 
     def close(self) -> None:
-        """Free the locks."""
+        """Release the locks."""
         for descriptor in (self.claim, self.file, self.directory):
             os.close(descriptor)
 
@@ -64,14 +64,15 @@ class StateLock:
 def take_state_dir(path: Path, instance: str) -> StateLock:
     """Make the state directory if it is missing, and lock it. Raises `AlreadyRunning`, naming the pid of its daemon, and
     `PathError`."""
-    _refuse_claimed(path, instance)  # before anything is made at a path from which an older daemon's directory was removed
+    _refuse_claimed(path, instance)  # before making anything at the path of an older daemon whose directory was removed
     prepare_state_dir(path)
     return lock_state_dir(path, instance)
 
 
 def resume_lock(path: Path, instance: str, *, directory: int, file: int, claim: int) -> StateLock:
-    """Go on with the locks that this process held before it executed itself. Release 0.1.0 hands over `file` only; the others are
-    -1 then. Raises `PathError`."""
+    """Return the locks that this process held before it re-executed itself. Raises `PathError`.
+
+    Release 0.1.0 hands over `file` only; the other descriptors are -1 then."""
     with ExitStack() as undo:
         directory = directory if directory >= 0 else _locked_directory(path, undo)
         # Linux before 5.11 drops a POSIX lock at the execve(2) of a process with threads
@@ -81,9 +82,9 @@ def resume_lock(path: Path, instance: str, *, directory: int, file: int, claim: 
 
 
 def prepare_state_dir(path: Path) -> None:
-    """Makes the state directory, readable by its owner only. Raises `PathError`.
+    """Make the state directory, readable by its owner only. Raises `PathError`.
 
-    One that is there with a wider mode is narrowed only if it is empty or was ours before: it could be `/tmp`."""
+    An existing one with a wider mode is narrowed only if it is empty or was ours before: it could be `/tmp`."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = path.stat()
@@ -103,7 +104,7 @@ def _narrow(path: Path) -> None:
 
 def lock_state_dir(path: Path, instance: str) -> StateLock:
     """Lock a state directory that exists. Raises `AlreadyRunning`, naming the pid of its daemon, and `PathError`."""
-    _refuse_claimed(path, instance)  # names the pid even if STATE/lock, which holds it, was removed
+    _refuse_claimed(path, instance)  # it names the pid even if STATE/lock, which holds the pid, was removed
     with ExitStack() as undo:
         directory = _locked_directory(path, undo)
         file = _locked_file(path, undo)
@@ -118,7 +119,7 @@ def claim_instance(path: Path, instance: str) -> int:
     Raises `AlreadyRunning` if a process of this user has claimed it, and `PathError`."""
     with ExitStack() as undo:
         claim = _claim(instance, _unclaimed(undo))
-        # claim first, look then: of two processes that do this at once, at least one sees the other
+        # claim first, then look: of two processes that do this at once, at least one sees the other
         _refuse_claimed(path, instance)
         undo.pop_all()
     return claim
@@ -130,7 +131,7 @@ def _locked_directory(path: Path, undo: ExitStack) -> int:
 
 def _locked_file(path: Path, undo: ExitStack) -> int:
     descriptor = _locked(path, path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, undo)
-    # best effort: on a full disk the daemon still has the lock, only its pid is not told
+    # best effort: on a full disk the daemon has the lock all the same, only its pid is missing
     with suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
@@ -167,13 +168,13 @@ def _unclaimed(undo: ExitStack) -> int:
 
 
 def _claim(instance: str, descriptor: int) -> int:
-    # a POSIX lock, not flock: it belongs to the process and not to the descriptor, so no child keeps it after the process's death
+    # a POSIX lock and not flock: it belongs to the process, not to the descriptor, so no child keeps it after the process's death
     fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _byte(instance))
     return descriptor
 
 
 def _byte(instance: str) -> int:
-    """Return the byte of the memfd whose lock says which instance was claimed: /proc/locks shows it, and no file's name."""
+    """Return the byte of the memfd whose lock names the instance: /proc/locks shows bytes, and no names of files."""
     return int(instance, 16)
 
 
@@ -181,16 +182,17 @@ def _refuse_claimed(path: Path, instance: str) -> None:
     try:
         locks = Path("/proc/locks").read_bytes()
     except OSError as error:
-        raise PathError(f"/proc/locks tells whether a daemon of {path} is alive, and cannot be read: {error.strerror}") from error
+        raise PathError(f"cannot tell whether a daemon of {path} is alive: /proc/locks cannot be read: {error.strerror}") from error
     wanted = _byte(instance)
     pids = {int(pid) for pid, first, last in _POSIX_LOCK.findall(locks) if int(first) == int(last) == wanted}
     for pid in pids - {os.getpid()}:
-        if _user_of(pid) == os.geteuid():  # whatever other users claim, they keep nobody from a directory of his own
+        if _user_of(pid) == os.geteuid():  # what other users claim does not keep a user from their own directory
             raise _already_running(path, str(pid))
 
 
 def _user_of(pid: int) -> int | None:
-    """Return the effective uid of a process; `None` if it has ended. /proc/PID belongs to root if the process is not dumpable."""
+    """Return the effective uid of a process; `None` if it has ended."""
+    # not the owner of /proc/PID: that is root if the process is not dumpable
     with suppress(OSError):
         words = re.search(rb"^Uid:\s+\d+\s+(\d+)", Path(f"/proc/{pid}/status").read_bytes(), re.MULTILINE)
         return int(words[1]) if words is not None else None

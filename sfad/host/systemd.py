@@ -1,6 +1,7 @@
-"""What the daemon says to systemd, by the protocol of sd_notify(3). Nothing happens where systemd did not start it.
+"""What the daemon says to systemd, by the protocol of sd_notify(3), if systemd has started it.
 
-What systemd is to do with the unit is written in the files of `systemd/`."""
+The files in `systemd/` say what systemd does with the unit.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +21,17 @@ SOCKET_UNIT = "sfad.socket"
 
 _UCRED = struct.Struct("=iII")
 
-LEAST_INTERVAL = 0.01
-"""Seconds between two `WATCHDOG=1`, at least: a tiny `WATCHDOG_USEC` must not keep a processor busy."""
-
 
 def manages() -> bool:
-    """Whether systemd started this process as a service: then it starts the next one, and answers for what no daemon comes back
-    to."""
+    """Return whether systemd started this process as a service. Then it starts the next daemon as well, or sweeps."""
     return bool(os.environ.get("NOTIFY_SOCKET"))
 
 
 def another_follows() -> bool:
-    """In a process of `ExecStopPost=`: whether the service has failed. Then systemd starts it again, or what `OnFailure=` names.
-    What was stopped, or has ended by a signal like SIGTERM, is over."""
+    """Return, in a process of `ExecStopPost=`, whether the service has failed.
+
+    Then systemd starts it again, or the unit of `OnFailure=`. It does neither for a service that was stopped, or that ended by a
+    signal like SIGTERM."""
     return os.environ.get("SERVICE_RESULT", "success") != "success"
 
 
@@ -43,7 +42,7 @@ def listens(listener: socket.socket) -> bool:
 
 
 def notify(state: str) -> None:
-    """Sends `state` (`READY=1`, `STOPPING=1`) to the service manager. Raises `OSError` if it is named and cannot be told."""
+    """Send `state` (`READY=1`, `STOPPING=1`) to the service manager, if there is one. Raises `OSError` if that fails."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
@@ -55,22 +54,22 @@ def _address(path: str) -> str:
 
 
 def reloading() -> str:
-    """The state from which `READY=1` leads back. `Type=notify-reload` (systemd 253) waits for one later than its SIGHUP."""
+    """Return the state that lasts until `READY=1`. `Type=notify-reload` (systemd 253) waits for one later than its SIGHUP."""
     return f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}"
 
 
 def watchdog_interval() -> float | None:
-    """Seconds between two `WATCHDOG=1`, half of what systemd allows; `None` if it does not watch this process."""
+    """Return the seconds between two `WATCHDOG=1`, half of what systemd allows; `None` if it does not watch this process."""
     limit = os.environ.get("WATCHDOG_USEC", "")
     ours = os.environ.get("WATCHDOG_PID", "") in ("", str(os.getpid()))
     try:
-        return max(LEAST_INTERVAL, parse_whole(limit, 1, 2**63 - 1) / 2e6) if ours else None
+        return parse_whole(limit, 1, 2**63 - 1) / 2e6 if ours else None
     except ValueError:
         return None
 
 
 async def feed_watchdog() -> None:
-    """Tells systemd that trio's loop turns (`WatchdogSec=`), until cancelled."""
+    """Tell systemd that trio's loop turns (`WatchdogSec=`), until cancelled."""
     interval = watchdog_interval()
     while interval is not None:
         with suppress(OSError):  # the next one counts as well
@@ -79,17 +78,17 @@ async def feed_watchdog() -> None:
 
 
 class FdStore:
-    """Descriptors that systemd keeps for the next daemon of the unit, should this one die (`FileDescriptorStoreMax=`).
+    """Descriptors that systemd keeps for the unit's next daemon if this one dies (`FileDescriptorStoreMax=`).
 
-    Best effort: nobody waits for systemd, which takes 0.14 ms a message, and a few hundred fit into its queue. It forgets
-    everything when the unit is stopped."""
+    Best effort: this does not wait for systemd, which takes 0.14 ms a message and queues a few hundred. When the unit is stopped,
+    systemd closes all of them."""
 
     def __init__(self) -> None:
-        """Nothing is kept where systemd did not start this process, or does not listen."""
+        """Connect to systemd. Nothing is kept if systemd did not start this process, or does not listen."""
         address = os.environ.get("NOTIFY_SOCKET", "")
         self._socket = _connected(address) if address else None
         self._unwanted: deque[str] = deque()
-        """Names that systemd has not been told to forget yet."""
+        """Names whose descriptors systemd has yet to close."""
 
     @property
     def there(self) -> bool:
@@ -97,19 +96,21 @@ class FdStore:
         return self._socket is not None
 
     def keep(self, name: str, fd: int) -> bool:
-        """Has a copy of `fd` kept, also when it hangs up, as the pidfd of an ended process does (`FDPOLL=0`, systemd 246). A
-        name is ASCII without ':' and control characters, at most 255 of them. Whether systemd was asked; it does not answer."""
-        # in this order: the name may be one of those that are to be forgotten
+        """Have systemd keep a copy of `fd`. Return whether it was asked; it does not answer.
+
+        `FDPOLL=0` (systemd 246) keeps a descriptor that hangs up, as the pidfd of an ended process does. `name` is at most 255
+        ASCII characters without ':' and control characters."""
+        # in this order: the name may be one that systemd has yet to forget
         return self.settle() and self._say(f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", [fd])
 
     def forget(self, name: str) -> None:
-        """Has everything of that name given up: now, or before anything else is said."""
+        """Have systemd close all descriptors of that name: now, or before the next message."""
         if self._socket is not None:
             self._unwanted.append(name)
             self.settle()
 
     def settle(self) -> bool:
-        """Whether nothing is left that systemd has not been told to forget."""
+        """Send what could not be sent yet. Return whether nothing is left to forget."""
         while self._unwanted:
             if not self._say(f"FDSTOREREMOVE=1\nFDNAME={self._unwanted[0]}", []):
                 return False
@@ -126,14 +127,16 @@ class FdStore:
         return True
 
     def close(self) -> None:
-        """Gives back the socket; what is kept stays kept."""
+        """Close the socket. Systemd keeps what it has."""
         if self._socket is not None:
             self._socket.close()
 
     @staticmethod
     def taken() -> dict[str, int]:
-        """What systemd hands to this process, by name: what was kept, and listening sockets. The caller's from now on, and of no
-        two with the same name; to be called once, before any descriptor is opened that an unknown one could be taken for."""
+        """Return the descriptors that systemd hands to this process, by name: those that were kept, and listening sockets.
+
+        They are the caller's to close; of two with one name it gets the first. To be called once, before this process opens a
+        descriptor that could be mistaken for one of them."""
         pid, count, names = (os.environ.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"))
         found: dict[str, int] = {}
         if pid != str(os.getpid()):
@@ -159,7 +162,7 @@ def _connected(address: str) -> socket.socket | None:
     sock.setblocking(False)
     try:
         sock.connect(_address(address))
-    except OSError:  # `notify` says that nobody listens there
+    except OSError:  # `notify` reports that systemd does not listen there
         sock.close()
         return None
     return sock

@@ -1,57 +1,57 @@
-"""What ended runs teach about limits (SPEC section 3): what the successful ones used, and how many failed on a limit.
+"""Suggests limits from past runs: from what successful ones used, and from how many failed on a limit.
 
-`advise` is pure; `learn` reads the newest runs from the file, on a connection of its own, and is called in a worker thread:
-nothing is indexed by type, so the search for a rare one walks the whole table.
+`advise` is pure. `learn` reads the newest runs from the file, on a connection of its own in a worker thread: no index holds the
+type, so the search for a rare one walks the whole table.
 """
 
 from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from ..core.limits import most_of
 from ..core.policy import Policy
 from ..protocol.advice import Advice
 from ..protocol.kinds import COSTS, KINDS
-from ..protocol.types import ENDED, LimitKind, Reason, Status, Usage
+from ..protocol.types import ENDED, LimitKind, LimitState, RunInfo, Status
+from .connections import FILE, open_reader
 from .errors import LedgerError
-from .opening import FILE, open_reader
+from .rows import RUN_COLUMNS, run_info
 
 MIN_RUNS = 20
-"""Successful runs with a known value below which nothing is suggested: with fewer, nearest rank gives the largest of them."""
+"""Successful runs with a known value that a suggestion needs. Of fewer runs, nearest rank gives the largest."""
 
 ROWS = 1000
-"""Ended runs that are looked at, the newest: old ones say little of what an agent does now."""
+"""Ended runs that are read, the newest: older ones say little about what an agent does now."""
 
 HEAD_ROOM = 1.25
-"""What is suggested, of what was used."""
+"""The suggestion as a multiple of what was used."""
 
 BUILT_IN = Policy()
-"""Its ranges bound what is suggested where no other policy is given."""
+"""Its ranges bound a suggestion if no other policy is given."""
 
 _PERCENTILE = 95
 
 _FIELDS = {kind: spec.learned_from for kind, spec in KINDS.items() if spec.learned_from}
-"""The kinds that there is advice about, and the field of `Usage` that has a run's use."""
+"""The kinds that have advice, and the field of `Usage` that holds a run's use."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndedRun:
-    """What one run teaches."""
+    """What one run says about limits."""
 
     status: Status
     broke: str | None
-    """The kind of the limit whose breach ended it."""
+    """The kind of limit whose breach ended it."""
     used: Mapping[LimitKind, float]
-    """As far as it is known, in what the limit counts: of `tokens` and `cost`, what its descendants used too."""
+    """As far as it is known, counted as the limit counts: `tokens` and `cost` include the descendants'."""
     limits: Mapping[LimitKind, float]
     """Thresholds."""
 
@@ -63,28 +63,34 @@ def advise(runs: Iterable[EndedRun], *, policy: Policy = BUILT_IN) -> list[Advic
 
 
 def learn(
-    directory: Path, *, type: str | None = None, name: str | None = None, rows: int = ROWS, policy: Policy = BUILT_IN  # noqa: A002
-) -> list[Advice]:  # fmt: skip
-    """Advice from the newest `rows` ended runs of the ledger in `directory`: of one type, of one name, of both, or of all.
+    directory: Path,
+    *,
+    type: str | None = None,  # noqa: A002
+    name: str | None = None,
+    rows: int = ROWS,
+    policy: Policy = BUILT_IN,
+) -> list[Advice]:
+    """Return advice from the newest `rows` ended runs of the ledger in `directory`: of one type, of one name, of both, or of all.
 
-    Blocks, on a walk of the table for as long as that takes. Raises `LedgerError` if the file cannot be read.
+    Blocks while it walks the table. Raises `LedgerError` if the file cannot be read.
     """
     try:
         with closing(open_reader(directory)) as connection:
             found = connection.execute(*_query(type, name, rows)).fetchall()
-        return advise((_run(row) for row in found), policy=policy)
-    except (sqlite3.Error, msgspec.DecodeError) as error:
+        return advise((_ended(run_info(row)) for row in found), policy=policy)
+    except (sqlite3.Error, msgspec.MsgspecError) as error:
         raise LedgerError(f"the ledger {directory / FILE} cannot be read: {error}") from error
 
 
 def percentile(values: Sequence[float]) -> float:
-    """The 95th percentile by nearest rank: the smallest of the values that at least 95 in 100 of them do not exceed. It is
-    always a value that was seen. Raises `IndexError` for no values."""
+    """Return the 95th percentile by nearest rank: the smallest value that at least 95 in 100 of the values do not exceed.
+
+    Raises `IndexError` for no values."""
     return sorted(values)[math.ceil(len(values) * _PERCENTILE / 100) - 1]
 
 
 def rounded_up(kind: LimitKind, amount: float) -> float:
-    """What a person would write: cents; tokens of 1 000 and more with two digits; else whole numbers."""
+    """Round as a person would: to cents; tokens of 1 000 and more to two digits; else to whole numbers."""
     if kind in COSTS:
         return _ceil(amount * 100) / 100
     step = 10 ** max(0, len(str(_ceil(amount))) - 2) if kind is LimitKind.TOKENS and amount >= 1000 else 1
@@ -117,54 +123,41 @@ def _advice(kind: LimitKind, runs: Sequence[EndedRun], most: float | None) -> Ad
 
 def _note(runs: int, wanted: float | None, suggested: float | None) -> str:
     if wanted is None or suggested is None:
-        return f"no advice: of {runs} successful runs is known what they used, and {MIN_RUNS} are needed"
+        return f"no advice: usage is known for {runs} successful runs; {MIN_RUNS} are needed"
     return "" if wanted == suggested else f"{wanted:g} would be outside the range"
 
 
 # ---- rows
 
 
-class _LimitRow(Struct):
-    """Of a limit as the ledger holds it what matters here."""
-
-    kind: str
-    threshold: float
-    used: float | None = None
-
-
-_reason = msgspec.json.Decoder(Reason)
-_limits = msgspec.json.Decoder(list[_LimitRow])
-_usage = msgspec.json.Decoder(dict[str, Usage])
-
-
 def _query(type_: str | None, name: str | None, rows: int) -> tuple[str, list[Any]]:
-    # the + keeps the index of statuses out: this walks the table, or that of names, from the newest run back
+    # the + hides the index of statuses: this walks the table, or the index of names, from the newest run back
     ended = ", ".join(f"'{status.value}'" for status in sorted(ENDED))
     terms = {"type = ?": type_, "name = ?": name}
     chosen = {term: value for term, value in terms.items() if value is not None}
     where = " AND ".join([*chosen, f"+status IN ({ended})"])
-    sql = f"SELECT status, reason, usage, limits, descendants FROM runs WHERE {where} ORDER BY number DESC LIMIT ?"  # noqa: S608
+    sql = f"SELECT {', '.join(RUN_COLUMNS)} FROM runs WHERE {where} ORDER BY number DESC LIMIT ?"  # noqa: S608
     return sql, [*chosen.values(), max(0, rows)]
 
 
-def _run(row: tuple[str, str | None, str, str, int]) -> EndedRun:
-    status, reason, usage, limits, descendants = row
-    held = {LimitKind(limit.kind): limit for limit in _limits.decode(limits) if limit.kind in _FIELDS}
-    told = None if reason is None else _reason.decode(reason)
+def _ended(info: RunInfo) -> EndedRun:
+    limits = {limit.kind: limit for limit in info.limits if limit.kind in _FIELDS}
     return EndedRun(
-        status=Status(status),
-        broke=told.limit_kind if told is not None and told.kind == "limit" else None,
-        used=_used(_usage.decode(usage).values(), held, alone=not descendants),
-        limits={kind: limit.threshold for kind, limit in held.items()},
+        status=info.status,
+        broke=info.reason.limit_kind if info.reason is not None and info.reason.kind == "limit" else None,
+        used=_used(info, limits),
+        limits={kind: limit.threshold for kind, limit in limits.items()},
     )
 
 
-def _used(sources: Collection[Usage], held: Mapping[LimitKind, _LimitRow], *, alone: bool) -> dict[LimitKind, float]:
-    """A limit knows what was held against it. Without one it is the largest that any source tells (SPEC section 8), unless
-    what descendants used counts too, which `Usage` does not."""
-    used = {kind: limit.used for kind, limit in held.items() if limit.used is not None}
+def _used(info: RunInfo, limits: Mapping[LimitKind, LimitState]) -> dict[LimitKind, float]:
+    """Return what the limits counted. For a kind without a limit it is the largest amount that a source reports.
+
+    A kind that counts descendants has no such amount, because `Usage` does not include theirs."""
+    used = {kind: limit.used for kind, limit in limits.items() if limit.used is not None}
     for kind, field in _FIELDS.items():
-        known = [value for usage in sources if (value := getattr(usage, field)) is not None]
-        if kind not in used and known and (alone or KINDS[kind].scope == "run"):
+        amounts = (getattr(usage, field) for usage in (info.usage, *info.usage_by_source.values()))
+        known = [amount for amount in amounts if amount is not None]
+        if kind not in used and known and (not info.descendants or KINDS[kind].scope == "run"):
             used[kind] = float(max(known))
     return used

@@ -1,4 +1,4 @@
-"""A copy of the ledger while it is in use, and what is known of the newest one."""
+"""Copies the ledger while it is in use, and finds the newest copy."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ..host.private import is_regular
+from ..host.private_files import is_regular
 from ..protocol.units import format_size
+from .connections import FILE, open_reader
 from .errors import LedgerError
-from .opening import FILE, open_reader
 from .schema import APPLICATION_ID
 
 BACKUP = Path("backup") / FILE
-"""Below the state directory."""
+"""The newest backup, below the state directory."""
 
 _STEP = 64
 """Pages copied between two pauses, 256 KiB: 0.2 ms."""
@@ -28,7 +28,7 @@ ROOM = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """A copy that was found whole when it was made."""
+    """A copy that was whole when it was made."""
 
     path: Path
     size_bytes: int
@@ -37,30 +37,32 @@ class Backup:
 
 
 def newest_backup(directory: Path) -> Backup | None:
-    """The one in the state directory `directory`."""
+    """Return the backup in the state directory, or `None` if there is none."""
     with suppress(OSError):
         if is_regular(directory / BACKUP):
             return _backup(directory / BACKUP)
     return None
 
 
-def put_by(backup: Backup) -> str:
-    """Gives a backup a name of its own, so that the next one does not replace it. Returns a line about it. Raises `OSError`."""
+def keep_apart(backup: Backup) -> str:
+    """Give a backup a name of its own, so that the next one does not replace it. Return a line about it. Raises `OSError`.
+
+    For an operator whose ledger was lost: the backup is then all that remains of it."""
     stamp = int(backup.at.timestamp())
     while (target := backup.path.with_name(f"{backup.path.name}.{stamp}")).exists():
         stamp += 1
     backup.path.rename(target)
-    return f"the backup of {backup.at:%Y-%m-%d %H:%M} is of the ledger before; it is kept as {target}"
+    return f"the backup of {backup.at:%Y-%m-%d %H:%M} is of the earlier ledger; it is kept as {target}"
 
 
 def back_up(directory: Path, target: Path, *, replace: bool, between: Callable[[], object] = lambda: None) -> Backup:
-    """Copies the ledger in `directory`, of a running daemon or not, to the file `target`, 0600, whose directory exists.
+    """Copy the ledger in `directory`, whether a daemon serves it or not, to the file `target`, 0600, whose directory exists.
 
-    The copy is one moment's, of which `target` shows all or nothing; it is read again before it gets its name. The WAL cannot
-    be reset meanwhile, so it grows by what is written. For a thread; `between` is called every few hundred KiB, and may wait,
-    or raise to give up, which leaves nothing behind.
+    The copy shows one moment. It is read again before it gets its name, so `target` is never a part of a copy. The log cannot be
+    reset meanwhile, so it grows by what is written. For a thread; `between` is called every 256 KiB, and may wait, or raise to
+    give up, which leaves nothing behind.
 
-    Raises `FileExistsError` unless `replace`, `OSError`, `sqlite3.Error`, and `LedgerError` for what is no ledger or damaged.
+    Raises `FileExistsError` unless `replace`, `OSError`, `sqlite3.Error`, and `LedgerError` if there is no ledger or it is damaged.
     """
     if not (directory / FILE).is_file():
         raise LedgerError(f"there is no ledger in {directory}")
@@ -87,7 +89,7 @@ def _backup(path: Path) -> Backup:
 
 
 def check_room(size: int, directory: Path) -> None:
-    """Raises `LedgerError` unless so many bytes, and `ROOM`, are free."""
+    """Raise `LedgerError` unless `size` bytes, and `ROOM`, are free."""
     system, needed = os.statvfs(directory), size + ROOM
     free = system.f_bavail * system.f_frsize
     if free < needed:
@@ -100,9 +102,9 @@ def _claim(path: Path) -> None:
 
 def _copy(directory: Path, partial: Path, between: Callable[[], object]) -> None:
     with closing(open_reader(directory)) as source, closing(sqlite3.connect(partial, isolation_level=None)) as copy:
-        # the copy is nothing until it has its name, so it needs neither a journal nor waiting for the disk
+        # the copy does not count until it has its name, so it needs neither a journal nor waiting for the disk
         copy.execute("PRAGMA synchronous = OFF")
-        # within a transaction every step sees the same; without one each write of the daemon would begin the copy anew
+        # in a transaction each step sees the same; without one each write of the daemon would restart the copy
         source.execute("BEGIN")
         source.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         source.backup(copy, pages=_STEP, progress=lambda *_: between())
@@ -122,11 +124,11 @@ def _verify(partial: Path) -> None:
 
 
 class DamagedCopy(LedgerError):
-    """What was copied is not whole."""
+    """The copy is not whole, and so the ledger may not be."""
 
 
 def sync(path: Path) -> None:
-    """Waits until the disk has the file, or the names in the directory. Raises `OSError`."""
+    """Wait until the disk has the file, or the names in the directory. Raises `OSError`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,7 @@
-"""What waits for the writer, and when it is worth a transaction.
+"""The queue of the writer's thread, which wakes it when a transaction is worth its cost.
 
-A transaction costs some 0.2 ms and a wake-up of the thread, whatever is in it. So the thread is woken at once only for
-what is urgent. The rest lingers, to share a transaction with what comes next.
+A transaction costs some 0.2 ms and a wake-up of the thread, whatever is in it. So only urgent items wake the thread at once; the
+others wait a little and share the transaction of what comes next.
 """
 
 from __future__ import annotations
@@ -11,31 +11,30 @@ from collections import deque
 from typing import Generic, TypeVar
 
 LINGER = 0.010
-"""Seconds that an item which is not urgent may wait for company. Short runs in sequence admit or end one every millisecond
-or so, so that all the rest goes with these; and what a SIGKILL of the daemon takes is no older than this."""
+"""Seconds that an item which is not urgent may wait for others. Short runs in sequence have an admission or an end every
+millisecond or so, which takes all others along; a SIGKILL of the daemon loses nothing older than this."""
 
 ENOUGH = 64
-"""Items that are worth a transaction without an urgent one: what lingers makes the next admission's transaction longer,
-by some 0.5 ms at most."""
+"""Items that are worth a transaction without an urgent one. They make the next admission's transaction at most 0.5 ms longer."""
 
 _Item = TypeVar("_Item")
 
 
 class Inbox(Generic[_Item]):
-    """A queue with many putters and one taker."""
+    """A queue that many threads put into and one takes from."""
 
     def __init__(self) -> None:
         self._items: deque[_Item] = deque()
         self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()
         """A wake-up for the taker; true if it should take at once."""
         self._asleep = False
-        """Whether the taker waits without a limit of its own, and has to be told that it may begin to linger."""
+        """Whether the taker waits without a time limit of its own, and must be woken to begin its wait of `LINGER`."""
 
     def __len__(self) -> int:
         return len(self._items)
 
     def put(self, item: _Item, *, urgent: bool) -> None:
-        """Queues. Never waits. Whoever puts what is urgent calls `wake` afterwards, once for all of it."""
+        """Queue an item. Never waits. After urgent items the caller calls `wake`, once for all of them."""
         self._items.append(item)
         if urgent:
             return
@@ -45,12 +44,12 @@ class Inbox(Generic[_Item]):
             self._calls.put(enough)
 
     def wake(self) -> None:
-        """There is something urgent."""
+        """Make the taker take at once."""
         self._calls.put(True)
 
     def take(self, patience: float | None) -> list[_Item]:
-        """Everything queued, once it is worth a transaction; nothing, if nothing came for `patience` seconds."""
-        # lingering right after a transaction, rather than from the next item on, spares that item a wake-up
+        """Return everything queued once it is worth a transaction; nothing if nothing came for `patience` seconds."""
+        # waiting right after a transaction, and not from the next item on, spares that item a wake-up
         self._called(LINGER)
         if not self._items and not self._sleep(patience) and self._items:
             self._called(LINGER)
@@ -59,7 +58,7 @@ class Inbox(Generic[_Item]):
     def _sleep(self, patience: float | None) -> bool:
         self._asleep = True
         try:
-            # an item that was put before the flag was seen has called nobody
+            # an item that was put before the flag was set has not woken the taker
             return not self._items and self._called(patience)
         finally:
             self._asleep = False
@@ -71,8 +70,8 @@ class Inbox(Generic[_Item]):
             return False
 
     def drain(self) -> list[_Item]:
-        """Everything queued, now."""
-        # the calls first: one that comes later may be for an item that is still put
+        """Return everything queued, without waiting."""
+        # the calls first: a later call may be for an item that is put after this
         while not self._calls.empty():
             self._calls.get_nowait()
         return [self._items.popleft() for _ in range(len(self._items))]

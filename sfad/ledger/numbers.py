@@ -1,17 +1,17 @@
-"""Ids as numbers, which is what rows are found by."""
+"""Run ids as numbers, by which rows are found."""
 
 from __future__ import annotations
 
 from ..core.ids import run_number
 
 _HIGHEST = 2**63 - 1
-"""SQLite's integers end here."""
+"""SQLite's largest integer."""
 
 _MOST_DIGITS = 13
 
 
 def number_of(text: str) -> int:
-    """The number of an id; 0, which no row has, for text that cannot be one."""
+    """Return the number of an id; for text that is no id return 0, which no row has."""
     try:
         number = run_number(text)
     except ValueError:
@@ -20,14 +20,15 @@ def number_of(text: str) -> int:
 
 
 def numbers_of(prefix: str) -> tuple[int, int] | None:
-    """The lowest and the highest number whose id begins with `prefix`: one range, since the first letter tells how many
-    digits follow. `None` where no id does."""
+    """Return the lowest and the highest number whose id begins with `prefix`, or `None` if no id does.
+
+    The numbers in between fit as well, because the first letter of an id says how many digits follow."""
     if not prefix:
         return 1, _HIGHEST
     missing = ord(prefix[0]) - ord("a") + 2 - len(prefix)
     if not 0 <= missing <= _MOST_DIGITS:
         return None
-    # no id has a zero for its first digit
+    # the first digit of an id is not zero
     lowest = "0" * missing if len(prefix) > 1 else "1".ljust(missing, "0")
     try:
         low, high = run_number(prefix + lowest), run_number(prefix + "v" * missing)

@@ -1,5 +1,8 @@
-"""A ledger that another process removes or replaces while it is open. What is open is whole still, and is copied back to its place:
-SQLite itself would go on writing to a file that no later daemon finds."""
+"""Writes the ledger again after another process has removed or replaced it.
+
+An agent can do that by mistake, with `rm -rf` or `git clean` in the wrong directory. The open database is still whole, so it is
+copied to its place. SQLite alone would continue to write to a file that no later daemon finds.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,18 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..host.private import create, set_aside
+from ..host.private_files import create, set_aside
 from .backup import check_room, sync
+from .connections import FILE, beside, open_reader
 from .errors import LedgerError
-from .opening import FILE, beside, configure, open_reader
+from .opening import configure
 
 Identity = tuple[tuple[int, int] | None, ...]
-"""Device and inode of the database, its log and the log's index; `None` for what is not there."""
+"""Device and inode of the database, its log and the log's index; `None` for a missing file."""
 
 
 def identity(directory: Path) -> Identity:
-    """Return which files bear the ledger's names now. It costs three stat(2) calls, a twentieth of a transaction."""
+    """Return which files have the ledger's names now. Costs three stat(2) calls, a twentieth of a transaction."""
     return _identity(f"{directory}/{FILE}"), _identity(f"{directory}/{FILE}-wal"), _identity(f"{directory}/{FILE}-shm")
 
 
@@ -33,7 +37,7 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class PutBack:
-    """The copy that is in place now."""
+    """Connections to the copy, which is in place now."""
 
     writer: sqlite3.Connection
     guard: sqlite3.Connection
@@ -43,8 +47,9 @@ class PutBack:
 
 
 def put_back(directory: Path, source: sqlite3.Connection) -> PutBack:
-    """Copy what `source` has open to its place, and set aside what is there. Raises `OSError`, `sqlite3.Error`, `LedgerError`; then
-    `source` is what there is, as before."""
+    """Copy what `source` has open to its place, and set aside what is there.
+
+    Raises `LedgerError`; then `source` stays the only ledger, as before."""
     path = directory / FILE
     try:
         _copy(source, path.with_name(f"{FILE}.new"))

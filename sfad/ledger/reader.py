@@ -1,12 +1,11 @@
-"""The read side: synchronous queries on a read-only connection.
+"""Synchronous queries on a read-only connection.
 
-Every query is driven by an index that this module chooses, not the planner, which has no statistics here: the first
-filter with an index keeps it, and the others are written `+column = ?`, which takes theirs away. Without such a filter a
-page walks the table itself, newest first.
+This module chooses the index of each query, because SQLite's planner has no statistics here. The first filter with an index
+drives the query; the others are written `+column = ?`, which hides their indices from the planner. Without such a filter a page
+walks the table itself, newest first.
 
-What a page reads does not depend on the ledger's size: it walks at most `WALKED` rows or entries of the index that drives it,
-and ends there if the rows that fit are few. The next page goes on below. Only a tree is walked whole: the guard
-bounds it.
+What a page reads does not depend on the ledger's size: it walks at most `WALKED` rows or entries of the driving index, and ends
+there even if few rows match. The next page continues below. Only a tree is walked whole, because the guard bounds its size.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from typing import Any
 from ..core.ids import run_id
 from ..core.labels import fits, values_of
 from ..protocol.messages import List
-from ..protocol.types import Event, RunId, RunInfo, Status
+from ..protocol.types import RunId, RunInfo, Status
 from .numbers import number_of, numbers_of
-from .rows import EVENT_COLUMNS, RUN_COLUMNS, RunExtra, event_of, run_extra, run_info
+from .rows import RUN_COLUMNS, RunExtra, run_extra, run_info
 from .totals import Used
 
 _COLUMNS = ", ".join(f"runs.{name}" for name in RUN_COLUMNS)
@@ -34,38 +33,32 @@ _BELOW = (
 )
 
 WALKED = 5000
-"""Rows, or entries of an index, that a page walks at most: 5 ms where none of them fits."""
+"""Rows, or entries of an index, that a page walks at most: 5 ms if none of them matches."""
 
 MOST_BELOW = 20_000
-"""Descendants of the ended runs in a page: the totals of each are summed up from their rows, in some 5 µs a row."""
+"""Descendants of the ended runs in a page. The totals of each run are summed from their rows, in some 5 µs a row."""
 
 _NO_NUMBER = 2**63 - 1
 
-_OUT_OF_ORDER = 100
-"""Rows in succession that are older than what is looked for, before the rest is taken for older, too: while the clock was set
-back, runs were given earlier times than those before them."""
-
 LIVE = f"runs.status IN ({', '.join(repr(status.value) for status in Status if not status.terminal)})"
-"""The condition that a run has not ended; `runs_status` is its index."""
+"""The SQL condition that a run has not ended; `runs_status` is its index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a list asks for, and what its peer may see of it."""
+    """What a request for a list asks for, and what its caller may see of it."""
 
     query: List
-    uid: int | None = None
-    """Only runs of this user."""
     within: RunId | None = None
     """Only this run and its descendants."""
 
     @property
     def below(self) -> int:
-        """The number that its ended runs are below."""
+        """The ended runs of the page have numbers below this one."""
         return _NO_NUMBER if self.query.before is None else number_of(self.query.before)
 
-    def admits(self, info: RunInfo, uid: int | None = None) -> bool:
-        """The same filters in Python, for runs that are not in the file yet; `within` is the caller's to check."""
+    def admits(self, info: RunInfo) -> bool:
+        """Apply the same filters to a run that is not in the file yet. The caller checks `within`."""
         query = self.query
         if query.before is not None and not (info.status.terminal and info.id < query.before):
             return False
@@ -76,7 +69,6 @@ class Page:
             and query.root in (None, info.root_id)
             and (query.since is None or info.created_at.timestamp() >= query.since)
             and fits(query.labels, info.labels)
-            and self.uid in (None, uid)
         )
 
 
@@ -86,12 +78,12 @@ class Selection:
 
     runs: list[RunInfo]
     reached: RunId = ""
-    """Of the ended runs that fit, all with this id or a higher one are in it, and there may be more with lower ones; empty: there
-    are none."""
+    """The selection has every matching run that has ended with this id or a higher one; there may be more with lower ids. Empty:
+    there are no more."""
 
     @classmethod
     def of(cls, runs: Iterable[RunInfo], rows: int, reached: RunId) -> Selection:
-        """Keep all live runs, and of the ended ones the newest `rows` down to `reached`; fewer if they have many descendants."""
+        """Keep all live runs, and the newest `rows` of the ended ones down to `reached`; fewer if they have many descendants."""
         runs = list(runs)
         ended: list[RunInfo] = []
         below = 0
@@ -117,27 +109,27 @@ class Reader:
         self._connection = connection
 
     def close(self) -> None:
-        """Closes the connection."""
+        """Close the connection."""
         self._connection.close()
 
     def get(self, run: RunId) -> tuple[RunInfo, RunExtra] | None:
-        """One run."""
+        """Return a run, or `None` if there is none."""
         row = self._row(f"SELECT {_COLUMNS} FROM runs WHERE number = ?", number_of(run))  # noqa: S608
         return None if row is None else (run_info(row), run_extra(row))
 
     def parent(self, run: RunId) -> RunId | None:
-        """The parent's id; `None` for a root and for an unknown run."""
+        """Return the parent's id; `None` for a root and for an unknown run."""
         row = self._row("SELECT parent_id FROM runs WHERE number = ?", number_of(run))
         return None if row is None else row[0]
 
     def charged(self, scope: str, name: str, period_start: float) -> float:
-        """USD that a budget was charged in the period that began then."""
+        """Return the USD that a budget was charged in the period that began at `period_start`."""
         sql = "SELECT charged_usd FROM budgets WHERE scope = ? AND name = ? AND period_start = ?"
         row = self._row(sql, scope, name, period_start)
         return 0.0 if row is None else float(row[0])
 
     def find(self, prefix: str, limit: int) -> list[RunId]:
-        """Ids that begin with `prefix`, in order of admission."""
+        """Return at most `limit` ids that begin with `prefix`, in order of admission."""
         numbers = numbers_of(prefix)
         if numbers is None:
             return []
@@ -145,24 +137,21 @@ class Reader:
         return [run_id(row[0]) for row in self._connection.execute(sql, (*numbers, limit))]
 
     def open_runs(self) -> list[RunInfo]:
-        """Rows that are not terminal, oldest first."""
+        """Return the runs that the ledger shows as live, oldest first."""
         sql = f"SELECT {_COLUMNS} FROM runs INDEXED BY runs_status WHERE {LIVE} ORDER BY number"  # noqa: S608
         return [run_info(row) for row in self._connection.execute(sql)]
 
     def root_spawns(self, since: float) -> list[tuple[str, datetime]]:
-        """User and time of roots admitted after `since`, in order of admission."""
-        sql = "SELECT created_at, parent_id, status, user FROM runs ORDER BY number DESC"
-        found, older = [], 0
-        for created_at, parent, status, user in self._connection.execute(sql):
-            older = older + 1 if created_at <= since else 0
-            if older > _OUT_OF_ORDER:
-                break
-            if not older and parent is None and not status.startswith("rejected_"):
-                found.append((user, datetime.fromtimestamp(created_at, UTC)))
-        return found[::-1]
+        """Return user and time of each root that was admitted after `since`, by time."""
+        # by the index of times and not from the newest row back: while the clock was set back, newer rows got earlier times
+        sql = (
+            "SELECT user, created_at FROM runs INDEXED BY runs_created "
+            "WHERE created_at > ? AND parent_id IS NULL AND status NOT GLOB 'rejected_*' ORDER BY created_at"
+        )
+        return [(user, datetime.fromtimestamp(created, UTC)) for user, created in self._connection.execute(sql, (since,))]
 
     def select(self, page: Page) -> Selection:
-        """The page's runs."""
+        """Return the runs of a page."""
         rows, reached = [], 0
         for query in live_queries(page):
             rows += self._connection.execute(*query).fetchall()
@@ -176,46 +165,41 @@ class Reader:
             reached = 0
         return Selection.of(map(run_info, rows), page.query.rows, run_id(reached) if reached else "")
 
-    def _floor(self, query: Ended, page: Page) -> int:
-        """The lowest number that the query looks at: it walks `WALKED` rows or entries at most."""
+    def _floor(self, query: EndedQuery, page: Page) -> int:
+        """Return the lowest number that the query looks at, so that it walks at most `WALKED` rows or entries."""
         sql, values = query.walk(page)
         row = self._row(sql, *values) if sql else None
         return 0 if row is None else int(row[0])
 
     def _is_more(self, page: Page, reached: int) -> bool:
-        """Whether a run below `reached` may fit. Times are not in order, since clocks are set, but have an index."""
+        """Return whether a run below `reached` may match. Times are not in the order of numbers, but have an index."""
         if not reached or page.query.since is None:
             return bool(reached)
         sql = "SELECT 1 FROM runs INDEXED BY runs_created WHERE created_at >= ? AND number < ? LIMIT 1"
         return self._row(sql, page.query.since, reached) is not None
 
     def used_below(self, root: RunId) -> dict[RunId, Used]:
-        """What each descendant of a root has used."""
+        """Return what each descendant of a root has used."""
         sql = (
             "SELECT id, parent_id, cost_usd, tokens, partial FROM runs INDEXED BY runs_root "
             "WHERE root_id = ? AND parent_id IS NOT NULL"
         )
         return {row[0]: Used(row[1], row[2], row[3], bool(row[4])) for row in self._connection.execute(sql, (root,))}
 
-    def events(self, since: int, limit: int) -> list[Event]:
-        """Events numbered above `since`, in order."""
-        sql = f"SELECT {', '.join(EVENT_COLUMNS)} FROM events WHERE seq > ? ORDER BY seq LIMIT ?"  # noqa: S608
-        return [event_of(row) for row in self._connection.execute(sql, (since, limit))]
-
     def ends(self, runs: Sequence[RunId]) -> dict[RunId, float | None]:
-        """When these runs ended, in seconds since the epoch; `None` for those that have not. Unknown ones are missing."""
+        """Return when these runs ended, in seconds since the epoch; `None` for a live run. Unknown runs are missing."""
         marks = ", ".join("?" * len(runs))
         sql = f"SELECT id, ended, ifnull(ended_at, created_at) FROM runs WHERE number IN ({marks})"  # noqa: S608
         rows = self._connection.execute(sql, [number_of(run) for run in runs])
         return {run: at if ended else None for run, ended, at in rows}
 
     def last(self, table: str, key: str) -> int:
-        """The highest number ever given out in a table, deleted rows included."""
+        """Return the highest number that a row of a table has or had."""
         sql = f"SELECT max(highest, (SELECT ifnull(max({key}), 0) FROM {table})) FROM deleted WHERE name = ?"  # noqa: S608
         return int(self._row(sql, table)[0])
 
     def size(self) -> int:
-        """Bytes of the database, its WAL not counted."""
+        """Return the bytes of the database without its log."""
         pages, size = (self._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
         return int(pages) * int(size)
 
@@ -225,16 +209,19 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One condition. `driving` is how it is written where its index is to be used."""
+    """One condition of a query."""
 
     plain: str
+    """Its SQL without an index."""
     values: tuple[Any, ...]
     driving: str | None = None
+    """Its SQL where its index drives the query."""
     source: str = "runs"
+    """The tables of that query."""
     also: Term | None = None
-    """What finds the row that fits but is not in the index."""
+    """Finds the one row that matches but is not in the index."""
     bounded: bool = False
-    """The guard bounds how many rows it leads to, so it is walked to its end."""
+    """The guard bounds how many rows match, so the query walks all of them."""
 
 
 Query = tuple[str, list[Any]]
@@ -242,14 +229,14 @@ Query = tuple[str, list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedQuery:
     """A query for ended runs, newest first."""
 
     terms: list[Term]
     first: Term | None = None
-    """The term whose index it walks; without one it walks the table."""
+    """The term whose index drives it; without one it walks the table."""
     alone: bool = False
-    """It is for the one row that fits but is not in the index."""
+    """It looks for the one row that matches but is not in the index."""
 
     @property
     def _source(self) -> str:
@@ -257,11 +244,11 @@ class Ended:
 
     @property
     def _number(self) -> str:
-        # the two numbers are equal, but SQLite sorts again unless the order is that of the table it walks
+        # the two numbers are equal, but SQLite sorts again unless the order is that of the table that it walks
         return f"{self._source.partition(' ')[0]}.number"
 
     def walk(self, page: Page) -> Query:
-        """The query for the last row or entry that this one may walk; none where it may walk all."""
+        """Return the query for the last row or entry that this one may walk; an empty one if it may walk all."""
         if self.alone or (self.first is not None and self.first.bounded):
             return "", []
         driving, values = ("1", []) if self.first is None else (self.first.driving, self.first.values)
@@ -272,7 +259,7 @@ class Ended:
         return sql, [*values, page.below]
 
     def sql(self, page: Page, floor: int) -> Query:
-        """The query for the rows from `floor` on."""
+        """Return the query for the rows from number `floor` on."""
         span = Term(f"{self._number} < ? AND {self._number} >= ?", (page.below, floor))
         driving = [] if self.first is None else [Term(self.first.driving or "", self.first.values)]
         order = f" ORDER BY {self._number} DESC LIMIT {page.query.rows}"
@@ -280,8 +267,9 @@ class Ended:
 
 
 def live_queries(page: Page) -> Iterator[Query]:
-    """The SQL for the live runs of a page: they are all in the first one. They are few, so their statuses are the best index
-    whatever else is asked."""
+    """Yield the queries for the live runs of a page; only a first page has any.
+
+    Live runs are few, so their statuses are the best index, whatever the other filters are."""
     if page.query.before is not None:
         return
     live = [status for status in dict.fromkeys(page.query.status) if not status.terminal]
@@ -290,8 +278,8 @@ def live_queries(page: Page) -> Iterator[Query]:
         yield _sql("runs INDEXED BY runs_status", [term, *filters(page)])
 
 
-def ended_queries(page: Page) -> Iterator[Ended]:
-    """The queries for the ended runs of a page: one a status, so that each stops at its own limit."""
+def ended_queries(page: Page) -> Iterator[EndedQuery]:
+    """Yield the queries for the ended runs of a page: one for each status, so that each stops at its own limit."""
     if page.query.rows <= 0:
         return
     if not page.query.status:
@@ -301,13 +289,13 @@ def ended_queries(page: Page) -> Iterator[Ended]:
             yield from _ended(page, _column("status", status.value))
 
 
-def _ended(page: Page, *status: Term) -> Iterator[Ended]:
+def _ended(page: Page, *status: Term) -> Iterator[EndedQuery]:
     terms = [*filters(page), *status, Term("runs.ended = 1", ())]
     first = next((term for term in terms if term.driving is not None), None)
     others = [term for term in terms if term is not first]
-    yield Ended(others, first)
+    yield EndedQuery(others, first)
     if first is not None and first.also is not None:
-        yield Ended([first.also, *others], alone=True)
+        yield EndedQuery([first.also, *others], alone=True)
 
 
 def _sql(source: str, terms: list[Term], order: str = "") -> Query:
@@ -342,7 +330,7 @@ def _label(key: str, values: Sequence[str]) -> Term:
 
 
 def filters(page: Page) -> Iterator[Term]:
-    """What the page asks for, the most selective first."""
+    """Yield the conditions of a page, the most selective first."""
     query = page.query
     if page.within is not None:
         yield Term(f"+{_BELOW}", (number_of(page.within),), _BELOW, bounded=True)
@@ -351,8 +339,6 @@ def filters(page: Page) -> Iterator[Term]:
     yield from (_label(key, values_of(value)) for key, value in query.labels.items())
     if query.name is not None:
         yield _name(values_of(query.name))
-    if page.uid is not None:
-        yield Term("runs.uid = ?", (page.uid,))
     if query.user is not None:
         yield Term("runs.user = ?", (query.user,))
     if query.since is not None:

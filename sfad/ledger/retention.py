@@ -1,7 +1,7 @@
-"""Old rows: which they are, on a connection that only reads; and their deletion, in small errands of the writer.
+"""Deletes old rows and gives free pages back, in small errands of the writer's thread.
 
-Trees are deleted whole, descendants first, when every run in them has ended before the cutoff. Numbers are not used again:
-`deleted` in the schema sees to that.
+A tree is deleted whole, descendants first, when every run in it ended before the cutoff. Numbers are not given again, because
+the table `deleted` of the schema keeps the highest.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import msgspec
 
 from ..core.ids import run_id
 from ..protocol.types import Status
+from .connections import FILE, log_of, open_reader, size
 from .numbers import number_of
-from .opening import FILE, open_reader
 from .reader import LIVE
 
 STEP_RUNS, STEP_EVENTS = 50, 250
-"""Rows that one transaction deletes: 1 to 2 ms either way, which an admission may have to wait."""
+"""Rows that one transaction deletes, in 1 to 2 ms. An admission may have to wait for that."""
 
 _PAGE = 1000
-"""Rows looked at by one query."""
+"""Rows that one query reads."""
 
 _STEP_PAGES = 32
 """Pages that one errand gives back, in 1 to 2 ms."""
@@ -35,12 +35,12 @@ _STEP_PAGES = 32
 _STEPS_A_CHECKPOINT = 16
 
 _FREE_KEPT = 256
-"""Free pages, 1 MiB, that stay in the file for what is written next."""
+"""Free pages, 1 MiB, that stay in the file for the next rows."""
 
 _LONGEST_PERIOD = timedelta(days=31)
-"""Of a budget. What it was charged is kept for twice as long at least."""
+"""The longest period of a budget. What a budget was charged is kept for at least twice as long."""
 
-_WAL_LARGE = 16 * 1024 * 1024
+_LOG_LARGE = 16 * 1024 * 1024
 
 _TERMINAL = tuple(status.value for status in Status if status.terminal)
 
@@ -49,14 +49,14 @@ _labels = msgspec.json.Decoder(dict[str, str])
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """How many rows went."""
+    """How many rows were deleted."""
 
     runs: int = 0
     events: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _OldRun:
     uid: int | None
     number: int
     ended: bool
@@ -65,8 +65,10 @@ class _Run:
 
 
 class Sweeper:
-    """Deletes and compacts, for one thread. `errand` calls its argument in the writer's thread and returns the result; `pause`
-    is called between two of them, may wait, and may raise to give up."""
+    """Deletes and compacts, in one thread.
+
+    `errand` calls its argument in the writer's thread and returns the result. `pause` is called between two errands; it may wait,
+    and raise to give up."""
 
     def __init__(
         self, directory: Path, errand: Callable[[Callable[[sqlite3.Connection], int]], int], pause: Callable[[], object]
@@ -77,24 +79,24 @@ class Sweeper:
         self._steps = 0
 
     def delete(self, cutoff: datetime) -> Deleted:
-        """Deletes the trees that ended before `cutoff`, the events from before it that are of no live run, and what budgets
-        were charged in periods that are long over. Raises `sqlite3.Error`."""
+        """Delete the trees that ended before `cutoff`, older events unless their run is live, and charges of budgets in periods
+        that are long over. Raises `sqlite3.Error`."""
         with closing(open_reader(self._directory)) as connection:
-            runs = sum(self._do(_delete_runs(batch)) for batch in _batches(_old_runs(connection, cutoff), STEP_RUNS))
+            runs = sum(self._do(_delete_runs(batch)) for batch in _batches(_old_runs(connection, cutoff)))
             events = sum(self._do(_delete_events(batch)) for batch in _old_events(connection, cutoff))
         self._do(_delete_charges(cutoff - 2 * _LONGEST_PERIOD))
         return Deleted(runs, events)
 
-    def choose(self, cutoff: datetime, *, keep: int, uid: int | None) -> list[list[_Run]]:
-        """Return the trees that ended before `cutoff`, without the `keep` newest of all that have ended; with `uid`, only trees of
+    def choose(self, cutoff: datetime, *, keep: int, uid: int | None) -> list[list[_OldRun]]:
+        """Return the trees that ended before `cutoff`, without the `keep` newest of all ended trees; with `uid`, only trees of
         that user. Raises `sqlite3.Error`."""
         with closing(open_reader(self._directory)) as connection:
             trees = [tree for tree in _ended_trees(connection, inf) if tree and all(uid in (None, run.uid) for run in tree)]
-        trees.sort(key=lambda tree: tree[-1].number)  # of its root: the order in which they were started
+        trees.sort(key=lambda tree: tree[-1].number)  # the root's: the order in which the trees were started
         return [tree for tree in trees[: max(0, len(trees) - keep)] if _last(tree) < cutoff.timestamp()]
 
-    def remove(self, trees: Sequence[Sequence[_Run]], *, dry: bool) -> Deleted:
-        """Delete these trees with their events, or only count them where `dry`. Raises `sqlite3.Error`."""
+    def remove(self, trees: Sequence[Sequence[_OldRun]], *, dry: bool) -> Deleted:
+        """Delete these trees with their events, or only count them if `dry`. Raises `sqlite3.Error`."""
         runs = [run for tree in trees for run in tree]
         gone = {run_id(run.number) for run in runs}
         with closing(open_reader(self._directory)) as connection:
@@ -102,21 +104,21 @@ class Sweeper:
         if dry:
             return Deleted(len(runs), sum(map(len, events)))
         count = sum(self._do(_delete_events(batch)) for batch in events)
-        return Deleted(sum(self._do(_delete_runs(batch)) for batch in _batches(iter(runs), STEP_RUNS)), count)
+        return Deleted(sum(self._do(_delete_runs(batch)) for batch in _batches(iter(runs))), count)
 
     def compact(self) -> int:
-        """Gives pages back if a quarter of the file is free; returns how many. Cuts a large WAL. Raises `sqlite3.Error`."""
+        """Give pages back if a quarter of the file is free, and return how many. Cut a large log. Raises `sqlite3.Error`."""
         free = self._surplus()
         before = free
         while free and (left := self._do(_give_back)) < free:
             free = left
-        self._cut_wal()
+        self._cut_log()
         return before - free
 
     def _surplus(self) -> int:
         with closing(open_reader(self._directory)) as connection:
-            pages, free, steps = (_pragma(connection, name) for name in ("page_count", "freelist_count", "auto_vacuum"))
-        return max(0, free - _FREE_KEPT) if free * 4 > pages and steps else 0
+            pages, free = (_pragma(connection, name) for name in ("page_count", "freelist_count"))
+        return max(0, free - _FREE_KEPT) if free * 4 > pages else 0
 
     def _do(self, work: Callable[[sqlite3.Connection], int]) -> int:
         result = self._errand(work)
@@ -127,32 +129,31 @@ class Sweeper:
         return result
 
     def checkpoint(self) -> None:
-        """Move the log into the database, as far as no reader needs it. Raises `sqlite3.Error`."""
-        # here and not in the writer's thread, for its fsync: a passive one keeps nobody from writing
+        """Move the log into the database, except what a reader still needs. Raises `sqlite3.Error`."""
+        # in this thread, because of its fsync: a passive checkpoint does not keep the writer from writing
         with closing(sqlite3.connect(self._directory / FILE, isolation_level=None, timeout=0)) as connection:
             connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
-    def _cut_wal(self) -> None:
-        wal = self._directory / f"{FILE}-wal"
-        if wal.exists() and wal.stat().st_size > _WAL_LARGE:
+    def _cut_log(self) -> None:
+        if size(log_of(self._directory / FILE)) > _LOG_LARGE:
             self.checkpoint()
-            self._errand(_truncate_wal)
+            self._errand(_truncate_log)
 
 
-def _batches(rows: Iterator[_Run], size: int) -> Iterator[list[_Run]]:
-    while batch := list(islice(rows, size)):
+def _batches(rows: Iterator[_OldRun]) -> Iterator[list[_OldRun]]:
+    while batch := list(islice(rows, STEP_RUNS)):
         yield batch
 
 
-def _old_runs(connection: sqlite3.Connection, cutoff: datetime) -> Iterator[_Run]:
-    """The runs of old trees, descendants before their ancestors."""
+def _old_runs(connection: sqlite3.Connection, cutoff: datetime) -> Iterator[_OldRun]:
+    """Yield the runs of old trees, descendants before their ancestors."""
     for tree in _ended_trees(connection, cutoff.timestamp()):
         if _last(tree) < cutoff.timestamp():
             yield from tree
 
 
-def _ended_trees(connection: sqlite3.Connection, cutoff: float) -> Iterator[list[_Run]]:
-    """The trees in which every run has ended and some were created before `cutoff`, descendants before their ancestors."""
+def _ended_trees(connection: sqlite3.Connection, cutoff: float) -> Iterator[list[_OldRun]]:
+    """Yield the trees in which every run has ended and one was created before `cutoff`, descendants before their ancestors."""
     seen: set[str] = set()
     for root in _candidates(connection, cutoff):
         if root not in seen:
@@ -162,36 +163,37 @@ def _ended_trees(connection: sqlite3.Connection, cutoff: float) -> Iterator[list
                 yield tree
 
 
-def _last(tree: Sequence[_Run]) -> float:
-    """When the last run of a tree ended."""
+def _last(tree: Sequence[_OldRun]) -> float:
+    """Return when the last run of a tree ended."""
     return max((run.at for run in tree), default=0.0)
 
 
 def _candidates(connection: sqlite3.Connection, cutoff: float) -> Iterator[str]:
-    """The root of every ended run that is old enough, more than once. The index holds all that is asked about the others."""
+    """Yield the root of each ended run that is old enough, some more than once. The index holds all columns that this reads."""
     sql = (
         "SELECT number, root_id FROM runs INDEXED BY runs_status "
         "WHERE status = ? AND number > ? AND created_at < ? ORDER BY number LIMIT ?"
     )
     for status in _TERMINAL:
         last = 0
-        # fetched whole: a query that is open keeps the WAL from being reset
+        # fetched whole: an open query keeps the log from being reset
         while rows := connection.execute(sql, (status, last, cutoff, _PAGE)).fetchall():
             yield from (root for _, root in rows)
             last = rows[-1][0]
 
 
-def _tree(connection: sqlite3.Connection, root: str) -> list[_Run]:
+def _tree(connection: sqlite3.Connection, root: str) -> list[_OldRun]:
     columns = "uid, number, ended, ifnull(ended_at, created_at), labels"
     below = f"SELECT {columns} FROM runs INDEXED BY runs_root WHERE root_id = ? AND parent_id IS NOT NULL ORDER BY number DESC"  # noqa: S608
     itself = f"SELECT {columns} FROM runs WHERE number = ? AND parent_id IS NULL"  # noqa: S608
     rows = [*connection.execute(below, (root,)), *connection.execute(itself, (number_of(root),))]
-    return [_Run(uid, number, bool(ended), at, labels) for uid, number, ended, at, labels in rows]
+    return [_OldRun(uid, number, bool(ended), at, labels) for uid, number, ended, at, labels in rows]
 
 
 def _old_events(connection: sqlite3.Connection, cutoff: datetime) -> Iterator[list[int]]:
-    """Numbers of events from before the cutoff. All are looked at, since the clock may have been ahead for a while: what was
-    written then must not keep the rest from being found."""
+    """Yield the numbers of events from before the cutoff.
+
+    Reads all events: while the clock was ahead, events got times in the future, which must not hide older ones."""
     live = {row[0] for row in connection.execute(f"SELECT id FROM runs INDEXED BY runs_status WHERE {LIVE}")}  # noqa: S608
     last = 0
     sql = "SELECT seq, run_id FROM events WHERE seq > ? AND time < ? ORDER BY seq LIMIT ?"
@@ -202,7 +204,7 @@ def _old_events(connection: sqlite3.Connection, cutoff: datetime) -> Iterator[li
 
 
 def _events_of(connection: sqlite3.Connection, runs: Collection[str]) -> Iterator[list[int]]:
-    """Numbers of the events of these runs. No index holds an event's run, so all are looked at."""
+    """Yield the numbers of the events of these runs. No index holds an event's run, so this reads all events."""
     sql, last = "SELECT seq, run_id FROM events WHERE seq > ? ORDER BY seq LIMIT ?", 0
     while rows := connection.execute(sql, (last, STEP_EVENTS)).fetchall():
         last = rows[-1][0]
@@ -210,7 +212,7 @@ def _events_of(connection: sqlite3.Connection, runs: Collection[str]) -> Iterato
             yield numbers
 
 
-def _delete_runs(runs: Sequence[_Run]) -> Callable[[sqlite3.Connection], int]:
+def _delete_runs(runs: Sequence[_OldRun]) -> Callable[[sqlite3.Connection], int]:
     labels = [(key, value, run.number) for run in runs if run.labels != "{}" for key, value in _labels.decode(run.labels).items()]
 
     def work(connection: sqlite3.Connection) -> int:
@@ -238,14 +240,15 @@ def _delete(connection: sqlite3.Connection, table: str, key: str, numbers: Seque
 
 
 def _give_back(connection: sqlite3.Connection) -> int:
-    """Returns how many more pages are to be given back."""
-    # execute() would stop after the first page: the statement has a step for each, and no columns to fetch
+    """Give some pages back, and return how many more there are to give."""
+    # execute() would stop after the first page: the statement has a step for each page, and no columns to fetch
     connection.executescript(f"PRAGMA incremental_vacuum({_STEP_PAGES})")
     return max(0, _pragma(connection, "freelist_count") - _FREE_KEPT)
 
 
-def _truncate_wal(connection: sqlite3.Connection) -> int:
-    # everything has been moved already; if somebody is reading, it waits for the next time, and nobody for it
+def _truncate_log(connection: sqlite3.Connection) -> int:
+    # all of the log is in the database already. While another connection reads, this fails at once, and the next compaction
+    # tries again
     patience = _pragma(connection, "busy_timeout")
     connection.execute("PRAGMA busy_timeout = 0")
     try:

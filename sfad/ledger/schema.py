@@ -1,7 +1,7 @@
 """Tables, and the migrations that lead to them.
 
-`PRAGMA user_version` counts the migrations that have been applied. One that has been released is never edited: a change
-is a new entry at the end, and tests/ledger/ keeps a frozen dump of every version that must load for ever.
+`PRAGMA user_version` counts the migrations that have been applied. A released migration is never edited: a change is a new
+entry at the end. tests/ledger/ keeps a frozen dump of every version, which must always load.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from functools import cache
 from .errors import LedgerTooNew, corrupt
 
 APPLICATION_ID = 0x73666164
-"""`sfad` in ASCII, in the file's header: tells our file from somebody else's database."""
+"""`sfad` in ASCII, in the file's header: tells our file from another program's database."""
 
-# Each index costs every run a page or two in the WAL, so there are only those that a frequent query walks:
-# - `id` has none, since it says the same as `number`; its column is there for people and for joins with `parent_id`
-# - `runs_status` also finds what lives, and with `created_at` in it a search by time reads no rows that do not match
-# - a root is found by its number, so that only its descendants are in `runs_root` and `runs_parent`
-# - none holds `ended`, so that a run's end moves one entry; what filters without an index stands first in the row, where
-#   it is read without following a long command line to its overflow pages
-# AUTOINCREMENT would rewrite a page at every insert; numbers matter beyond their rows' life only when rows are deleted.
+# Each index costs every run a page or two in the log, so there are only those that a frequent query walks:
+# - `id` has none: it says the same as `number`. Its column is for people and for joins with `parent_id`.
+# - `runs_status` also finds the live runs. It holds `created_at`, so that a search by time reads matching rows only.
+# - A root is found by its number, so `runs_root` and `runs_parent` hold only descendants.
+# - None holds `ended`, so that a run's end moves one entry. Columns that filter without an index stand first in the row: they
+#   are read without following a long command line to its overflow pages.
+# AUTOINCREMENT would rewrite a page at every insert. The highest number is kept only when its row is deleted.
 _V1 = """
 CREATE TABLE runs (
     number INTEGER PRIMARY KEY,
@@ -109,9 +109,8 @@ _V2 = """
 ALTER TABLE runs ADD COLUMN meter TEXT;
 """
 
-# `cost_usd`, `tokens` and `partial` are those of the usage that is shown, which is the first one in the JSON object: sums need
-# columns.
-# `runs_created` leads a search by time to its first row, and tells when there is no more; entries are added at its end, and
+# Sums need columns: `cost_usd`, `tokens` and `partial` are those of the usage that is shown, the first in the JSON object.
+# `runs_created` leads a search by time to its first row, and tells when there is no more; its entries are added at the end and
 # never move. `events_breaches` holds the few events that a summary asks for.
 _V3 = """
 ALTER TABLE runs ADD COLUMN tokens INTEGER;
@@ -125,25 +124,25 @@ MIGRATIONS = (_V1, _V2, _V3)
 """Applied in order; the number of entries is the schema's version."""
 
 VERSION = len(MIGRATIONS)
-"""The schema version this build writes."""
+"""The schema version that this build writes."""
 
 
 def version_of(connection: sqlite3.Connection) -> int:
-    """How many migrations the file has seen."""
+    """Return how many migrations the file has seen."""
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
 Objects = dict[tuple[str, str, str], str]
-"""The SQL of a schema's objects, spaces made alike, by type, name and table."""
+"""The SQL of a schema's objects, with single spaces, by type, name and table."""
 
 _DROPPED_AT_MOST = 100
 
 
 def migrate(connection: sqlite3.Connection) -> list[str]:
-    """Brings the file to `VERSION`, each step in a transaction of its own, so that a crash leaves a whole version.
+    """Bring the file to `VERSION`. Each step is one transaction, so that a crash leaves a whole version.
 
-    Drops triggers and indices that another program has put on our tables: they would act, or fail, in our writes. Returns their
-    SQL. Raises as `check_ours` does, which leaves the file as it was.
+    Drop triggers and indices that another program, such as a database browser, has put on our tables, because they would act or
+    fail in our writes. Return their types and names. Raises as `check_ours` does, and then changes nothing.
     """
     dropped = check_ours(connection)
     for kind, name in dropped:
@@ -155,9 +154,10 @@ def migrate(connection: sqlite3.Connection) -> list[str]:
 
 
 def check_ours(connection: sqlite3.Connection) -> list[tuple[str, str]]:
-    """Raises `LedgerTooNew` for the ledger of a newer build, and `sqlite3.DatabaseError`, as of a damaged file, for what is no
-    ledger, or one of which a table, column, index or trigger is missing or changed. Returns type and name of triggers and
-    indices of others on our tables. Reads only."""
+    """Return type and name of the triggers and indices on our tables that are not ours. Changes nothing.
+
+    Raises `LedgerTooNew` for the ledger of a newer build, and `sqlite3.DatabaseError`, as for a damaged file, if the file is not
+    a ledger, or if one of its tables, columns, indices or triggers is missing or changed."""
     version = version_of(connection)
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     found = _objects(connection)
@@ -193,7 +193,7 @@ def _ours(version: int) -> Objects:
 
 
 def _apply(connection: sqlite3.Connection, version: int) -> None:
-    # executescript() commits an open transaction first, so BEGIN has to be part of the script
+    # executescript() first commits an open transaction, so BEGIN must be part of the script
     steps = f"PRAGMA application_id = {APPLICATION_ID};{MIGRATIONS[version]}PRAGMA user_version = {version + 1};"
     try:
         connection.executescript(f"BEGIN IMMEDIATE;{steps}COMMIT;")

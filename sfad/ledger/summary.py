@@ -1,6 +1,6 @@
-"""The report of a period, by SQL over the rows of ended runs; what is live, or not written yet, is added by hand.
+"""The report of a period: SQL over the rows of ended runs, to which runs are added that are live or not written yet.
 
-For a worker thread: it reads every row of the period, some 0.1 s for 100 000.
+For a worker thread: it reads each row of the period, which takes some 0.1 s for 100 000.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import msgspec
 from ..core.ids import run_number
 from ..protocol.summary import Breach, By, Costly, Failed, Group, Summary
 from ..protocol.types import Event, Reason, RunId, RunInfo, Status
+from .connections import FILE, open_reader
 from .errors import LedgerError
-from .opening import FILE, open_reader
 from .reader import Page, filters
 from .rows import EVENT_COLUMNS, event_of
-from .totals import Used, used_by
+from .totals import NOTHING, Used, used_by
 
 GROUPS, LISTED, COSTLY = 100, 1000, 5
-"""Groups, breaches and failed runs, and expensive runs in one summary."""
+"""The most groups, breaches (and failed runs), and expensive runs in one summary."""
 
 FAILED = (Status.FAILED, Status.TIMEOUT, Status.LOST)
 
@@ -40,11 +40,11 @@ _KEYS: dict[By, Callable[[RunInfo, str | None], Sequence[str | None]]] = {
 _LABEL = "labels.key || '=' || labels.value"
 
 Unwritten = Sequence[tuple[RunInfo, str | None]]
-"""Runs that fit, with their models, that the file does not know, or not as they are now."""
+"""Matching runs, with their models, whose present state is not in the file."""
 
 
 def summarise(directory: Path, page: Page, by: By, unwritten: Unwritten) -> Summary:
-    """The summary of the runs of a page, which has a `since`, from the ledger in `directory`. Raises `LedgerError`."""
+    """Return the summary of the runs of a page, which has a `since`, from the ledger in `directory`. Raises `LedgerError`."""
     try:
         with closing(open_reader(directory)) as connection:
             return summary_of(connection, page, by, unwritten)
@@ -53,13 +53,11 @@ def summarise(directory: Path, page: Page, by: By, unwritten: Unwritten) -> Summ
 
 
 def summary_of(connection: sqlite3.Connection, page: Page, by: By, unwritten: Unwritten) -> Summary:
-    """The same, on a connection."""
-    return _Report(connection, page, by, unwritten).summary()
+    """Return the same from a connection. Raises `sqlite3.Error` and `msgspec.MsgspecError`."""
+    return _Summariser(connection, page, by, unwritten).summary()
 
 
-class _Report:
-    """The parts of a summary."""
-
+class _Summariser:
     def __init__(self, connection: sqlite3.Connection, page: Page, by: By, unwritten: Unwritten) -> None:
         assert page.query.since is not None
         self._connection = connection
@@ -69,14 +67,13 @@ class _Report:
         self._unwritten = unwritten
         numbers = [run_number(info.id) for info, _ in unwritten]
         terms = list(filters(page))
-        # what is live now, or has just ended, may be written before this is read
+        # a run that is live, or has just ended, may be written before this reads the file
         self._where = " AND ".join(
             ["runs.ended = 1", "runs.number NOT IN (SELECT value FROM json_each(?))", *(t.plain for t in terms)]
         )
         self._values = [msgspec.json.encode(numbers).decode(), *(value for term in terms for value in term.values)]
 
     def summary(self) -> Summary:
-        """All of them."""
         by_status, use = self._totals()
         return Summary(
             since=datetime.fromtimestamp(self._since, UTC),
@@ -98,7 +95,7 @@ class _Report:
 
     def _totals(self) -> tuple[Counter[Status], Used]:
         by_status: Counter[Status] = Counter()
-        use = Used(None, None, None, False)
+        use = NOTHING
         for status, count, *used in self._rows(f"runs.status, count(*), {_USED}", "GROUP BY runs.status"):
             by_status[Status(status)] += count
             use = use.plus(_used(used))
@@ -111,7 +108,7 @@ class _Report:
         found: dict[str | None, tuple[int, int, Used]] = {}
 
         def add(key: str | None, runs: int, failed: int, use: Used) -> None:
-            before = found.get(key, (0, 0, Used(None, None, None, False)))
+            before = found.get(key, (0, 0, NOTHING))
             found[key] = (before[0] + runs, before[1] + failed, before[2].plus(use))
 
         key, join = (_LABEL, "JOIN labels ON labels.number = runs.number") if self._by == "label" else (f"runs.{self._by}", "")
@@ -159,7 +156,7 @@ class _Report:
         yield from reversed(newest)
 
     def _admitted(self) -> Callable[[RunId | None], bool]:
-        """Whether a run is one of the summary's. A breach is looked up by the run's number: breaches are few, runs are many."""
+        """Return a test for the runs of the summary. It looks up each run that breached a limit, because these are few."""
         known = {info.id: True for info, _ in self._unwritten}
         sql = f"SELECT 1 FROM runs WHERE runs.number = ? AND {self._where}"  # noqa: S608
 

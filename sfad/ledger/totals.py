@@ -11,7 +11,7 @@ from ..protocol.types import RunId, RunInfo, Usage
 
 
 class Used(NamedTuple):
-    """What a run has used, as far as it is known."""
+    """What a run, or several, have used; `None` where it is not known."""
 
     parent: RunId | None
     cost_usd: float | None
@@ -19,25 +19,28 @@ class Used(NamedTuple):
     partial: bool
 
     def plus(self, more: Used) -> Used:
-        """With what a child has used."""
+        """Add what a child, or another group of runs, has used."""
         costs = [cost for cost in (self.cost_usd, more.cost_usd) if cost is not None]
         tokens = [count for count in (self.tokens, more.tokens) if count is not None]
         partial = self.partial or more.partial
         return Used(self.parent, round(sum(costs), 9) if costs else None, sum(tokens) if tokens else None, partial)
 
 
+NOTHING = Used(None, None, None, partial=False)
+
+
 def used_by(parent: RunId | None, usage: Usage) -> Used:
-    """What the run itself has used."""
+    """Return what a run has used without its descendants."""
     return Used(parent, usage.cost_usd, usage.tokens, at_least(usage))
 
 
 def at_least(usage: Usage) -> bool:
-    """Whether tokens or cost are that much at least: they may still grow, or a part of them has no price."""
+    """Return whether tokens and cost are lower bounds: they may still grow, or some tokens have no price."""
     return usage.partial or bool(usage.unpriced_tokens)
 
 
 def with_totals(runs: Iterable[RunInfo], used: Mapping[RunId, Used]) -> list[RunInfo]:
-    """Add the totals to each run. `used` has the descendants of each run that has any."""
+    """Add the totals to each run. `used` holds the descendants of each run that has any."""
     runs = list(runs)
     totals = {**used, **{info.id: used_by(info.parent_id, info.usage) for info in runs}}
     for run in sorted(totals, reverse=True):  # a child has a higher id than its parent

@@ -12,8 +12,8 @@ from ..core import events as e
 from ..core.access import Peer
 from ..core.run import Run
 from ..host.clock import wall_clock
+from ..host.closing import close_soon
 from ..host.descriptors import Descriptors
-from ..host.giveback import give_back
 from ..launch.base import Launcher
 from ..metering.metering import program_of
 from ..meters import AgentProgram
@@ -55,7 +55,7 @@ class PendingSpawn:
 
     def close(self) -> None:
         """Close every descriptor."""
-        give_back(self.descriptors)
+        close_soon(self.descriptors)
         if self.stdin is not None:
             self.stdin.discard()
 
@@ -83,7 +83,7 @@ class Requests:
         Raises `OSError` where too few descriptors are left. Then nothing was asked."""
         known = self._catalogue.answer_to((peer.uid, peer.run, spawn.key)) if spawn.key is not None else None
         if known is not None:
-            give_back(descriptors)
+            close_soon(descriptors)
             admitted(known)
             self._answer_again(known, client if spawn.tied else None, answer)
             return

@@ -30,7 +30,7 @@ from ..faults import effect
 from ..host.background import Background
 from ..host.clock import wall_clock
 from ..host.descriptors import Descriptors
-from ..host.lasting import lasting
+from ..host.tasks import keep_serving
 from ..metering.metering import Metering
 from ..protocol.errors import ErrorCode
 from ..protocol.messages import Change, Prune, Pruned
@@ -237,7 +237,7 @@ class Runtime:
             await nursery.start(self.metering.serve)
             await nursery.start(self.launcher.serve)
             for serve in (self.timers.serve, self.maintenance.serve, self.metering.sample, self.storage.serve):
-                nursery.start_soon(lasting, serve, self.log.internal_error)
+                nursery.start_soon(keep_serving, serve, self.log.internal_error)
             self._follow_config()
             self._count_earlier_spawns()
             task_status.started()
@@ -281,7 +281,7 @@ class Runtime:
 
     def _settle(self, adoption: Adoption, unwritten: Rows) -> None:
         for info, extra in unwritten:
-            self.ledger.mend_later(info, extra)
+            self.ledger.upsert_later(info, extra)
         later = {info.id for info, _ in unwritten}
         closed = [info.id for info, _ in adoption.rows if info.status.terminal and info.id not in later]
         self.journal.recorded([*closed, *adoption.over])

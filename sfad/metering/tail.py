@@ -18,7 +18,7 @@ import trio
 
 from ..meters import Reading
 from ..output.files import OutputStore
-from ..output.growth import Growth
+from ..output.inotify import Inotify
 from ..protocol.types import RunId
 from .bounds import OutputBounds
 from .tailed import NewMeter, TailedRun
@@ -196,10 +196,10 @@ class Tail:
 
     # ---- which runs have written
 
-    def _growth(self) -> Growth | None:
+    def _growth(self) -> Inotify | None:
         try:
             self._store.make_again()
-            growth = Growth(self._store.directory)
+            growth = Inotify(self._store.directory)
         except OSError as error:
             if not self._blind:
                 self._trouble(f"cannot be told when a run writes ({error}); looking every {BLIND} s (see fs.inotify in sysctl)")
@@ -208,7 +208,7 @@ class Tail:
         self._blind = False
         return growth
 
-    async def _told(self, growth: Growth) -> None:
+    async def _told(self, growth: Inotify) -> None:
         """Follow until the directory is gone."""
         while not growth.gone:
             if not self._behind:

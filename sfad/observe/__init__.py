@@ -1,1 +1,4 @@
-"""What others may watch: the JSON log."""
+"""What operators can watch.
+
+`log`  the JSON log
+"""

@@ -1,5 +1,7 @@
-"""The log: one JSON object a line, to a descriptor or a file. It never raises and never waits: neither a full disk nor a pipe that
-nobody reads must stop the daemon."""
+"""The log: one JSON object a line, to a descriptor or a file.
+
+Writing never raises and never waits: neither a full disk nor a pipe without a reader may stop the daemon.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,15 @@ _EVENT_LEVEL = {"low": "debug", "medium": "warning", "high": "error"}
 
 _STDERR = 2
 
-
 _NOTABLE = ("limit_", "increase_", "run_paused", "run_resumed")
-"""Events of low severity that somebody who reads in the morning what happened at night has to find."""
+"""Events of low severity that an operator must find in the morning: they are logged as `info`."""
 
 
 class Log:
     """Writes lines of `level` and above to `file` (created 0600, appended to), else to `descriptor`.
 
-    A line is one write(2), so lines of several processes do not mix. A line that cannot be written is dropped and counted;
-    the next one that can be carries `dropped`. Raises `OSError` only here, when the file cannot be opened.
+    A line is one write(2), so lines of several processes do not mix. A line that cannot be written is dropped and counted, and
+    the next line has the count as `dropped`. Raises `OSError` if the file cannot be opened.
     """
 
     def __init__(
@@ -53,19 +54,19 @@ class Log:
         """Lines lost since the last one that was written."""
 
     def debug(self, message: str, **fields: Any) -> None:
-        """For whoever looks for a bug."""
+        """Log what helps to find a bug."""
         self._line("debug", {"message": message, **fields})
 
     def info(self, message: str, **fields: Any) -> None:
-        """Something happened as it should."""
+        """Log that something happened as it should."""
         self._line("info", {"message": message, **fields})
 
     def warning(self, message: str, **fields: Any) -> None:
-        """Something should be looked at, some time."""
+        """Log what the operator should look at some time."""
         self._line("warning", {"message": message, **fields})
 
     def error(self, message: str, **fields: Any) -> None:
-        """Something failed."""
+        """Log that something failed."""
         self._line("error", {"message": message, **fields})
 
     def internal_error(self, what: object) -> None:
@@ -75,7 +76,7 @@ class Log:
         )
 
     def event(self, event: Event) -> None:
-        """An event, with its own time and its fields as they are named elsewhere."""
+        """Log an event with its own time and the names of its fields."""
         level = _EVENT_LEVEL[event.severity]
         if level == "debug" and event.type.startswith(_NOTABLE):
             level = "info"
@@ -84,14 +85,14 @@ class Log:
             self._line(level, {"severity": event.severity, **fields})
 
     def reopen(self) -> None:
-        """Opens the file anew, after it was rotated away. Raises `OSError`, and then goes on with the old one."""
+        """Open the file again after it was rotated away. Raises `OSError`, and then continues with the old one."""
         if self._file is not None:
             fresh = _open(self._file)
             os.close(self._descriptor)
             self._descriptor = fresh
 
     def close(self) -> None:
-        """Closes the file; a descriptor that was handed in stays its owner's."""
+        """Close the file. A descriptor that was passed in stays open."""
         if self._file is not None:
             os.close(self._descriptor)
             self._file, self._descriptor = None, _STDERR
@@ -121,11 +122,11 @@ def _open(file: Path) -> int:
 
 
 def _put(descriptor: int, data: bytes) -> int:
-    """Write without waiting for a reader; return how many bytes were taken."""
+    """Write without waiting for a reader. Return how many bytes were written."""
     done = 0
     with suppress(OSError):
         regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
-        # A pipe that polls as writable takes PIPE_BUF bytes, and may wait for more. O_NONBLOCK would be set for all its writers.
+        # a pipe that polls as writable takes PIPE_BUF bytes, and may wait for more; O_NONBLOCK would be set for all its writers
         piece = len(data) if regular else select.PIPE_BUF
         while done < len(data) and (regular or _writable(descriptor)):
             done += os.write(descriptor, data[done : done + piece])

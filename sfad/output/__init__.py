@@ -1,13 +1,14 @@
-"""A run's output: the files it writes itself, and the form of it that is safe for a language model.
+"""A run's output: the files that it writes itself, and a form of it that is safe for a language model.
 
-`files`     two files a run, opened for the run and for readers
-`holes`     freeing the oldest bytes of a file, and reading one whose oldest are being freed
-`growth`    who has written, from the kernel
-`sanitise`  pure: bytes an agent printed → text that neither a terminal nor a model mistakes for anything but data
+`files`      two files for each run, opened for the run and for readers
+`holes`      frees the oldest bytes of a file, and reads a file whose oldest bytes are being freed
+`inotify`    which files were written to, renamed or deleted, from the kernel
+`retention`  deletes the output of runs that ended long ago
+`sanitise`   pure: an agent's bytes as text that a terminal and a model take for nothing but data
 """
 
 from .files import OutputStore
-from .growth import Growth
+from .inotify import Inotify
 from .sanitise import SafeText, cut_oldest, sanitise, wrap_result
 
-__all__ = ["Growth", "OutputStore", "SafeText", "cut_oldest", "sanitise", "wrap_result"]
+__all__ = ["Inotify", "OutputStore", "SafeText", "cut_oldest", "sanitise", "wrap_result"]

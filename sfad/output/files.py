@@ -1,6 +1,6 @@
-"""Output files: `ID.out` and `ID.err`, 0600, which the run writes itself (SPEC section 9).
+"""Output files: `ID.out` and `ID.err`, 0600, which the run writes itself.
 
-Of a file that is bounded the oldest bytes are a hole (`holes`): its size is what was ever written, not what it holds.
+The oldest bytes of a bounded file are a hole (`holes`), so its size is all that was written, and not what it holds.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from pathlib import Path
 from typing import Literal
 
 from ..core.ids import run_number
-from ..host.private import make_directory, set_aside
+from ..host.private_files import make_directory, set_aside
 from ..protocol.types import RunId
 from . import holes
 
 Suffix = Literal[".out", ".err"]
 SUFFIXES: tuple[Suffix, Suffix] = (".out", ".err")
 
-# O_APPEND: attempts, and the processes of a run, add to the end, whoever wrote last
+# O_APPEND: all attempts, and all processes of a run, add to the end
 _WRITE = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 _READ = os.O_RDONLY
-# a run may put anything where its file was: a link, or a FIFO, on which open(2) would wait for somebody
+# a run may put anything where its file was: a link, or a FIFO, on which open(2) would wait for its other end
 _ALWAYS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _CHUNK = 1 << 20
 
 _HIGHEST = 1 << 40
-"""A file with a higher number was not made by a daemon. An agent that plants one must not use up the numbers there are."""
+"""No daemon made a file with a higher number. A file that an agent made must not use up the numbers."""
 
 
 class Replaced(OSError):
-    """What bears the name of a run's output file is not the file that the daemon made."""
+    """The file with the name of a run's output file is not the one that the daemon made."""
 
     def __init__(self, run_id: RunId, name: str) -> None:
         message = f"{name} is not the file that the daemon made for run {run_id}: another process has replaced or removed it"
@@ -44,9 +44,9 @@ class Replaced(OSError):
 
 
 class OutputStore:
-    """The files of all runs in one directory, made 0700 if it is missing, unless `make` is false. Raises `OSError`.
+    """The files of all runs in one directory, which is made 0700 if it is missing, unless `make` is false. Raises `OSError`.
 
-    An agent can remove and replace the directory, and what is in it. The daemon makes the directory again, and tells `say`.
+    An agent can remove and replace the directory and its files. The daemon makes the directory again, and tells `say`.
     """
 
     def __init__(self, directory: Path, say: Callable[[str], object] = lambda _line: None, *, make: bool = True) -> None:
@@ -59,7 +59,7 @@ class OutputStore:
             self._tell_aside(make_directory(directory))
 
     def make_again(self) -> None:
-        """Makes the directory if it was removed or replaced. Raises `OSError`."""
+        """Make the directory if it was removed or replaced. Raises `OSError`."""
         try:
             os.close(os.open(self.directory, _DIRECTORY))
         except OSError:
@@ -68,14 +68,17 @@ class OutputStore:
             self._tell_aside(aside)
 
     def open_for_run(self, run_id: RunId) -> tuple[int, int]:
-        """Descriptors for the run's stdout and stderr, the caller's to close. Creates the files, and sets aside what is in their
-        place. Raises `OSError`."""
+        """Return descriptors for the run's stdout and stderr, the caller's to close. Raises `OSError`.
+
+        Create the files, and set aside anything else in their places."""
         self.make_again()
         return self._both(run_id, self._open_to_write)
 
     def open_for_reader(self, run_id: RunId, *, create: bool = False) -> tuple[int, int]:
-        """Descriptors for reading stdout and stderr, the caller's to close. `create` is for a live run, whose readers may
-        come before its first attempt. Raises `OSError`; `Replaced`; `FileNotFoundError` where nothing was kept."""
+        """Return descriptors for reading stdout and stderr, the caller's to close.
+
+        `create` is for a live run, whose readers may come before its first attempt. Raises `OSError`; `Replaced`;
+        `FileNotFoundError` if no output was kept."""
         if create and run_id not in self._made:
             for descriptor in self.open_for_run(run_id):
                 os.close(descriptor)
@@ -87,13 +90,14 @@ class OutputStore:
             raise Replaced(run_id, str(error.filename)) from None
 
     def open_for_meter(self, run_id: RunId) -> int:
-        """A descriptor for reading stdout, the caller's to close. Raises `OSError`."""
+        """Return a descriptor for reading stdout, the caller's to close. Raises `OSError`."""
         return self._open(run_id, ".out", _READ)
 
     @contextmanager
     def stdout(self, run_id: RunId) -> Iterator[int]:
-        """A descriptor for reading stdout, closed at the end. Raises `OSError`; `Replaced`; `FileNotFoundError` where nothing was
-        kept."""
+        """Yield a descriptor for reading stdout, and close it at the end.
+
+        Raises `OSError`; `Replaced`; `FileNotFoundError` if no output was kept."""
         descriptor = self._open_to_read(run_id, ".out")
         try:
             yield descriptor
@@ -101,26 +105,25 @@ class OutputStore:
             os.close(descriptor)
 
     def tail(self, run_id: RunId, max_bytes: int) -> tuple[bytes, bool]:
-        """The newest `max_bytes` bytes of stdout, and whether there were more. Raises `OSError`; `Replaced`; `FileNotFoundError`
-        where nothing was kept.
+        """Return the newest `max_bytes` bytes of stdout, and whether there were more.
 
-        A character that the cut went through is left out, so what comes back is as valid UTF-8 as the file."""
+        A character that would be cut in two is left out, so the result is as valid UTF-8 as the file. Raises `OSError`;
+        `Replaced`; `FileNotFoundError` if no output was kept."""
         with self.stdout(run_id) as descriptor:
             return _tail(descriptor, max_bytes)
 
     def forget(self, run_id: RunId) -> None:
-        """Forgets which files the run was given: from now on any regular file passes for its output."""
+        """Forget which files the run was given: from now on any regular file counts as its output."""
         self._made.pop(run_id, None)
 
     def remove(self, run_id: RunId) -> None:
-        """Deletes the run's files; one that is missing is no error."""
+        """Delete the run's files. A missing file is no error."""
         for suffix in SUFFIXES:
             with suppress(FileNotFoundError):
                 os.unlink(self._path(run_id, suffix))
 
     def status(self, run_id: RunId, suffix: Suffix) -> os.stat_result | None:
-        """Of what bears the file's name now; `None` for nothing, and for what is no regular file. Costs one system call.
-        Raises `OSError`."""
+        """Return the status of the regular file that has the name now, or `None`. Costs one system call. Raises `OSError`."""
         try:
             status = os.stat(self._path(run_id, suffix), follow_symlinks=False)
         except FileNotFoundError:
@@ -137,11 +140,11 @@ class OutputStore:
         *,
         inode: int | None = None,
     ) -> int:
-        """Frees the bytes of a file that lie before offset `until` and before its newest `keep`; returns how many.
+        """Free the bytes of a file that lie before offset `until` and before its newest `keep`; return how many.
 
-        It may wait for the disk: call it in a thread. `between` is called every few MiB, and may raise to give up. `inode`: of
-        no other file, as of one that the run has linked in its place. Raises `OSError`; `EOPNOTSUPP` where the file system
-        cannot."""
+        For a thread: it may wait for the disk. `between` is called every few MiB, and may raise to give up. `inode`: leave any
+        other file alone, as one that the run has linked in its place. Raises `OSError`; `EOPNOTSUPP` if the file system cannot
+        free bytes."""
         try:
             descriptor = self._open(run_id, suffix, os.O_WRONLY)
         except FileNotFoundError:
@@ -154,7 +157,7 @@ class OutputStore:
             os.close(descriptor)
 
     def highest_number(self) -> int:
-        """The highest run number that a file here bears, 0 without files: a ledger begun anew goes on above it."""
+        """Return the highest run number of a file here, 0 without files. A new ledger continues above it."""
         numbers = (_number(entry.name) for entry in os.scandir(self.directory))
         return max((number for number in numbers if number <= _HIGHEST), default=0)
 
@@ -181,7 +184,7 @@ class OutputStore:
         return descriptor
 
     def _may_write(self, run_id: RunId, suffix: Suffix) -> bool:
-        """An unknown file may be that of an earlier daemon; with a second link it may be any file of the machine."""
+        # an unknown file may be that of an earlier daemon; with a second link it may be any file of the machine
         found, made = self.status(run_id, suffix), self._made.get(run_id, {})
         return found is not None and (found.st_ino == made[suffix] if suffix in made else found.st_nlink == 1)
 
@@ -199,7 +202,7 @@ class OutputStore:
 
     def _open(self, run_id: RunId, suffix: Suffix, flags: int) -> int:
         path = self._path(run_id, suffix)
-        # by a descriptor, since O_NOFOLLOW is only about the last part of a path
+        # by a descriptor of the directory, because O_NOFOLLOW concerns only the last part of a path
         directory = os.open(self.directory, _DIRECTORY)
         try:
             descriptor = os.open(f"{run_id}{suffix}", flags | _ALWAYS, 0o600, dir_fd=directory)
@@ -213,11 +216,11 @@ class OutputStore:
 
     def _tell_aside(self, aside: Path | None) -> None:
         if aside is not None:
-            self._say(f"{aside} is not of this daemon, and was in the place of what is; it was given this name")
+            self._say(f"{aside} was in the place of the daemon's own; it was renamed to that")
 
 
 _SOMETHING_ELSE = frozenset({errno.ELOOP, errno.ENXIO, errno.EINVAL, errno.EISDIR, errno.ENOTDIR})
-"""What open(2) and `_open` say of a symlink, a socket, a FIFO or device, and a directory, and of a directory that is a file."""
+"""Errors of open(2) and `_open` for a symlink, a socket, a FIFO or device, a directory, and a directory that is a file."""
 
 
 def _tail(descriptor: int, max_bytes: int) -> tuple[bytes, bool]:
@@ -228,13 +231,13 @@ def _tail(descriptor: int, max_bytes: int) -> tuple[bytes, bool]:
 
 
 def _read_to(descriptor: int, start: int, end: int) -> tuple[int, bytes]:
-    """What there is of bytes `start` to `end`, and where it begins: not in a hole, also if one grows meanwhile."""
+    """Return the bytes from `start` to `end` that are not in a hole, and where they begin. A hole may grow meanwhile."""
     first, data = start, bytearray()
     buffer = memoryview(bytearray(min(_CHUNK, end - start)))
     while start < end:
         at, part = holes.read_into(descriptor, buffer[: end - start], start)
         if at > start:
-            first, data = at, bytearray()  # what was read before has been freed since, too
+            first, data = at, bytearray()  # the bytes that were read before are older, so they have been freed, too
         if not part:  # a run may truncate its file meanwhile
             break
         data += part
@@ -243,7 +246,7 @@ def _read_to(descriptor: int, start: int, end: int) -> tuple[int, bytes]:
 
 
 def _split_character(data: bytes) -> int:
-    # at most three continuation bytes belong to a character; more are not UTF-8, and stay
+    # at most three continuation bytes belong to a character; more are not UTF-8, and are kept
     count = next((i for i, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), len(data[:4]))
     return count if count < 4 else 0
 

@@ -1,8 +1,8 @@
-"""Files whose oldest bytes are freed while somebody writes them: a hole grows from the beginning, and every offset stays.
+"""Frees the oldest bytes of a file while a run writes it: a hole grows from the beginning, and no offset changes.
 
-Kernel facts this rests on, in ext4, xfs, btrfs and tmpfs alike: a hole is punched and SEEK_DATA answers under the same
-lock of the inode, so SEEK_DATA sees all of a punch or nothing; and a file that is only appended to never gets data back
-where a hole was. So bytes that are data *after* they were read were data when they were read.
+This relies on two facts about ext4, xfs, btrfs and tmpfs. Punching a hole and answering SEEK_DATA take the same lock of the inode,
+so SEEK_DATA sees all of a punch or nothing. And a file that is only appended to gets no data where a hole was. So bytes that are
+data *after* they were read were data when they were read. See fallocate(2) and lseek(2).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # linux/falloc.h
 PIECE = 4 << 20
 """Bytes freed by one system call: 0.8 ms on tmpfs, 0.3 ms on ext4. The run's own writes wait for the lock that long."""
 
-# CDLL, not PyDLL: it lets other threads run meanwhile. Before Linux 6.14 ext4 writes dirty pages to the disk before it frees them.
+# CDLL and not PyDLL: other threads run meanwhile. Before Linux 6.14, ext4 writes dirty pages to the disk before it frees them.
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 def free(descriptor: int, keep: int, until: int, between: Callable[[], object] = lambda: None) -> int:
-    """Frees what lies before offset `until`, and before the newest `keep` bytes, in whole blocks; returns how many bytes.
+    """Free the whole blocks before offset `until` and before the newest `keep` bytes; return how many bytes.
 
-    `between` is called between system calls, and may raise to give up. Raises `OSError`; `EOPNOTSUPP` where the file
-    system cannot."""
+    `between` is called between system calls, and may raise to give up. Raises `OSError`; `EOPNOTSUPP` if the file system cannot
+    free bytes."""
     status = os.fstat(descriptor)  # the file may have been truncated, and written again, since `until` was chosen
     end = whole_blocks(min(until, status.st_size - keep), status)
     freed = 0
@@ -36,38 +36,38 @@ def free(descriptor: int, keep: int, until: int, between: Callable[[], object] =
         _punch(descriptor, offset, length)
         between()
         freed += length
-        offset = data_from(descriptor, offset + length)  # past holes: a run may truncate its file to 8 EiB
+        offset = data_from(descriptor, offset + length)  # past holes: a run may extend its file to 8 EiB
     return freed
 
 
 def excess(status: os.stat_result, keep: int) -> int:
-    """The offset up to which a file holds more than its newest `keep` bytes, in whole blocks; 0 where nothing is to be freed."""
+    """Return the offset before which whole blocks are older than the newest `keep` bytes; 0 if no block is to be freed."""
     if status.st_size <= keep or status.st_blocks * 512 <= keep + status.st_blksize:
         return 0
     return max(0, whole_blocks(status.st_size - keep, status))
 
 
 def whole_blocks(offset: int, status: os.stat_result) -> int:
-    """`offset` down to the beginning of its block: of a block that is freed in part only the bytes are lost."""
+    """Round `offset` down to the beginning of its block: freeing a part of a block loses its bytes and frees no room."""
     return offset // status.st_blksize * status.st_blksize
 
 
 def data_from(descriptor: int, offset: int) -> int | None:
-    """The first offset from `offset` on that holds data; `None` where there is only a hole, or nothing, up to the end."""
+    """Return the first offset at or after `offset` that holds data; `None` if there is none."""
     try:
         return os.lseek(descriptor, offset, os.SEEK_DATA)
     except OSError as error:
         if error.errno == errno.ENXIO:
             return None
-        if error.errno == errno.EINVAL:  # a file system that knows no holes
+        if error.errno == errno.EINVAL:  # a file system without holes
             return offset
         raise
 
 
 def read_into(descriptor: int, buffer: memoryview, offset: int) -> tuple[int, memoryview]:
-    """Reads from the first data at or after `offset`: the offset of what was read, and the bytes, in `buffer`.
+    """Read from the first data at or after `offset`. Return the offset of what was read, and the bytes, in `buffer`.
 
-    Nothing of a hole is among them, also if it is punched meanwhile. No bytes: there is nothing after that offset yet."""
+    They contain nothing of a hole, even one that is punched meanwhile. Without bytes there is no data after that offset yet."""
     while count := os.preadv(descriptor, [buffer], offset):
         start = data_from(descriptor, offset)
         if start is None:
@@ -86,6 +86,6 @@ def _punch(descriptor: int, offset: int, length: int) -> None:
 
 
 def read(descriptor: int, offset: int, length: int) -> tuple[int, bytes]:
-    """`read_into` a buffer of its own: the offset of what was read, and at most `length` bytes."""
+    """Return the offset of what was read, and at most `length` bytes: `read_into` a buffer of its own."""
     start, data = read_into(descriptor, memoryview(bytearray(length)), offset)
     return start, bytes(data)

@@ -1,4 +1,4 @@
-"""Deleting the output of runs that ended long ago."""
+"""Deletes the output of runs that ended long ago."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ..protocol.types import RunId
 from .files import SUFFIXES
 
 STEP = 256
-"""Files looked at between two pauses."""
+"""Files between two pauses."""
 
 Ends = Callable[[Sequence[RunId]], Mapping[RunId, float | None]]
-"""When runs ended, in seconds since the epoch; `None` for one that has not. Runs that it does not know are missing."""
+"""Returns when runs ended, in seconds since the epoch; `None` for a live run. Unknown runs are missing."""
 
 
 def remove_old(directory: Path, cutoff: float, *, ends: Ends, live: Collection[RunId], between: Callable[[], object]) -> int:
-    """Deletes the files of runs that ended before `cutoff`, in seconds since the epoch; of runs that `ends` does not know,
-    those written to last before it. Never those of `live`, nor what is no output file. Returns how many.
+    """Delete the output files of runs that ended before `cutoff`, in seconds since the epoch; return how many.
 
-    For a thread: it waits for the disk. `between` is called between bounded batches, and may wait, or raise to give up. Files
-    that cannot be deleted do not keep the others. Raises the first `OSError` when everything has been tried."""
+    Of a run that `ends` does not know, the time of the last write counts. Files of `live` runs, and other files, stay. For a
+    thread: it waits for the disk. `between` is called between bounded batches, and may wait, or raise to give up. Raises the first
+    `OSError` when all files have been tried."""
     names = [entry.name for entry in os.scandir(directory) if _run(entry.name) is not None]
     count, failed = 0, []
     for start in range(0, len(names), STEP):
@@ -41,16 +41,16 @@ def remove_old(directory: Path, cutoff: float, *, ends: Ends, live: Collection[R
 
 
 def remove(directory: Path, runs: Collection[RunId], *, dry: bool, between: Callable[[], object]) -> tuple[int, int]:
-    """Delete the files of `runs`, or only count them where `dry`. Return how many files, and the bytes that they take on the disk.
+    """Delete the files of `runs`, or only count them if `dry`. Return how many files, and the bytes that they take on the disk.
 
-    For a thread, as `remove_old`. Raises the first `OSError` when everything has been tried."""
+    For a thread, as `remove_old`. Raises the first `OSError` when all files have been tried."""
     count, freed, failed = 0, 0, []
     for position, path in enumerate(directory / f"{run}{suffix}" for run in runs for suffix in SUFFIXES):
         try:
             freed += _remove(path, dry=dry)
             count += 1
         except FileNotFoundError:
-            pass  # the run kept no output, or it has been removed before
+            pass  # the run kept no output, or it was removed before
         except OSError as error:
             failed.append(error)
         if position % STEP == STEP - 1:
@@ -70,7 +70,7 @@ def _remove(path: Path, *, dry: bool) -> int:
 def _remove_if_old(path: Path, cutoff: float, known: Mapping[RunId, float | None]) -> bool:
     run = path.name.partition(".")[0]
     with suppress(FileNotFoundError):
-        # a run may have put anything in its file's place: a link goes, what it leads to does not
+        # a run may have put a link in its file's place: the link is deleted, and not its target
         ended = known[run] if run in known else path.lstat().st_mtime
         if ended is not None and ended < cutoff:
             path.unlink()
@@ -79,7 +79,7 @@ def _remove_if_old(path: Path, cutoff: float, known: Mapping[RunId, float | None
 
 
 def _run(name: str) -> RunId | None:
-    """The run whose output file this is."""
+    """Return the run whose output file this is."""
     run, dot, suffix = name.partition(".")
     try:
         run_number(run)

@@ -202,7 +202,7 @@ class RunCatalogue:
 
     def _ended(self, page: Page) -> Selection:
         """The ledger's writer may be behind, so what is in memory replaces what the ledger says."""
-        rows = self._ledger.select(page.query, within=page.within)
+        rows = self._ledger.select(page)
         runs = {info.id: info for info in rows.runs if info.id not in self.live}
         runs |= {run: ended.info for run, ended in self._recent.items() if _fits(page, ended.info, ended.chain)}
         return Selection(list(runs.values()), rows.reached)

@@ -9,7 +9,7 @@ from datetime import datetime
 from msgspec import Struct
 
 from ..core.run import Run
-from ..host.giveback import give_back
+from ..host.closing import close_soon
 from ..launch.base import Bounds, Launcher
 from ..ledger import RunExtra
 from ..meters import SESSION_VARIABLES, AgentProgram, Reading, session_files_of
@@ -104,7 +104,7 @@ class Live:
 
     def close(self) -> None:
         """Close every descriptor."""
-        give_back(self.descriptors)
+        close_soon(self.descriptors)
         self.descriptors.clear()
         if self.stdin is not None:
             self.stdin.close()

@@ -7,7 +7,7 @@ from typing import Literal
 
 from ..core.account import Use
 from ..core.limits import ActiveLimit
-from ..core.money import to_usd, to_wire
+from ..core.money import to_usd
 from ..core.run import Run
 from ..host.clock import wall_clock
 from ..launch.base import RunLoad
@@ -83,12 +83,14 @@ def _limit(live: Live, held: ActiveLimit, now: float) -> LimitState:
     limit, kind = held.limit, held.limit.kind
     above = _tighter(live, held)
     used = live.run.clock.elapsed(now) if kind is LimitKind.TIME else live.run.account.used(kind)
+    if used is not None and kind in COSTS:
+        used = to_usd(int(used))
     return LimitState(
         kind=kind,
         threshold=limit.threshold,
         action=held.action,
         source=limit.source,
-        used=None if used is None else round(to_wire(kind, used), 6),
+        used=None if used is None else round(used, 6),
         scope=KINDS[kind].scope,
         enforced_by=_enforcer(live, held),
         bound_by=above.id if above is not None else None,

@@ -3,6 +3,7 @@
 `server`      one task for all connections over a nested epoll
 `listening`   the listening socket
 `connection`  one client: frames in, frames out, descriptors both ways
+`peers`       the process at the other end, from the kernel
 `turns`       which client's requests are handled next
 `bounds`      the bounds of everything that clients make the daemon hold
 `shares`      how much of that each run, tree and user may hold

@@ -107,6 +107,11 @@ class Call:
         self.drop()
         self.connection.send(reply, descriptors)
 
+    def show(self, run: RunInfo) -> None:
+        """Reply with a run and what it has used together with its descendants."""
+        (shown,) = self.runtime.catalogue.with_totals([run])
+        self.reply(m.RunReply(id=self.id, run=shown))
+
     def fail(self, code: ErrorCode, message: str) -> None:
         """Reply with an error."""
         self.reply(m.Error(id=self.id, code=code, message=message))

@@ -16,7 +16,7 @@ from msgspec import structs
 
 from ..core.access import Peer
 from ..durable.handover import Connected
-from ..host.giveback import give_back
+from ..host.closing import close_soon
 from ..protocol.framing import MAX_REQUEST, FrameDecoder
 from ..protocol.messages import MAX_DESCRIPTORS, Reply, Wait, Watch, Welcome, pack_message
 from .shares import Holder
@@ -230,7 +230,7 @@ class Connection:
         for _, kept in self.unsent:
             _close(kept)
         self.unsent.clear()
-        give_back([*self.received, self.sock.detach()])
+        close_soon([*self.received, self.sock.detach()])
         self.received.clear()
         for pending in list(self.pending.values()):
             pending.forget()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import __version__
-from ..host.giveback import give_back
+from ..host.closing import close_soon
 from ..loop.runtime import Runtime
 from ..protocol import messages as m
 from ..protocol.errors import ErrorCode
@@ -81,7 +81,7 @@ class Dispatcher:
             call.demand(self._services.bounds.requests, 0)
         except RequestError:
             if isinstance(request, m.Spawn):
-                give_back(call.connection.take(request.descriptors) or ())
+                close_soon(call.connection.take(request.descriptors) or ())
             raise
 
     def give_up(self, connection: Connection) -> None:

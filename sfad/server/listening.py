@@ -9,7 +9,7 @@ from pathlib import Path
 
 import trio
 
-from ..host.paths import PathError, bind_socket, socket_inode
+from ..host.socket_file import PathError, bind_socket, socket_inode
 from ..loop.runtime import Runtime
 from ..loop.storage import LOOK
 from ..observe.log import Log

@@ -17,8 +17,7 @@ import trio
 from ..core.access import Peer
 from ..core.events import ClientGone
 from ..durable.handover import Clients
-from ..host.giveback import give_back
-from ..host.peers import run_of
+from ..host.closing import close_soon
 from ..launch.base import Unplaceable
 from ..loop.runtime import Runtime
 from ..observe.log import Log
@@ -29,6 +28,7 @@ from .call import Call
 from .connection import MAX_UNSENT, Connection, DescriptorsLost
 from .dispatch import Dispatcher
 from .listening import Listener
+from .peers import run_of
 from .shares import Holder, ShareGroup
 from .turns import Turns
 
@@ -186,7 +186,7 @@ class Server:
         if refusal is not None:
             with suppress(OSError):
                 sock.send(pack_message(Error(id=0, code=ErrorCode.UNAVAILABLE, message=refusal)))
-            give_back([sock.detach()])
+            close_soon([sock.detach()])
             return
         self._number += 1
         connection = self._add(sock, self._number, peer)

@@ -1,6 +1,6 @@
-"""What it takes to start a run that is queued or may be retried, its environment among it: one 0600 file a run, `ID.spawn`.
+"""What it takes to start a run that is queued or may be retried: one 0600 file for each run, `ID.spawn`.
 
-Secrets lie here, so nothing of them is ever in the ledger, the log or an event (SPEC section 10), and the file goes with the
+The run's environment is part of it, and may hold secrets. So it is in no ledger, log or event, and the file is removed with the
 run's last start.
 """
 
@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from ..core.ids import run_number
-from ..host.private import create, is_regular, make_directory, set_aside
+from ..host.private_files import create, is_regular, make_directory, set_aside
 from ..protocol.types import RunId
 
 _SUFFIX = ".spawn"
@@ -22,21 +22,21 @@ _ALWAYS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class Spawns:
-    """The files of all runs in one directory. Ids that are none raise `ValueError`, everywhere."""
+    """The files of all runs in one directory. Each method raises `ValueError` for text that is not an id."""
 
     def __init__(self, directory: Path) -> None:
-        """Makes the directory, 0700, or narrows it to that, sets aside anything else of that name, and removes what an earlier
-        daemon was killed in the middle of. Raises `OSError`."""
+        """Make the directory, 0700, or set its mode to that, and remove unfinished files of an earlier daemon. Raises `OSError`.
+
+        Anything else of that name is set aside."""
         make_directory(directory)
         self._directory = directory
         for name in os.listdir(directory):
             if name.endswith(_UNFINISHED):
-                with suppress(IsADirectoryError, PermissionError):  # not a daemon's: `keep` sets it aside if it is in the way
+                with suppress(IsADirectoryError, PermissionError):  # not a daemon's: `save` sets it aside if it is in the way
                     os.unlink(directory / name)
 
-    def keep(self, run: RunId, data: bytes) -> None:
-        """Keeps it, in the place of what was kept for the run. Raises `OSError`; then what was kept before is as it was, and
-        nothing else is left behind."""
+    def save(self, run: RunId, data: bytes) -> None:
+        """Save `data` for the run in place of what was saved before. Raises `OSError`, and then changes nothing."""
         path, unfinished = self._path(run, _SUFFIX), self._path(run, _UNFINISHED)
         make_directory(self._directory)  # an agent may have removed it
         with ExitStack() as undo:
@@ -53,12 +53,12 @@ class Spawns:
                 os.rename(unfinished, path)
             undo.pop_all()
 
-    def keeps(self, run: RunId) -> bool:
-        """Whether something is kept for the run."""
+    def has(self, run: RunId) -> bool:
+        """Return whether something is saved for the run."""
         return is_regular(Path(self._path(run, _SUFFIX)))
 
     def read(self, run: RunId) -> bytes | None:
-        """What was kept for the run; `None` for nothing. Raises `OSError`, also for what is no regular file."""
+        """Return what was saved for the run, or `None`. Raises `OSError`, also if the file is not a regular one."""
         path = self._path(run, _SUFFIX)
         try:
             descriptor = os.open(path, os.O_RDONLY | _ALWAYS)
@@ -71,11 +71,11 @@ class Spawns:
             return file.read()
 
     def forget(self, run: RunId) -> None:
-        """Removes what was kept for the run; it is no error if that is nothing. Raises `OSError`."""
+        """Remove what was saved for the run, if anything. Raises `OSError`."""
         _unlink(self._path(run, _SUFFIX))
 
     def runs(self) -> list[RunId]:
-        """Of whom something is kept, in order. Raises `OSError`."""
+        """Return the runs for which something is saved, in order of their ids. Raises `OSError`."""
         stems = (name.removesuffix(_SUFFIX) for name in os.listdir(self._directory) if name.endswith(_SUFFIX))
         return sorted(stem for stem in stems if _is_id(stem))
 

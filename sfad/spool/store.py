@@ -4,9 +4,9 @@
 
     frame = length, CRC32, ~length │ a batch of changes │ FF
 
-A batch is one frame, appended by one pwrite(2). The kernel may stop that between two pages when the process is killed: then the
-last byte of the frame is missing, which is what tells an unfinished frame, one that nobody was promised, from a damaged one.
-Beyond the last frame there are only zeros, and what was begun there is blanked before the next one, its head last.
+A batch is one frame, appended by one pwrite(2). When the process is killed, the kernel may stop the write between two pages. Then
+the last byte of the frame is missing. That tells an unfinished frame, whose write has not returned, from a damaged one. Beyond the
+last frame there are only zeros: an unfinished frame is overwritten with zeros, its head last, before the next one is written.
 """
 
 from __future__ import annotations
@@ -14,29 +14,28 @@ from __future__ import annotations
 import errno
 import os
 import struct
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from zlib import crc32
 
-from ..host.private import create, is_regular, make_directory, regain, set_aside
+from ..host.private_files import create, free_name, is_regular, make_directory, regain, set_aside
 
 VERSION = 1
 
 STEP = 1 << 20
 """Bytes allocated at once."""
 SPARE = STEP // 2
-"""Bytes that are allocated beyond the end whenever the disk has room: how much can be written while it is full. 600 batches of
-two records of 400 bytes."""
+"""Bytes that are allocated beyond the end while the disk has room, and can still be written when it is full: 600 batches of two
+records of 400 bytes."""
 ASK_AGAIN = 64 << 10
-"""Bytes written between two tries to allocate more on a full disk."""
+"""Bytes written on a full disk between two tries to allocate more."""
 COMPACT_ABOVE = 4 << 20
-"""Bytes of a log below which it is not rewritten, however little of it stands."""
+"""Bytes below which the file is not rewritten, however few of its values are current."""
 COMPACT_RATIO = 3
-"""How many times what stands a log may be: on average half a byte is rewritten for each byte that is written."""
+"""How many times larger than its current values the file may be. On average half a byte is rewritten for each byte written."""
 MAX_BATCH = 256 << 20
-"""Bytes of one batch, which is held in memory twice."""
+"""Bytes of one batch, which is in memory twice."""
 
 _MAGIC = b"sfadjnl\n"
 _FILE_HEAD = struct.Struct("<8sII")
@@ -45,35 +44,35 @@ _RECORD = struct.Struct("<HI")
 _DELETED = _ONES = 0xFFFFFFFF
 _END = b"\xff"
 _ROUND = _HEAD.size + len(_END)
-"""Bytes of a frame that are not its batch."""
+"""Bytes of a frame without its batch."""
 
 _MAX_KEY = 0xFFFF
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS)
 
 
-class JournalError(Exception):
-    """A journal must not be touched by this build; the message names it and what to do."""
+class StoreError(Exception):
+    """This build must not touch the file; the message names it and says what to do."""
 
 
-class Journal:
-    """Values by key, in one file of mode 0600, changed in atomic batches. One writer; who that is, is decided elsewhere.
+class Store:
+    """Values by key in one file of mode 0600, changed in atomic batches. The caller makes sure that there is one writer.
 
-    What `write` has returned from survives the death of the process, at any instruction; not that of the machine: nothing is
-    synced, because what is told here is which processes there are, and they die with the machine.
+    A batch whose `write` has returned survives the death of the process at any instruction. It may not survive that of the
+    machine: nothing is synced, because the values describe processes, which die with the machine.
     """
 
     def __init__(self, path: Path, lost: Callable[[], str | None] = lambda: None) -> None:
-        """Reads the journal, or begins one. `lost` says why the directory that `path` was in is elsewhere now; `None` while it is
-        there. A damaged one is set aside as `NAME.corrupt-UNIXTIME`, and what came before the damage
-        is kept. Raises `JournalError` for a file of another version, and `OSError` where the file cannot be read.
+        """Read the file, or make it. Raises `StoreError` for a file of another version, and `OSError` if it cannot be read.
 
-        Where no new file can be made, as on a full disk, that is noted, and each `write` tries again."""
+        `lost` returns why the directory of `path` is elsewhere now, or `None` while it is there. A damaged file is set aside as
+        `NAME.corrupt-UNIXTIME`, and the values from before the damage are used. If no new file can be made, as on a full disk,
+        a note says so, and each `write` tries again."""
         self.items: dict[str, bytes] = {}
-        """What stands. Not to be changed but by `write`."""
+        """The current values. Only `write` may change them."""
         self.notes: list[str] = []
-        """What had to be mended, as lines for the log."""
+        """What had to be repaired, as lines for the log."""
         self.sound = True
-        """Whether all that was in the file could be used, but for a batch whose writer was killed within it."""
+        """Whether everything in the file could be used, except a batch in whose middle the writer was killed."""
         self.found = False
         """Whether there was a file."""
         self._path = path
@@ -82,29 +81,29 @@ class Journal:
         self._descriptor = -1
         self._end = 0
         self._dirty = 0
-        """Where the bytes end that are not zero: a frame that was begun and not finished, if it is beyond `_end`."""
+        """Where the bytes end that are not zero. Beyond `_end` they are an unfinished frame."""
         self._room = 0
         self._ask_at = 0
-        """Where the end of a frame makes us ask for more room."""
+        """A frame that ends beyond this offset makes us ask for more room."""
         self._compact_at = COMPACT_ABOVE
-        self._standing = 0
-        """Bytes of a batch of all items."""
+        self._current = 0
+        """Bytes of a batch of all current values."""
         self._damaged = False
-        """The file that bears the name is to be set aside."""
-        with suppress(OSError):  # what cannot be unlinked is set aside by the next rewrite
+        """The file at the path is to be set aside."""
+        with suppress(OSError):  # the next rewrite sets aside what cannot be unlinked
             os.unlink(self._new)
         self._open()
 
     def write(self, changes: Mapping[str, bytes | None]) -> None:
-        """Sets these values; `None` deletes. After the death of the process, whenever that is, all of them are there or none.
+        """Set these values; `None` deletes one. If the process dies, either all of them are set or none.
 
-        Raises `OSError`, as on a full disk; then nothing was changed, in the file or in `items`, and it can be tried again at any
-        time. `ValueError` for a key of more than 65 535 bytes, and for more than `MAX_BATCH` in all."""
+        Raises `OSError`, as on a full disk: then nothing was changed, and the caller may try again at any time. Raises
+        `ValueError` for a key of more than 65 535 bytes, and for a batch of more than `MAX_BATCH`."""
         if not changes:
             return
         frame = _frame(_packed(changes))
         if len(frame) > MAX_BATCH:
-            raise ValueError(f"a batch of {len(frame)} bytes; there may be {MAX_BATCH}")
+            raise ValueError(f"a batch of {len(frame)} bytes; at most {MAX_BATCH} are allowed")
         self.stay()
         if self._dirty > self._end:
             self._blank()
@@ -117,9 +116,10 @@ class Journal:
             self._compact()
 
     def stay(self) -> bool:
-        """Writes the file again if there is none yet, or if another process has removed or replaced it: who is killed then leaves
-        nothing behind. Returns whether it was there. Raises `OSError`."""
-        # a directory that is elsewhere took the open file along: at its path there is nothing of ours to write to
+        """Write the file again if there is none yet, or if another process has removed or replaced it. Raises `OSError`.
+
+        Without this, a daemon that is killed then would leave nothing behind. Return whether the file was in its place."""
+        # a directory that is elsewhere took the open file along, and its path is not ours to write to
         if self._descriptor >= 0 and (self._in_place() or self._lost() is not None):
             return True
         lost = self._descriptor >= 0
@@ -129,12 +129,12 @@ class Journal:
         return False
 
     def take_notes(self) -> list[str]:
-        """Returns the notes since the last call."""
+        """Return the notes since the last call."""
         notes, self.notes = self.notes, []
         return notes
 
     def close(self) -> None:
-        """Gives the descriptor back. Nothing is to be written after that."""
+        """Close the file. Nothing may be written after that."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -142,7 +142,7 @@ class Journal:
     # ---- writing
 
     def _append(self, frame: bytes, end: int) -> None:
-        # told before it is written: whatever raises in between, as a signal handler may, the frame is blanked before the next
+        # set before the write: if anything raises in between, as a signal handler may, the frame is blanked before the next
         self._dirty = end
         try:
             _write_at(self._descriptor, frame, self._end)
@@ -153,7 +153,9 @@ class Journal:
         self._end = end
 
     def _blank(self) -> None:
-        """From behind: what it leaves if we are killed here is an unfinished frame, too, and nothing is behind a head of zeros."""
+        """Overwrite an unfinished frame with zeros, from its end.
+
+        If the process is killed here, the rest is an unfinished frame as well, and nothing is behind a head of zeros."""
         body = min(self._end + _HEAD.size, self._dirty)
         for start, end in (self._dirty - 1, self._dirty), (body, self._dirty), (self._end, body):
             _write_zeros(self._descriptor, start, end)
@@ -164,13 +166,13 @@ class Journal:
         for key, value in changes.items():
             old = items.pop(key, None)
             if old is not None:
-                self._standing -= _record_size(key, old)
+                self._current -= _record_size(key, old)
             if value is not None:
                 items[key] = value
-                self._standing += _record_size(key, value)
+                self._current += _record_size(key, value)
 
     def _make_room(self, end: int) -> None:
-        """Allocates a step beyond `end`. Raises `OSError` only if there is no room for what ends there."""
+        """Allocate a step beyond `end`. Raises `OSError` only if the frame that ends there has no room."""
         try:
             _allocate(self._descriptor, self._room, end + STEP)
         except OSError:
@@ -186,7 +188,7 @@ class Journal:
     # ---- rewriting
 
     def _compact(self) -> None:
-        bound = max(COMPACT_ABOVE, COMPACT_RATIO * self._standing)
+        bound = max(COMPACT_ABOVE, COMPACT_RATIO * self._current)
         if self._end > bound:
             with suppress(OSError):
                 self._rewrite()
@@ -195,7 +197,7 @@ class Journal:
         self._compact_at = bound
 
     def _rewrite(self) -> None:
-        """What stands, in a new file in the place of the old one. Raises `OSError`; then the old one is as it was."""
+        """Write the current values to a new file in place of the old one. Raises `OSError`; then the old file stays as it was."""
         data = _FILE_HEAD.pack(*_file_head()) + (_frame(_packed(self.items)) if self.items else b"")
         room = len(data) + STEP
         make_directory(self._path.parent)
@@ -211,7 +213,7 @@ class Journal:
         self._descriptor = descriptor
         self._end = self._dirty = len(data)
         self._has_room(room)
-        self._compact_at = max(COMPACT_ABOVE, COMPACT_RATIO * self._standing)
+        self._compact_at = max(COMPACT_ABOVE, COMPACT_RATIO * self._current)
 
     def _put_in_place(self) -> None:
         if self._damaged:
@@ -250,7 +252,7 @@ class Journal:
         self._begin()
 
     def _is_file(self) -> bool:
-        """Whether there is a file that may be the journal. Anything else is set aside when it is begun, and counts as damage."""
+        """Return whether there is a regular file. Anything else counts as damage, and is set aside when a new file is made."""
         if is_regular(self._path):
             if not os.access(self._path, os.R_OK | os.W_OK):
                 regain(self._path)
@@ -262,10 +264,10 @@ class Journal:
         try:
             self._rewrite()
         except OSError as error:
-            self.notes.append(f"{self._path} cannot be begun: {error}; this is tried again when something is to be written")
+            self.notes.append(f"{self._path} cannot be made: {error}; the next write tries again")
 
     def _load(self, data: memoryview) -> str | None:
-        """Takes what the file says, as far as it can be used. What is wrong with the rest; an unfinished frame is not wrong."""
+        """Take the values from the file, as far as possible. Return what is wrong with the rest, unless that is unfinished."""
         fault = _check_head(self._path, data)
         if fault:
             return fault
@@ -285,28 +287,28 @@ class Journal:
             self._apply(changes)
             self._end = end
         if self._dirty > self._end:
-            self.notes.append(f"{self._path}: its writer ended within a batch, of which nothing is used")
+            self.notes.append(f"{self._path}: the writer was killed within a batch, which is not used")
         self._dirty = max(self._dirty, self._end)
         return None
 
 
 def check_version(path: Path) -> None:
-    """Raises `JournalError` for a journal that this build cannot go on with; nothing is changed in it."""
+    """Raise `StoreError` for a file that this build cannot continue. Changes nothing."""
     with suppress(FileNotFoundError), open(path, "rb") as file:
         _check_head(path, memoryview(file.read(_FILE_HEAD.size)))
 
 
 def _check_head(path: Path, data: memoryview) -> str | None:
-    """What is wrong with it. Raises `JournalError`."""
+    """Return what is wrong with the head of a file. Raises `StoreError` for another version."""
     if len(data) < _FILE_HEAD.size:
         return f"it ends after {len(data)} bytes, within its head"
     magic, version, check = _FILE_HEAD.unpack_from(data)
     if magic != _MAGIC or check != _file_head(version)[2]:
-        return "it does not begin as a journal"
+        return "it does not begin like a journal"
     if version != VERSION:
-        raise JournalError(
-            f"{path} is a journal of version {version}, and this sfad knows version {VERSION} only; "
-            "start the sfad that wrote it; or move the file away, which ends the runs that are alive"
+        raise StoreError(
+            f"{path} is a journal of version {version}, and this sfad knows only version {VERSION}; "
+            "start the sfad that wrote it, or move the file away, which ends the live runs"
         )
     return None
 
@@ -328,7 +330,7 @@ def _packed(changes: Mapping[str, bytes | None]) -> bytes:
     for key, value in changes.items():
         name = key.encode()
         if len(name) > _MAX_KEY:
-            raise ValueError(f"a key of {len(name)} bytes; there may be {_MAX_KEY}")
+            raise ValueError(f"a key of {len(name)} bytes; at most {_MAX_KEY} are allowed")
         if value is None:
             parts += _RECORD.pack(len(name), _DELETED), name
         else:
@@ -337,7 +339,7 @@ def _packed(changes: Mapping[str, bytes | None]) -> bytes:
 
 
 def _unpacked(batch: memoryview) -> dict[str, bytes | None] | None:
-    """`None` where it is no batch, which its checksum ought to have told."""
+    """Return the changes of a batch; `None` if it is not one, although its checksum is right."""
     changes: dict[str, bytes | None] = {}
     at = 0
     try:
@@ -352,12 +354,12 @@ def _unpacked(batch: memoryview) -> dict[str, bytes | None] | None:
 
 
 def _record_size(key: str, value: bytes) -> int:
-    """Near enough: keys are ASCII."""
+    # near enough: keys are ASCII
     return _RECORD.size + len(key) + len(value)
 
 
 def _filled(data: memoryview) -> int:
-    """Where the zeros at the end begin. A slice at a time, as `rstrip` of the whole would copy it."""
+    """Return where the zeros at the end begin. Works by slices, because `rstrip` of the whole would copy it."""
     end = len(data)
     while end and not (part := bytes(data[max(0, end - STEP) : end]).rstrip(b"\0")):
         end = max(0, end - STEP)
@@ -367,7 +369,7 @@ def _filled(data: memoryview) -> int:
 # ---- the file
 
 
-# a symlink, or a FIFO, on which open(2) would wait for somebody, may have taken the file's place a moment ago
+# a symlink, or a FIFO on which open(2) would wait, may have taken the file's place a moment ago
 _ALWAYS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
@@ -379,7 +381,7 @@ def _contents(descriptor: int) -> memoryview:
 
 
 def _write_at(descriptor: int, data: bytes, offset: int) -> None:
-    """pwrite(2) writes less than it was given where the disk is full; the next call says why."""
+    # on a full disk pwrite(2) may write only a part; the next call then raises
     done = os.pwrite(descriptor, data, offset)
     while done < len(data):
         done += os.pwrite(descriptor, memoryview(data)[done:], offset + done)
@@ -391,23 +393,20 @@ def _write_zeros(descriptor: int, start: int, end: int) -> None:
 
 
 def _allocate(descriptor: int, start: int, end: int) -> None:
-    """Room on the disk for zeros, beyond the end of the file. Raises `OSError`."""
+    """Allocate room beyond the end of the file, which reads as zeros. Raises `OSError`."""
     try:
         os.posix_fallocate(descriptor, start, end - start)
     except OSError as error:
-        if error.errno not in _UNSUPPORTED:  # glibc writes zeros itself then; other libraries leave that to us
+        if error.errno not in _UNSUPPORTED:  # glibc writes zeros itself then; other C libraries do not
             raise
         _write_zeros(descriptor, start, end)
 
 
 def _set_aside(path: Path) -> Path:
-    """Gives a damaged file another name, and leaves it where it is until the new one takes its place: at no instruction is there
-    none. Raises `OSError`."""
-    aside = path.with_name(f"{path.name}.corrupt-{int(time.time())}")
-    number = 0
-    while os.path.lexists(aside):
-        number += 1
-        aside = path.with_name(f"{path.name}.corrupt-{int(time.time())}-{number}")
+    """Give a damaged file a second name. It keeps its own until the new file takes its place, so that there is always a file.
+
+    Raises `OSError`."""
+    aside = free_name(path, "corrupt")
     try:
         os.link(path, aside, follow_symlinks=False)
     except OSError:  # a file system without hard links

@@ -18,7 +18,7 @@ from sfactl.connection import Client
 from sfad.core.ids import run_number
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunId, RunInfo, Status
-from sfad.spool import Journal
+from sfad.spool import Store
 from tests.harness import Daemon, alive, carriers
 from tests.leaks import cgroups
 
@@ -170,7 +170,7 @@ def _remembered(daemon: Daemon) -> list[str]:
     """From a copy: whoever opens a journal may mend it."""
     with tempfile.TemporaryDirectory() as directory:
         copy = shutil.copy(daemon.state_dir / "spool" / "runs", directory)
-        journal = Journal(Path(copy))
+        journal = Store(Path(copy))
         journal.close()
         return list(journal.items)
 

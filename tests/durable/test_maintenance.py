@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 import trio
 
-from sfad.config import Retention
+from sfad.config import RetentionConfig
 from sfad.durable import maintenance
 from sfad.durable.maintenance import Maintenance
-from sfad.host.reserve import Ballast
-from sfad.ledger import Ledger, backup, opening
+from sfad.host.disk_reserve import DiskReserve
+from sfad.ledger import Ledger, backup, checking
 from sfad.output import OutputStore
 from sfad.protocol.types import Event, RunInfo, Status
 from tests.launch.rig import until
-from tests.ledger.samples import PLAIN, run, started
+from tests.ledger.samples import PLAIN, events, run, started
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -39,7 +39,7 @@ class World:
         self.trouble: list[str] = []
         self.said: list[str] = []
         self.maintenance = Maintenance(
-            ledger, self.output, Retention(**settings), live=lambda: self.live, report=self.trouble.append,
+            ledger, self.output, RetentionConfig(**settings), live=lambda: self.live, report=self.trouble.append,
             say=self.said.append, now=lambda: self.wall,
         )  # fmt: skip
 
@@ -70,7 +70,7 @@ def ended(number: int, days_ago: float) -> RunInfo:
 @contextmanager
 def world(directory: Path, *runs: RunInfo, **settings: Any) -> Iterator[World]:
     ledger = Ledger(directory)
-    ledger.mend([(info, PLAIN) for info in runs])
+    ledger.upsert([(info, PLAIN) for info in runs])
     ledger.close()
     with started(directory) as ledger:
         yield World(ledger, **settings)
@@ -86,7 +86,7 @@ async def test_output_rows_and_events_are_deleted_at_their_ages(tmp_path: Path) 
         await it.maintenance.look()
         assert it.runs() == ["a2", "a3", "a4", "a5"]
         assert sorted({path.stem for path in it.output.directory.iterdir()}) == ["a4", "a5", "a6"]
-        assert [event.seq for event in it.ledger.events()] == [2]
+        assert [event.seq for event in events(it.ledger)] == [2]
         assert it.trouble == []
         assert [line.split(",")[0] for line in it.said] == [
             "deleted 4 output files of runs that ended long ago",
@@ -99,9 +99,9 @@ async def test_output_rows_and_events_are_deleted_at_their_ages(tmp_path: Path) 
 async def test_the_reserve_that_a_start_used_is_filled_again(tmp_path: Path) -> None:
     """The next start may need it as well."""
     with world(tmp_path, output=None, ledger=None, backup_every=None) as it:
-        assert not Ballast(it.ledger.directory).throw_away()
+        assert not DiskReserve(it.ledger.directory).release()
         await it.maintenance.look()
-        assert Ballast(it.ledger.directory).throw_away()
+        assert DiskReserve(it.ledger.directory).release()
 
 
 async def test_off_is_off(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ async def test_a_failure_is_told_once_and_again_when_it_returns(tmp_path: Path, 
 
 async def test_a_large_ledger_is_checked_after_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = Ledger(tmp_path)
-    ledger.mend([(ended(number, 3), PLAIN) for number in range(1, 2000)])
+    ledger.upsert([(ended(number, 3), PLAIN) for number in range(1, 2000)])
     ledger.close()
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
         page = other.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'runs_name'").fetchone()[0]
@@ -150,7 +150,7 @@ async def test_a_large_ledger_is_checked_after_the_start(tmp_path: Path, monkeyp
     content[(page - 1) * 4096 : page * 4096] = b"\xff" * 4096
     (tmp_path / "ledger.db").write_bytes(content)
     (tmp_path / "ledger.db-wal").write_bytes(b"x")
-    monkeypatch.setattr(opening, "CHECKED_AT_ONCE", 0)
+    monkeypatch.setattr(checking, "CHECKED_AT_ONCE", 0)
     with started(tmp_path) as ledger:
         it = World(ledger, ledger=None, output=None)
         await it.maintenance.look()
@@ -158,7 +158,7 @@ async def test_a_large_ledger_is_checked_after_the_start(tmp_path: Path, monkeyp
         assert ledger.backup is None
     again = Ledger(tmp_path)
     again.close()
-    assert again.begun_anew
+    assert again.is_new
 
 
 async def test_it_sweeps_a_minute_after_the_start_and_then_as_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ async def test_it_sweeps_a_minute_after_the_start_and_then_as_configured(tmp_pat
             await until(lambda: looks, "the first look")
             await trio.sleep(0.3)
             assert len(looks) == 1
-            it.maintenance.reconfigure(Retention(sweep_every=0.05))
+            it.maintenance.reconfigure(RetentionConfig(sweep_every=0.05))
             await until(lambda: len(looks) >= 3, "two more")
             nursery.cancel_scope.cancel()
 

@@ -247,8 +247,6 @@ def test_damage_to_the_log_of_the_ledger_loses_no_end(start: Start, attack: Atta
             assert {run: info(client, run).exit_code for run in codes} == codes
             assert info(client, live.id).pid == live.pid
             codes[ended(client, started(client, ["sh", "-c", "exit 33"]).id).id] = 33
-    said = "of the ledger's log are damaged and were not used" in daemon.log.read_text()
-    assert (said, bool(list(daemon.state_dir.glob("ledger.db-wal.corrupt-*")))) == (attack in (garbage, rubbish),) * 2
     with daemon.client() as client:
         stopped(client, live.id)
 

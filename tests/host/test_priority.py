@@ -1,4 +1,4 @@
-"""The daemon goes ahead of what it starts."""
+"""The daemon is scheduled before its runs."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_the_daemon_is_scheduled_before_its_runs(start: Start, containment: str)
 
 
 @NEEDS_ROOT
-def test_it_goes_ahead_before_it_imports_what_it_is_made_of() -> None:
-    """Where runs keep every processor busy, the imports of one among equals take ten seconds."""
+def test_the_priority_is_raised_before_the_imports() -> None:
+    """If runs keep all processors busy, the imports take ten seconds at equal priority."""
     program = """
 import os, sys
 class Finder:
@@ -53,16 +53,18 @@ main()
 
 
 def chosen(*prefix: str) -> str:
-    """What is left of a priority that somebody chose."""
-    program = "import os; from sfad.host.priority import go_ahead; go_ahead(); print(os.getpriority(os.PRIO_PROCESS, 0))"
+    """The nice value after a start with a priority that the operator chose."""
+    program = (
+        "import os; from sfad.host.priority import raise_priority; raise_priority(); print(os.getpriority(os.PRIO_PROCESS, 0))"
+    )
     return subprocess.run([*prefix, sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_a_priority_that_was_chosen_stays() -> None:
+def test_a_priority_that_the_operator_chose_stays() -> None:
     assert chosen("nice", "-n", "5") == "5"
 
 
 @NEEDS_ROOT
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv of util-linux")
-def test_who_may_not_goes_on_as_one_among_equals() -> None:
+def test_without_permission_the_priority_stays() -> None:
     assert chosen("setpriv", "--inh-caps=-all", "--bounding-set=-all") == "0"

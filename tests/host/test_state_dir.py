@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from sfad.host.paths import AlreadyRunning, PathError
+from sfad.host.socket_file import AlreadyRunning, PathError
 from sfad.host.state_dir import LOCK, claim_instance, lock_state_dir, prepare_state_dir, resume_lock, take_state_dir
 from tests.harness import as_root
 
 INSTANCE, OTHER = secrets.token_hex(6), secrets.token_hex(6)
-"""Of this process: claims are seen by the whole machine."""
+"""This process's own: the whole machine sees claims."""
 
 HOLDER = """
 import sys
@@ -53,7 +53,7 @@ sys.stdin.read()
 
 @contextmanager
 def held_by(code: str, *words: object) -> Iterator[subprocess.Popen[bytes]]:
-    """A Python process that has said that it holds what it is to hold."""
+    """A Python process that has reported that it holds its locks."""
     command = [sys.executable, "-c", code, *map(str, words)]
     env = {"PYTHONPATH": str(Path(__file__).parents[1])}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, env=env) as holder:
@@ -65,7 +65,7 @@ def held_by(code: str, *words: object) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    """A state directory that nothing holds."""
+    """A state directory that no process holds."""
     path = tmp_path / "state"
     prepare_state_dir(path)
     return path
@@ -75,7 +75,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.lstat().st_mode)
 
 
-def test_the_state_directory_is_the_owner_s_alone(tmp_path: Path) -> None:
+def test_the_state_directory_is_its_owner_s_only(tmp_path: Path) -> None:
     made, found = tmp_path / "a" / "b", tmp_path / "found"
     found.mkdir(mode=0o755)
     for path in (made, found):
@@ -131,7 +131,7 @@ def move(state: Path) -> None:
 
 
 @pytest.mark.parametrize("attack", [remove_lock, shutil.rmtree, replace, move])
-def test_what_is_removed_frees_nothing(state: Path, attack: Callable[[Path], None]) -> None:
+def test_removing_files_frees_no_lock(state: Path, attack: Callable[[Path], None]) -> None:
     with held_by(HOLDER, state, INSTANCE) as holder:
         attack(state)
         there = state.exists()
@@ -145,7 +145,7 @@ def test_what_is_removed_frees_nothing(state: Path, attack: Callable[[Path], Non
         take_state_dir(state, INSTANCE).close()
 
 
-def test_the_directory_is_held_by_whatever_path_it_is_reached(state: Path) -> None:
+def test_the_directory_is_held_by_any_path_to_it(state: Path) -> None:
     with held_by(HOLDER, state, INSTANCE):
         remove_lock(state)
         move(state)
@@ -158,7 +158,7 @@ def test_another_instance_is_not_held(state: Path, tmp_path: Path) -> None:
         take_state_dir(tmp_path / "other", OTHER).close()
 
 
-def test_release_0_1_0_is_respected_and_respects(state: Path) -> None:
+def test_release_0_1_0_respects_the_lock_and_is_respected(state: Path) -> None:
     with held_by(RELEASE_0_1_0, state) as older, pytest.raises(AlreadyRunning, match=f"held by pid {older.pid}"):
         take_state_dir(state, INSTANCE)
     lock = take_state_dir(state, INSTANCE)
@@ -179,7 +179,7 @@ def test_locks_that_release_0_1_0_hands_over_are_completed(state: Path) -> None:
 
 
 @as_root
-def test_what_another_user_claims_keeps_nobody_out(tmp_path: Path) -> None:
+def test_a_claim_of_another_user_does_not_count(tmp_path: Path) -> None:
     state = tmp_path / "state"
     with held_by(SQUATTER, state, INSTANCE):
         take_state_dir(state, INSTANCE).close()
@@ -190,7 +190,7 @@ def test_a_state_directory_that_is_missing_cannot_be_locked(tmp_path: Path) -> N
         lock_state_dir(tmp_path / "missing", INSTANCE)
 
 
-def test_a_directory_that_is_gone_is_noticed(state: Path) -> None:
+def test_a_missing_directory_is_noticed(state: Path) -> None:
     lock = lock_state_dir(state, INSTANCE)
     assert lock.lost() is None
     move(state)

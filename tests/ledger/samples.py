@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,9 @@ import trio
 
 from sfad.core.ids import run_id
 from sfad.ledger import Ledger, RunExtra
-from sfad.protocol.types import Action, LimitKind, LimitState, RunInfo, Status, Usage
+from sfad.ledger.connections import open_reader
+from sfad.ledger.rows import EVENT_COLUMNS, event_of
+from sfad.protocol.types import Action, Event, LimitKind, LimitState, RunInfo, Status, Usage
 
 WHEN = datetime(2026, 1, 2, 3, 4, 5, 678901, UTC)
 
@@ -57,8 +59,15 @@ def run(number: int = 1, **changes: Any) -> RunInfo:
     return msgspec.structs.replace(_BASE, **{"id": own, "root_id": own, **changes})
 
 
+def events(ledger: Ledger, since: int = 0) -> list[Event]:
+    """The events in the file that are numbered above `since`, in order."""
+    sql = f"SELECT {', '.join(EVENT_COLUMNS)} FROM events WHERE seq > ? ORDER BY seq"  # noqa: S608
+    with closing(open_reader(ledger.directory)) as connection:
+        return [event_of(row) for row in connection.execute(sql, (since,))]
+
+
 class Answers:
-    """What a ledger called back, and a way to wait for it."""
+    """The callbacks of a ledger, and a way to wait for them."""
 
     def __init__(self) -> None:
         self.committed: list[str] = []
@@ -83,7 +92,7 @@ class Answers:
         self._changed = trio.Event()
 
     async def until(self, true: Callable[[], bool]) -> None:
-        """Returns once the condition holds after some answer; fails after ten seconds."""
+        """Return once the condition holds after an answer; fail after a minute."""
         with trio.fail_after(60):
             while not true():
                 await self._changed.wait()

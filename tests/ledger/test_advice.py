@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from sfad.core.policy import Policy
 from sfad.ledger import LedgerError
 from sfad.ledger.advice import MIN_RUNS, EndedRun, advise, learn, percentile, rounded_up
-from sfad.ledger.opening import FILE
+from sfad.ledger.connections import FILE
 from sfad.protocol.advice import Advice
 from sfad.protocol.kinds import KINDS
 from sfad.protocol.types import LimitKind, Reason, RunInfo, Status, Usage
@@ -76,7 +76,7 @@ def test_at_least_95_in_100_are_within_it_and_fewer_below(values: list[float]) -
         (TOKENS, 1_000_000, 1_000_000), (TOKENS, 1_000_001, 1_100_000), (TURNS, 0, 0),
     ],
 )  # fmt: skip
-def test_what_a_person_would_write(kind: LimitKind, amount: float, written: float) -> None:
+def test_rounding_as_a_person_would(kind: LimitKind, amount: float, written: float) -> None:
     assert rounded_up(kind, amount) == pytest.approx(written, abs=1e-9)
 
 
@@ -121,11 +121,11 @@ def test_a_run_for_nothing_gets_the_least() -> None:
     assert [about(kind, advice).suggested for kind in (TURNS, COST, TIME)] == [1, 0.01, 1]
 
 
-def test_too_few_runs_are_said() -> None:
+def test_too_few_runs_are_noted() -> None:
     advice = advise([*[done(turns=5)] * (MIN_RUNS - 1), done(time=5), *[failed("turns")] * 20])
     turns = about(TURNS, advice)
     assert (turns.p95, turns.suggested, turns.runs) == (None, None, 19)
-    assert turns.note == "no advice: of 19 successful runs is known what they used, and 20 are needed"
+    assert turns.note == "no advice: usage is known for 19 successful runs; 20 are needed"
     assert turns.failed_share == 0.5
 
 
@@ -156,7 +156,7 @@ runs = st.builds(
 
 
 @given(st.lists(runs, max_size=60))
-def test_whatever_was_used_the_advice_may_be_set(ended: list[EndedRun]) -> None:
+def test_advice_is_always_within_the_range(ended: list[EndedRun]) -> None:
     for each in advise(ended):
         assert (each.suggested is None) == (each.runs < MIN_RUNS) == (each.p95 is None)
         assert each.suggested is None or KINDS[each.kind].least <= each.suggested <= (each.most or math.inf)
@@ -173,7 +173,7 @@ def ended(number: int, turns: int | None, **changes: Any) -> RunInfo:
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs 1 to 120: the developers' 40 newest used their number in turns, the one before a thousand; and others."""
+    """Runs 1 to 120: the 40 newest of `dev` used their number in turns, the one before them 1 000; and other runs."""
     path = tmp_path_factory.mktemp("advice")
     trio.run(written, path)
     return path
@@ -214,10 +214,10 @@ def test_of_a_name_of_both_and_of_all(directory: Path) -> None:
     assert {each.ended for each in learn(directory, rows=-1)} == {0}
 
 
-def test_what_is_known_of_time_and_limits(directory: Path) -> None:
+def test_advice_about_time_and_limits(directory: Path) -> None:
     time = about(TIME, learn(directory, type="qa"))
     assert (time.p95, time.suggested, time.limit) == (1.5, 2, 120)
-    assert about(COST, learn(directory)).note.startswith("no advice: of 0 successful runs")
+    assert about(COST, learn(directory)).note.startswith("no advice: usage is known for 0 successful runs")
 
 
 async def test_descendants_count_where_the_limit_counts_them(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ async def test_descendants_count_where_the_limit_counts_them(tmp_path: Path) -> 
             ledger.admit(run(number, status=Status.COMPLETED, usage=own, name="alone"), PLAIN)
             ledger.admit(run(100 + number, status=Status.COMPLETED, usage=own, name="lead", descendants=2), PLAIN)
         await ledger.flush()
-    rest = [{"kind": "cost", "threshold": 1.0, "action": "warn", "source": "x", "used": 0.5}, {"kind": "new", "threshold": 1}]
+    rest = [{"kind": "cost", "threshold": 1.0, "action": "warn", "source": "x", "used": 0.5}]
     with closing(sqlite3.connect(tmp_path / FILE)) as connection, connection:
         connection.execute("UPDATE runs SET limits = ? WHERE name = 'lead'", (msgspec.json.encode(rest).decode(),))
     alone, lead = learn(tmp_path, name="alone"), learn(tmp_path, name="lead")
@@ -274,7 +274,7 @@ def test_a_ledger_that_cannot_be_read(tmp_path: Path) -> None:
         learn(tmp_path)
 
 
-def test_a_row_that_is_not_ours(directory: Path, tmp_path: Path) -> None:
+def test_a_foreign_row(directory: Path, tmp_path: Path) -> None:
     with closing(sqlite3.connect(directory / FILE)) as source, closing(sqlite3.connect(tmp_path / FILE)) as copy:
         source.backup(copy)
         copy.execute("UPDATE runs SET usage = '{' WHERE number = 50")

@@ -1,4 +1,4 @@
-"""A copy of a ledger in use is one moment's, whole, private, and there altogether or not at all."""
+"""A copy of a ledger in use shows one moment, is private, and is there whole or not at all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .samples import PLAIN, WHEN, run, started
 
 def filled(directory: Path, count: int = 1000) -> None:
     ledger = Ledger(directory)
-    ledger.mend([(run(number, status=Status.COMPLETED), PLAIN) for number in range(1, count + 1)])
+    ledger.upsert([(run(number, status=Status.COMPLETED), PLAIN) for number in range(1, count + 1)])
     ledger.close()
 
 
@@ -38,7 +38,7 @@ def state(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-def test_a_copy_of_a_ledger_that_nobody_serves(state: Path, tmp_path: Path) -> None:
+def test_a_copy_without_a_daemon(state: Path, tmp_path: Path) -> None:
     old = os.umask(0)
     try:
         made = back_up(state, tmp_path / "copy.db", replace=False)
@@ -52,11 +52,11 @@ def test_a_copy_of_a_ledger_that_nobody_serves(state: Path, tmp_path: Path) -> N
     (tmp_path / "new").mkdir()
     made.path.rename(tmp_path / "new" / "ledger.db")
     again = Ledger(tmp_path / "new")
-    assert (again.next_number, again.notes, again.begun_anew) == (1001, [], False)
+    assert (again.next_number, again.notes, again.is_new) == (1001, [], False)
     again.close()
 
 
-async def test_it_is_of_one_moment_and_comes_to_an_end_while_others_write(state: Path, tmp_path: Path) -> None:
+async def test_a_copy_shows_one_moment_and_ends_while_others_write(state: Path, tmp_path: Path) -> None:
     steps = 0
 
     def write() -> None:
@@ -75,7 +75,7 @@ async def test_it_is_of_one_moment_and_comes_to_an_end_while_others_write(state:
         assert copy.execute("SELECT count(*) FROM events").fetchone() == (0,)
 
 
-def test_giving_up_leaves_nothing_and_the_one_before(state: Path, tmp_path: Path) -> None:
+def test_cancelling_leaves_the_earlier_copy_only(state: Path, tmp_path: Path) -> None:
     target = tmp_path / "copy.db"
     for replace in (False, True):
         with pytest.raises(ZeroDivisionError):
@@ -88,7 +88,7 @@ def test_giving_up_leaves_nothing_and_the_one_before(state: Path, tmp_path: Path
     assert (target.read_bytes(), names(tmp_path)) == (before, ["copy.db", "state"])
 
 
-def test_what_a_killed_copy_left_is_in_nobody_s_way(state: Path, tmp_path: Path) -> None:
+def test_a_killed_copy_does_not_block_the_next(state: Path, tmp_path: Path) -> None:
     (tmp_path / "copy.db.part").write_text("half")
     back_up(state, tmp_path / "copy.db", replace=True)
     assert names(tmp_path) == ["copy.db", "state"]
@@ -103,7 +103,7 @@ def test_a_damaged_ledger_makes_no_backup(state: Path, tmp_path: Path) -> None:
     assert names(tmp_path) == ["state"]
 
 
-def test_what_is_no_ledger_is_not_copied(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_ledger_is_not_copied(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="there is no ledger in"):
         back_up(tmp_path, tmp_path / "copy.db", replace=True)
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
@@ -126,7 +126,7 @@ def tiny(tmp_path: Path) -> Iterator[Path]:
 def test_a_disk_without_room_is_not_filled(state: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LedgerError, match=r"needs .* MiB in .*tiny; only .* are free"):
         back_up(state, tiny / "copy.db", replace=True)
-    # somebody else takes the room while it is copied
+    # another process takes the room during the copy
     monkeypatch.setattr(backup, "ROOM", -(1 << 40))
     for replace in (True, False):
         with pytest.raises((sqlite3.OperationalError, OSError), match=r"full|No space"):
@@ -134,7 +134,7 @@ def test_a_disk_without_room_is_not_filled(state: Path, tiny: Path, monkeypatch:
         assert names(tiny) == []
 
 
-def test_status_learns_of_it_from_the_file(state: Path) -> None:
+def test_the_newest_backup_is_found_by_its_file(state: Path) -> None:
     (state / "backup").mkdir()
     made = back_up(state, state / BACKUP, replace=True)
     ledger = Ledger(state)
@@ -147,7 +147,7 @@ def test_the_backup_of_a_lost_ledger_is_kept_and_its_numbers_are_not_given_again
     made = back_up(state, state / BACKUP, replace=True)
     (state / "ledger.db").write_bytes(b"garbage" * 1000)
     ledger = Ledger(state, floor_number=7)
-    assert (ledger.begun_anew, ledger.backup, ledger.next_number, len(ledger.notes)) == (True, None, 1001, 2)
+    assert (ledger.is_new, ledger.backup, ledger.next_number, len(ledger.notes)) == (True, None, 1001, 2)
     ledger.close()
     [kept] = (state / "backup").iterdir()
     assert kept.stat().st_size == made.size_bytes
@@ -158,7 +158,7 @@ def command(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "sfad", "backup", *map(str, words)], capture_output=True, text=True, timeout=60)
 
 
-async def test_the_command_copies_while_somebody_writes_and_overwrites_nothing(state: Path, tmp_path: Path) -> None:
+async def test_the_command_copies_during_writes_and_overwrites_nothing(state: Path, tmp_path: Path) -> None:
     target = tmp_path / "copy.db"
     with started(state) as ledger:
         ledger.admit(run(1001), PLAIN)
@@ -172,7 +172,7 @@ async def test_the_command_copies_while_somebody_writes_and_overwrites_nothing(s
     assert (again.returncode, again.stderr) == (2, f"sfad: {target} exists; choose another name\n")
 
 
-def test_the_command_says_what_is_wrong(state: Path, tmp_path: Path) -> None:
+def test_the_command_reports_errors(state: Path, tmp_path: Path) -> None:
     nothing = command(tmp_path / "copy.db", "--state-dir", tmp_path)
     assert (nothing.returncode, nothing.stderr) == (69, f"sfad: there is no ledger in {tmp_path}\n")
     nowhere = command(tmp_path / "none" / "copy.db", "--state-dir", state)

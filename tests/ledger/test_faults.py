@@ -1,4 +1,4 @@
-"""Full disks, locks, corruption: what runs is not forgotten, admissions fail at once and for good."""
+"""Full disks, locks, corruption: live runs are not forgotten, admissions fail at once and for good."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from pathlib import Path
 import pytest
 import trio
 
-from sfad.ledger import Ledger, LedgerError, LedgerTooNew, opening, writer
+from sfad.ledger import Ledger, LedgerError, LedgerTooNew, checking, writer
+from sfad.ledger.reader import Page
 from sfad.ledger.rows import Op
-from sfad.ledger.writer import Held
+from sfad.ledger.writer import Backlog
 from sfad.protocol.messages import List
 from sfad.protocol.types import Event, Status
 
-from .samples import PLAIN, WHEN, Answers, run, started
+from .samples import PLAIN, WHEN, Answers, events, run, started
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ async def test_a_full_disk_fails_admissions_and_keeps_ends(tiny_disk: Path) -> N
         assert end is not None
         assert end.status is Status.COMPLETED
         ballast.unlink()
-        # nothing is asked any more: the back-off alone brings them to the disk
+        # without further admissions, the back-off alone brings them to the disk
         await answers.until(lambda: answers.trouble[-1] == (None, 0))
         assert (ledger.held, ledger.trouble) == (0, None)
         committed = len(answers.committed)
@@ -109,12 +110,12 @@ async def test_many_events_on_a_failing_disk_are_bounded_and_counted(tmp_path: P
             ledger.save(run(1, status=Status.COMPLETED), PLAIN)
             assert not await ledger.flush()
         await answers.until(lambda: ledger.held == 0)
-        assert ledger.lost == sum(lost for _, lost in answers.trouble) == 15
-        assert [event.seq for event in ledger.events()] == list(range(16, 26))
+        assert sum(lost for _, lost in answers.trouble) == 15
+        assert [event.seq for event in events(ledger)] == list(range(16, 26))
     assert count(tmp_path, "runs WHERE status = 'completed'") == 1
 
 
-async def test_a_held_operation_costs_no_try_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_held_operations_share_a_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "_RETRY_FIRST", 30.0)
     answers = Answers()
     tries: list[str] = []
@@ -127,11 +128,11 @@ async def test_a_held_operation_costs_no_try_each(tmp_path: Path, monkeypatch: p
                 ledger.event(Event(type="x", time=WHEN))
         ledger.admit(run(1), PLAIN)
         await answers.until(lambda: bool(answers.committed))
-        assert len(ledger.events()) == 101
+        assert len(events(ledger)) == 101
     assert tries.count("BEGIN IMMEDIATE") == 2
 
 
-async def test_what_was_queued_is_on_record_before_anything_else_happens(tmp_path: Path) -> None:
+async def test_flush_now_writes_what_was_queued(tmp_path: Path) -> None:
     with started(tmp_path) as ledger:
         for _ in range(50):
             ledger.event(Event(type="x", time=WHEN))
@@ -145,14 +146,14 @@ async def test_what_was_queued_is_on_record_before_anything_else_happens(tmp_pat
 
 
 def test_only_the_newest_save_of_a_run_is_held() -> None:
-    held = Held()
+    held = Backlog()
     old, new, event = Op("save", "a1", (1, "old")), Op("save", "a1", (1, "new")), Op("event", None, (1,))
-    assert held.keep([old, event, new]) == []
+    assert held.hold([old, event, new]) == []
     assert (len(held), held.take(), len(held)) == (2, [event, new], 0)
 
 
 class locked:  # noqa: N801 — reads as the fact it makes
-    """Another program writes to the ledger and does not come to an end."""
+    """Another program writes to the ledger and does not commit."""
 
     def __init__(self, directory: Path) -> None:
         self._connection = sqlite3.connect(directory / "ledger.db", isolation_level=None)
@@ -299,7 +300,7 @@ async def test_damage_that_only_a_full_check_finds_is_found_after_an_unclean_end
     ledger.close()
 
 
-async def test_damage_under_an_open_ledger_is_told_with_what_helps_and_set_aside_by_the_next(
+async def test_damage_under_an_open_ledger_is_reported_and_set_aside_by_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = Answers()
@@ -308,7 +309,7 @@ async def test_damage_under_an_open_ledger_is_told_with_what_helps_and_set_aside
     file = tmp_path / "ledger.db"
     content = bytearray(file.read_bytes())
     content[2 * 4096 :] = b"\xff" * (len(content) - 2 * 4096)
-    monkeypatch.setattr(opening, "CHECKED_AT_ONCE", 0)  # as one that is too large for that
+    monkeypatch.setattr(checking, "CHECKED_AT_ONCE", 0)  # as if the file were too large
     with started(tmp_path, answers) as ledger:
         file.write_bytes(content)
         ledger.admit(run(2), PLAIN)
@@ -351,7 +352,7 @@ def test_another_program_s_database_is_set_aside(tmp_path: Path) -> None:
     assert [kept.read_bytes() for kept in set_aside(tmp_path)] == [before]
 
 
-def test_a_directory_that_cannot_be_is_named(tmp_path: Path) -> None:
+def test_an_impossible_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(LedgerError, match="cannot be opened"):
         Ledger(tmp_path / "file" / "below")
@@ -377,7 +378,7 @@ other.rollback()
 """
 
 
-async def test_somebody_who_holds_the_lock_for_ten_seconds_costs_admissions_and_nothing_else(tmp_path: Path) -> None:
+async def test_a_lock_held_for_ten_seconds_costs_admissions_only(tmp_path: Path) -> None:
     answers = Answers()
     with started(tmp_path, answers, busy_timeout=2.0) as ledger:
         ledger.admit(run(1), PLAIN)
@@ -388,7 +389,7 @@ async def test_somebody_who_holds_the_lock_for_ten_seconds_costs_admissions_and_
         with trio.fail_after(60):
             while ledger.held or ledger.trouble:  # noqa: ASYNC110
                 await trio.sleep(0.05)
-        # neither putting nor reading has waited for it
+        # neither queueing nor reading has waited for the lock
         assert longest < 0.5
         assert answers.committed == ["a1"]
         assert {one for one, _ in answers.failed} == {"a2"}
@@ -396,8 +397,8 @@ async def test_somebody_who_holds_the_lock_for_ten_seconds_costs_admissions_and_
             "database is locked; end what else holds the ledger open, or wait for it",
             None,
         ]
-        assert ledger.lost == 0
-        assert [event.seq for event in ledger.events()] == [1, 2, 3, 4, 5, 6, 7, 8]
+        assert sum(lost for _, lost in answers.trouble) == 0
+        assert [event.seq for event in events(ledger)] == [1, 2, 3, 4, 5, 6, 7, 8]
         ledger.admit(run(3), PLAIN)
         assert await ledger.flush()
     assert count(tmp_path, "runs WHERE status = 'completed' AND id = 'a1'") == 1
@@ -405,7 +406,7 @@ async def test_somebody_who_holds_the_lock_for_ten_seconds_costs_admissions_and_
 
 
 def _hold(path: Path, seconds: float) -> subprocess.Popen[str]:
-    """Another process that has the write lock when this returns."""
+    """Another process, which has the write lock when this returns."""
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, path, str(seconds)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
     with holder.stdout:
@@ -414,7 +415,7 @@ def _hold(path: Path, seconds: float) -> subprocess.Popen[str]:
 
 
 async def _work_against_a_lock(ledger: Ledger, answers: Answers) -> float:
-    """Returns the longest that the trio thread was busy with the ledger."""
+    """Return the longest time that the trio thread was busy with the ledger."""
     longest = 0.0
     ledger.admit(run(2), PLAIN)
     for _ in range(8):
@@ -422,8 +423,8 @@ async def _work_against_a_lock(ledger: Ledger, answers: Answers) -> float:
         ledger.event(Event(type="run_progress", time=WHEN))
         ledger.save(run(1, status=Status.COMPLETED), PLAIN)
         assert ledger.get("a1") == run(1, status=Status.COMPLETED)
-        assert [info.id for info in ledger.select(List(id=1)).runs] == ["a1"]
-        ledger.events()
+        assert [info.id for info in ledger.select(Page(List(id=1))).runs] == ["a1"]
+        events(ledger)
         longest = max(longest, time.monotonic() - begun)
         await trio.sleep(1)
     assert answers.failed
@@ -440,10 +441,10 @@ async def test_a_clock_that_is_set_back_and_forth_changes_no_order(tmp_path: Pat
             ledger.save(run(number, status=Status.COMPLETED, created_at=at, ended_at=at - timedelta(days=1)), PLAIN)
         assert await ledger.flush()
         expected = [run(number).id for number in range(1, 7)]
-        assert [info.id for info in ledger.select(List(id=1)).runs] == expected
-        assert [info.id for info in ledger.select(List(id=1, rows=2)).runs] == expected[-2:]
-        assert [event.run_id for event in ledger.events()] == expected
-        assert [event.seq for event in ledger.events(3)] == [4, 5, 6]
+        assert [info.id for info in ledger.select(Page(List(id=1))).runs] == expected
+        assert [info.id for info in ledger.select(Page(List(id=1, rows=2))).runs] == expected[-2:]
+        assert [event.run_id for event in events(ledger)] == expected
+        assert [event.seq for event in events(ledger, 3)] == [4, 5, 6]
     again = Ledger(tmp_path)
-    assert (again.next_number, [event.run_id for event in again.events()]) == (7, expected)
+    assert (again.next_number, [event.run_id for event in events(again)]) == (7, expected)
     again.close()

@@ -1,4 +1,4 @@
-"""Admissions and ends are written at once; the rest lingers, to share their transactions."""
+"""Admissions and ends are written at once; other writes wait a little and share their transactions."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from sfad.ledger import Ledger, inbox
 from sfad.ledger.inbox import Inbox
 from sfad.protocol.types import Event, Status
 
-from .samples import PLAIN, WHEN, Answers, run, started
+from .samples import PLAIN, WHEN, Answers, events, run, started
 
 LONG = 60.0
 
 
 @pytest.fixture
 def for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What lingers would do so for longer than any test waits."""
+    """Items that are not urgent wait for longer than a test."""
     monkeypatch.setattr(inbox, "LINGER", LONG)
 
 
@@ -36,14 +36,14 @@ def transactions(ledger: Ledger) -> Iterator[list[str]]:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    """Asks again and again: only admissions are answered, so that there is nothing to wait for."""
+    """Poll: only admissions are answered, so there is no callback to wait for."""
     with trio.fail_after(60):
         while not true():  # noqa: ASYNC110
             await trio.sleep(0.001)
 
 
 def begin(ledger: Ledger, number: int) -> None:
-    """What follows an admission while the run lives."""
+    """The writes that follow an admission while the run lives."""
     ledger.event(Event(type="run_accepted", time=WHEN, run_id=run(number).id))
     ledger.save(run(number, status=Status.RUNNING), PLAIN)
     ledger.event(Event(type="run_started", time=WHEN, run_id=run(number).id))
@@ -61,14 +61,14 @@ async def test_short_runs_in_sequence_take_two_transactions_each(tmp_path: Path)
             await until(lambda: not ledger._unwritten)
             ledger.event(Event(type="run_completed", time=WHEN, run_id=run(number).id))
         assert len(seen) == 20
-        assert len(ledger.events()) == 29
+        assert len(events(ledger)) == 29
         assert await ledger.flush()
-        assert (len(seen), len(ledger.events())) == (21, 30)
+        assert (len(seen), len(events(ledger))) == (21, 30)
 
 
 @pytest.mark.usefixtures("for_ever")
 async def test_an_end_is_in_the_file_at_once(tmp_path: Path) -> None:
-    # it is told to whoever waits for it before; a daemon that is killed then must not find the run lost
+    # waiters are notified before: a daemon that is killed then must not show the run as lost
     answers = Answers()
     with started(tmp_path, answers) as ledger:
         ledger.admit(run(1), PLAIN)
@@ -79,7 +79,7 @@ async def test_an_end_is_in_the_file_at_once(tmp_path: Path) -> None:
             await until(lambda: other.execute("SELECT status FROM runs").fetchall() == [("completed",)])
 
 
-async def test_what_lingers_is_written_all_the_same(tmp_path: Path) -> None:
+async def test_lingering_items_are_written_without_an_urgent_one(tmp_path: Path) -> None:
     with started(tmp_path) as ledger:
         for number in range(1, 4):
             ledger.refuse(run(number, status=Status.REJECTED_RATE), PLAIN)
@@ -88,11 +88,11 @@ async def test_what_lingers_is_written_all_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("for_ever")
-async def test_what_lingers_is_bounded(tmp_path: Path) -> None:
+async def test_lingering_items_are_bounded(tmp_path: Path) -> None:
     with started(tmp_path) as ledger:
         for _ in range(inbox.ENOUGH):
             ledger.event(Event(type="x", time=WHEN))
-        await until(lambda: len(ledger.events()) == inbox.ENOUGH)
+        await until(lambda: len(events(ledger)) == inbox.ENOUGH)
 
 
 @pytest.mark.usefixtures("for_ever")
@@ -104,7 +104,7 @@ async def test_closing_does_not_linger(tmp_path: Path) -> None:
         begin(ledger, 1)
         assert ledger.close() == 0
     again = Ledger(tmp_path)
-    assert ([info.status for info in again.left], len(again.events())) == ([Status.RUNNING], 2)
+    assert ([info.status for info in again.left], len(events(again))) == ([Status.RUNNING], 2)
     again.close()
     assert monotonic() - begun < LONG / 2
 

@@ -1,10 +1,9 @@
-"""Ledgers in every state that a disk can leave them in: opened, set aside untouched, or refused with a reason."""
+"""Ledgers in each state that a disk can leave them in: opened, set aside untouched, or refused with a reason."""
 
 from __future__ import annotations
 
 import os
 import random
-import re
 import sqlite3
 import subprocess
 import sys
@@ -15,8 +14,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from sfad.ledger import Ledger, LedgerError, opening
-from sfad.ledger.opening import check, damaged
+from sfad.ledger import Ledger, LedgerError, checking
+from sfad.ledger.checking import check
+from sfad.ledger.errors import is_damage
 from sfad.protocol.types import Event, Status
 
 from .samples import PLAIN, WHEN, run, started
@@ -33,7 +33,7 @@ def filled(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def killed(filled: Path) -> Path:
-    """The same, of a daemon that was killed: 500 runs more are in the log only."""
+    """The same of a daemon that was killed: 500 more runs are in the log only."""
     kept = filled / "kept"
     kept.mkdir()
     trio.run(_fill, filled, range(2001, 2501), kept)
@@ -51,10 +51,10 @@ async def _fill(directory: Path, numbers: range, copy: Path | None) -> None:
 
 
 def opened(directory: Path, **options: bool) -> tuple[int, bool, list[str]]:
-    """How many runs are there, whether it was begun anew, and the notes."""
+    """How many runs the ledger has, whether it is new, and its notes."""
     ledger = Ledger(directory, **options)
     try:
-        return ledger.next_number - 1, ledger.begun_anew, ledger.notes
+        return ledger.next_number - 1, ledger.is_new, ledger.notes
     finally:
         ledger.close()
 
@@ -63,12 +63,12 @@ def aside(directory: Path) -> list[str]:
     return sorted(path.name.partition(".corrupt-")[2].lstrip("0123456789") for path in directory.glob("*.corrupt-*"))
 
 
-def test_a_new_one_is_begun_anew_and_the_next_time_it_is_not(tmp_path: Path) -> None:
+def test_a_ledger_is_new_only_the_first_time(tmp_path: Path) -> None:
     assert opened(tmp_path) == (0, True, [])
     assert opened(tmp_path) == (0, False, [])
 
 
-def test_what_a_killed_daemon_committed_is_there(killed: Path) -> None:
+def test_commits_of_a_killed_daemon_are_read(killed: Path) -> None:
     assert opened(killed) == (2500, False, [])
 
 
@@ -76,14 +76,14 @@ def test_a_truncated_file_is_set_aside_as_it_is(filled: Path) -> None:
     whole = (filled / FILE).read_bytes()
     for size in (50, 700, 4096, 4096 * 7, len(whole) // 2, len(whole) - 4096):
         (filled / FILE).write_bytes(whole[:size])
-        count, begun_anew, notes = opened(filled)
-        assert (count, begun_anew, len(notes)) == (0, True, 1), size
+        count, is_new, notes = opened(filled)
+        assert (count, is_new, len(notes)) == (0, True, 1), size
         assert [path.read_bytes() for path in filled.glob("*.corrupt-*")] == [whole[:size]]
         for path in filled.glob("*.corrupt-*"):
             path.unlink()
 
 
-def test_garbage_in_the_middle_is_found_after_a_clean_end_too(filled: Path) -> None:
+def test_garbage_in_the_middle_is_found_after_a_clean_end(filled: Path) -> None:
     whole = (filled / FILE).read_bytes()
     dice = random.Random(7)
     for page in dice.sample(range(1, len(whole) // 4096), 12):
@@ -110,61 +110,22 @@ def test_an_empty_file_with_a_log_is_set_aside_with_it(killed: Path) -> None:
     assert kept.read_bytes() == log
 
 
-def test_a_damaged_log_costs_what_is_in_it_and_after_it(killed: Path) -> None:
+def test_a_damaged_log_loses_its_rest(killed: Path) -> None:
     log = bytearray((killed / f"{FILE}-wal").read_bytes())
     log[len(log) // 2 : len(log) // 2 + 4096] = os.urandom(4096)
     (killed / f"{FILE}-wal").write_bytes(log)
-    count, begun_anew, [note] = opened(killed)
-    assert (2000 <= count < 2500, begun_anew) == (True, False)
-    assert re.match(rf"\d+ of {len(log)} bytes of the ledger's log are damaged and were not used", note)
-    [kept] = killed.glob("ledger.db-wal.corrupt-*")
-    assert (kept.read_bytes(), kept.stat().st_mode & 0o777) == (bytes(log), 0o600)
-
-
-def test_a_log_whose_end_is_garbage_is_told(killed: Path) -> None:
-    log = (killed / f"{FILE}-wal").read_bytes()
-    (killed / f"{FILE}-wal").write_bytes(log[: 32 + 4120 * 40] + os.urandom(len(log) - 32 - 4120 * 40))
-    _, _, [note] = opened(killed)
-    assert f" of {len(log)} bytes of the ledger's log are damaged" in note
+    count, is_new, notes = opened(killed)
+    assert (2000 <= count < 2500, is_new, notes) == (True, False, [])
 
 
 @pytest.mark.parametrize("garbage", [os.urandom(50_000), b"x", bytes(32)])
-def test_a_log_that_is_garbage_altogether_costs_what_is_in_it(killed: Path, garbage: bytes) -> None:
+def test_a_log_of_garbage_loses_its_rows(killed: Path, garbage: bytes) -> None:
     (killed / f"{FILE}-wal").write_bytes(garbage)
-    count, begun_anew, [note] = opened(killed)
-    assert (count, begun_anew) == (2000, False)
-    assert note.startswith(f"{len(garbage)} of {len(garbage)} bytes of the ledger's log")
+    assert opened(killed) == (2000, False, [])
 
 
-def test_a_log_that_was_written_from_its_beginning_again_is_whole(filled: Path) -> None:
-    """Beyond its end lie frames of times before, and of a transaction that a kill has cut short."""
-    kept = filled / "kept"
-    kept.mkdir()
-    trio.run(_checkpointed, filled, kept)
-    assert opened(kept) == (2101, False, [])
-    log = (filled / "log").read_bytes()
-    end = next(at for at in range(32, len(log), 4120) if log[at + 8 : at + 16] != log[16:24])
-    (filled / f"{FILE}-wal").write_bytes(log[: end - 4120 + 24] + log[end - 4120 + 24 : end][::-1] + log[end:])
-    (filled / FILE).write_bytes((filled / "db").read_bytes())
-    assert opened(filled)[1:] == (False, [])
-
-
-async def _checkpointed(directory: Path, copy: Path) -> None:
-    with started(directory) as ledger:
-        for number in range(2001, 2101):
-            ledger.admit(run(number), PLAIN)
-        await ledger.flush()
-        while ledger.when_idle(lambda own: own.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[0]).result():
-            pass
-        ledger.admit(run(2101), PLAIN)
-        await ledger.flush()
-        for name, other in ((FILE, "db"), (f"{FILE}-wal", "log")):
-            copy.joinpath(name).write_bytes((directory / name).read_bytes())
-            directory.joinpath(other).write_bytes((directory / name).read_bytes())
-
-
-def test_a_log_of_another_time_does_not_pass_for_whole(killed: Path) -> None:
-    # the first half of the file is newer than what the log wants to put beside it
+def test_a_log_of_another_time_is_damage(killed: Path) -> None:
+    # the first half of the file is newer than the pages in the log
     content = bytearray((killed / FILE).read_bytes())
     content[4096 : 4096 * 9] = bytes(4096 * 8)
     (killed / FILE).write_bytes(content)
@@ -176,7 +137,7 @@ def test_a_log_of_another_time_does_not_pass_for_whole(killed: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal"])
 @pytest.mark.parametrize("what", ["directory", "fifo", "symlink", "dangling"])
-def test_what_is_no_file_is_set_aside(filled: Path, tmp_path: Path, suffix: str, what: str) -> None:
+def test_anything_but_a_file_is_set_aside(filled: Path, tmp_path: Path, suffix: str, what: str) -> None:
     precious = tmp_path / "precious"
     precious.write_bytes(b"precious" * 1000)
     name = filled / f"{FILE}{suffix}"
@@ -189,8 +150,8 @@ def test_what_is_no_file_is_set_aside(filled: Path, tmp_path: Path, suffix: str,
         os.mkfifo(name)
     else:
         name.symlink_to(precious if what == "symlink" else tmp_path / "missing")
-    count, begun_anew, [note] = opened(filled)
-    assert (count, begun_anew) == ((0, True) if suffix == "" else (2000, False))
+    count, is_new, [note] = opened(filled)
+    assert (count, is_new) == ((0, True) if suffix == "" else (2000, False))
     assert f"{name} was not a regular file; it was set aside as {name}.foreign-" in note
     assert precious.read_bytes() == b"precious" * 1000
     assert not (tmp_path / "missing").exists()
@@ -215,12 +176,12 @@ TAMPERED = {
 
 
 @pytest.mark.parametrize("tampered", TAMPERED)
-def test_what_another_process_did_to_the_ledger_does_not_keep_a_daemon_from_starting(filled: Path, tampered: str) -> None:
+def test_a_tampered_ledger_is_set_aside(filled: Path, tampered: str) -> None:
     with closing(sqlite3.connect(filled / FILE)) as other:
         other.executescript(TAMPERED[tampered])
     before = (filled / FILE).read_bytes()
-    count, begun_anew, [note] = opened(filled)
-    assert (count, begun_anew) == (0, True)
+    count, is_new, [note] = opened(filled)
+    assert (count, is_new) == (0, True)
     [kept] = filled.glob(f"{FILE}.corrupt-*")
     assert f"it was set aside as {kept.name}, and a new one was begun" in note
     assert kept.read_bytes()[100:] == before[100:]
@@ -238,9 +199,9 @@ def test_triggers_and_indices_of_another_program_are_dropped(filled: Path) -> No
             ANALYZE;
             """
         )
-    count, begun_anew, [note] = opened(filled)
-    assert (count, begun_anew) == (2000, False)
-    assert note.endswith('not its own; they were dropped: index one_kind, trigger a " trap')
+    count, is_new, [note] = opened(filled)
+    assert (count, is_new) == (2000, False)
+    assert note.endswith('ledger.db: index one_kind, trigger a " trap')
     with closing(sqlite3.connect(filled / FILE)) as other:
         names = {name for (name,) in other.execute("SELECT name FROM sqlite_schema WHERE tbl_name IN ('runs', 'events', 'theirs')")}
     assert {"theirs", "theirs_x", "runs_deleted"} <= names
@@ -248,23 +209,11 @@ def test_triggers_and_indices_of_another_program_are_dropped(filled: Path) -> No
     assert opened(filled) == (2000, False, [])
 
 
-def test_a_schema_that_takes_minutes_to_read_is_set_aside(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "_SCHEMA_AT_ONCE", 0.1)
-    with closing(sqlite3.connect(filled / FILE)) as other:
-        other.execute("PRAGMA writable_schema = ON")
-        rows = ((f"v{n}", f"v{n}", f"CREATE VIEW v{n} AS SELECT {n}") for n in range(30_000))
-        other.executemany("INSERT INTO sqlite_schema VALUES ('view', ?, ?, 0, ?)", rows)
-        other.commit()
-    _, begun_anew, [note] = opened(filled)
-    assert begun_anew
-    assert "its schema takes longer than 0.1 s to read" in note
-
-
-def test_the_mark_of_a_check_that_is_due_is_no_way_out_of_the_directory(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mark_of_a_due_check_follows_no_link(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     precious, mark = killed / "precious", killed / "ledger.unchecked"
     precious.write_bytes(b"precious")
     mark.symlink_to(precious)
-    monkeypatch.setattr(opening, "CHECKED_AT_ONCE", 0)
+    monkeypatch.setattr(checking, "CHECKED_AT_ONCE", 0)
     assert opened(killed) == (2500, False, [])
     monkeypatch.undo()
     mark.unlink(missing_ok=True)
@@ -288,7 +237,7 @@ except LedgerError as error:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
 @pytest.mark.parametrize(("mode", "of_file"), [(0o755, 0o600), (0o755, 0o644), (0o777, 0o444)])
-def test_a_file_of_somebody_else_is_refused(filled: Path, mode: int, of_file: int) -> None:
+def test_a_file_of_another_user_is_refused(filled: Path, mode: int, of_file: int) -> None:
     filled.chmod(mode)
     (filled / FILE).chmod(of_file)
     before = (filled / FILE).read_bytes()
@@ -318,7 +267,7 @@ def test_a_ledger_that_lost_its_mode_bits_is_used(filled: Path) -> None:
 
 @pytest.fixture
 def read_only(tmp_path: Path) -> Iterator[Path]:
-    """A file system with a ledger on it that takes nothing more."""
+    """A read-only file system with a ledger on it."""
     where = tmp_path / "ro"
     where.mkdir()
     if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", where]).returncode:
@@ -334,39 +283,27 @@ def test_a_read_only_directory_is_a_clear_error(read_only: Path) -> None:
         Ledger(read_only)
 
 
-def test_what_the_disk_cannot_read_counts_as_damaged() -> None:
+def test_an_unreadable_page_counts_as_damage() -> None:
     for code, expected in ((sqlite3.SQLITE_IOERR_READ, True), (sqlite3.SQLITE_IOERR_WRITE, False), (sqlite3.SQLITE_BUSY, False)):
         error = sqlite3.OperationalError("disk I/O error")
         error.sqlite_errorcode = code
-        assert damaged(error) is expected
+        assert is_damage(error) is expected
 
 
 def test_a_large_file_is_checked_later(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "CHECKED_AT_ONCE", 0)
-    for _ in range(2):  # the second end is a clean one, but the check has still to be done
+    monkeypatch.setattr(checking, "CHECKED_AT_ONCE", 0)
+    for _ in range(2):  # the second end is clean, but the check is still due
         ledger = Ledger(killed)
         ledger.close()
-        assert ledger.unchecked
+        assert ledger.check_due
     assert check(killed) is None
     ledger = Ledger(killed)
     ledger.close()
-    assert not ledger.unchecked
+    assert not ledger.check_due
 
 
-def test_what_a_slow_disk_does_not_give_in_time_is_checked_later(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "READ_AT_ONCE", 0.0)
-    monkeypatch.setattr(opening, "_check_pages", lambda _: 1 // 0)
-    ledger = Ledger(filled)
-    ledger.close()
-    assert ledger.unchecked
-    monkeypatch.undo()
-    again = Ledger(filled)
-    again.close()
-    assert not again.unchecked
-
-
-def test_what_the_later_check_finds_is_set_aside_by_the_next_start(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "CHECKED_AT_ONCE", 0)
+def test_damage_found_by_the_later_check_is_set_aside_by_the_next_start(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checking, "CHECKED_AT_ONCE", 0)
     with closing(sqlite3.connect(killed / FILE)) as other:
         page = other.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'runs_name'").fetchone()[0]
     content = bytearray((killed / FILE).read_bytes())
@@ -379,19 +316,10 @@ def test_what_the_later_check_finds_is_set_aside_by_the_next_start(killed: Path,
     assert opened(killed) == (0, False, [])
 
 
-def test_nothing_is_checked_of_what_was_handed_over(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "_check_pages", lambda _: 1 // 0)
+def test_a_handed_over_ledger_is_not_checked(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checking, "_check_pages", lambda _: 1 // 0)
     assert opened(killed, handed_over=True) == (2500, False, [])
-    monkeypatch.setattr(opening, "CHECKED_AT_ONCE", 0)
+    monkeypatch.setattr(checking, "CHECKED_AT_ONCE", 0)
     ledger = Ledger(killed, handed_over=True)
     ledger.close()
-    assert not ledger.unchecked
-
-
-def test_a_small_file_of_an_older_release_learns_to_shrink(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / FILE)) as connection:
-        connection.executescript((Path(__file__).parent / "v2.sql").read_text())
-        assert connection.execute("PRAGMA auto_vacuum").fetchone() == (0,)
-    assert opened(tmp_path) == (7, False, [])
-    with closing(sqlite3.connect(tmp_path / FILE)) as connection:
-        assert connection.execute("PRAGMA auto_vacuum").fetchone() == (2,)
+    assert not ledger.check_due

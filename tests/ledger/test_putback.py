@@ -1,4 +1,4 @@
-"""Another process removes or replaces the ledger under an open one: all of it is written again, and nothing is lost."""
+"""Another process removes or replaces an open ledger: all of it is written again, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sfad.ledger import Ledger
+from sfad.ledger.reader import Page
 from sfad.protocol.messages import List
 from sfad.protocol.types import Event, Status
 
@@ -80,7 +81,7 @@ def opened(directory: Path, answers: Answers, notes: list[str], ended: list[str]
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
-async def test_a_write_is_told_when_the_ledger_is_in_its_place_again(tmp_path: Path, attack: Callable[[Path], None]) -> None:
+async def test_a_write_is_reported_when_the_ledger_is_in_its_place_again(tmp_path: Path, attack: Callable[[Path], None]) -> None:
     answers, notes = Answers(), list[str]()
     with opened(tmp_path, answers, notes) as ledger:
         for number in range(1, 101, 2):
@@ -93,7 +94,7 @@ async def test_a_write_is_told_when_the_ledger_is_in_its_place_again(tmp_path: P
             with closing(sqlite3.connect(f"file:{tmp_path / FILE}?mode=ro", uri=True)) as other:
                 assert other.execute("SELECT count(*), max(number) FROM runs").fetchone() == (number + 1, number + 1)
         assert (answers.failed, ledger.trouble) == ([], None)
-        assert len(ledger.select(List(id=1, rows=1000)).runs) == 100
+        assert len(ledger.select(Page(List(id=1, rows=1000))).runs) == 100
         assert len(notes) == 5
         assert all("was removed or replaced by another process; all of it was written again" in note for note in notes)
         names = [os.path.basename(os.readlink(f"/proc/self/fd/{fd.name}")) for fd in os.scandir("/proc/self/fd") if fd.is_symlink()]
@@ -104,7 +105,7 @@ async def test_a_write_is_told_when_the_ledger_is_in_its_place_again(tmp_path: P
     again.close()
 
 
-async def test_a_ledger_that_nobody_writes_to_is_looked_after(tmp_path: Path) -> None:
+async def test_an_idle_ledger_is_looked_after(tmp_path: Path) -> None:
     notes: list[str] = []
     with opened(tmp_path, Answers(), notes) as ledger:
         ledger.admit(run(1), PLAIN)
@@ -137,7 +138,7 @@ async def test_a_ledger_that_cannot_be_put_back_reports_nothing_as_recorded(tmp_
         await answers.until(lambda: ledger.trouble is None)
         assert (ended, len(notes)) == (["a1"], 1)
     again = Ledger(state)
-    assert [info.status for info in again.select(List(id=1)).runs] == [Status.COMPLETED]
+    assert [info.status for info in again.select(Page(List(id=1))).runs] == [Status.COMPLETED]
     again.close()
 
 
@@ -182,7 +183,7 @@ trio.run(main)
 """
 
 
-def test_who_is_killed_after_a_put_back_has_lost_nothing_that_was_told(tmp_path: Path) -> None:
+def test_a_kill_after_a_put_back_loses_nothing_that_was_reported(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, tmp_path], env={"PYTHONPATH": os.getcwd()}, timeout=60)
     assert done.returncode == -9
     ledger = Ledger(tmp_path)

@@ -1,4 +1,4 @@
-"""Old trees and events go, in small errands; what lives, and numbers that were given, do not."""
+"""Old trees and events are deleted, in small errands. Live runs stay, and numbers are not given again."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import pytest
 import trio
 
 from sfad.ledger import Ledger, retention
+from sfad.ledger.reader import Page
 from sfad.ledger.retention import Deleted, Sweeper
 from sfad.ledger.rows import RunExtra
 from sfad.protocol.messages import List
 from sfad.protocol.types import Event, RunInfo, Status
 
-from .samples import PLAIN, WHEN, Answers, run, started
+from .samples import PLAIN, WHEN, Answers, events, run, started
 
 CUTOFF = WHEN + timedelta(days=10)
 
@@ -45,11 +46,11 @@ def ids(directory: Path) -> list[str]:
 
 def mended(directory: Path, runs: list[RunInfo]) -> None:
     ledger = Ledger(directory)
-    ledger.mend([(info, PLAIN) for info in runs])
+    ledger.upsert([(info, PLAIN) for info in runs])
     ledger.close()
 
 
-async def test_trees_go_together_and_only_when_all_of_them_is_old(tmp_path: Path) -> None:
+async def test_a_tree_is_deleted_whole_when_all_of_it_is_old(tmp_path: Path) -> None:
     below: dict[str, object] = {"parent_id": "a1", "root_id": "a1"}
     mended(
         tmp_path,
@@ -70,14 +71,14 @@ async def test_trees_go_together_and_only_when_all_of_them_is_old(tmp_path: Path
     with started(tmp_path) as ledger:
         assert await delete(ledger) == Deleted(5, 0)
         assert ids(tmp_path) == ["a4", "a5", "a6", "a7", "a8", "a9"]
-        assert [info.id for info in ledger.select(List(id=1, labels={"k": "v"})).runs] == ["a9"]
+        assert [info.id for info in ledger.select(Page(List(id=1, labels={"k": "v"}))).runs] == ["a9"]
         assert ledger.next_number == 12
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
         assert other.execute("SELECT count(*) FROM labels").fetchone() == (1,)
     assert next_number(tmp_path) == 12
 
 
-async def test_a_prune_spares_the_newest_and_what_others_started(tmp_path: Path) -> None:
+async def test_a_prune_spares_the_newest_and_trees_of_other_users(tmp_path: Path) -> None:
     below: dict[str, object] = {"parent_id": "a1", "root_id": "a1"}
     ann, bob = RunExtra(uid=1000), RunExtra(uid=1001)
     rows = [
@@ -85,7 +86,7 @@ async def test_a_prune_spares_the_newest_and_what_others_started(tmp_path: Path)
         (young(5), ann), (old(6), ann), (old(7, parent_id="a4", root_id="a4"), ann),
     ]  # fmt: skip
     opened = Ledger(tmp_path)
-    opened.mend(rows)
+    opened.upsert(rows)
     opened.close()
 
     def chosen(ledger: Ledger, *, keep: int = 0, uid: int | None = None) -> list[list[int]]:
@@ -122,7 +123,7 @@ async def test_no_ancestor_goes_before_its_descendants(tmp_path: Path, monkeypat
     assert left[:5] == [[run(n).id for n in range(1, 10 - gone)] for gone in (2, 4, 6, 8, 9)]
 
 
-async def test_events_go_by_their_own_time_whatever_the_clock_did(tmp_path: Path) -> None:
+async def test_events_are_deleted_by_their_own_time(tmp_path: Path) -> None:
     mended(tmp_path, [run(1, status=Status.RUNNING), old(2)])
     times = [0, 1, 4000, 4001, 2, -9000, 3, 20]
     with started(tmp_path) as ledger:
@@ -132,11 +133,11 @@ async def test_events_go_by_their_own_time_whatever_the_clock_did(tmp_path: Path
         ledger.event(Event(type="x", time=WHEN))
         await ledger.flush()
         assert (await delete(ledger)).events == 6
-        assert [event.seq for event in ledger.events()] == [3, 4, 8, 9]
+        assert [event.seq for event in events(ledger)] == [3, 4, 8, 9]
         assert ledger.event(Event(type="x", time=WHEN)).seq == 11
 
 
-async def test_charges_of_long_ago_go(tmp_path: Path) -> None:
+async def test_old_charges_are_deleted(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     for days in (0, 50, 100):
         ledger.set_charged("user", "ann", WHEN + timedelta(days=days), 1.0)
@@ -147,7 +148,7 @@ async def test_charges_of_long_ago_go(tmp_path: Path) -> None:
 
 
 async def test_the_file_shrinks_in_steps_and_the_log_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "_WAL_LARGE", 100_000)
+    monkeypatch.setattr(retention, "_LOG_LARGE", 100_000)
     mended(tmp_path, [old(number, argv=["x" * 3000]) for number in range(1, 3001)])
     with started(tmp_path) as ledger:
         before = ledger.size_bytes
@@ -186,7 +187,7 @@ async def test_admissions_go_on_meanwhile(tmp_path: Path) -> None:
         assert answers.failed == []
 
 
-async def test_an_errand_that_fails_is_undone_and_harms_nobody(tmp_path: Path) -> None:
+async def test_a_failed_errand_is_rolled_back_and_harms_no_other(tmp_path: Path) -> None:
     def half(connection: sqlite3.Connection) -> int:
         connection.execute("BEGIN IMMEDIATE")
         connection.execute("DELETE FROM runs")

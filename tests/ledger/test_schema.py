@@ -1,4 +1,4 @@
-"""Ledgers written by released versions load for ever. Add a dump for a new schema version; never edit one."""
+"""Ledgers written by released versions always load. Add a dump for a new schema version; never edit one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from sfad.ledger import Ledger, schema
+from sfad.ledger.reader import Page
 from sfad.protocol.messages import List
 from sfad.protocol.types import Reason, Status
+from tests.ledger.samples import events
 
 DUMPS = sorted(Path(__file__).parent.glob("v*.sql"))
 
@@ -32,7 +34,7 @@ def test_there_is_a_dump_of_every_version() -> None:
 
 def test_an_old_ledger_loads(old: Ledger) -> None:
     assert old.notes == []
-    runs = old.select(List(id=1)).runs
+    runs = old.select(Page(List(id=1))).runs
     assert [(run.id, run.status) for run in runs] == [
         ("a1", Status.COMPLETED),
         ("a2", Status.REJECTED_DEPTH),
@@ -42,12 +44,12 @@ def test_an_old_ledger_loads(old: Ledger) -> None:
     assert runs[0].usage.cost_usd == 0.25
     assert runs[1].reason == Reason(kind="depth", message="too deep")
     assert (old.chain("a2"), old.next_number) == (["a1", "a2"], 8)
-    assert [run.id for run in old.select(List(id=1, labels={"team": "blue"})).runs] == ["a1"]
+    assert [run.id for run in old.select(Page(List(id=1, labels={"team": "blue"}))).runs] == ["a1"]
     details = old.details("a1")
     assert details is not None
     assert (details.uid, details.result_head, details.allowed_tools) == (1000, b"\x00done", ["Read"])
     assert {limit.kind for limit in runs[0].limits} <= {"time", "cost"}
-    assert [(event.seq, event.type) for event in old.events()] == [(1, "run_accepted"), (5, "run_completed")]
+    assert [(event.seq, event.type) for event in events(old)] == [(1, "run_accepted"), (5, "run_completed")]
 
 
 def test_usage_of_several_sources_is_told_apart(tmp_path: Path) -> None:
@@ -62,7 +64,7 @@ def test_usage_of_several_sources_is_told_apart(tmp_path: Path) -> None:
     assert charged == 0.25
 
 
-def test_a_step_that_fails_leaves_the_version_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_migration_leaves_the_version_before(monkeypatch: pytest.MonkeyPatch) -> None:
     connection = sqlite3.connect(":memory:", isolation_level=None)
     schema.migrate(connection)
     monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, "CREATE TABLE half (x); CREATE TABLE runs (y);"))

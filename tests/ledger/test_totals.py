@@ -37,7 +37,7 @@ def test_a_part_that_may_grow_makes_the_total_partial(usage: Usage) -> None:
     assert (top.total_cost_usd, top.total_partial) == (1.1, True)
 
 
-async def test_the_ledger_knows_what_is_queued_too(tmp_path: Path) -> None:
+async def test_totals_include_queued_writes(tmp_path: Path) -> None:
     with started(tmp_path) as ledger:
         children = [run(n, parent_id="a1", root_id="a1", usage=Usage(cost_usd=n / 10, tokens=n)) for n in (2, 3)]
         for info in (run(1), *children):

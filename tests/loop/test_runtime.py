@@ -17,7 +17,7 @@ from sfad.core.vocabulary import Timer
 from sfad.loop.translate import MAX_SHOWN, asked_of
 from sfad.protocol.messages import Spawn
 from sfad.protocol.types import Status
-from sfad.spool import Journal
+from sfad.spool import Store
 from tests.launch.fake import FakeLauncher
 from tests.loop.shell import refused, shell, spawned, stopped, until
 
@@ -65,7 +65,7 @@ async def test_a_run_whose_snapshot_cannot_be_saved_is_not_launched(tmp_path: Pa
         assert runtime.catalogue.live[second].run.status is Status.QUEUED
         full = OSError(errno.ENOSPC, "No space left on device")
         with monkeypatch.context() as patched:
-            patched.setattr(Journal, "write", Mock(side_effect=full))
+            patched.setattr(Store, "write", Mock(side_effect=full))
             await stopped(runtime, first)
             assert second not in runtime.catalogue.live
         found = runtime.catalogue.info(second)
@@ -83,7 +83,7 @@ async def test_refusals_while_the_ledger_fails_write_nothing_to_the_spool(tmp_pa
             await refused(runtime)
             await until(lambda: runtime.ledger.trouble is not None and runtime.ledger.held > 0)
             with monkeypatch.context() as patched:
-                patched.setattr(Journal, "write", written := Mock())
+                patched.setattr(Store, "write", written := Mock())
                 for _ in range(50):
                     assert "locked" in await refused(runtime)
                 assert written.call_count <= 1, "numbers are taken by the hundred"

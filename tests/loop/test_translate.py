@@ -26,7 +26,7 @@ def test_the_built_in_config_has_the_defaults_of_the_table_of_kinds() -> None:
 
 
 def test_the_configs_ranges_begin_where_those_of_the_table_of_kinds_do() -> None:
-    fields = msgspec.json.schema(configuration.Defaults)["$defs"]["Defaults"]["properties"]
+    fields = msgspec.json.schema(configuration.DefaultsConfig)["$defs"]["DefaultsConfig"]["properties"]
     for kind, key in DEFAULT_KEYS.items():
         types = fields[key].get("anyOf", [fields[key]]) if key in fields else []
         assert [found["minimum"] for found in types if "minimum" in found] == [KINDS[kind].least] * bool(types), kind

@@ -26,7 +26,7 @@ from sfad.metering.bounds import SETTLE
 from sfad.metering.stream import PIECE
 from sfad.metering.tail import NEWEST, NEWEST_AT_LEAST, NEWEST_OF_ALL, Tail
 from sfad.meters.base import Meter, Reading
-from sfad.output import OutputStore, growth, holes
+from sfad.output import OutputStore, holes, inotify
 from sfad.protocol.types import RunId, Tokens
 from tests.output.test_holes import KIB, MIB, Refusing, held, numbered
 
@@ -626,14 +626,14 @@ async def test_another_error_of_a_thread_is_not_a_shortage() -> None:
 async def test_silent_runs_cost_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock) -> None:
     """In an hour with 500 of them the daemon does not wake."""
     woken = 0
-    take = growth.Growth.take
+    take = inotify.Inotify.take
 
-    def counted(self: growth.Growth) -> set[RunId] | None:
+    def counted(self: inotify.Inotify) -> set[RunId] | None:
         nonlocal woken
         woken += 1
         return take(self)
 
-    monkeypatch.setattr(growth.Growth, "take", counted)
+    monkeypatch.setattr(inotify.Inotify, "take", counted)
     for number in range(1, 501):
         rig.begin(run_id(number), limit=64 * MIB, meter=Lines if number % 2 else None)
     async with serving(rig):
@@ -645,13 +645,13 @@ async def test_silent_runs_cost_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatc
 
 async def test_a_writer_without_pause_wakes_the_daemon_seldom(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[float] = []
-    take = growth.Growth.take
+    take = inotify.Inotify.take
 
-    def counted(self: growth.Growth) -> set[RunId] | None:
+    def counted(self: inotify.Inotify) -> set[RunId] | None:
         looks.append(time.perf_counter())
         return take(self)
 
-    monkeypatch.setattr(growth.Growth, "take", counted)
+    monkeypatch.setattr(inotify.Inotify, "take", counted)
     rig.begin(limit=MIB, meter=None)
     async with serving(rig):
         out, err = rig.store.open_for_run("a1")
@@ -666,8 +666,8 @@ async def test_a_writer_without_pause_wakes_the_daemon_seldom(rig: Rig, monkeypa
 
 async def test_an_overflow_of_inotify_s_queue(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """All files are looked at after an overflow."""
-    take = growth.Growth.take
-    monkeypatch.setattr(growth.Growth, "take", lambda self: take(self) and None)
+    take = inotify.Inotify.take
+    monkeypatch.setattr(inotify.Inotify, "take", lambda self: take(self) and None)
     rig.begin("a1")
     rig.begin("a2", limit=MIB, meter=None)
     async with serving(rig):
@@ -678,7 +678,7 @@ async def test_an_overflow_of_inotify_s_queue(rig: Rig, monkeypatch: pytest.Monk
 
 async def test_without_inotify_all_files_are_looked_at(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     refusing = Refusing(errno.EMFILE, times=4)
-    monkeypatch.setattr(growth, "_libc", refusing)
+    monkeypatch.setattr(inotify, "_libc", refusing)
     rig.begin(limit=MIB)
     async with serving(rig):
         rig.write(numbered(3 * MIB // 64))

@@ -1,4 +1,4 @@
-"""One JSON object a line, and no disk so full that it stops the daemon."""
+"""One JSON object a line; a full disk does not stop the daemon."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_levels(tmp_path: Path, lines: Lines) -> None:
         Log("loud")
 
 
-def test_values_that_json_has_no_word_for(tmp_path: Path, lines: Lines) -> None:
+def test_values_that_json_cannot_hold(tmp_path: Path, lines: Lines) -> None:
     out = log(tmp_path)
     out.info("p", path=Path("/x"), error=ValueError("no"), raw=b"\xff")
     out.info("s", name="\udcff", big=10**30, table={(1, 2): 3})
@@ -101,7 +101,7 @@ def test_a_closed_pipe_is_no_error() -> None:
 
 @pytest.mark.parametrize("message", ["short", "x" * 10_000])
 @pytest.mark.parametrize("make", [os.pipe, lambda: [one.detach() for one in socket.socketpair()][::-1]])
-def test_a_pipe_that_nobody_reads_is_not_waited_for(make: Callable[[], Sequence[int]], message: str) -> None:
+def test_a_pipe_without_a_reader_is_not_waited_for(make: Callable[[], Sequence[int]], message: str) -> None:
     reader, writer = make()
     out = Log(descriptor=writer)
     while out.dropped < 3:
@@ -127,7 +127,7 @@ def test_a_fifo_in_the_place_of_the_file_is_not_waited_for(tmp_path: Path) -> No
     assert "goes on" in (tmp_path / "log.1").read_text()
 
 
-def test_a_rotated_file_is_begun_anew(tmp_path: Path, lines: Lines) -> None:
+def test_a_rotated_file_is_opened_again(tmp_path: Path, lines: Lines) -> None:
     out = log(tmp_path)
     out.info("one")
     (tmp_path / "log").rename(tmp_path / "log.1")

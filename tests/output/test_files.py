@@ -82,7 +82,7 @@ def test_files_are_removed_with_their_run(store: OutputStore) -> None:
 
 
 @pytest.mark.parametrize("run_id", ["../a1", "", "a", "a1/x", "a1\0", "b1"])
-def test_what_is_no_run_id_is_no_path(store: OutputStore, run_id: str) -> None:
+def test_text_that_is_not_a_run_id_makes_no_path(store: OutputStore, run_id: str) -> None:
     with pytest.raises(ValueError, match="not a run id"):
         store.open_for_run(run_id)
 
@@ -91,7 +91,7 @@ def foreign(store: OutputStore) -> list[str]:
     return sorted(path.name.partition(".foreign-")[0] for path in store.directory.glob("*.foreign-*"))
 
 
-def test_nothing_that_was_planted_for_the_next_run_is_written_to(store: OutputStore, tmp_path: Path) -> None:
+def test_a_planted_file_is_not_written_to(store: OutputStore, tmp_path: Path) -> None:
     shadow = tmp_path / "shadow"
     shadow.write_bytes(b"secret")
     (store.directory / "a1.out").symlink_to(shadow)
@@ -106,7 +106,7 @@ def test_nothing_that_was_planted_for_the_next_run_is_written_to(store: OutputSt
 
 
 @pytest.mark.parametrize("what", ["symlink", "fifo", "directory", "file", "socket"])
-def test_what_replaced_the_output_of_a_run_is_not_handed_out(store: OutputStore, tmp_path: Path, what: str) -> None:
+def test_a_file_that_replaced_the_output_of_a_run_is_not_handed_out(store: OutputStore, tmp_path: Path, what: str) -> None:
     put(store, "a1", b"out")
     path = store.directory / "a1.out"
     path.rename(tmp_path / "away")
@@ -125,7 +125,7 @@ def test_what_replaced_the_output_of_a_run_is_not_handed_out(store: OutputStore,
 
 
 def plant(path: Path, what: str, elsewhere: Path) -> None:
-    """Puts something else where a file of the daemon was."""
+    """Put something else in place of a file of the daemon."""
     (elsewhere / "secret").write_bytes(b"secret")
     if what == "symlink":
         path.symlink_to(elsewhere / "secret")
@@ -152,7 +152,7 @@ def test_the_output_of_a_live_run_that_was_removed_is_not_shown_as_empty(store: 
 
 
 @pytest.mark.parametrize("how", ["removed", "moved", "symlink", "file", "unreadable"])
-def test_a_directory_that_is_not_there_any_more_is_made_again(tmp_path: Path, how: str) -> None:
+def test_a_missing_directory_is_made_again(tmp_path: Path, how: str) -> None:
     said: list[str] = []
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -174,7 +174,7 @@ def test_a_directory_that_is_not_there_any_more_is_made_again(tmp_path: Path, ho
     assert (len(list(tmp_path.glob("output.foreign-*"))), stat.S_IMODE(store.directory.stat().st_mode)) == (len(said) // 2, 0o700)
 
 
-def test_files_of_others_do_not_use_up_the_numbers(store: OutputStore) -> None:
+def test_foreign_files_do_not_use_up_the_numbers(store: OutputStore) -> None:
     for name in ("zvvvvvvvvvvvvvvvvvvvvvvvvvv.out", "mvvvvvvvvvvvvv.err", "b10.out"):
         (store.directory / name).touch()
     assert store.highest_number() == 32

@@ -74,7 +74,7 @@ def test_another_file_in_its_place_is_left_alone(store: OutputStore) -> None:
     assert store.free("a1", ".out", 0, MIB, inode=status.st_ino) == MIB
 
 
-def test_what_was_written_after_a_truncation_is_not_freed_by_an_older_wish(store: OutputStore) -> None:
+def test_bytes_written_after_a_truncation_are_not_freed(store: OutputStore) -> None:
     put(store, "a1", numbered(3 * MIB // 64))
     until = excess(store, "a1", ".out")
     os.truncate(store.directory / "a1.out", 0)
@@ -104,7 +104,7 @@ def _give_up() -> None:
     raise InterruptedError
 
 
-def test_the_tail_is_never_of_a_hole(store: OutputStore) -> None:
+def test_the_tail_contains_nothing_of_a_hole(store: OutputStore) -> None:
     data = numbered(2 * MIB // 64)
     put(store, "a1", data)
     store.free("a1", ".out", MIB, MIB)
@@ -112,7 +112,7 @@ def test_the_tail_is_never_of_a_hole(store: OutputStore) -> None:
     assert store.tail("a1", 10 * MIB) == (data[MIB:], True)
 
 
-def test_the_tail_of_ten_gigabytes_of_which_little_is_left(store: OutputStore) -> None:
+def test_the_tail_of_ten_gigabytes_that_are_mostly_freed(store: OutputStore) -> None:
     path = store.directory / "a1.out"
     path.touch()
     os.truncate(path, 10_000_000_000 // 4096 * 4096)
@@ -124,7 +124,7 @@ def test_the_tail_of_ten_gigabytes_of_which_little_is_left(store: OutputStore) -
 
 
 def test_bytes_that_are_freed_while_they_are_read_are_left_out(store: OutputStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The punch comes just before the read, when where the data begins is known already to whoever asks first."""
+    """The punch comes just before the read, after a reader could have asked where the data begins."""
     data = numbered(2 * MIB // 64)
     put(store, "a1", data)
     really = os.preadv
@@ -137,7 +137,7 @@ def test_bytes_that_are_freed_while_they_are_read_are_left_out(store: OutputStor
     assert store.tail("a1", 10 * MIB) == (data[3 * MIB // 2 :], True)
 
 
-def test_a_reader_who_races_never_sees_a_hole(store: OutputStore) -> None:
+def test_a_racing_reader_never_sees_a_hole(store: OutputStore) -> None:
     line, stop = b"x" * 63 + b"\n", threading.Event()
     out, err = store.open_for_run("a1")
     os.close(err)
@@ -171,7 +171,7 @@ def test_a_hole_up_to_the_end_reads_as_nothing(store: OutputStore) -> None:
     os.close(descriptor)
 
 
-def test_a_file_system_that_cannot_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_holes_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = OutputStore(tmp_path)
     put(store, "a1", bytes(MIB))
     monkeypatch.setattr(holes, "_libc", Refusing(errno.EOPNOTSUPP))
@@ -180,7 +180,7 @@ def test_a_file_system_that_cannot_says_so(tmp_path: Path, monkeypatch: pytest.M
     assert caught.value.errno == errno.EOPNOTSUPP
 
 
-def test_a_call_that_a_signal_interrupts_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_call_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = OutputStore(tmp_path)
     put(store, "a1", bytes(MIB))
     interrupting = Refusing(errno.EINTR, times=2)
@@ -198,7 +198,7 @@ class Refusing:
         self._times = times
 
     def fallocate(self, *_: int) -> int:
-        """Fails so many times."""
+        """Fails this many times."""
         self.calls += 1
         if self.calls > self._times:
             return 0

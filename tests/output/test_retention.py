@@ -1,4 +1,4 @@
-"""Output of runs that ended long ago goes; what lives, what is young and what is no output stays."""
+"""Output of runs that ended long ago is deleted; that of live and recent runs, and other files, stay."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def remove(store: OutputStore, known: dict[str, float | None], live: Sequence[st
     return remove_old(store.directory, CUTOFF, ends=ends, live=live, between=lambda: None)
 
 
-def test_a_run_s_end_decides_and_without_a_row_the_last_write(store: OutputStore) -> None:
+def test_age_counts_from_the_end_of_the_run_or_else_from_the_last_write(store: OutputStore) -> None:
     for run in ("a1", "a2", "a3", "a4", "a6"):
         write(store, run, CUTOFF - 1)
     write(store, "a5", CUTOFF + 1)
@@ -46,7 +46,7 @@ def test_a_run_s_end_decides_and_without_a_row_the_last_write(store: OutputStore
     assert left(store) == [f"{run}{suffix}" for run in ("a2", "a3", "a5", "a6") for suffix in (".err", ".out")]
 
 
-def test_what_is_no_output_file_stays_and_a_link_s_target_too(store: OutputStore, tmp_path: Path) -> None:
+def test_other_files_and_targets_of_links_stay(store: OutputStore, tmp_path: Path) -> None:
     for name in ("notes", "a1.txt", "a1", "A1.out", "a1.out.old", ".out"):
         (store.directory / name).touch()
         os.utime(store.directory / name, (1, 1))
@@ -58,7 +58,7 @@ def test_what_is_no_output_file_stays_and_a_link_s_target_too(store: OutputStore
     assert (tmp_path / "precious").exists()
 
 
-def test_one_that_cannot_be_deleted_does_not_keep_the_others(store: OutputStore) -> None:
+def test_a_file_that_cannot_be_deleted_does_not_stop_the_others(store: OutputStore) -> None:
     write(store, "a1", 1)
     (store.directory / "a2.out").mkdir()
     os.utime(store.directory / "a2.out", (1, 1))
@@ -68,7 +68,7 @@ def test_one_that_cannot_be_deleted_does_not_keep_the_others(store: OutputStore)
     assert left(store) == ["a2.out"]
 
 
-def test_it_goes_in_batches_and_can_be_given_up(store: OutputStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_works_in_batches_and_can_be_cancelled(store: OutputStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "STEP", 10)
     for number in range(1, 31):
         write(store, run_id(number), 1)

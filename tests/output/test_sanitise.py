@@ -1,4 +1,4 @@
-"""What an agent printed cannot move a cursor, hide from a reader, or end the block it is quoted in."""
+"""An agent's output cannot move a cursor, hide from a reader, or end the block that quotes it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_plain_text_stays_as_it_is(text: str) -> None:
 def test_the_block_is_one_element(data: bytes, name: str, truncated: bool) -> None:
     block = wrap_result(sanitise(data), run_id="a1", name=name, status="completed", truncated=truncated)
     assert block.count("<") == block.count(">") == 2
-    # two code points that XML 1.0 does not know, and that do no harm
+    # two harmless code points that XML 1.0 does not allow
     element = ElementTree.fromstring(re.sub("[\ufffe\uffff]", "", block))  # noqa: S314
     assert (element.tag, element.get("run_id"), element.get("status")) == ("subagent_result", "a1", "completed")
 
@@ -107,14 +107,14 @@ def test_the_newest_part_is_whole_and_short_enough(data: bytes, size: int) -> No
     assert len(part.encode()) <= size or not cut
     assert cut == (len(text.encode()) > size)
     assert unescape(text).endswith(unescape(part))
-    # no more than a character and an entity is given away for it
+    # at most a character and an entity are lost by the cut
     assert not cut or len(part.encode()) >= size - 8
 
 
 @pytest.mark.parametrize("piece", ["\x1b[", "\x1b]", "\x1bP", "\x9d", "\x90", "\x1b ", "\x1b[0;", "\r", "&", "\x1b]x\x1bP"])
-def test_time_is_linear_in_what_was_printed(piece: str) -> None:
+def test_time_is_linear_in_the_size_of_the_output(piece: str) -> None:
     data = (piece * 1_000_000).encode()[:1_000_000]
     began = time.process_time()
     sanitise(data)
-    # quadratic would be hours; the margin is for a loaded machine
+    # quadratic time would be hours; the margin is for a loaded machine
     assert time.process_time() - began < 10

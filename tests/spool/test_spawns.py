@@ -1,4 +1,4 @@
-"""Files with secrets: 0600, whole or not there, and nobody else's."""
+"""Files with secrets: 0600, whole or not there, and the daemon's own."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def names(directory: Path) -> list[str]:
     return sorted(os.listdir(directory))
 
 
-def test_what_is_kept_is_read_again(directory: Path) -> None:
+def test_saved_data_is_read_again(directory: Path) -> None:
     spawns = Spawns(directory)
     assert (spawns.runs(), spawns.read("a1")) == ([], None)
-    spawns.keep("b10", b"A=\xff\x00" * 100_000)
-    spawns.keep("a1", b"")
-    spawns.keep("a1", b"secret")
+    spawns.save("b10", b"A=\xff\x00" * 100_000)
+    spawns.save("a1", b"")
+    spawns.save("a1", b"secret")
     again = Spawns(directory)
     assert again.runs() == ["a1", "b10"]
     assert (again.read("a1"), again.read("b10")) == (b"secret", b"A=\xff\x00" * 100_000)
@@ -35,10 +35,10 @@ def test_what_is_kept_is_read_again(directory: Path) -> None:
     assert (again.runs(), again.read("a1"), names(directory)) == (["b10"], None, ["b10.spawn"])
 
 
-def test_nobody_else_may_read_it(directory: Path) -> None:
+def test_only_the_owner_may_read_the_files(directory: Path) -> None:
     old = os.umask(0)
     try:
-        Spawns(directory).keep("a1", b"x")
+        Spawns(directory).save("a1", b"x")
     finally:
         os.umask(old)
     assert directory.stat().st_mode & 0o7777 == 0o700
@@ -48,8 +48,8 @@ def test_nobody_else_may_read_it(directory: Path) -> None:
     assert directory.stat().st_mode & 0o7777 == 0o700
 
 
-def test_what_was_left_over_is_removed(directory: Path) -> None:
-    Spawns(directory).keep("a1", b"x")
+def test_unfinished_files_are_removed(directory: Path) -> None:
+    Spawns(directory).save("a1", b"x")
     (directory / "a1.spawn.new").write_bytes(b"half")
     (directory / "a2.spawn.new").write_bytes(b"half")
     (directory / "notes").write_bytes(b"somebody's")
@@ -59,9 +59,9 @@ def test_what_was_left_over_is_removed(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("run", ["", "a", "../a1", "a1/../a1", "b01", "A1", "a1.spawn", "a\0", "é1"])
-def test_what_is_no_id_is_refused(directory: Path, run: str) -> None:
+def test_text_that_is_not_an_id_is_refused(directory: Path, run: str) -> None:
     spawns = Spawns(directory)
-    calls: list[Callable[[], object]] = [lambda: spawns.keep(run, b""), lambda: spawns.read(run), lambda: spawns.forget(run)]
+    calls: list[Callable[[], object]] = [lambda: spawns.save(run, b""), lambda: spawns.read(run), lambda: spawns.forget(run)]
     for call in calls:
         with pytest.raises(ValueError, match="not a run id"):
             call()
@@ -71,7 +71,7 @@ def test_what_is_no_id_is_refused(directory: Path, run: str) -> None:
 @pytest.mark.parametrize("where", ["write", "rename", "open"])
 def test_an_error_leaves_nothing_behind(directory: Path, monkeypatch: pytest.MonkeyPatch, code: int, where: str) -> None:
     spawns = Spawns(directory)
-    spawns.keep("a1", b"before")
+    spawns.save("a1", b"before")
 
     def fail(*_: object) -> int:
         raise OSError(code, os.strerror(code))
@@ -80,12 +80,12 @@ def test_an_error_leaves_nothing_behind(directory: Path, monkeypatch: pytest.Mon
         patch.setattr(os, where, fail)
         for run in ("a1", "a2"):
             with pytest.raises(OSError, match=os.strerror(code)):
-                spawns.keep(run, b"after")
+                spawns.save(run, b"after")
     assert names(directory) == ["a1.spawn"]
     assert spawns.read("a1") == b"before"
 
 
-def test_short_writes_are_gone_on_with(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_writes_are_continued(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
 
     def little(descriptor: int, data: memoryview) -> int:
@@ -93,7 +93,7 @@ def test_short_writes_are_gone_on_with(directory: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(os, "write", little)
     spawns = Spawns(directory)
-    spawns.keep("a1", b"0123456789")
+    spawns.save("a1", b"0123456789")
     assert spawns.read("a1") == b"0123456789"
 
 
@@ -105,7 +105,7 @@ def test_links_are_not_followed(directory: Path, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="symbolic links"):
         spawns.read("a1")
     (directory / "a1.spawn.new").symlink_to(precious)
-    spawns.keep("a1", b"x")
+    spawns.save("a1", b"x")
     assert spawns.read("a1") == b"x"
     (directory / "a2.spawn").symlink_to(precious)
     spawns.forget("a2")
@@ -125,7 +125,7 @@ def test_another_process_replaced_the_directory(tmp_path: Path, what: str) -> No
             (tmp_path / "spawns").symlink_to(tmp_path / "real")
         elif what == "file":
             (tmp_path / "spawns").touch()
-        (again or Spawns(tmp_path / "spawns")).keep("a1", b"x")
+        (again or Spawns(tmp_path / "spawns")).save("a1", b"x")
         assert spawns.read("a1") == b"x"
     assert len(list(tmp_path.glob("spawns.foreign-*"))) == (0 if what == "nothing" else 2)
     assert what != "symlink" or names(tmp_path / "real") == []
@@ -138,9 +138,9 @@ def test_directories_and_fifos_in_the_way_of_a_file(directory: Path) -> None:
     os.mkfifo(directory / "a2.spawn")
     os.mkfifo(directory / "a3.spawn.new")
     for run in ("a1", "a2", "a3"):
-        assert not spawns.keeps(run)
-        Spawns(directory).keep(run, b"x")
-        assert (spawns.read(run), spawns.keeps(run)) == (b"x", True)
+        assert not spawns.has(run)
+        Spawns(directory).save(run, b"x")
+        assert (spawns.read(run), spawns.has(run)) == (b"x", True)
     before = len(os.listdir("/proc/self/fd"))
     (directory / "a4.spawn").mkdir()
     with pytest.raises(OSError, match="regular file"):

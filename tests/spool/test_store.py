@@ -1,4 +1,4 @@
-"""What a journal has acknowledged is there after any end of its writer; what it has not is there wholly, or not at all."""
+"""A batch whose write has returned survives any end of its writer. Any other batch is there whole or not at all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from sfad.spool import Journal, JournalError
+from sfad.spool import Store, StoreError
 from sfad.spool import store as journal
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ BATCHES: list[Changes] = [
 
 
 def after(batches: list[Changes]) -> dict[str, bytes]:
-    """What stands after these."""
+    """The values after these batches."""
     items: dict[str, bytes] = {}
     for batch in batches:
         items |= {key: value for key, value in batch.items() if value is not None}
@@ -50,15 +50,15 @@ def after(batches: list[Changes]) -> dict[str, bytes]:
 STATES = [after(BATCHES[:count]) for count in range(len(BATCHES) + 1)]
 
 
-def opened(path: Path) -> Journal:
-    """The journal as the next daemon finds it, which is closed again."""
-    with closing(Journal(path)) as one:
+def opened(path: Path) -> Store:
+    """The store as the next daemon finds it, closed again."""
+    with closing(Store(path)) as one:
         return one
 
 
 def written(path: Path, batches: list[Changes]) -> bytes:
-    """Makes a journal of these batches; its bytes up to the last frame's end."""
-    with closing(Journal(path)) as one:
+    """Write these batches; return the bytes up to the end of the last frame."""
+    with closing(Store(path)) as one:
         for batch in batches:
             one.write(batch)
     return path.read_bytes()[: one._end]
@@ -69,7 +69,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "state.journal"
 
 
-def test_a_new_one(path: Path) -> None:
+def test_a_new_store(path: Path) -> None:
     one = opened(path)
     assert (one.items, one.notes, one.sound, one.found) == ({}, [], True, False)
     assert path.stat().st_mode & 0o7777 == 0o600
@@ -77,9 +77,9 @@ def test_a_new_one(path: Path) -> None:
     assert (one.items, one.notes, one.sound, one.found) == ({}, [], True, True)
 
 
-def test_what_was_written_is_there_again(path: Path) -> None:
+def test_values_are_read_again(path: Path) -> None:
     for count, batch in enumerate(BATCHES):
-        with closing(Journal(path)) as one:
+        with closing(Store(path)) as one:
             assert one.items == STATES[count]
             one.write(batch)
             assert one.items == STATES[count + 1]
@@ -95,13 +95,13 @@ def test_a_mode_that_is_too_wide_is_narrowed(path: Path) -> None:
     assert path.stat().st_mode & 0o7777 == 0o600
 
 
-def test_nothing_is_written_for_nothing(path: Path) -> None:
+def test_an_empty_batch_writes_nothing(path: Path) -> None:
     assert written(path, [{}]) == written(path, [])
 
 
-def test_what_is_too_large_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_is_too_large_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "MAX_BATCH", 1000)
-    with closing(Journal(path)) as one:
+    with closing(Store(path)) as one:
         with pytest.raises(ValueError, match="65536"):
             one.write({"x" * 65536: b""})
         with pytest.raises(ValueError, match="a batch"):
@@ -111,7 +111,7 @@ def test_what_is_too_large_is_refused(path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("what", ["link", "fifo", "directory"])
-def test_nothing_but_a_file_is_opened(path: Path, what: str) -> None:
+def test_anything_but_a_file_is_set_aside(path: Path, what: str) -> None:
     elsewhere = path.with_name("elsewhere")
     written(elsewhere, BATCHES)
     if what == "link":
@@ -120,7 +120,7 @@ def test_nothing_but_a_file_is_opened(path: Path, what: str) -> None:
         os.mkfifo(path)
     else:
         path.mkdir()
-    with closing(Journal(path)) as one:
+    with closing(Store(path)) as one:
         assert (one.items, one.sound) == ({}, False)
         [note] = one.take_notes()
         assert f"{path} was not the daemon's, and is kept as {path}.foreign-" in note
@@ -130,7 +130,7 @@ def test_nothing_but_a_file_is_opened(path: Path, what: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["directory", "fifo", "link"])
-def test_nothing_else_may_be_in_the_way_of_a_rewrite(path: Path, what: str) -> None:
+def test_a_foreign_entry_does_not_block_a_rewrite(path: Path, what: str) -> None:
     new, precious = path.with_name(f"{path.name}.new"), path.with_name("precious")
     precious.write_bytes(b"precious")
     for _ in range(2):
@@ -140,7 +140,7 @@ def test_nothing_else_may_be_in_the_way_of_a_rewrite(path: Path, what: str) -> N
             os.mkfifo(new)
         else:
             new.symlink_to(precious)
-        with closing(Journal(path)) as one:
+        with closing(Store(path)) as one:
             one.write({"a": b"1"})
             path.unlink(missing_ok=True)
             one.write({"b": b"2"})
@@ -149,10 +149,10 @@ def test_nothing_else_may_be_in_the_way_of_a_rewrite(path: Path, what: str) -> N
 
 
 @pytest.mark.parametrize("how", ["unlinked", "moved", "replaced", "a directory", "with its directory"])
-def test_a_journal_that_another_process_takes_away_is_written_again(tmp_path: Path, how: str) -> None:
+def test_a_removed_store_is_written_again(tmp_path: Path, how: str) -> None:
     path = tmp_path / "spool" / "runs"
     path.parent.mkdir()
-    with closing(Journal(path)) as one:
+    with closing(Store(path)) as one:
         one.write({"a": b"1"})
         assert (one.stay(), one.take_notes()) == (True, [])
         if how == "with its directory":
@@ -163,7 +163,7 @@ def test_a_journal_that_another_process_takes_away_is_written_again(tmp_path: Pa
             path.write_bytes(b"forged")
         elif how == "a directory":
             path.mkdir()
-        if how != "moved":  # noticed at the next look, else at the next write
+        if how != "moved":  # noticed by `stay`, else by the next write
             assert not one.stay()
         one.write({"b": b"2"})
         assert any("removed or replaced by another process" in note for note in one.take_notes())
@@ -174,18 +174,18 @@ def test_a_journal_that_another_process_takes_away_is_written_again(tmp_path: Pa
 AS_NOBODY = """
 import os, sys
 from pathlib import Path
-from sfad.spool import Journal
+from sfad.spool import Store
 os.setresgid(65534, 65534, 65534)
 os.setresuid(65534, 65534, 65534)
 path = Path(sys.argv[1])
-Journal(path).write({"a": b"1"})
+Store(path).write({"a": b"1"})
 path.chmod(0)
-print(Journal(path).items, oct(path.stat().st_mode))
+print(Store(path).items, oct(path.stat().st_mode))
 """
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
-def test_a_journal_that_lost_its_mode_bits_is_read(tmp_path: Path) -> None:
+def test_a_store_that_lost_its_mode_bits_is_read(tmp_path: Path) -> None:
     (tmp_path / "spool").mkdir()
     os.chown(tmp_path / "spool", 65534, 65534)
     for parent in tmp_path.parents[:3]:
@@ -205,17 +205,17 @@ VALUES = st.one_of(
 
 
 class Against(RuleBasedStateMachine):
-    """A journal and a dict, with steps so small that it is extended and rewritten all the time."""
+    """A store and a dict, with steps so small that the file is extended and rewritten all the time."""
 
     @initialize()
     def begin(self) -> None:
-        """With nothing."""
+        """An empty batch."""
         self.directory = Path(tempfile.mkdtemp(dir="/dev/shm"))
         self.path = self.directory / "j"
         self.small = mock.patch.multiple(journal, STEP=4096, SPARE=2048, ASK_AGAIN=500, COMPACT_ABOVE=6000)
         self.small.start()
         self.model: dict[str, bytes] = {}
-        self.journal = Journal(self.path)
+        self.journal = Store(self.path)
 
     def _apply(self, changes: Changes) -> None:
         for key, value in changes.items():
@@ -225,13 +225,13 @@ class Against(RuleBasedStateMachine):
 
     @rule(changes=st.dictionaries(KEYS, VALUES, max_size=4))
     def write(self, changes: dict[str, bytes | None]) -> None:
-        """And it is there."""
+        """The values are there."""
         self.journal.write(changes)
         self._apply(changes)
 
     @rule(changes=st.dictionaries(KEYS, VALUES, min_size=1, max_size=4), allowed=st.integers(0, 5000))
     def fail(self, changes: dict[str, bytes | None], allowed: int) -> None:
-        """A disk that takes so many bytes of the frame, and no more."""
+        """A disk that takes only some bytes of the frame."""
         with mock.patch.object(os, "pwrite", Full(allowed)):
             try:
                 self.journal.write(changes)
@@ -242,7 +242,7 @@ class Against(RuleBasedStateMachine):
 
     @rule(changes=st.dictionaries(KEYS, VALUES, min_size=1, max_size=4), allowed=st.integers(0, 5000))
     def die(self, changes: dict[str, bytes | None], allowed: int) -> None:
-        """In the middle of a write."""
+        """A death in the middle of a write."""
         with mock.patch.object(os, "pwrite", Full(allowed, Killed)):
             try:
                 self.journal.write(changes)
@@ -255,25 +255,25 @@ class Against(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        """As the next daemon does."""
+        """Open it as the next daemon does."""
         self.journal.close()
-        self.journal = Journal(self.path)
+        self.journal = Store(self.path)
         assert self.journal.sound
         assert self.journal.found
 
     @rule()
     def compact(self) -> None:
-        """At another time than it would be."""
+        """Rewrite at another time than usual."""
         self.journal._rewrite()
 
     @invariant()
     def same(self) -> None:
-        """Both say the same."""
+        """Store and dict agree."""
         assert self.journal.items == self.model
-        assert self.journal._standing == sum(journal._record_size(key, value) for key, value in self.model.items())
+        assert self.journal._current == sum(journal._record_size(key, value) for key, value in self.model.items())
 
     def teardown(self) -> None:
-        """And what is there at the end."""
+        """Store and dict agree after the last close."""
         try:
             self.reopen()
             self.same()
@@ -284,11 +284,11 @@ class Against(RuleBasedStateMachine):
 
 
 class Killed(BaseException):
-    """Nothing catches SIGKILL."""
+    """A death that no handler catches, like SIGKILL."""
 
 
 class Full:
-    """pwrite(2) on a disk that takes so many bytes, and then fails, or ends the process."""
+    """pwrite(2) on a disk that takes some bytes, and then fails, or ends the process."""
 
     def __init__(self, allowed: int, then: type[BaseException] | None = None) -> None:
         self._left = allowed
@@ -296,7 +296,7 @@ class Full:
         self._pwrite = os.pwrite
 
     def __call__(self, descriptor: int, data: bytes | memoryview, offset: int) -> int:
-        """Also zeros count, so that what failed cannot always be blanked either."""
+        """Zeros count as well, so that blanking can fail, too."""
         if not self._left:
             raise self._then or OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         done = self._pwrite(descriptor, memoryview(data)[: self._left], offset)
@@ -324,11 +324,11 @@ def test_a_truncation_anywhere_leaves_whole_batches(path: Path) -> None:
 
 
 def test_a_torn_tail_may_be_written_over(path: Path) -> None:
-    """By a shorter batch, of which it is not to be a part."""
+    """The shorter batch that overwrites it contains nothing of it."""
     data = written(path, [*BATCHES, {"long": b"\xff" * 300}])
     for cut in range(len(data) - 310, len(data), 7):
         path.write_bytes(data[:cut] + bytes(100))
-        with closing(Journal(path)) as one:
+        with closing(Store(path)) as one:
             assert one.items == STATES[-1]
             one.write({"short": b"x"})
         one = opened(path)
@@ -337,14 +337,14 @@ def test_a_torn_tail_may_be_written_over(path: Path) -> None:
 
 
 @pytest.mark.parametrize("begun", [5, 12, 30, 200, 313])
-def test_a_death_while_it_is_blanked(path: Path, begun: int) -> None:
-    """And of the batch that comes instead. 313 bytes are the whole frame, which nobody was promised."""
+def test_a_death_while_a_frame_is_blanked(path: Path, begun: int) -> None:
+    """Also of the batch that follows. 313 bytes are the whole frame, whose write did not return."""
     frame = journal._frame(journal._packed({"l": b"\xff" * 293}))
     assert len(frame) == 313
     data = written(path, BATCHES)
     for allowed in (*range(1, 16), *range(16, 400, 43)):
         path.write_bytes(data + bytes(1000))
-        with closing(Journal(path)) as one:
+        with closing(Store(path)) as one:
             os.pwrite(one._descriptor, frame[:begun], one._end)
             one._dirty = one._end + begun
             with mock.patch.object(os, "pwrite", Full(allowed, Killed)), suppress(Killed):
@@ -352,7 +352,7 @@ def test_a_death_while_it_is_blanked(path: Path, begun: int) -> None:
         one = opened(path)
         assert one.sound
         assert one.items in [STATES[-1], STATES[-1] | {"short": b"x"}]
-        with closing(Journal(path)) as one:
+        with closing(Store(path)) as one:
             one.write({"shorter": b""})
         one = opened(path)
         assert one.sound
@@ -366,7 +366,7 @@ def test_no_flipped_byte_makes_a_value(path: Path) -> None:
             path.write_bytes(data[:at] + bytes([data[at] ^ flip]) + data[at + 1 :])
             one = opened(path)
             assert one.items in STATES
-            # every byte of a frame is guarded; of the last one's end, a zero looks like a write that was not finished
+            # each byte of a frame is checked; a zero at the end of the last frame looks like an unfinished write
             assert not one.sound or data[at] ^ flip == data[at] or at >= len(data) - 51
             for aside in path.parent.glob("*.corrupt-*"):
                 aside.unlink()
@@ -377,7 +377,7 @@ def test_a_damaged_file_is_set_aside(path: Path) -> None:
     data[data.index(b"twotwo")] ^= 1
     for count in range(1, 4):
         path.write_bytes(data)
-        with closing(Journal(path)) as one:
+        with closing(Store(path)) as one:
             assert (one.items, one.sound, one.found) == (STATES[1], False, True)
             assert f"a damaged frame at byte {len(written(path.with_name('x'), BATCHES[:1]))}" in one.notes[0]
             assert "2 entries" in one.notes[0]
@@ -400,8 +400,8 @@ def test_another_file_is_set_aside(path: Path, data: bytes) -> None:
     assert [aside.read_bytes() for aside in path.parent.glob("*.corrupt-*")] == [data]
 
 
-def test_a_checksum_that_fits_no_batch(path: Path) -> None:
-    """Somebody made it; it is refused as any other damage."""
+def test_a_right_checksum_of_no_batch(path: Path) -> None:
+    """A person must have made it; it counts as damage."""
     good = written(path, BATCHES)
     for batch in (b"x", journal._RECORD.pack(10, 5) + b"x", journal._RECORD.pack(1, journal._DELETED) + b"\xff"):
         path.write_bytes(good + journal._frame(batch))
@@ -412,12 +412,12 @@ def test_a_checksum_that_fits_no_batch(path: Path) -> None:
 def test_a_newer_version_is_left_alone(path: Path) -> None:
     data = journal._FILE_HEAD.pack(*journal._file_head(2)) + written(path, BATCHES)[journal._FILE_HEAD.size :]
     path.write_bytes(data)
-    with pytest.raises(JournalError, match=r"state\.journal is a journal of version 2.*start the sfad"):
-        Journal(path)
+    with pytest.raises(StoreError, match=r"state\.journal is a journal of version 2.*start the sfad"):
+        Store(path)
     assert path.read_bytes() == data
 
 
-def test_where_no_hard_link_can_be_made(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_hard_links(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path.write_bytes(written(path, BATCHES) + b"damage")
     before = path.read_bytes()
     monkeypatch.setattr(os, "link", failing(errno.EPERM))
@@ -438,7 +438,7 @@ def failing(code: int) -> Callable[..., int]:
 
 
 class Dying:
-    """Ends the process at the n-th system call that changes a file: before it, or when a write has got as far as a page."""
+    """Ends the process at the n-th system call that changes a file: before it, or after the first page of a write."""
 
     CALLS = ("pwrite", "posix_fallocate", "rename", "link", "unlink", "fchmod")
 
@@ -471,8 +471,8 @@ class Dying:
         self._real["pwrite"](descriptor, memoryview(data)[: -offset % 4096], offset)
 
 
-def dying_of(at: int, torn: bool, work: Callable[[], Journal]) -> bool:
-    """Does it, and is killed at a system call; whether it got that far."""
+def dying_of(at: int, torn: bool, work: Callable[[], Store]) -> bool:
+    """Do it, and die at a system call. Return whether it got that far."""
     with Dying(at, torn=torn) as dying:
         try:
             work()
@@ -483,23 +483,23 @@ def dying_of(at: int, torn: bool, work: Callable[[], Journal]) -> bool:
 
 
 def some(count: int) -> list[Changes]:
-    """Batches of a few KB, each of which says in all its parts which it is."""
+    """Batches of a few KB; each part of a batch names the batch."""
     return [{"n": b"%d" % n, "part": (b"%d," % n) * 900, f"k{n % 5}": (b"%d," % n) * 300} for n in range(1, count + 1)]
 
 
 @pytest.mark.parametrize("torn", [False, True])
 def test_a_death_at_every_system_call(path: Path, monkeypatch: pytest.MonkeyPatch, torn: bool) -> None:
-    """Of a new journal that is written, extended and rewritten."""
+    """A new store is written, extended and rewritten."""
     monkeypatch.setattr(journal, "STEP", 8192)
     monkeypatch.setattr(journal, "SPARE", 4096)
     monkeypatch.setattr(journal, "COMPACT_ABOVE", 20_000)
     batches, states = some(20), [after(some(20)[:count]) for count in range(21)]
     acknowledged = 0
 
-    def work() -> Journal:
+    def work() -> Store:
         nonlocal acknowledged
         acknowledged = 0
-        with closing(Journal(path)) as one:
+        with closing(Store(path)) as one:
             for batch in batches:
                 one.write(batch)
                 acknowledged += 1
@@ -508,10 +508,10 @@ def test_a_death_at_every_system_call(path: Path, monkeypatch: pytest.MonkeyPatc
     at = 0
     while dying_of(at, torn, work):
         one = opened(path)
-        # a batch may be there whose writer was killed before it said so, as in the rewriting that followed
+        # a batch may be there whose write did not return, as when the rewrite after it was interrupted
         assert one.items in states[acknowledged : acknowledged + 2]
         assert one.sound
-        with closing(Journal(path)) as one:
+        with closing(Store(path)) as one:
             one.write({"short": b"x"})
         assert opened(path).items["short"] == b"x"
         assert [each.name for each in path.parent.iterdir()] == [path.name]
@@ -541,10 +541,10 @@ def test_a_death_while_a_damaged_file_is_set_aside(path: Path) -> None:
 WRITER = """
 import os, sys
 from pathlib import Path
-from sfad.spool import Journal
+from sfad.spool import Store
 from sfad.spool import store as journal
 journal.COMPACT_ABOVE = 300_000
-one = Journal(Path(sys.argv[1]))
+one = Store(Path(sys.argv[1]))
 assert one.sound, one.notes
 n = int(one.items.get("n", b"0"))
 while True:
@@ -555,7 +555,7 @@ while True:
 """
 
 
-def test_a_process_that_is_killed_loses_nothing_it_was_promised(path: Path) -> None:
+def test_a_killed_process_loses_no_write_that_returned(path: Path) -> None:
     wait, last = random.Random(7), 0
     for _ in range(25):
         with subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE, cwd=ROOT) as writer:
@@ -593,7 +593,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(directory: Path) -> None:
-    """Takes every block that is left."""
+    """Fill the disk."""
     with open(directory / "filler", "ab", buffering=0) as file:
         for size in (MIB, 4 * KIB):
             try:
@@ -603,8 +603,8 @@ def fill(directory: Path) -> None:
                 assert error.errno == errno.ENOSPC  # noqa: PT017 - the other end of the loop
 
 
-def until_full(one: Journal) -> int:
-    """Writes two records of 400 bytes at a time until that fails; how many did not."""
+def until_full(one: Store) -> int:
+    """Write two records of 400 bytes at a time until that fails. Return how many writes succeeded."""
     count = 0
     while True:
         before = dict(one.items)
@@ -619,7 +619,7 @@ def until_full(one: Journal) -> int:
 
 def test_a_full_disk_does_not_stop_small_changes(small: Path) -> None:
     path = small / "j"
-    with closing(Journal(path)) as one:
+    with closing(Store(path)) as one:
         one.write({"a": b"1"})
         fill(small)
         promised = until_full(one)
@@ -632,9 +632,9 @@ def test_a_full_disk_does_not_stop_small_changes(small: Path) -> None:
     assert opened(path).items == items | {"b": b"2"}
 
 
-def test_the_promise_holds_wherever_the_disk_fills(small: Path) -> None:
+def test_no_write_that_returned_is_lost_wherever_the_disk_fills(small: Path) -> None:
     for before in (100, 600, 660, 700, 1200, 1900):
-        with closing(Journal(small / "j")) as one:
+        with closing(Store(small / "j")) as one:
             for number in range(before):
                 one.write({"x": bytes(800), "n": b"%d" % number})
             fill(small)
@@ -646,7 +646,7 @@ def test_the_promise_holds_wherever_the_disk_fills(small: Path) -> None:
 
 
 def test_a_batch_that_is_too_large_for_the_disk(small: Path) -> None:
-    with closing(Journal(small / "j")) as one:
+    with closing(Store(small / "j")) as one:
         one.write({"a": b"1"})
         with pytest.raises(OSError, match="No space left"):
             one.write({"a": b"2", "b": bytes(5 * MIB)})
@@ -655,10 +655,10 @@ def test_a_batch_that_is_too_large_for_the_disk(small: Path) -> None:
     assert opened(small / "j").items == {"a": b"1", "c": b"3"}
 
 
-def test_a_rewriting_that_finds_no_room_is_tried_again(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rewrite_without_room_is_tried_again(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "STEP", 64 * KIB)
     monkeypatch.setattr(journal, "COMPACT_ABOVE", 200 * KIB)
-    with closing(Journal(small / "j")) as one:
+    with closing(Store(small / "j")) as one:
         one.write({"x": bytes(150 * KIB)})
         os.posix_fallocate(one._descriptor, one._room, MIB)
         one._has_room(one._room + MIB)
@@ -674,9 +674,9 @@ def test_a_rewriting_that_finds_no_room_is_tried_again(small: Path, monkeypatch:
     assert len(opened(small / "j").items) == 2
 
 
-def test_a_journal_that_is_begun_on_a_full_disk(small: Path) -> None:
+def test_a_new_store_on_a_full_disk(small: Path) -> None:
     fill(small)
-    with closing(Journal(small / "j")) as one:
+    with closing(Store(small / "j")) as one:
         assert (one.found, one.sound, len(one.notes)) == (False, True, 1)
         assert "No space left" in one.notes[0]
         with pytest.raises(OSError, match="No space left"):
@@ -687,13 +687,13 @@ def test_a_journal_that_is_begun_on_a_full_disk(small: Path) -> None:
     assert opened(small / "j").items == {"a": b"1"}
 
 
-def test_a_damaged_journal_on_a_full_disk(small: Path) -> None:
+def test_a_damaged_store_on_a_full_disk(small: Path) -> None:
     path = small / "j"
     data = bytearray(written(path, BATCHES))
     data[-5] ^= 1
     path.write_bytes(data)
     fill(small)
-    with closing(Journal(path)) as one:
+    with closing(Store(path)) as one:
         assert (one.items, one.sound) == (STATES[-2], False)
         with pytest.raises(OSError, match="No space left"):
             one.write({"a": b"1"})
@@ -707,7 +707,7 @@ def test_a_damaged_journal_on_a_full_disk(small: Path) -> None:
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.EROFS, errno.ENOSPC])
 def test_an_error_changes_nothing(path: Path, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    with closing(Journal(path)) as one:
+    with closing(Store(path)) as one:
         one.write({"a": b"1"})
         with monkeypatch.context() as patch:
             patch.setattr(os, "pwrite", failing(code))
@@ -721,15 +721,15 @@ def test_an_error_changes_nothing(path: Path, code: int, monkeypatch: pytest.Mon
     assert opened(path).items == {"a": b"1", "b": b"2"}
 
 
-def test_what_interrupts_a_write_is_blanked(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A handler of a signal raises when the frame is there already, and the next is shorter."""
+def test_an_interrupted_write_is_blanked(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal handler raises after the frame was written, and the next frame is shorter."""
 
     def interrupted(descriptor: int, data: bytes, offset: int) -> int:
         real(descriptor, data, offset)
         raise KeyboardInterrupt
 
     real = os.pwrite
-    with closing(Journal(path)) as one:
+    with closing(Store(path)) as one:
         with monkeypatch.context() as patch:
             patch.setattr(os, "pwrite", interrupted)
             with pytest.raises(KeyboardInterrupt):
@@ -752,7 +752,7 @@ def test_a_file_system_that_cannot_allocate(path: Path, code: int, monkeypatch: 
 
 def test_two_thousand_runs_are_rewritten_in_a_moment(path: Path) -> None:
     value = os.urandom(2 * KIB)
-    with closing(Journal(path)) as one:
+    with closing(Store(path)) as one:
         for number in range(2000):
             one.write({f"run/{number}": value})
         began = time.perf_counter()
@@ -765,8 +765,8 @@ def test_two_thousand_runs_are_rewritten_in_a_moment(path: Path) -> None:
         assert time.perf_counter() - began < 5  # 7 µs each
 
 
-def test_a_log_stays_within_its_bound(path: Path) -> None:
-    with closing(Journal(path)) as one:
+def test_the_file_stays_within_its_bound(path: Path) -> None:
+    with closing(Store(path)) as one:
         for number in range(12_000):
             one.write({f"run/{number % 100}": bytes(2000)})
             assert one._end < journal.COMPACT_ABOVE + 3000

@@ -1,4 +1,4 @@
-"""A real systemd in namespaces of its own, with sfad installed from this checkout. It takes root and systemd-nspawn."""
+"""A real systemd in namespaces of its own, with sfad installed from this checkout. Needs root and systemd-nspawn."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _CANNOT = 77
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MOUNTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd")
 NEWER = "/opt/newer"
-"""In the module path of every `sfad` there: where a version is seen to be installed."""
+"""A directory in the module path of each `sfad` there."""
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:
-    """Waits for what nobody reports. To look takes a process or two, and the machine has other things to do."""
+    """Poll until true. Each look starts a process or two, so the pauses are long."""
     end = time.monotonic() + PATIENCE
     while not (value := condition()):
         assert time.monotonic() < end, f"not within {PATIENCE:g} s: {what}"
@@ -47,7 +47,7 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 
 
 def impossible() -> str | None:
-    """Why no systemd can be booted here."""
+    """Return why no systemd can be booted here; `None` if it can."""
     if os.geteuid() != 0:
         return "not root"
     for program in ("systemd-nspawn", "unshare", "nsenter", "dbus-daemon", "setpriv"):
@@ -57,13 +57,13 @@ def impossible() -> str | None:
 
 
 class Booted:
-    """What runs there. Commands are executed inside, with an environment of their own."""
+    """The booted systemd. Commands run inside, with an environment of their own."""
 
     def __init__(self, init: int) -> None:
         self._init = init
 
     def run(self, *words: str | Path, code: int | None = 0, user: bool = False) -> str:
-        """A command to its end; what it wrote. `user`: as somebody who is not root. `code` `None`: any."""
+        """Run a command and return its output. `user`: as that user. `code`: its exit code, `None` for any."""
         enter = ["nsenter", f"--target={self._init}", "-m", "-u", "-i", "-n", "-p", "-C", "--root", "--wd"]
         environment = ["env", "-i", f"PATH={_PATH}", "TERM=dumb", "LC_ALL=C.UTF-8"]
         if user:
@@ -77,7 +77,7 @@ class Booted:
         return done.stdout
 
     def write(self, path: str, text: str) -> None:
-        """A file there, and the directory it is in."""
+        """Write a file there, and make its directory."""
         self.run("sh", "-c", 'mkdir -p "${1%/*}" && printf %s "$2" > "$1" && chmod 755 "$1"', "sh", path, text)
 
 
@@ -97,13 +97,13 @@ class Service:
         return self.system.run("sfactl", *words, code=code, user=self.user)
 
     def show(self, *keys: str, unit: str = "sfad.service") -> str:
-        """Properties, a line each."""
+        """Return properties of the unit, a line each."""
         shown = self.systemctl("show", unit, *(f"--property={key}" for key in keys))
         values = dict(line.partition("=")[::2] for line in shown.splitlines())
         return "\n".join(values[key] for key in keys)
 
     def swept(self) -> str:
-        """Exit code of the last sweep by its own unit, and the unit's state; empty if there was none."""
+        """Return exit code and state of the sweep's own unit; empty if it never ran."""
         begun, *rest = self.show("ExecMainStartTimestamp", "ExecMainStatus", "ActiveState", unit="sfad-sweep.service").split("\n")
         return "\n".join(rest) if begun else ""
 
@@ -113,69 +113,69 @@ class Service:
 
     @property
     def pid(self) -> int:
-        """The daemon's, there."""
+        """Return the daemon's pid there."""
         return int(self.show("MainPID"))
 
     def signal(self, number: int) -> None:
-        """To the daemon alone."""
+        """Send a signal to the daemon only."""
         self.system.run("kill", f"-{int(number)}", str(self.pid))
 
     def configure(self, *lines: str) -> None:
-        """More lines for the section [Service] of the unit."""
+        """Add lines to the section [Service] of the unit."""
         self.system.write(f"{self.units}/sfad.service.d/test.conf", "\n".join(["[Service]", *lines, ""]))
         self.systemctl("daemon-reload")
 
     def set_config(self, text: str) -> None:
-        """The daemon's config."""
+        """Write the daemon's config."""
         self.system.write(self.config, text)
 
     def runs(self) -> dict[str, int]:
-        """The pid of every run that is running."""
+        """Return the pid of each running run."""
         runs: list[dict[str, Any]] = json.loads(self.sfactl("list", "--json", "--status", "running"))["runs"]
         return {run["id"]: run["pid"] for run in runs}
 
     def spawn(self, mark: str) -> str:
-        """A run of three processes, one of them in a session of its own; it counts in a file of that name."""
+        """Start a run of three processes, one in a session of its own. It counts in a file of that name."""
         count = f"setsid sleep {_SECONDS} & sleep {_SECONDS} & while :; do echo >> {self._file(mark)}; sleep 0.05; done"
         return self.sfactl("spawn", "--quiet", "--timeout", "1h", "--", "sh", "-c", count).strip()
 
     def spawn_stubborn(self, mark: str) -> None:
-        """A run that has to be killed; it counts as well."""
+        """Start a run that ignores SIGTERM. It counts as well."""
         count = f"trap '' TERM; while :; do echo >> {self._file(mark)}; sleep 0.05; done"
         self.sfactl("spawn", "--quiet", "--timeout", "1h", "--", "sh", "-c", count)
         until(lambda: self.system.run("find", self._file(mark), code=None), "it no longer minds SIGTERM")
 
     def ticks(self, mark: str) -> int:
-        """How far that has counted."""
+        """Return how far the run has counted."""
         return int(self.system.run("stat", "--format=%s", self._file(mark)))
 
     def _file(self, mark: str) -> str:
         return f"/tmp/tick-{mark}-{'user' if self.user else 'system'}"
 
     def alive(self) -> list[str]:
-        """Processes of runs, known by their command, and what is in the unit's cgroup."""
+        """Return the processes of runs, known by their command, and those in the unit's cgroup."""
         known = self.system.run("pgrep", "-a", "-f", rf"^sleep {_SECONDS}|/tmp/tick", code=None).splitlines()
         files = self.system.run("find", "/sys/fs/cgroup", "-path", "*/sfad.service*/cgroup.procs").split()
         inside = self.system.run("cat", *files, "/dev/null", code=None).split()
         return known + [pid for pid in inside if pid != "0"]
 
     def next_is(self, state: str, *, before: int) -> bool:
-        """Whether there is another daemon, and its unit in that state."""
+        """Return whether there is another daemon, and its unit is in that state."""
         pid, now = self.show("MainPID", "ActiveState").split("\n")
         return int(pid) not in (0, before) and now == state
 
     def restarted(self, before: int) -> None:
-        """Waits for another daemon."""
+        """Wait for another daemon."""
         until(lambda: self.next_is("active", before=before), "the daemon is started again")
 
 
 _SECONDS = 98765
-"""What a run sleeps: to know it by."""
+"""The seconds that runs sleep, by which their processes are known."""
 
 
 @contextmanager
 def booted(view: str) -> Iterator[Booted]:
-    """Until the end of the block. `view`: of the cgroups, `unified` or, where this machine is, `hybrid`."""
+    """Boot a systemd until the end of the block. `view`: its cgroups, `unified`, or `hybrid` like this machine's."""
     name = f"sfadtest{os.getpid()}{view[:1]}"
     with tempfile.TemporaryDirectory(prefix="sfad-boot-") as directory:
         work = Path(directory, "w")
@@ -219,7 +219,7 @@ def _lay_out(files: Path) -> None:
 
 
 def _init_of(boot: subprocess.Popen[bytes], console: str) -> int:
-    """Pid of its systemd, which accepts commands."""
+    """Return the pid of the systemd, once it accepts commands."""
 
     def said() -> str:
         return Path(console).read_text(errors="replace").strip()
@@ -249,7 +249,7 @@ def _shut_down(boot: subprocess.Popen[bytes], name: str) -> None:
     try:
         boot.wait(PATIENCE)
     except subprocess.TimeoutExpired:
-        boot.kill()  # and with it, its pid namespace
+        boot.kill()  # which ends its pid namespace
         boot.wait()
     for mount in _MOUNTS:
         for directory, _, _ in os.walk(f"{mount}/{name}", topdown=False):

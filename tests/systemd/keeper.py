@@ -1,4 +1,4 @@
-"""A service that dies while its child lives, and is told by the next of its kind how the child has ended. Started by systemd."""
+"""A service, started by systemd, that dies while its child lives. The next one learns how the child ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHILD = "read line < /run/keeper.fifo; exit 7"
 
 
 def told(pidfd: int) -> int | None:
-    """Its exit code, once somebody has reaped it; `None` if the kernel does not tell."""
+    """Return its exit code, once it has been reaped; `None` if the kernel does not tell."""
     while not reaped(pidfd) or (tells_exits() and exit_status(pidfd) is None):
         time.sleep(0.01)
     status = exit_status(pidfd)
@@ -22,7 +22,7 @@ def told(pidfd: int) -> int | None:
 
 
 def main() -> None:
-    """Serves."""
+    """Serve."""
     taken, store = FdStore.taken(), FdStore()
     if taken:
         codes = {name: told(pidfd) for name, pidfd in taken.items()}

@@ -14,7 +14,7 @@ from .booted import UID, USER, Booted, booted, impossible, until
 pytestmark = pytest.mark.skipif(impossible() is not None, reason=f"cannot boot a systemd: {impossible()}")
 
 SFAD = Path(sys.prefix, "bin/sfad")
-"""The program that pip has installed."""
+"""The program that pip installed."""
 
 HOME = f"/home/{USER}"
 UNITS = f"{HOME}/.config/systemd/user"
@@ -29,7 +29,7 @@ class Machine:
         self.system = system
 
     def login(self, text: str, *, code: int | None = 0) -> str:
-        """Log in, type some lines, and log out; what they wrote."""
+        """Log in, type some lines, and log out; return the output."""
         return self._type(text, code, "--property=PAMName=login")
 
     def cron(self, text: str, *, code: int | None = 0) -> str:
@@ -83,9 +83,9 @@ def test_a_night_without_lingering_and_one_with_it(machine: Machine) -> None:
     machine.manager_ended()
 
 
-def test_a_fresh_machine(machine: Machine) -> None:
+def test_install_on_a_fresh_machine(machine: Machine) -> None:
     shown = machine.login(f"sfactl spawn -q -- sleep 600\n{SFAD} install --user\nsfactl stop --all\n{SFAD} install --user")
-    assert "has runs, or does not answer. When they have ended: kill " in shown
+    assert "has runs, or does not answer. When its runs have ended: kill " in shown
     for step in (f"wrote: {UNITS}/sfad.service", "ended: the daemon", "ran: systemctl --user start sfad.socket sfad.service"):
         assert step in shown
     assert WARNING.search(shown.rpartition("ran: ")[2])
@@ -94,7 +94,7 @@ def test_a_fresh_machine(machine: Machine) -> None:
 
     install = f"{SFAD} install --user --linger\nsfactl spawn -q --timeout 1h --name lasting -- sleep 600"
     shown = machine.login(install)
-    if "as root: " in shown:  # no polkit here
+    if "as root: " in shown:  # without polkit
         machine.as_root(re.findall("as root: (.*)", shown)[0])
         shown = machine.login(install)
     assert f"unchanged: {UNITS}/sfad.service" in shown
@@ -107,7 +107,7 @@ def test_a_fresh_machine(machine: Machine) -> None:
     machine.manager_ended()
 
 
-def test_without_a_session_and_without_root(machine: Machine) -> None:
+def test_install_without_a_session_and_without_root(machine: Machine) -> None:
     assert "has no systemd running" in machine.cron(f"{SFAD} install --user", code=69)
     assert f"sudo {SFAD} install --system" in machine.cron(f"{SFAD} install --system", code=77)
 

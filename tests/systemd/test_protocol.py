@@ -1,4 +1,4 @@
-"""What is said to systemd, and what it hands over; the other end is played here."""
+"""The messages to systemd, and the descriptors from it. The tests play the other end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sfad.host.systemd import FdStore
 
 @pytest.fixture
 def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
-    """Where systemd would listen."""
+    """The socket on which systemd would listen."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind(str(tmp_path / "notify"))
         sock.settimeout(10)
@@ -33,7 +33,7 @@ def test_a_reload_says_when_it_began(manager: socket.socket) -> None:
     assert before <= int(second.removeprefix("MONOTONIC_USEC=")) <= time.monotonic_ns() // 1000
 
 
-async def test_the_watchdog_is_fed_twice_as_often_as_it_asks(manager: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_watchdog_is_fed_twice_as_often_as_required(manager: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WATCHDOG_USEC", "40000")
     monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
     assert systemd.watchdog_interval() == 0.02
@@ -52,7 +52,7 @@ async def test_no_watchdog(limit: str, pid: str, monkeypatch: pytest.MonkeyPatch
         await systemd.feed_watchdog()
 
 
-def test_what_is_kept(manager: socket.socket) -> None:
+def test_descriptors_are_kept(manager: socket.socket) -> None:
     store, (near, far) = FdStore(), os.pipe()
     assert store.keep("a1", far)
     state, descriptors, _, _ = socket.recv_fds(manager, 4096, 4)
@@ -66,13 +66,13 @@ def test_what_is_kept(manager: socket.socket) -> None:
         os.close(descriptor)
 
 
-def test_nobody_waits_for_systemd_and_all_is_forgotten_in_the_end(manager: socket.socket) -> None:
+def test_systemd_is_not_waited_for_and_closes_everything_in_the_end(manager: socket.socket) -> None:
     store = FdStore()
     asked = 0
     while store.settle():
         store.forget(f"a{asked}")
         asked += 1
-    assert not store.keep("a0", 0)  # it would be forgotten again
+    assert not store.keep("a0", 0)  # systemd would close it again
     told: list[bytes] = []
     while len(told) < asked:
         told.append(manager.recv(4096))
@@ -91,7 +91,7 @@ def test_no_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("address", ["/nowhere", "x" * 5000, "@"])
-def test_nothing_is_kept_where_nobody_listens(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_kept_if_systemd_does_not_listen(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", address)
     store = FdStore()
     assert not store.keep("a1", 0)
@@ -107,14 +107,8 @@ def test_descriptors_that_were_not_passed_are_not_taken(count: str, monkeypatch:
     assert FdStore.taken() == {}
 
 
-def test_a_tiny_watchdog_time_keeps_no_processor_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WATCHDOG_USEC", "1")
-    monkeypatch.delenv("WATCHDOG_PID", raising=False)
-    assert systemd.watchdog_interval() == systemd.LEAST_INTERVAL
-
-
 @pytest.mark.parametrize(("result", "follows"), [("success", False), ("exit-code", True), ("watchdog", True), (None, False)])
-def test_who_comes_after_the_daemon(result: str | None, follows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whether_another_daemon_follows(result: str | None, follows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if result is None:
         monkeypatch.delenv("SERVICE_RESULT", raising=False)
     else:

@@ -26,14 +26,14 @@ HYBRID = os.path.exists("/sys/fs/cgroup/unified/cgroup.procs")
 
 @pytest.fixture(scope="module")
 def unified() -> Iterator[Booted]:
-    """A systemd whose only cgroups are v2."""
+    """A systemd with cgroup v2 only."""
     with booted("unified") as system:
         yield system
 
 
 @contextmanager
 def serving(service: Service, *lines: str) -> Iterator[Service]:
-    """Started, with these lines in its section [Service]; afterwards nothing of it is left."""
+    """Start the service with these lines in its section [Service], and remove all of it afterwards."""
     service.set_config("")
     service.configure(*lines)
     service.systemctl("reset-failed")
@@ -49,7 +49,7 @@ def serving(service: Service, *lines: str) -> Iterator[Service]:
 
 
 def crowd(service: Service) -> dict[str, int]:
-    """Two runs that count."""
+    """Start two runs that count."""
     for mark in MARKS:
         service.spawn(mark)
     runs = service.runs()
@@ -58,14 +58,14 @@ def crowd(service: Service) -> dict[str, int]:
 
 
 def goes_on(service: Service, runs: dict[str, int]) -> None:
-    """The same runs with the same processes, and they do what they did."""
+    """The same runs, with the same processes, still count."""
     assert service.runs() == runs
     before = [service.ticks(mark) for mark in MARKS]
     until(lambda: all(service.ticks(mark) > ticks for mark, ticks in zip(MARKS, before, strict=True)), "they count")
 
 
 def killed(service: Service) -> int:
-    """The daemon has been killed, and another one has taken over; its pid."""
+    """Kill the daemon, and return the pid of the one that takes over."""
     runs, before = crowd(service), service.pid
     service.signal(signal.SIGKILL)
     service.restarted(before)
@@ -76,7 +76,7 @@ def killed(service: Service) -> int:
 
 
 def reloaded(service: Service) -> None:
-    """Another config is in force. Executed anew, the daemon would read it in any case."""
+    """A reload reads another config. The daemon must not re-execute itself, which would read it in any case."""
     pid = service.pid
     service.set_config("[guard]\nmax_depth = 7\n")
     service.systemctl("reload", "sfad.service")
@@ -86,20 +86,20 @@ def reloaded(service: Service) -> None:
 
 
 def same_and_active(service: Service, pid: int) -> None:
-    """It was `reloading` in between, and never anything else."""
+    """The unit was `reloading` in between, and in no other state."""
     until(lambda: service.show("ActiveState") == "active", "it is active again")
     assert service.show("MainPID", "NRestarts") == f"{pid}\n1"
 
 
 def stopped(service: Service) -> None:
-    """The daemon ends its runs and itself, and systemd has nothing left to do."""
+    """The daemon ends its runs and itself, so that systemd has nothing left to do."""
     service.systemctl("stop", "sfad.service")
     assert service.alive() == []
     assert service.show("ExecMainStatus", "Result", "ActiveState") == "0\nsuccess\ninactive"
 
 
 def given_up(service: Service) -> None:
-    """No daemon can start: its runs are ended, strangers are not."""
+    """No daemon can start: its runs are ended, other processes are not."""
     service.system.run("systemd-run", "--quiet", "--unit=stranger", "sleep", "98764")
     if not service.runs():
         crowd(service)
@@ -115,7 +115,8 @@ def given_up(service: Service) -> None:
 
 def test_a_services_life(unified: Booted) -> None:
     with serving(Service(unified)) as service:
-        assert unified.run("find", "/sys/fs/cgroup", "-name", "sfad-????????????")  # what enables controllers is still there
+        # the cgroups that enable controllers are still there
+        assert unified.run("find", "/sys/fs/cgroup", "-name", "sfad-????????????")
         pid = killed(service)
         runs = service.runs()
         reloaded(service)
@@ -162,7 +163,7 @@ def test_a_daemon_that_hangs_and_one_that_takes_too_long_to_stop(unified: Booted
         service.restarted(hung)
         goes_on(service, runs)
         service.spawn_stubborn("third")
-        service.systemctl("stop", "sfad.service")  # which is not done before its grace is over
+        service.systemctl("stop", "sfad.service")  # which waits for its grace
         assert service.show("Result") == "timeout"
         until(lambda: service.alive() == [], "what it left is ended")
 
@@ -196,5 +197,5 @@ def test_systemd_keeps_a_pidfd_that_tells_the_exit_code_to_the_next_daemon(unifi
 
 
 def kept(system: Booted) -> str:
-    """How many descriptors."""
+    """Return how many descriptors systemd keeps."""
     return system.run("systemctl", "show", "keeper.service", "--value", "--property=NFileDescriptorStore").strip()

@@ -1,4 +1,4 @@
-"""Unit files say only what `sfad` and systemd understand. How they behave: `test_service`."""
+"""The unit files contain only what `sfad` and systemd understand. `test_service` tests their behaviour."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNITS = sorted(TOP.rglob("*.service"))
 SERVICES = [unit for unit in UNITS if unit.name == "sfad.service"]
 
 LATER = ("DelegateSubgroup", "RestartMode")
-"""Keys that the units use where systemd knows them, and do without elsewhere."""
+"""Keys that older versions of systemd ignore."""
 
 
 def name(unit: Path) -> str:
@@ -24,7 +24,7 @@ def name(unit: Path) -> str:
 
 
 def directives(unit: Path) -> dict[str, str]:
-    """KEY=VALUE of every section; no key stands twice."""
+    """Return KEY=VALUE of all sections; no key is there twice."""
     pairs = [line.split("=", 1) for line in unit.read_text().splitlines() if "=" in line and not line.startswith("#")]
     found = dict(pairs)
     assert len(found) == len(pairs)
@@ -32,7 +32,7 @@ def directives(unit: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=name)
-def test_its_commands_are_sfads(unit: Path) -> None:
+def test_the_units_call_commands_of_sfad(unit: Path) -> None:
     lines = directives(unit)
     for key in {"ExecStart", "ExecStopPost"} & set(lines):
         env, program, *words = lines[key].split()
@@ -42,7 +42,7 @@ def test_its_commands_are_sfads(unit: Path) -> None:
 
 
 @pytest.mark.parametrize("unit", SERVICES, ids=name)
-def test_runs_outlive_the_daemon_and_nobody_else(unit: Path) -> None:
+def test_only_the_main_process_is_killed(unit: Path) -> None:
     lines = directives(unit)
     assert (lines["Type"], lines["Delegate"], lines["KillMode"]) == ("notify", "yes", "process")
     assert lines["OnFailure"] == "sfad-sweep.service"
@@ -50,24 +50,24 @@ def test_runs_outlive_the_daemon_and_nobody_else(unit: Path) -> None:
 
 
 @pytest.mark.parametrize("service", SERVICES, ids=name)
-def test_all_of_them_mean_the_same_state_directory(service: Path) -> None:
+def test_all_units_name_the_same_state_directory(service: Path) -> None:
     lines = directives(service)
     words = [lines["ExecStart"], lines["ExecStopPost"], directives(service.with_name("sfad-sweep.service"))["ExecStart"]]
     assert len({line.partition("--state-dir ")[2] for line in words}) == 1
 
 
 @pytest.mark.parametrize("service", SERVICES, ids=name)
-def test_what_is_installed_starts_the_program_that_installed_it(service: Path) -> None:
+def test_an_installed_unit_starts_the_program_that_installed_it(service: Path) -> None:
     text = render(service.read_text(), ["/opt/100%/sfad"], version=252)
     assert "\nExecStart=/opt/100%%/sfad serve" in text
     assert "env sfad" not in text
     assert templates(user=service.parent.name == "user")[service.name] == service.read_text()
-    with pytest.raises(InstallError, match="cannot hold"):
+    with pytest.raises(InstallError, match="cannot contain"):
         render(text, ["/opt/my programs/sfad"], version=252)
 
 
 @pytest.mark.parametrize("service", SERVICES, ids=name)
-def test_a_systemd_that_waits_for_a_reload_is_let_wait(service: Path) -> None:
+def test_a_newer_systemd_waits_for_a_reload(service: Path) -> None:
     assert "\nType=notify\n" in render(service.read_text(), ["sfad"], version=252)
     newer = render(service.read_text(), ["sfad"], version=253)
     assert "\nType=notify-reload\n" in newer
@@ -76,9 +76,9 @@ def test_a_systemd_that_waits_for_a_reload_is_let_wait(service: Path) -> None:
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze here")
 @pytest.mark.parametrize("unit", sorted(TOP.rglob("sfad*.*")), ids=name)
-def test_systemd_understands_it(unit: Path) -> None:
+def test_systemd_accepts_the_units(unit: Path) -> None:
     scope = "--user" if unit.parent.name == "user" else "--system"
     done = subprocess.run(["systemd-analyze", scope, "verify", unit], capture_output=True, text=True, timeout=60)
-    # it exits 0 on unknown keys, and complains about units of the machine that are not ours
+    # it exits 0 on unknown keys, and complains about the machine's own units
     said = [line for line in done.stderr.splitlines() if unit.name in line]
     assert [line for line in said if not any(f"'{key}' in section" in line for key in LATER)] == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...agents import AgentError, resolve
 from ...core.access import VERBS
 from ...core.policy import MAX_LABELS
-from ...host.giveback import give_back
+from ...host.closing import close_soon
 from ...meters import PROGRAMS, UNREAD
 from ...protocol.messages import MAX_DESCRIPTORS, Spawn
 from ...protocol.types import RunId
@@ -28,10 +28,10 @@ def spawn(call: Call, request: Spawn) -> None:
         if request.watch:
             demand_watch(call)
     except AgentError as error:
-        give_back(descriptors)
+        close_soon(descriptors)
         raise bad_request(str(error)) from None
     except RequestError:
-        give_back(descriptors)
+        close_soon(descriptors)
         raise
 
     def admitted(run: RunId) -> None:
@@ -46,7 +46,7 @@ def _claim(call: Call, request: Spawn) -> list[int]:
     descriptors = call.connection.take(request.descriptors) if request.descriptors <= MAX_DESCRIPTORS else None
     if descriptors is not None and len(descriptors) == expected:
         return descriptors
-    give_back(descriptors or [])
+    close_soon(descriptors or [])
     raise bad_request(
         f"stdio '{request.stdio}' with stdin '{request.stdin}' takes {expected} descriptors; {request.descriptors} announced",
     )

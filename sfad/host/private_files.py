@@ -1,6 +1,6 @@
-"""Names in the state directory that belong to the daemon, although its agents, which have its uid, can put anything there.
+"""The daemon's own names in the state directory, where its agents can put anything, because they have its uid.
 
-Whatever bears such a name and is not the daemon's is renamed, never deleted and never followed.
+Anything else that has such a name is renamed, never deleted and never followed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def is_regular(path: Path) -> bool:
-    """Return whether a regular file bears this name: not a symlink to one, and nothing that open(2) could wait for."""
+    """Return whether a regular file has this name: not a symlink to one, and nothing that open(2) could wait for."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except FileNotFoundError:
@@ -21,7 +21,7 @@ def is_regular(path: Path) -> bool:
 
 
 def free_name(path: Path, why: str) -> Path:
-    """Return NAME.WHY-UNIXTIME, or that with the next second that is free."""
+    """Return NAME.WHY-UNIXTIME, with the next second whose name is free."""
     stamp = int(time.time())
     while os.path.lexists(target := path.with_name(f"{path.name}.{why}-{stamp}")):
         stamp += 1
@@ -29,8 +29,9 @@ def free_name(path: Path, why: str) -> Path:
 
 
 def set_aside(path: Path) -> Path | None:
-    """Rename what bears this name, a symlink itself, to NAME.foreign-UNIXTIME, and return that; `None` for nothing. Raises
-    `OSError`."""
+    """Rename what has this name to NAME.foreign-UNIXTIME, and return that; `None` if nothing has it. Raises `OSError`.
+
+    Of a symlink, the link itself is renamed."""
     target = free_name(path, "foreign")
     try:
         path.rename(target)
@@ -40,8 +41,9 @@ def set_aside(path: Path) -> Path | None:
 
 
 def make_directory(path: Path) -> Path | None:
-    """Make a directory of mode 0700, or narrow or widen the present one to that. Set aside anything else of this name, a symlink
-    to a directory too, and return where it is now. Raises `OSError`."""
+    """Make a directory of mode 0700, or give that mode to the present one. Raises `OSError`.
+
+    Set aside anything else of this name, a symlink to a directory included, and return where it is now."""
     aside = None
     if os.path.lexists(path) and not stat.S_ISDIR(path.lstat().st_mode):
         aside = set_aside(path)
@@ -53,8 +55,9 @@ def make_directory(path: Path) -> Path | None:
 
 
 def create(path: Path) -> int:
-    """Return a descriptor for writing a new file of mode 0600. Whatever had this name is unlinked, or, if it is a directory, set
-    aside: it may be a hard link to a file that must not be written. Raises `OSError`."""
+    """Return a descriptor for writing a new file of mode 0600. Raises `OSError`.
+
+    A file of this name is unlinked, because it may be a hard link to a file that must not be written. A directory is set aside."""
     try:
         path.unlink(missing_ok=True)
     except (IsADirectoryError, PermissionError):  # the errno for a directory, of Linux and of POSIX
@@ -63,7 +66,7 @@ def create(path: Path) -> int:
 
 
 def regain(path: Path) -> None:
-    """Make a regular file of ours readable and writable again that has lost its mode bits. Raises `OSError`."""
+    """Make one of our files readable and writable again after it has lost its mode bits. Raises `OSError`."""
     # chmod(2) would follow a symlink that has taken the file's place since; O_PATH needs no permission to read
     descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

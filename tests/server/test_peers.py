@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from sfad.core.events import LaunchSucceeded, MainExited
-from sfad.host import peers
+from sfad.server import peers
 from tests.launch.fake import FakeLauncher
 from tests.launch.rig import Rig, rigged
 
@@ -113,7 +113,7 @@ def test_another_user_whose_process_is_gone() -> None:
 
 
 @pytest.mark.parametrize("error", [OSError(24, "Too many open files"), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no")])
-def test_a_kernel_that_cannot_be_asked(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_a_kernel_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     launcher = FakeLauncher(emit=lambda _event: None)
 
     def fail(*_: object) -> None:

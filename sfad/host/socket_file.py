@@ -1,7 +1,7 @@
-"""The daemon's side of its paths: config files, and a socket that is never open wider than meant, in a directory where no other
-user can replace it. The state directory is in `state_dir`.
+"""The listening socket: never open wider than meant, in a directory where no other user can replace it.
 
-The rules where things are, which clients share, are in `protocol.paths`."""
+`protocol.paths` says where it is, which clients must know as well. `state_dir` has the state directory.
+"""
 
 from __future__ import annotations
 
@@ -14,65 +14,52 @@ import pwd
 import socket
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..protocol.paths import bind_path, connect_path, xdg
+from ..protocol.paths import bind_path, connect_path
 
 BACKLOG = 1024
-"""Connections that wait for accept. Above this, connect() of a client waits; the kernel caps it at net.core.somaxconn."""
+"""Connections that wait for accept(2). Beyond this number, connect(2) of a client waits. The kernel caps it at
+net.core.somaxconn."""
 
 LOCK_TRIES, _LOCK_PAUSE = 25, 0.02
 
 _MAX_STEPS = 40 * 256
-"""Components of a path: the kernel follows 40 links, and a path has at most 4096 bytes."""
+"""The most components of a path: the kernel follows 40 links, and a path has at most 4096 bytes."""
 
 _OVERFLOW_UID = 65534
-"""What the kernel shows for a user whom the user namespace does not know (default of /proc/sys/kernel/overflowuid)."""
-
-SYSTEM_CONFIG = Path("/etc/sfad/sfad.toml")
+"""The uid that the kernel shows for a user who is not in the user namespace (default of /proc/sys/kernel/overflowuid)."""
 
 
 class PathError(Exception):
-    """A path cannot be used; the message names it, the cause and what to do."""
+    """A path cannot be used. The message names it, the cause and what to do."""
 
 
 class AlreadyRunning(PathError):
     """Another daemon holds the state directory or the socket."""
 
 
-def config_files(env: Mapping[str, str], flag: str | None = None) -> tuple[list[Path], bool]:
-    """Config files, weakest first, and whether they must exist: only the one that `flag` or SFAD_CONFIG names, else the
-    system's and the user's."""
-    chosen = flag or env.get("SFAD_CONFIG")
-    if chosen:
-        return [Path(chosen).absolute()], True
-    try:
-        return [SYSTEM_CONFIG, xdg(env, "XDG_CONFIG_HOME", ".config") / "sfad" / "sfad.toml"], False
-    except ValueError:  # a system service has no home, and then no file of a user's
-        return [SYSTEM_CONFIG], False
-
-
 def prepare_socket(path: Path, *, held: Path | None = None) -> None:
-    """Make what `bind_socket` needs, and raise what it would: before a daemon adopts runs that it could not serve."""
-    with _place_for(path, 0o700, held):
+    """Make what `bind_socket` needs, and raise what it would raise: before a daemon adopts runs that it could not serve."""
+    with _place_for(path, held):
         pass  # not bound yet: clients would wait for a daemon that may take long to recover
 
 
-def bind_socket(path: Path, *, held: Path | None = None, mode: int = 0o600, directory_mode: int = 0o700) -> socket.socket:
-    """A listening, non-blocking Unix stream socket at `path`. `held`: the state directory that the caller has locked.
+def bind_socket(path: Path, *, held: Path | None = None) -> socket.socket:
+    """Return a listening, non-blocking Unix stream socket at `path`, 0600. `held`: the state directory that the caller has locked.
 
-    The directory is made with `directory_mode` if it is missing. A stale socket is replaced, a live one raises
-    `AlreadyRunning`, anything else there `PathError`, and so does a directory in which another user could replace the socket."""
-    with _place_for(path, directory_mode, held):
-        return _listen(path, mode)
+    Make the directory, 0700, if it is missing, and replace a stale socket. Raises `AlreadyRunning` if a daemon
+    listens there, and `PathError` for anything else at `path`, or if another user could replace the socket."""
+    with _place_for(path, held):
+        return _listen(path)
 
 
 @contextmanager
-def _place_for(path: Path, directory_mode: int, held: Path | None) -> Iterator[None]:
+def _place_for(path: Path, held: Path | None) -> Iterator[None]:
     try:
-        _make_directory(path.parent, directory_mode)
+        _make_directory(path.parent)
         _refuse_shared(path)
         with _directory_lock(path.parent, held):
             _clear_stale(path)
@@ -82,9 +69,9 @@ def _place_for(path: Path, directory_mode: int, held: Path | None) -> Iterator[N
 
 
 def socket_inode(path: Path) -> tuple[int, int] | None:
-    """Return device and number of what is at `path`; `None` if nothing is.
+    """Return device and inode number of what is at `path`; `None` if nothing is.
 
-    The number is not given to another file while the listener is open: the kernel keeps the inode of a bound socket."""
+    No other file gets the number while the listener is open: the kernel keeps the inode of a bound socket."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         found = path.lstat()
         return found.st_dev, found.st_ino
@@ -92,9 +79,9 @@ def socket_inode(path: Path) -> tuple[int, int] | None:
 
 
 def unbind_socket(path: Path, *, held: Path | None = None) -> None:
-    """Removes the socket of a listener that has been closed; leaves alone what another daemon serves by now.
+    """Remove the socket of a listener that has been closed, unless another daemon serves it by now.
 
-    Raises `PathError` where the directory cannot be written."""
+    Raises `PathError` if the directory cannot be written."""
     try:
         with _directory_lock(path.parent, held), contextlib.suppress(PathError):
             _clear_stale(path)
@@ -104,17 +91,16 @@ def unbind_socket(path: Path, *, held: Path | None = None) -> None:
         raise PathError(f"the socket {path} cannot be removed: {error}") from error
 
 
-def _make_directory(directory: Path, mode: int) -> None:
+def _make_directory(directory: Path) -> None:
     missing = [each for each in (directory, *directory.parents) if not each.exists()]
     for each in reversed(missing):
-        each.mkdir(mode=mode, exist_ok=True)  # parents, too: mkdir(parents=True) makes them as open as the umask allows
-    if missing and mode != 0o700:
-        directory.chmod(mode)  # mkdir's mode is subject to the umask
+        each.mkdir(mode=0o700, exist_ok=True)  # parents, too: mkdir(parents=True) makes them as open as the umask allows
 
 
 def _refuse_shared(path: Path) -> None:
-    """Raise `PathError` if another user could replace the socket, or a directory or link on the way to it. Clients would send their
-    environment to that user."""
+    """Raise `PathError` if another user could replace the socket, or a directory or link on the way to it.
+
+    Clients would send their environment to that user."""
     for entry in _traversed(path.parent):
         found = entry.lstat()
         what = f"the socket {path} is not safe: {'link' if stat.S_ISLNK(found.st_mode) else 'directory'} {entry}"
@@ -147,16 +133,19 @@ def _traversed(directory: Path) -> Iterator[Path]:
 
 
 def _others_write(found: os.stat_result) -> bool:
-    """Return whether other users may rename an entry of a directory. In a sticky one, such as /tmp, only the owners of the entry
-    and of the directory may. They can take the name of a socket that does not exist yet: clients check the listener's uid."""
+    """Return whether other users may rename an entry of a directory.
+
+    In a sticky one, such as /tmp, only the owners of the entry and of the directory may. Other users can take the name of a
+    socket that does not exist yet, so clients check the listener's uid."""
     if stat.S_ISLNK(found.st_mode) or found.st_mode & stat.S_ISVTX:
         return False
     return bool(found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not _own_group(found.st_gid)))
 
 
 def _own_group(gid: int) -> bool:
-    """Return whether a group is root's, or this user's alone. Distributions that give each user a group use a umask of 002, so such
-    a group may write to every directory of the user."""
+    """Return whether a group is root's, or has this user only.
+
+    Distributions that give each user a group use a umask of 002, so that group may write to every directory of the user."""
     if gid == 0:
         return True
     try:
@@ -167,7 +156,7 @@ def _own_group(gid: int) -> bool:
 
 
 def _outside(uid: int) -> bool:
-    """Return whether a uid stands for users whom this user namespace does not know. In a sandbox the owner of / is often one."""
+    """Return whether a uid stands for users outside of this user namespace. In a sandbox the owner of / is often one of them."""
     if uid != _OVERFLOW_UID:
         return False
     ranges = (list(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines())
@@ -177,10 +166,10 @@ def _outside(uid: int) -> bool:
 @contextmanager
 def _directory_lock(directory: Path, held: Path | None) -> Iterator[None]:
     if held is not None and held.exists() and directory.samefile(held):
-        # flock(2) excludes a second descriptor of the same process, too. Without XDG_RUNTIME_DIR the socket is there
+        # without XDG_RUNTIME_DIR the socket is in the state directory, and flock(2) excludes a second descriptor of one process
         yield
         return
-    # between finding a socket stale and replacing it another daemon may do the same; a lock file would stay behind
+    # between finding a socket stale and replacing it, another daemon may do the same. A lock file would stay behind
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _lock_soon(descriptor, directory)
@@ -190,7 +179,7 @@ def _directory_lock(directory: Path, held: Path | None) -> Iterator[None]:
 
 
 def _lock_soon(descriptor: int, directory: Path) -> None:
-    # another daemon holds it for less than a millisecond; anybody who may read the directory can hold it for ever
+    # another daemon holds the lock for less than a millisecond; a user who may read the directory can hold it without end
     for _ in range(LOCK_TRIES):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -223,22 +212,20 @@ def _alive(path: Path) -> bool:
         except ConnectionRefusedError:
             return False
         except OSError as error:
-            # a full backlog (EAGAIN) and a socket of another type (EPROTOTYPE) have somebody behind them
+            # a full backlog (EAGAIN) and a socket of another type (EPROTOTYPE) belong to a live process
             if error.errno not in (errno.EAGAIN, errno.EPROTOTYPE):
                 raise
     return True
 
 
-def _listen(path: Path, mode: int) -> socket.socket:
+def _listen(path: Path) -> socket.socket:
     with contextlib.ExitStack() as undo:
         listener = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         listener.setblocking(False)
-        # bind() creates the file with the mode of the socket's own inode, so there is no moment with a wider one; umask()
-        # would do the same to every other thread as well
-        os.fchmod(listener.fileno(), mode & 0o600)
+        # bind(2) makes the file with the mode of the socket's own inode, so the mode is never wider. umask(2) would change the
+        # files of all other threads as well
+        os.fchmod(listener.fileno(), 0o600)
         bind_path(listener, path)
-        if mode & ~0o600:
-            path.chmod(mode)
         listener.listen(BACKLOG)
         undo.pop_all()
     return listener

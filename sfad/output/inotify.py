@@ -1,5 +1,4 @@
-"""Who has written, or has had its file taken away: one inotify watch on the directory of all output files, whose events name
-the file."""
+"""Which output files were written to or taken away: one inotify(7) watch on their directory, whose events name the file."""
 
 from __future__ import annotations
 
@@ -15,9 +14,9 @@ from ..protocol.types import RunId
 _MASK = 0x2 | 0x40 | 0x80 | 0x200 | 0x400 | 0x800
 # of the event that says that there were more than fs.inotify.max_queued_events: wd -1, mask IN_Q_OVERFLOW
 _OVERFLOW = b"\xff\xff\xff\xff\x00\x40\x00\x00"
-# Events are a header of 16 bytes and a name padded with NULs. Two runs that write in turns make up to 16 384 of them before
-# the next look: a regular expression finds the names in 2 ms, a loop over the headers in 12. What it finds too much is no
-# followed run, or is looked at in vain.
+# An event is a header of 16 bytes and a name padded with NULs. Two runs that write in turns make up to 16 384 events before the
+# next read: a regular expression finds the names in 2 ms, a loop over the headers in 12 ms. A name that the expression finds by
+# accident is no followed run, or its file is looked at in vain.
 _NAMES = re.compile(rb"([a-z][0-9a-v]+)\.(?:out|err)\0")
 
 _BATCH = 64 * 1024
@@ -26,16 +25,16 @@ _BATCHES = 16
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Growth:
-    """Readable (`fileno`) when a file of `directory` has been written to, deleted, renamed, or another was renamed to its name;
-    creating one does not count. Costs nothing a run.
+class Inotify:
+    """Readable (`fileno`) when a file of `directory` was written to, deleted, renamed, or replaced by a rename.
 
-    Raises `OSError`: `EMFILE` when the user has no instance left (fs.inotify.max_user_instances, 128)."""
+    Creating a file does not count. One watch serves all runs. Raises `OSError`: `EMFILE` if the user has no instance left
+    (fs.inotify.max_user_instances, 128)."""
 
     def __init__(self, directory: Path) -> None:
         self.gone = False
-        """Another directory, or none, had the name at the last `take`. IN_DELETE_SELF alone would not tell: it waits until the last
-        file that was in the directory is closed."""
+        """Another directory, or none, had the name at the last `take`. IN_DELETE_SELF alone does not tell: it comes when the last
+        file in the directory is closed."""
         self._directory = directory
         self._descriptor: int = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._descriptor < 0:
@@ -46,18 +45,18 @@ class Growth:
             raise error
         self._identity = self._look()
 
-    def __enter__(self) -> Growth:
+    def __enter__(self) -> Inotify:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
     def fileno(self) -> int:
-        """The descriptor to wait for."""
+        """Return the descriptor to wait for."""
         return self._descriptor
 
     def take(self) -> set[RunId] | None:
-        """The runs whose files were so since the last call; `None`: it may be any, the kernel lost count."""
+        """Return the runs whose files changed since the last call; `None` if the kernel dropped events, so that it may be any."""
         names: set[bytes] = set()
         self.gone = self._look() != self._identity
         for _ in range(_BATCHES):
@@ -78,7 +77,7 @@ class Growth:
         return found.st_dev, found.st_ino
 
     def close(self) -> None:
-        """Gives the instance back."""
+        """Close the inotify instance."""
         os.close(self._descriptor)
 
 

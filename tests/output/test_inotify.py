@@ -1,4 +1,4 @@
-"""The kernel tells which runs have written."""
+"""The kernel names the runs that have written."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from sfad.output import Growth, OutputStore
-from sfad.output import growth as module
+from sfad.output import Inotify, OutputStore
+from sfad.output import inotify as module
 from tests.output.test_files import put
 from tests.output.test_holes import Refusing
 
 
-def told(growth: Growth, timeout: float = 0) -> bool:
+def told(growth: Inotify, timeout: float = 0) -> bool:
     return bool(select.select([growth], [], [], timeout)[0])
 
 
@@ -25,8 +25,8 @@ def store(tmp_path: Path) -> OutputStore:
     return OutputStore(tmp_path)
 
 
-def test_who_writes_is_named_once(store: OutputStore) -> None:
-    with Growth(store.directory) as growth:
+def test_a_writer_is_named_once(store: OutputStore) -> None:
+    with Inotify(store.directory) as growth:
         for _ in range(5):
             put(store, "a1", b"out", b"err")
             put(store, "c1v0", b"out")
@@ -36,8 +36,8 @@ def test_who_writes_is_named_once(store: OutputStore) -> None:
         assert growth.take() == set()
 
 
-def test_a_file_that_nobody_writes_tells_nothing(store: OutputStore) -> None:
-    with Growth(store.directory) as growth:
+def test_an_unwritten_file_is_not_named(store: OutputStore) -> None:
+    with Inotify(store.directory) as growth:
         for number in range(1, 32):
             for descriptor in store.open_for_run(f"a{'0123456789abcdefghijklmnopqrstuv'[number]}"):
                 os.close(descriptor)
@@ -46,11 +46,11 @@ def test_a_file_that_nobody_writes_tells_nothing(store: OutputStore) -> None:
 
 
 @pytest.mark.parametrize("how", ["unlink", "rename", "replace"])
-def test_whose_file_is_taken_away_is_named(store: OutputStore, how: str) -> None:
+def test_the_run_of_a_removed_file_is_named(store: OutputStore, how: str) -> None:
     put(store, "a1", b"out")
     path, other = store.directory / "a1.out", store.directory / "other"
     other.touch()
-    with Growth(store.directory) as growth:
+    with Inotify(store.directory) as growth:
         if how == "unlink":
             path.unlink()
         elif how == "rename":
@@ -61,9 +61,9 @@ def test_whose_file_is_taken_away_is_named(store: OutputStore, how: str) -> None
 
 
 @pytest.mark.parametrize("how", ["removed", "renamed"])
-def test_a_directory_that_goes_away_is_told(tmp_path: Path, how: str) -> None:
+def test_a_removed_directory_is_noticed(tmp_path: Path, how: str) -> None:
     store = OutputStore(tmp_path / "output")
-    with Growth(store.directory) as growth:
+    with Inotify(store.directory) as growth:
         put(store, "a1", b"out")
         assert (growth.take(), growth.gone) == ({"a1"}, False)
         shutil.rmtree(store.directory) if how == "removed" else store.directory.rename(tmp_path / "away")
@@ -72,18 +72,18 @@ def test_a_directory_that_goes_away_is_told(tmp_path: Path, how: str) -> None:
         assert growth.gone
 
 
-def test_names_that_are_no_run_s_are_no_runs(store: OutputStore) -> None:
-    with Growth(store.directory) as growth:
+def test_other_file_names_are_ignored(store: OutputStore) -> None:
+    with Inotify(store.directory) as growth:
         for name in ("note.txt", "a1.out.gz", "ü.out", "x" * 250 + ".err", "a" * 15):
             (store.directory / name).write_bytes(b"x")
         assert growth.take() == set()
 
 
-def test_more_than_the_kernel_remembers_is_anybody(store: OutputStore) -> None:
+def test_dropped_events_mean_any_run(store: OutputStore) -> None:
     limit = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     if limit > 1 << 16:
         pytest.skip("it would take long")
-    with Growth(store.directory) as growth:
+    with Inotify(store.directory) as growth:
         one, two = store.open_for_run("a1")
         for _ in range(limit // 2 + 1):
             os.write(one, b"x")
@@ -94,13 +94,13 @@ def test_more_than_the_kernel_remembers_is_anybody(store: OutputStore) -> None:
     assert None in told_once
 
 
-def test_no_instance_left(store: OutputStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_inotify_instance_is_left(store: OutputStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_libc", Refusing(errno.EMFILE))
     with pytest.raises(OSError, match="Too many") as caught:
-        Growth(store.directory)
+        Inotify(store.directory)
     assert caught.value.errno == errno.EMFILE
 
 
 def test_a_directory_that_cannot_be_watched_leaves_no_descriptor(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        Growth(tmp_path / "missing")
+        Inotify(tmp_path / "missing")

@@ -1,8 +1,8 @@
 """Closes descriptors that clients sent, in threads of their own.
 
-close(2) of a foreign file may wait as long as its sender likes: for unsent data on a TCP socket (SO_LINGER), or for a FUSE server
-that does not answer FLUSH. It may also fail. The number is free at once, before the kernel waits. A Unix socket counts as foreign:
-with it the kernel drops the files that are still on their way through it.
+close(2) of a file that a client sent may wait as long as the client likes: for unsent data on a TCP socket (SO_LINGER), or for a
+FUSE server that does not answer FLUSH. It may also fail. The kernel frees the number before it waits. A Unix socket is closed the
+same way, because with it the kernel drops the files that are still in transit through it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 MOST = 64
-"""Threads at a time. While all of them wait, further descriptors stay open; the end of the run that made them wait helps."""
+"""Threads at a time. While all of them wait, further descriptors stay open. Ending the run that makes them wait helps."""
 
 _lock = threading.Lock()
 _open: deque[int] = deque()
 _threads = 0
 
 
-def give_back(descriptors: Iterable[int]) -> None:
+def close_soon(descriptors: Iterable[int]) -> None:
     """Close `descriptors` soon, without waiting. The caller must not use them again."""
     global _threads
     with _lock:
@@ -43,12 +43,12 @@ def threads() -> int:
 
 def _close_all() -> None:
     while (descriptor := _next()) is not None:
-        with suppress(OSError):  # Linux has released it nevertheless
+        with suppress(OSError):  # Linux has released the number all the same
             os.close(descriptor)
 
 
 def _next() -> int | None:
-    """Return the next descriptor. `None`: this thread does not count any more."""
+    """Return the next descriptor; `None` if there is none, and this thread ends."""
     global _threads
     with _lock:
         if _open:

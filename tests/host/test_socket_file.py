@@ -1,4 +1,4 @@
-"""Which socket, which directory; locks and sockets as the kernel sees them."""
+"""The socket file as the kernel sees it: its mode, its directory, and what was in its place."""
 
 from __future__ import annotations
 
@@ -13,77 +13,10 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from sfad.host import paths
-from sfad.host.paths import AlreadyRunning, PathError, bind_socket, config_files, unbind_socket
-from sfad.protocol.paths import SYSTEM_SOCKET, bind_path, client_sockets, connect_path, daemon_socket, state_dir
+from sfad.host import socket_file
+from sfad.host.socket_file import AlreadyRunning, PathError, bind_socket, unbind_socket
+from sfad.protocol.paths import bind_path, connect_path
 from tests.harness import GONE, as_nobody, as_root
-
-HOME = {"HOME": "/home/ann"}
-LOGIN = {**HOME, "XDG_RUNTIME_DIR": "/run/user/7"}
-STATE_SOCKET = Path("/home/ann/.local/state/sfad/sfad.sock")
-LOGIN_SOCKET = Path("/run/user/7/sfad/sfad.sock")
-
-
-def clients(env: dict[str, str], uid: int = 7, flag: str | None = None, login: bool = False) -> list[Path]:
-    return client_sockets(env, uid, flag, exists=lambda _: login)
-
-
-def daemon(env: dict[str, str], uid: int = 7, flag: str | None = None, login: bool = False) -> Path:
-    return daemon_socket(env, uid, flag, exists=lambda _: login)
-
-
-def test_a_socket_that_was_named_is_the_only_one() -> None:
-    named = {**LOGIN, "SFA_SOCKET": "/a", "SFAD_SOCKET": "/b"}
-    assert clients(named, flag="/f") == [Path("/f")]
-    assert clients(named) == [Path("/a")]
-    assert clients({**LOGIN, "SFAD_SOCKET": "/b"}) == [Path("/b")]
-    assert clients({**LOGIN, "SFA_SOCKET": "", "SFAD_SOCKET": "b"}) == [Path.cwd() / "b"]
-
-
-def test_else_the_user_s_then_the_system_s() -> None:
-    assert clients(LOGIN) == [LOGIN_SOCKET, STATE_SOCKET, SYSTEM_SOCKET]
-    assert clients(LOGIN, login=True) == [LOGIN_SOCKET, STATE_SOCKET, SYSTEM_SOCKET]
-    assert clients(HOME, login=True) == [LOGIN_SOCKET, STATE_SOCKET, SYSTEM_SOCKET]
-    assert clients(HOME) == [STATE_SOCKET, SYSTEM_SOCKET]
-    assert clients({**HOME, "XDG_RUNTIME_DIR": "relative"}) == [STATE_SOCKET, SYSTEM_SOCKET]
-
-
-def test_the_daemon_serves_the_first_that_its_clients_try() -> None:
-    for env, login in ((LOGIN, False), (HOME, True), (HOME, False)):
-        assert daemon(env, login=login) == clients(env, login=login)[0]
-    assert daemon({**LOGIN, "SFA_SOCKET": "/of-a-run"}) == LOGIN_SOCKET
-    assert daemon({**LOGIN, "SFAD_SOCKET": "/b"}) == Path("/b")
-    assert daemon({**LOGIN, "SFAD_SOCKET": "/b"}, flag="/f") == Path("/f")
-
-
-def test_root_without_a_session_is_the_system() -> None:
-    assert daemon({}, 0) == daemon({"HOME": "/root"}, 0, login=True) == SYSTEM_SOCKET
-    assert daemon({"XDG_RUNTIME_DIR": "/run/user/0"}, 0) == Path("/run/user/0/sfad/sfad.sock")
-    assert SYSTEM_SOCKET in clients({}, 0)
-
-
-def test_nowhere_to_go_is_said() -> None:
-    with pytest.raises(ValueError, match="all unset"):
-        daemon({})
-
-
-def test_state_directories() -> None:
-    assert state_dir(HOME, 7) == Path("/home/ann/.local/state/sfad")
-    assert state_dir({**HOME, "XDG_STATE_HOME": "/s"}, 7) == Path("/s/sfad")
-    assert state_dir(HOME, 0) == Path("/var/lib/sfad")
-    assert state_dir({"SFAD_STATE_DIR": "/e"}, 0) == Path("/e")
-    assert state_dir({"SFAD_STATE_DIR": "/e"}, 7, "/f") == Path("/f")
-    with pytest.raises(ValueError, match="HOME"):
-        state_dir({}, 7)
-
-
-def test_config_files() -> None:
-    system = Path("/etc/sfad/sfad.toml")
-    assert config_files(HOME) == ([system, Path("/home/ann/.config/sfad/sfad.toml")], False)
-    assert config_files({**HOME, "XDG_CONFIG_HOME": "/c"}) == ([system, Path("/c/sfad/sfad.toml")], False)
-    assert config_files({}) == ([system], False)
-    assert config_files({"SFAD_CONFIG": "/e"}) == ([Path("/e")], True)
-    assert config_files({"SFAD_CONFIG": "/e"}, "/f") == ([Path("/f")], True)
 
 
 def mode(path: Path) -> int:
@@ -92,7 +25,7 @@ def mode(path: Path) -> int:
 
 @pytest.fixture(params=["short", "long"])
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A socket's path that fits an address, and one that does not."""
+    """The path of a socket, short enough for an address and too long for one."""
     deep = tmp_path / ("d" * 120) / ("e" * 120) if request.param == "long" else tmp_path
     return deep / "sfad" / "sfad.sock"
 
@@ -102,7 +35,7 @@ def connect(path: Path) -> None:
         connect_path(client, path)
 
 
-def test_a_socket_is_the_owner_s_alone_whatever_the_umask(address: Path) -> None:
+def test_a_socket_is_its_owner_s_only_with_any_umask(address: Path) -> None:
     before = sorted(os.listdir("/proc/self/fd"))
     old = os.umask(0)
     try:
@@ -118,16 +51,6 @@ def test_a_socket_is_the_owner_s_alone_whatever_the_umask(address: Path) -> None
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_system_socket_is_open_to_all(tmp_path: Path) -> None:
-    old = os.umask(0o077)
-    try:
-        listener = bind_socket(tmp_path / "run" / "s", mode=0o666, directory_mode=0o755)
-    finally:
-        os.umask(old)
-    listener.close()
-    assert (mode(tmp_path / "run" / "s"), mode(tmp_path / "run")) == (0o666, 0o755)
-
-
 def test_the_mode_is_never_wider_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
@@ -135,8 +58,8 @@ def test_the_mode_is_never_wider_on_the_way(tmp_path: Path, monkeypatch: pytest.
         bind_path(sock, path)
         seen.append(mode(path))
 
-    monkeypatch.setattr(paths, "bind_path", watching)
-    bind_socket(tmp_path / "s", mode=0o666).close()
+    monkeypatch.setattr(socket_file, "bind_path", watching)
+    bind_socket(tmp_path / "s").close()
     assert seen == [0o600]
 
 
@@ -153,7 +76,7 @@ def test_a_stale_socket_is_replaced_and_a_live_one_is_not(address: Path) -> None
 
 
 def test_a_live_socket_with_a_full_backlog_is_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paths, "BACKLOG", 0)
+    monkeypatch.setattr(socket_file, "BACKLOG", 0)
     listener = bind_socket(tmp_path / "s")
     with socket.socket(socket.AF_UNIX) as one:
         connect_path(one, tmp_path / "s")
@@ -162,7 +85,7 @@ def test_a_live_socket_with_a_full_backlog_is_live(tmp_path: Path, monkeypatch: 
     listener.close()
 
 
-def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_socket_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "s").write_text("precious")
     with pytest.raises(PathError, match="not a socket"):
         bind_socket(tmp_path / "s")
@@ -173,7 +96,7 @@ def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     unbind_socket(tmp_path / "missing" / "t")
 
 
-def test_of_daemons_that_start_at_once_one_gets_a_stale_socket(tmp_path: Path) -> None:
+def test_one_of_several_starting_daemons_gets_a_stale_socket(tmp_path: Path) -> None:
     for _ in range(20):
         bind_socket(tmp_path / "s").close()
         won: list[socket.socket] = []
@@ -195,13 +118,13 @@ def test_of_daemons_that_start_at_once_one_gets_a_stale_socket(tmp_path: Path) -
         won[0].close()
 
 
-def test_a_name_that_no_address_can_hold(tmp_path: Path) -> None:
+def test_a_name_that_is_too_long_for_an_address(tmp_path: Path) -> None:
     with pytest.raises(PathError, match="is longer than"):
         bind_socket(tmp_path / ("n" * 100) / ("s" * 100))
 
 
-def test_a_directory_that_somebody_else_holds_the_lock_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paths, "LOCK_TRIES", 2)
+def test_a_directory_that_another_process_has_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket_file, "LOCK_TRIES", 2)
     other = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     fcntl.flock(other, fcntl.LOCK_EX)
     with pytest.raises(PathError, match="locked by another process"):
@@ -223,7 +146,7 @@ def safe(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("bits", [0o777, 0o757, 0o775])
-def test_a_directory_that_others_may_write_to_is_refused(safe: Path, bits: int) -> None:
+def test_a_directory_that_other_users_may_write_to_is_refused(safe: Path, bits: int) -> None:
     if bits == 0o775:
         give_to_a_group(safe)
     safe.chmod(bits)
@@ -234,7 +157,7 @@ def test_a_directory_that_others_may_write_to_is_refused(safe: Path, bits: int) 
 
 
 def give_to_a_group(path: Path) -> None:
-    """One that has other members, or none that is known."""
+    """A group with other members, or an unknown one."""
     if os.geteuid() != 0:
         pytest.skip("takes root to give a directory to another group")
     os.chown(path, -1, 12345)
@@ -260,7 +183,7 @@ def test_links_are_followed(safe: Path, tmp_path: Path) -> None:
     bind_socket(bad / "to-safe" / "s").close()
 
 
-def test_parents_that_are_made_are_safe_whatever_the_umask(safe: Path) -> None:
+def test_new_parents_are_safe_with_any_umask(safe: Path) -> None:
     old = os.umask(0)
     try:
         bind_socket(safe / "a" / "b" / "s").close()
@@ -269,7 +192,7 @@ def test_parents_that_are_made_are_safe_whatever_the_umask(safe: Path) -> None:
 
 
 @as_root
-def test_what_belongs_to_another_user_is_refused(safe: Path, tmp_path: Path) -> None:
+def test_a_directory_of_another_user_is_refused(safe: Path, tmp_path: Path) -> None:
     os.chown(safe, GONE, GONE)
     with pytest.raises(PathError, match=rf"directory {safe} belongs to another user \(mode 0755, uid {GONE}"):
         bind_socket(safe / "s")
@@ -286,7 +209,7 @@ def test_what_belongs_to_another_user_is_refused(safe: Path, tmp_path: Path) -> 
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A directory like /tmp, which every user reaches."""
+    """A directory like /tmp, which all users can reach."""
     with TemporaryDirectory(dir="/tmp") as directory:
         path = Path(directory)
         path.chmod(0o1777)
@@ -294,7 +217,7 @@ def shared() -> Iterator[Path]:
 
 
 @as_root
-def test_another_user_is_told_the_same(shared: Path) -> None:
+def test_another_user_gets_the_same_message(shared: Path) -> None:
     assert as_nobody(lambda: bind_socket(shared / "mine" / "s").close()) == "None"
     (shared / "theirs").mkdir()
     os.chown(shared / "theirs", 12345, 12345)

@@ -1,4 +1,4 @@
-"""Room that is kept for a daemon that has to start on a full disk: SQLite opens nothing without some."""
+"""Room that is kept for the start of a daemon on a full disk, where SQLite cannot open the ledger without some."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from .private import create
+from .private_files import create
 
 SIZE = 2 * 1024 * 1024
-"""Bytes: what opening a ledger, and writing down how the runs ended that a dead daemon had held in memory, can take."""
+"""Bytes that a start can need: to open the ledger, and to record the ends of runs that a dead daemon held in memory."""
 
 
-class Ballast:
-    """A file that is of no use but to be thrown away."""
+class DiskReserve:
+    """A file without content, which is removed when the disk is full."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "ballast"
 
-    def take_on(self) -> None:
-        """Takes the room, where there is any."""
+    def fill(self) -> None:
+        """Take the room, if there is any."""
         with suppress(OSError):
             if self._size() >= SIZE:
                 return
@@ -32,8 +32,8 @@ class Ballast:
             finally:
                 os.close(descriptor)
 
-    def throw_away(self) -> bool:
-        """Gives the room back; whether there was any."""
+    def release(self) -> bool:
+        """Give the room back. Return whether there was any."""
         with suppress(OSError):
             size = self._size()
             self._path.unlink()
@@ -41,7 +41,7 @@ class Ballast:
         return False
 
     def _size(self) -> int:
-        """Bytes that unlinking the file gives back: none of a symlink, or of a second link to another file."""
+        # what unlinking the file gives back: nothing for a symlink, or for a second link to another file
         try:
             found = self._path.lstat()
         except FileNotFoundError:

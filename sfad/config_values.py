@@ -1,0 +1,123 @@
+"""Values in a config file: how each kind is written, converted, and described in an error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_origin
+
+import msgspec
+from msgspec import Meta
+
+from .protocol.units import (
+    COUNT_FORMS,
+    DURATION_FORMS,
+    SIZE_FORMS,
+    format_duration,
+    format_size,
+    parse_count,
+    parse_duration,
+    parse_size,
+)
+
+OFF = "off"
+"""The value for "no limit", where the field may be `None`."""
+
+DURATION = {"unit": "duration"}
+SIZE = {"unit": "size"}
+COUNT = {"unit": "count"}
+PATH = {"unit": "path"}
+TEXT = {"unit": "text"}
+COMMAND = {"unit": "command"}
+LIMITS = {"unit": "limits"}
+
+_PARSERS: dict[str, Callable[[Any], float]] = {"duration": parse_duration, "size": parse_size, "count": parse_count}
+
+
+def converted(kind: Any, value: Any) -> Any:
+    """Return a value from TOML as the type of its field. Raises `ValueError`, `TypeError`, `OverflowError`."""
+    if value == OFF and _may_be_off(kind):
+        return None
+    unit = _unit(kind)
+    if unit in _PARSERS:
+        if not isinstance(value, str | int | float):
+            raise ValueError
+        value = _PARSERS[unit](value)
+    elif unit == "path" and not Path(value).is_absolute():
+        raise ValueError
+    result = msgspec.convert(value, kind)
+    if isinstance(result, float) and not math.isfinite(result):
+        raise ValueError
+    return result
+
+
+def allowed(kind: Any) -> str:
+    """Return the values that a field of this type may have, in words."""
+    meta = _meta(kind)
+    if meta is None:
+        return _allowed_unbounded(kind)
+    return f'{_allowed_range(kind, meta)}, or "{OFF}"' if _may_be_off(kind) else _allowed_range(kind, meta)
+
+
+def _allowed_unbounded(kind: Any) -> str:
+    if kind is bool:
+        return "true or false"
+    if get_origin(kind) is tuple:
+        return "a list of names"
+    return "one of " + ", ".join(f'"{choice}"' for choice in get_args(kind))
+
+
+def _allowed_range(kind: Any, meta: Meta) -> str:
+    unit = _unit(kind)
+    if unit == "path":
+        return "an absolute path"
+    if unit == "text":
+        return f"a text of at most {meta.max_length} characters"
+    if unit == "command":
+        return "a list of texts: the program and its arguments, one text each"
+    if unit == "limits":
+        return 'a list of limits as --limit takes them, such as "turns=50" or "cost=2.50:warn"'
+    if unit == "duration":
+        return f"a duration of {_range(meta, format_duration)} ({DURATION_FORMS})"
+    if unit == "size":
+        return f"a size of {_range(meta, format_size)} ({SIZE_FORMS})"
+    if unit == "count":
+        return f"a whole number {_between(meta)} ({COUNT_FORMS})"
+    return f"{'a number' if float in _parts(kind) else 'a whole number'} {_between(meta)}"
+
+
+def _range(meta: Meta, shown: Callable[[Any], str]) -> str:
+    least = shown(meta.ge or 0)
+    return f"{least} or more" if meta.le is None else f"{least} to {shown(meta.le)}"
+
+
+def _between(meta: Meta) -> str:
+    if meta.gt is not None:
+        return f"above {_plain(meta.gt)}" + ("" if meta.lt is None else f" and below {_plain(meta.lt)}")
+    return f"{'of' if meta.le is None else 'from'} {_range(meta, _plain)}"
+
+
+def _plain(number: float) -> str:
+    return f"{number:.15g}"
+
+
+def _meta(kind: Any) -> Meta | None:
+    return next((part for part in _parts(kind) if isinstance(part, Meta)), None)
+
+
+def _unit(kind: Any) -> str:
+    meta = _meta(kind)
+    return "" if meta is None else str((meta.extra or {}).get("unit", ""))
+
+
+def _may_be_off(kind: Any) -> bool:
+    return NoneType in _parts(kind) and _unit(kind) not in {"path", "text"}
+
+
+def _parts(kind: Any) -> Iterator[Any]:
+    """Yield a type, and all types that it consists of."""
+    yield kind
+    for part in get_args(kind):
+        yield from _parts(part)

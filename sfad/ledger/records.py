@@ -1,0 +1,114 @@
+"""Synchronous reads of the ledger that also see queued writes.
+
+Because of these, a run that has ended never shows as running while the disk is slow or full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from ..protocol.types import RunId, RunInfo
+from .reader import Page, Reader, Selection
+from .rows import Op, RunExtra
+from .totals import Used, used_by
+
+FOUND = 10
+"""Ids that `find` returns at most: enough to show that a prefix is ambiguous."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unwritten:
+    op: Op
+    info: RunInfo
+    extra: RunExtra
+
+
+class Records:
+    """The runs in the file as their queued writes will leave them. `Ledger` adds the writing."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._unwritten: dict[RunId, _Unwritten] = {}
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the database without its log."""
+        return self._reader.size()
+
+    def root_spawns(self, since: datetime) -> list[tuple[str, datetime]]:
+        """Return user and time of each root that was admitted after `since`, by time: what a rate of spawns counts.
+
+        While the clock was ahead, runs got times in the future."""
+        return self._reader.root_spawns(since.timestamp())
+
+    def get(self, run_id: RunId) -> RunInfo | None:
+        """Return a run, or `None` if there is none. An admission that is not committed yet is not there."""
+        found = self._lookup(run_id)
+        return None if found is None else found[0]
+
+    def details(self, run_id: RunId) -> RunExtra | None:
+        """Return what a run's row holds beside `RunInfo`."""
+        found = self._lookup(run_id)
+        return None if found is None else found[1]
+
+    def find(self, prefix: str) -> list[RunId]:
+        """Return at most `FOUND` ids that begin with `prefix`, in order of admission."""
+        unwritten = (run_id for run_id in self._unwritten if run_id.startswith(prefix))
+        return sorted({*self._reader.find(prefix, FOUND), *unwritten})[:FOUND]
+
+    def select(self, page: Page) -> Selection:
+        """Return the runs of a page."""
+        found = self._reader.select(page)
+        runs = {info.id: info for info in found.runs if info.id not in self._unwritten}
+        runs |= {info.id: info for info, _ in self.unwritten(page)}
+        return Selection.of(runs.values(), page.query.rows, found.reached)
+
+    def unwritten(self, page: Page) -> Iterator[tuple[RunInfo, RunExtra]]:
+        """Yield the runs of a page whose present state is not in the file yet."""
+        for held in self._unwritten.values():
+            if page.admits(held.info) and (page.within is None or page.within in self.chain(held.info.id)):
+                yield held.info, held.extra
+
+    def used_below(self, roots: Collection[RunId]) -> dict[RunId, Used]:
+        """Return what each descendant of these roots has used."""
+        used = {run: use for root in roots for run, use in self._reader.used_below(root).items()}
+        for held in self._unwritten.values():
+            if held.info.root_id in roots and held.info.parent_id is not None:
+                used[held.info.id] = used_by(held.info.parent_id, held.info.usage)
+        return used
+
+    def chain(self, run_id: RunId) -> list[RunId]:
+        """Return the run's ancestors and itself, root first; only itself if it is unknown."""
+        ids = [run_id]
+        while (parent := self._parent(ids[-1])) is not None and parent not in ids:
+            ids.append(parent)
+        return ids[::-1]
+
+    def charged(self, scope: str, name: str, period_start: datetime) -> float:
+        """Return the USD that a budget was charged in that period, without charges that are queued."""
+        return self._reader.charged(scope, name, period_start.timestamp())
+
+    def _lookup(self, run_id: RunId) -> tuple[RunInfo, RunExtra] | None:
+        held = self._unwritten.get(run_id)
+        return (held.info, held.extra) if held is not None else self._reader.get(run_id)
+
+    def _parent(self, run_id: RunId) -> RunId | None:
+        held = self._unwritten.get(run_id)
+        return held.info.parent_id if held is not None else self._reader.parent(run_id)
+
+    # ---- for the ledger
+
+    def _read_from(self, reader: Reader) -> None:
+        self._reader.close()
+        self._reader = reader
+
+    def _remember(self, op: Op, info: RunInfo, extra: RunExtra) -> None:
+        self._unwritten[info.id] = _Unwritten(op, info, extra)
+
+    def _forget(self, ops: list[Op]) -> None:
+        for op in ops:
+            held = self._unwritten.get(op.run_id) if op.run_id else None
+            if held is not None and held.op is op:
+                del self._unwritten[held.info.id]

@@ -1,0 +1,67 @@
+"""Which socket and which state directory a command uses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sfad.protocol.paths import SYSTEM_SOCKET, client_sockets, daemon_socket, state_dir
+
+HOME = {"HOME": "/home/ann"}
+LOGIN = {**HOME, "XDG_RUNTIME_DIR": "/run/user/7"}
+STATE_SOCKET = Path("/home/ann/.local/state/sfad/sfad.sock")
+LOGIN_SOCKET = Path("/run/user/7/sfad/sfad.sock")
+
+
+def clients(env: dict[str, str], uid: int = 7, flag: str | None = None, login: bool = False) -> list[Path]:
+    return client_sockets(env, uid, flag, exists=lambda _: login)
+
+
+def daemon(env: dict[str, str], uid: int = 7, flag: str | None = None, login: bool = False) -> Path:
+    return daemon_socket(env, uid, flag, exists=lambda _: login)
+
+
+def test_a_socket_that_was_named_is_the_only_one() -> None:
+    named = {**LOGIN, "SFA_SOCKET": "/a", "SFAD_SOCKET": "/b"}
+    assert clients(named, flag="/f") == [Path("/f")]
+    assert clients(named) == [Path("/a")]
+    assert clients({**LOGIN, "SFAD_SOCKET": "/b"}) == [Path("/b")]
+    assert clients({**LOGIN, "SFA_SOCKET": "", "SFAD_SOCKET": "b"}) == [Path.cwd() / "b"]
+
+
+def test_else_the_user_s_then_the_system_s() -> None:
+    assert clients(LOGIN) == [LOGIN_SOCKET, STATE_SOCKET, SYSTEM_SOCKET]
+    assert clients(LOGIN, login=True) == [LOGIN_SOCKET, STATE_SOCKET, SYSTEM_SOCKET]
+    assert clients(HOME, login=True) == [LOGIN_SOCKET, STATE_SOCKET, SYSTEM_SOCKET]
+    assert clients(HOME) == [STATE_SOCKET, SYSTEM_SOCKET]
+    assert clients({**HOME, "XDG_RUNTIME_DIR": "relative"}) == [STATE_SOCKET, SYSTEM_SOCKET]
+
+
+def test_the_daemon_serves_the_first_that_its_clients_try() -> None:
+    for env, login in ((LOGIN, False), (HOME, True), (HOME, False)):
+        assert daemon(env, login=login) == clients(env, login=login)[0]
+    assert daemon({**LOGIN, "SFA_SOCKET": "/of-a-run"}) == LOGIN_SOCKET
+    assert daemon({**LOGIN, "SFAD_SOCKET": "/b"}) == Path("/b")
+    assert daemon({**LOGIN, "SFAD_SOCKET": "/b"}, flag="/f") == Path("/f")
+
+
+def test_root_without_a_session_is_the_system() -> None:
+    assert daemon({}, 0) == daemon({"HOME": "/root"}, 0, login=True) == SYSTEM_SOCKET
+    assert daemon({"XDG_RUNTIME_DIR": "/run/user/0"}, 0) == Path("/run/user/0/sfad/sfad.sock")
+    assert SYSTEM_SOCKET in clients({}, 0)
+
+
+def test_nowhere_to_go_is_said() -> None:
+    with pytest.raises(ValueError, match="all unset"):
+        daemon({})
+
+
+def test_state_directories() -> None:
+    assert state_dir(HOME, 7) == Path("/home/ann/.local/state/sfad")
+    assert state_dir({**HOME, "XDG_STATE_HOME": "/s"}, 7) == Path("/s/sfad")
+    assert state_dir(HOME, 0) == Path("/var/lib/sfad")
+    assert state_dir({"SFAD_STATE_DIR": "/e"}, 0) == Path("/e")
+    assert state_dir({"SFAD_STATE_DIR": "/e"}, 7, "/f") == Path("/f")
+    with pytest.raises(ValueError, match="HOME"):
+        state_dir({}, 7)
