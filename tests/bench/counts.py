@@ -126,7 +126,7 @@ def system_calls(runs: int) -> int:
         tracers: list[subprocess.Popen[bytes]] = []
 
         def trace(daemon: Daemon) -> None:
-            command = ["strace", "-f", "-q", "-c", "-o", file, "-p", str(daemon.pid)]
+            command = ["strace", "-f", "-q", "-c", "-o", str(file), "-p", str(daemon.pid)]
             tracers.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
             while "TracerPid:\t0" in Path(f"/proc/{daemon.pid}/status").read_text():
                 assert tracers[0].poll() is None, "strace ended"
