@@ -13,8 +13,8 @@ from sfad.protocol.types import Action, LimitKind, RunInfo, Status
 
 from . import verbs
 from .connection import connect
+from .deadline import Late, within
 from .exits import Quit
-from .patience import Late, within
 
 PATIENCE = 0.5
 """Seconds that the daemon has for its answer."""

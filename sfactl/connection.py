@@ -58,7 +58,7 @@ class Unreachable(exits.Quit):
     closed the connection)."""
 
     def __init__(self, path: Path, kind: str, detail: str) -> None:
-        super().__init__(exits.Exit.UNREACHABLE, f"the daemon cannot be reached at {path}: {detail}")
+        super().__init__(exits.ExitCode.UNREACHABLE, f"the daemon cannot be reached at {path}: {detail}")
         self.path = path
         self.kind = kind
 
@@ -92,7 +92,7 @@ def connect(flag: str | None) -> Client:
     try:
         places = client_sockets(os.environ, os.getuid(), flag)
     except ValueError as error:
-        raise exits.Quit(exits.Exit.UNREACHABLE, str(error)) from None
+        raise exits.Quit(exits.ExitCode.UNREACHABLE, str(error)) from None
     failures: list[Unreachable] = []
     for place in places:
         try:
@@ -270,7 +270,7 @@ class Client:
     def _expect(self, reply: m.Reply, expected: type[R]) -> R:
         check(reply)
         if not isinstance(reply, expected):
-            raise exits.Quit(exits.Exit.LOST, f"the daemon answered {type(reply).__name__}, not {expected.__name__}")
+            raise exits.Quit(exits.ExitCode.LOST, f"the daemon answered {type(reply).__name__}, not {expected.__name__}")
         return reply
 
     def arrived(self) -> list[Answer]:
@@ -304,7 +304,7 @@ class Client:
             self._last_words = reply  # about the connection, which the daemon closes next
         wanted = reply.descriptors if isinstance(reply, m.LogFiles) else 0
         if wanted > len(self._received):
-            raise exits.Quit(exits.Exit.LOST, f"the daemon announced {wanted} descriptors and sent fewer")
+            raise exits.Quit(exits.ExitCode.LOST, f"the daemon announced {wanted} descriptors and sent fewer")
         return Answer(reply, [self._received.popleft() for _ in range(wanted)])
 
     def _shake_hands(self) -> m.Welcome:

@@ -17,8 +17,8 @@ from sfad.protocol.messages import Config, ConfigReply, Setting
 from sfad.protocol.types import LimitKind
 
 from .connection import connect
+from .deadline import Late, within
 from .exits import Quit
-from .patience import Late, within
 
 PATIENCE = 1.0
 """Seconds to wait for the daemon's answer."""

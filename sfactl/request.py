@@ -12,7 +12,7 @@ from sfad.protocol.types import Action, Kind, Limit, LimitKind, RunInfo
 from sfad.protocol.units import MOST_WHOLE
 
 from . import environment
-from .exits import Exit, Quit, UsageError
+from .exits import ExitCode, Quit, UsageError
 from .options import COMMON, Argument, Option, Parameter, pair
 
 LATER = (
@@ -296,7 +296,7 @@ def _cwd(given: str | None) -> bytes:
     try:
         here = os.getcwdb()
     except FileNotFoundError:
-        raise Quit(Exit.NOT_EXECUTABLE, "the current directory does not exist any more; use --cwd DIR") from None
+        raise Quit(ExitCode.NOT_EXECUTABLE, "the current directory does not exist any more; use --cwd DIR") from None
     return here if given is None else os.path.normpath(os.path.join(here, os.fsencode(given)))
 
 

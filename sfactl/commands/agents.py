@@ -21,7 +21,7 @@ from sfad.protocol.messages import AgentInfo, AgentList, Agents
 
 from .. import output
 from ..connection import connect
-from ..exits import Exit, UsageError
+from ..exits import ExitCode, UsageError
 from ..options import COMMON, Argument, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (
@@ -44,7 +44,7 @@ def main(*, name: str | None = None, socket: str | None = None, json: bool = Fal
         print(output.table(HEADER, map(_row, agents)))
     else:
         print("\n".join(f"{key + ':':<13}{value}" for key, value in _explained(chosen[0])))
-    return Exit.DONE
+    return ExitCode.DONE
 
 
 def as_data(agent: AgentInfo) -> dict[str, Any]:

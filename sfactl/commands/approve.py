@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from sfad.protocol.messages import Approve, RunReply
 
 from .. import limits, output
+from ..choice import Choice
 from ..connection import connect
 from ..options import COMMON, RUNS, Parameter
-from ..several import Choice
 
 PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS, limits.OPTION)
 

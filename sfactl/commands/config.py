@@ -13,7 +13,7 @@ from sfad.protocol.messages import Config, ConfigReply
 
 from .. import output
 from ..connection import connect
-from ..exits import Exit, UsageError
+from ..exits import ExitCode, UsageError
 from ..options import COMMON, Argument, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (
@@ -33,7 +33,7 @@ def main(*, what: str | None = None, socket: str | None = None, json: bool = Fal
     else:
         rows = ((s.key, msgspec.json.encode(s.value).decode(), s.source) for s in found)
         print(output.table(("KEY", "VALUE", "FROM"), rows))
-    return Exit.DONE
+    return ExitCode.DONE
 
 
 def _schema(what: str) -> int:
@@ -42,4 +42,4 @@ def _schema(what: str) -> int:
     from sfad.protocol.limits import schema
 
     output.write(schema())
-    return Exit.DONE
+    return ExitCode.DONE

@@ -71,7 +71,7 @@ def main(*, socket: str | None = None, json: bool = False) -> int:
     del socket, json
     inside = environment.inside_run()
     if inside is not None:
-        raise exits.Quit(exits.Exit.UNREACHABLE, f"the demo starts a daemon, and inside a run none is started ({inside})")
+        raise exits.Quit(exits.ExitCode.UNREACHABLE, f"the demo starts a daemon, and inside a run none is started ({inside})")
     with _directory() as directory, _daemon(directory) as surroundings:
         stage = Stage(directory, surroundings)
         stage.tree()
@@ -79,7 +79,7 @@ def main(*, socket: str | None = None, json: bool = False) -> int:
         stage.depth()
         stage.stubborn()
     print("\nThe demo's daemon is stopped and its directory removed. To begin: sfactl spawn -- COMMAND…")
-    return exits.Exit.DONE
+    return exits.ExitCode.DONE
 
 
 @contextmanager
@@ -137,7 +137,7 @@ def _await_ready(readable: int, directory: Path) -> None:
     told = os.read(readable, 16) if ready else b""
     os.close(readable)
     if not told:
-        raise exits.Quit(exits.Exit.UNREACHABLE, "the demo's daemon did not start:\n" + (directory / "log").read_text())
+        raise exits.Quit(exits.ExitCode.UNREACHABLE, "the demo's daemon did not start:\n" + (directory / "log").read_text())
 
 
 class Stage:

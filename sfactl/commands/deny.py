@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from sfad.protocol.messages import Deny, RunReply
 
 from .. import output
+from ..choice import Choice
 from ..connection import connect
 from ..options import COMMON, RUNS, Parameter
-from ..several import Choice
 
 PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS)
 

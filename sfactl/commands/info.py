@@ -12,9 +12,9 @@ from sfad.protocol.types import RunInfo, Status
 from sfad.protocol.units import counted
 
 from .. import limits, output
+from ..choice import Choice
 from ..history import connect
 from ..options import COMMON, RUNS, Parameter
-from ..several import Choice
 
 PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS)
 

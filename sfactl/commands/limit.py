@@ -16,10 +16,10 @@ from sfad.protocol.messages import ChangeLimits, RunReply
 from sfad.protocol.types import Limit, RunInfo
 
 from .. import limits, output
+from ..choice import CHOICE, Choice
 from ..connection import connect
 from ..exits import UsageError
 from ..options import COMMON, RUNS, Parameter
-from ..several import CHOICE, Choice
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,

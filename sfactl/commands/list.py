@@ -21,11 +21,11 @@ from sfad.protocol.types import RunId, RunInfo, Status, Usage
 from sfad.protocol.units import MOST_WHOLE, counted, parse_duration
 
 from .. import environment, output, screen
+from ..choice import labels as wanted_labels
 from ..connection import Client
-from ..exits import Exit, UsageError
+from ..exits import ExitCode, UsageError
 from ..history import connect
 from ..options import COMMON, Option, Parameter
-from ..several import labels as wanted_labels
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
@@ -91,7 +91,7 @@ def main(
         print(drawn(columns, found, sum_=sum_, room=None if wide else screen.width()))
     if found.truncated:
         output.note(f"sfactl: only the newest {most} of the ended runs are shown; there are more (--limit-rows)")
-    return Exit.DONE
+    return ExitCode.DONE
 
 
 def _status(text: str) -> Status:

@@ -23,13 +23,13 @@ from typing import NamedTuple
 from sfad.protocol import messages as m
 from sfad.protocol.units import parse_size
 
-from .. import follow, loop, output
+from .. import follow, output, poll
+from ..choice import Choice
 from ..connection import AGAIN, Client, ConnectionLost, check
-from ..exits import Exit, UsageError
+from ..exits import ExitCode, UsageError
 from ..history import connect
-from ..lines import OLD, Form, Lines, Source
+from ..line_follower import OLD, LineFollower, LineForm, Source
 from ..options import COMMON, RUNS, Option, Parameter
-from ..several import Choice
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
@@ -98,7 +98,7 @@ def main(
             choice = Choice("logs", [*runs, *_listed(client, choice)])
             if not choice.runs:
                 output.note("no run fits")
-                return Exit.DONE
+                return ExitCode.DONE
         opened: list[tuple[m.LogFiles, list[int]]] = []
         code = choice.each(client, lambda run: opened.append(_open(client, run)))
         _show(client, opened, view, several=len(choice.runs) > 1)
@@ -127,7 +127,7 @@ def _show(client: Client, opened: Sequence[tuple[m.LogFiles, list[int]]], view: 
     shown: list[Shown] = []
     for number, (files, descriptors) in enumerate(opened):
         prefix = names[number] + " " * (columns - output.width(names[number])) + " | " if several else ""
-        form = partial(Form, run=files.run if several else None, prefix=prefix, colour=COLOURS[number % len(COLOURS)],
+        form = partial(LineForm, run=files.run if several else None, prefix=prefix, colour=COLOURS[number % len(COLOURS)],
                        stamped=view.stamped, json=view.json)  # fmt: skip
         shown.append((files, [_follower(source, form(source), view) for source in view.sources(descriptors)]))
     if view.stamped and not view.json and any(f.offset < os.fstat(f.source).st_size for _, made in shown for f in made):
@@ -136,11 +136,11 @@ def _show(client: Client, opened: Sequence[tuple[m.LogFiles, list[int]]], view: 
         _copy(client, group, view.following)
 
 
-def _follower(source: Source, form: Form, view: View) -> follow.Follower:
+def _follower(source: Source, form: LineForm, view: View) -> follow.Follower:
     offset = view.start(source.file)
     if form.plain:
         return follow.Follower(source.file, source.target, output.note, offset)
-    return Lines(source, offset, form)
+    return LineFollower(source, offset, form)
 
 
 def _copy(client: Client, group: Sequence[Shown], following: bool) -> None:
@@ -149,13 +149,13 @@ def _copy(client: Client, group: Sequence[Shown], following: bool) -> None:
     ends = Ends(client, [files.run for files, _ in group if following and not files.ended])
     try:
         while ends or not copying.drained():
-            ready = loop.wait([client.fileno()] if ends else [], [copying])
+            ready = poll.wait([client.fileno()] if ends else [], [copying])
             copying.advance(ready)
             if ends and client.fileno() in ready:
                 ends.take(copying)
     finally:
         for follower in followers:
-            if isinstance(follower, Lines):
+            if isinstance(follower, LineFollower):
                 follower.finish()
 
 
@@ -180,7 +180,7 @@ class Ends:
         try:
             answers = self._client.arrived()
         except ConnectionLost:
-            self._client.reconnect("the runs may go on", lambda: loop.carry_on([copying], AGAIN))
+            self._client.reconnect("the runs may go on", lambda: poll.carry_on([copying], AGAIN))
             self._ask(list(self._asked.values()))
             return
         for answer in answers:

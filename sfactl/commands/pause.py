@@ -16,9 +16,9 @@ from sfad.protocol.messages import Pause, RunReply
 from sfad.protocol.types import RunInfo
 
 from .. import output
+from ..choice import CHOICE, Choice
 from ..connection import connect
 from ..options import COMMON, RUNS, Parameter
-from ..several import CHOICE, Choice
 
 PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS._replace(required=False, complete="live"), *CHOICE)
 

@@ -14,7 +14,7 @@ from sfad.protocol.units import MOST_WHOLE, counted
 
 from .. import environment, output
 from ..connection import connect
-from ..exits import Exit, UsageError
+from ..exits import ExitCode, UsageError
 from ..options import COMMON, Option, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (
@@ -49,7 +49,7 @@ def main(
         output.print_json({**output.content(found), "dry_run": dry_run})
     else:
         print(_sentence(found, dry_run))
-    return Exit.DONE
+    return ExitCode.DONE
 
 
 def _sentence(found: Pruned, dry_run: bool) -> str:

@@ -20,7 +20,7 @@ from sfad.protocol.units import counted
 
 from .. import output
 from ..connection import connect
-from ..exits import Exit, UsageError
+from ..exits import ExitCode, UsageError
 from ..options import COMMON, Option, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (
@@ -43,7 +43,7 @@ def main(*, type: str | None = None, name: str | None = None, socket: str | None
     else:
         print(output.table(HEADER, rows(found)))
         print(verdict(found))
-    return Exit.DONE
+    return ExitCode.DONE
 
 
 def rows(found: Recommended) -> Iterable[tuple[str, ...]]:

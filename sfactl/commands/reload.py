@@ -15,7 +15,7 @@ from sfad.protocol.units import counted
 
 from .. import output
 from ..connection import connect
-from ..exits import Exit
+from ..exits import ExitCode
 from ..options import COMMON, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = COMMON
@@ -27,12 +27,12 @@ def main(*, socket: str | None = None, json: bool = False) -> int:
         found = client.call(Reload(id=client.next_id()), Reloaded)
     if json:
         output.print_json(output.content(found))
-        return Exit.DONE
+        return ExitCode.DONE
     for change in found.changed:
         print(_line(change))
     files = ", ".join(found.files) or "no file is there, so every setting is built in"
     output.note(f"{counted(len(found.changed), 'setting')} changed ({output.plain(files)})")
-    return Exit.DONE
+    return ExitCode.DONE
 
 
 def _line(change: Change) -> str:

@@ -14,7 +14,7 @@ from sfad.protocol.messages import Report, RunReply
 
 from .. import output, usage
 from ..connection import connect
-from ..exits import Exit, UsageError
+from ..exits import ExitCode, UsageError
 from ..options import COMMON, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (*COMMON, usage.RUN, usage.MODEL, *usage.AMOUNTS, usage.ROLE)
@@ -38,4 +38,4 @@ def main(
         found = client.call(request, RunReply).run
     if json:
         output.print_json(found)
-    return Exit.DONE
+    return ExitCode.DONE

@@ -17,7 +17,7 @@ from sfad.protocol.messages import Reserve, Reserved
 
 from .. import output, usage
 from ..connection import connect
-from ..exits import Exit, Quit, UsageError
+from ..exits import ExitCode, Quit, UsageError
 from ..options import COMMON, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (
@@ -54,7 +54,7 @@ def _show(found: Reserved, json: bool) -> int:
     if found.refused is not None:
         if json:
             output.print_json({"refused": found.refused})
-        raise Quit(Exit.REFUSED, "" if json else f"refused: {output.plain(found.refused.message)}")
+        raise Quit(ExitCode.REFUSED, "" if json else f"refused: {output.plain(found.refused.message)}")
     if json:
         held = {"reservation": found.reservation, "run": found.run, "cost_usd": found.cost_usd}
         output.print_json({"reserved": held})
@@ -62,4 +62,4 @@ def _show(found: Reserved, json: bool) -> int:
         print(found.reservation)
     if found.cost_usd is None:
         output.note('sfactl: this model has no known price: its tokens are held, but no money; set [prices."MODEL"] in the config')
-    return Exit.DONE
+    return ExitCode.DONE

@@ -13,10 +13,10 @@ from sfad.protocol.messages import Result, ResultText
 from sfad.protocol.units import MOST_WHOLE
 
 from .. import environment, output
+from ..choice import Choice
 from ..connection import Client
 from ..history import connect
 from ..options import COMMON, RUNS, Option, Parameter
-from ..several import Choice
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,

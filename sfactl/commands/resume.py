@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from sfad.protocol.messages import Resume, RunReply
 
 from .. import limits, output
+from ..choice import CHOICE, Choice
 from ..connection import connect
 from ..options import COMMON, RUNS, Parameter
-from ..several import CHOICE, Choice
 
 PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS._replace(required=False, complete="live"), *CHOICE, limits.OPTION)
 

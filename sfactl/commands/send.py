@@ -14,7 +14,7 @@ from sfad.protocol.messages import Done, Send
 
 from .. import output
 from ..connection import connect
-from ..exits import Exit
+from ..exits import ExitCode
 from ..options import COMMON, RUN, Argument, Option, Parameter
 
 CHUNK = 64 * 1024
@@ -39,7 +39,7 @@ def main(*, run: str, words: Sequence[str] = (), eof: bool = False, socket: str 
             client.call(Send(id=client.next_id(), run=run, data=b"", eof=eof), Done)
     if json:
         output.print_json({"run": run, "sent": sent, "eof": eof})
-    return Exit.DONE
+    return ExitCode.DONE
 
 
 def _data(words: Sequence[str]) -> Iterator[bytes]:

@@ -13,7 +13,7 @@ from sfad.protocol.messages import RunReply, Settle
 
 from .. import output, usage
 from ..connection import connect
-from ..exits import Exit
+from ..exits import ExitCode
 from ..options import COMMON, Argument, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (
@@ -31,4 +31,4 @@ def main(*, reservation: str, socket: str | None = None, json: bool = False, **a
         found = client.call(request, RunReply).run
     if json:
         output.print_json(found)
-    return Exit.DONE
+    return ExitCode.DONE

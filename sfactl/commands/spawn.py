@@ -104,4 +104,4 @@ def _started(run: RunInfo, message: m.Spawn) -> int:
     if words := output.failure(run, own=False):
         output.note(words)
         return exits.of_run(run)
-    return exits.Exit.DONE
+    return exits.ExitCode.DONE

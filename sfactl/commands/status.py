@@ -12,7 +12,7 @@ from sfad.protocol.messages import DaemonInfo, DaemonStatus
 
 from .. import output
 from ..connection import connect
-from ..exits import Exit
+from ..exits import ExitCode
 from ..options import COMMON, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = COMMON
@@ -26,7 +26,7 @@ def main(*, socket: str | None = None, json: bool = False) -> int:
         output.print_json(output.content(found))
     else:
         print("\n".join(f"{name:<12} {output.plain(value)}" for name, value in facts(found)))
-    return Exit.DONE
+    return ExitCode.DONE
 
 
 def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:

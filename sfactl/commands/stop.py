@@ -13,9 +13,9 @@ from sfad.protocol.messages import Stop, Stopped
 from sfad.protocol.units import parse_whole
 
 from .. import environment, exits, output, refused
+from ..choice import CHOICE, Choice
 from ..connection import connect
 from ..options import COMMON, RUNS, Option, Parameter
-from ..several import CHOICE, Choice
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
@@ -49,7 +49,7 @@ def main(
         signal=_signal(signal),
         grace=None if grace is None else environment.duration("--grace", grace),
     )
-    code: int = exits.Exit.DONE
+    code: int = exits.ExitCode.DONE
     with connect(socket) as client:
         if len(runs) > 1:  # one that cannot be stopped must not keep the others alive
             wanted.runs, code = choice.without_failures(client)
@@ -79,7 +79,7 @@ def _show(stopped: Stopped, json: bool) -> int:
         if said or not stopped.survivors:
             output.note(f"stopped: {said} ({output.seconds(stopped.elapsed_s)})" if said else "nothing to stop")
     if not stopped.survivors:
-        return exits.Exit.DONE
+        return exits.ExitCode.DONE
     if not json:
         output.note(refused.survivors(stopped.survivors))
-    return exits.Exit.SURVIVORS
+    return exits.ExitCode.SURVIVORS

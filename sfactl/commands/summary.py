@@ -15,11 +15,11 @@ from sfad.protocol.summary import By, Failed, Summary
 from sfad.protocol.units import counted
 
 from .. import output, screen
-from ..exits import Exit, UsageError
+from ..choice import labels
+from ..exits import ExitCode, UsageError
 from ..history import connect
 from ..limits import share
 from ..options import COMMON, Option, Parameter
-from ..several import labels
 from .list import moment
 
 PARAMETERS: tuple[Parameter, ...] = (
@@ -56,7 +56,7 @@ def main(
         output.print_json({field: getattr(found, field) for field in found.__struct_fields__ if field != "costly"})
     else:
         print("\n\n".join("\n".join(part) for part in parts(found, by) if part))
-    return Exit.DONE
+    return ExitCode.DONE
 
 
 def _by(text: str) -> By:

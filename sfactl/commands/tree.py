@@ -14,7 +14,7 @@ from sfad.protocol.units import counted
 
 from .. import output
 from ..connection import connect
-from ..exits import Exit
+from ..exits import ExitCode
 from ..options import COMMON, RUN, Option, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (
@@ -35,7 +35,7 @@ def main(*, root: str | None = None, live: bool = False, socket: str | None = No
         output.print_json({"tree": [_nested(run, below) for run in below[None]]})
     else:
         print("\n".join(lines(below)) or "no runs")
-    return Exit.DONE
+    return ExitCode.DONE
 
 
 def children(runs: Sequence[RunInfo]) -> Below:

@@ -14,9 +14,9 @@ from sfad.protocol.messages import RunReply, Wait
 from sfad.protocol.types import RunInfo
 
 from .. import environment, exits, output
+from ..choice import CHOICE, Choice
 from ..connection import Client, Unreachable, connect
 from ..options import COMMON, RUNS, Option, Parameter
-from ..several import CHOICE, Choice
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
@@ -48,7 +48,7 @@ def main(
 
     with connect(socket) as client:
         failed = choice.each(client, wait)
-    return failed or next((code for code in map(exits.of_run, ended) if code), exits.Exit.DONE)
+    return failed or next((code for code in map(exits.of_run, ended) if code), exits.ExitCode.DONE)
 
 
 def _wait(client: Client, run: str, give_up: float | None) -> RunInfo:
@@ -57,7 +57,7 @@ def _wait(client: Client, run: str, give_up: float | None) -> RunInfo:
         return client.call(Wait(id=client.next_id(), run=run, timeout=left), RunReply).run
     except Unreachable as error:
         if give_up is not None and time.monotonic() >= give_up:
-            raise exits.Quit(exits.Exit.UNAVAILABLE, f"{run} is not known to be over: {error.message}") from None
+            raise exits.Quit(exits.ExitCode.UNAVAILABLE, f"{run} is not known to be over: {error.message}") from None
         raise
 
 

@@ -15,10 +15,10 @@ from sfad.protocol.messages import Info, RunReply
 from sfad.protocol.types import Action, LimitKind, LimitState, Reason, RunInfo, Status
 
 from .. import output
+from ..choice import Choice
 from ..history import connect
 from ..limits import share
 from ..options import COMMON, RUNS, Parameter
-from ..several import Choice
 
 PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS)
 

@@ -16,7 +16,7 @@ import pytest
 
 from sfactl import connection
 from sfactl.connection import Client, ConnectionLost, DaemonError, Unreachable, explain
-from sfactl.exits import Exit, Quit
+from sfactl.exits import ExitCode, Quit
 from sfad.protocol import messages as m
 from sfad.protocol.errors import ErrorCode
 from sfad.protocol.framing import MAX_REQUEST, FrameDecoder
@@ -138,7 +138,7 @@ def test_a_daemon_that_refuses_a_connection_says_why(tmp_path: Path, monkeypatch
     monkeypatch.setattr(connection, "_connected", connected)
     with served(tmp_path, script, greet=False) as path, pytest.raises(DaemonError) as error:
         Client(path)
-    assert (error.value.message, error.value.code) == (NO_ROOM.message, Exit.UNAVAILABLE)
+    assert (error.value.message, error.value.code) == (NO_ROOM.message, ExitCode.UNAVAILABLE)
 
 
 def _wait_for_end(sock: socket.socket) -> None:

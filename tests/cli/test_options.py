@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from sfactl import verbs
 from sfactl.__main__ import split
-from sfactl.app import build
 from sfactl.options import NotPlain, Option, Parameter, read
+from sfactl.typer_app import build
 
 WORDS = st.text("abcXYZ019=,.:/ é-", min_size=1, max_size=8)
 PLAIN_WORDS = WORDS.filter(lambda word: not word.startswith("-"))

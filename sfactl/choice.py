@@ -46,7 +46,7 @@ class Choice(NamedTuple):
         """Do `act` with each run that is meant. Name each run that fails, do the rest, and return the worst exit code."""
         chooses = self.everything or self.name or self.label
         # the requests that follow resolve what is named themselves
-        runs, code = self.without_failures(client) if chooses else (self.runs, exits.Exit.DONE)
+        runs, code = self.without_failures(client) if chooses else (self.runs, exits.ExitCode.DONE)
         if len(runs) == 1 == len(self.runs):
             act(runs[0])
             return code
@@ -68,7 +68,7 @@ def _done(run: str, act: Callable[[str], object]) -> int:
         act(run)
     except DaemonError as error:
         return _failed(run, error)
-    return exits.Exit.DONE
+    return exits.ExitCode.DONE
 
 
 def _failed(run: str, error: DaemonError) -> int:
