@@ -206,13 +206,13 @@ class Foreground:
         for event in self._early:
             self._event(event)
         self._copy_output(run)
-        self._ask(m.Wait(id=self._client.next_id(), run=run.id), self._ended)
+        self._ask(m.Wait(id=0, run=run.id), self._ended)
         self._learn(run.id)
 
     def _copy_output(self, run: RunInfo) -> None:
         if self._message.stdio == "files" and self._message.log and not self._json:
             self._output_asked = True
-            self._ask(m.Logs(id=self._client.next_id(), run=run.id, form=self._form), self._opened)
+            self._ask(m.Logs(id=0, run=run.id, form=self._form), self._opened)
 
     def _opened(self, reply: m.Reply, descriptors: Sequence[int]) -> None:
         self._output_asked = False
@@ -235,7 +235,7 @@ class Foreground:
 
     def _ask_for_text(self, cursor: bytes) -> None:
         assert self._run is not None  # whose files these are
-        self._ask(m.Text(id=self._client.next_id(), run=self._run.id, cursor=cursor), self._told)
+        self._ask(m.Text(id=0, run=self._run.id, cursor=cursor), self._told)
 
     def _told(self, reply: m.Reply, _descriptors: Sequence[int]) -> None:
         assert self._text is not None  # it has asked
@@ -305,7 +305,7 @@ class Foreground:
 
     def _forward(self, number: int) -> None:
         if self._run is not None:
-            self._ask(m.Signal(id=self._client.next_id(), run=self._run.id, signal=number), self._answered)
+            self._ask(m.Signal(id=0, run=self._run.id, signal=number), self._answered)
 
     def _suspend(self, *, group: bool) -> None:
         """Pause the run, then stop as Ctrl-Z asks. Where the run's program has stopped itself, which the shell does not see, the
@@ -313,7 +313,7 @@ class Foreground:
         if self._run is None or self._client.closed:
             self._stand_still(group=group)
         else:
-            request = m.Pause(id=self._client.next_id(), run=self._run.id, suspended=True)
+            request = m.Pause(id=0, run=self._run.id, suspended=True)
             self._ask(request, lambda reply, _descriptors: self._paused(reply, group=group))
 
     def _paused(self, reply: m.Reply, *, group: bool) -> None:
@@ -328,7 +328,7 @@ class Foreground:
         self._tell_pause()
         poll.stop_self(group=group)
         if self._regain_terminal() and self._run is not None:
-            self._ask(m.Resume(id=self._client.next_id(), run=self._run.id, suspended=True), self._continued)
+            self._ask(m.Resume(id=0, run=self._run.id, suspended=True), self._continued)
 
     def _tell_pause(self) -> None:
         self._progress("paused until this job continues (fg)")
@@ -372,7 +372,7 @@ class Foreground:
             # -q too: who pressed Ctrl-C at a terminal has to know why the prompt does not come, and what helps
             self._note(f"sfactl: stopping {self._known}; Ctrl-C again to kill")
         grace = 0.0 if count == 2 else self._message.grace
-        request = m.Stop(id=self._client.next_id(), runs=[self._known], signal=number, grace=grace)
+        request = m.Stop(id=0, runs=[self._known], signal=number, grace=grace)
         self._ask(request, self._stopped)
 
     def _stopped(self, reply: m.Reply, _descriptors: Sequence[int]) -> None:
@@ -406,13 +406,13 @@ class Foreground:
                 raise ConnectionLost(self._client.path, unanswered(request))
         if isinstance(request, m.Wait):
             request = structs.replace(request, tie=not self._keep)
-        return again(request, self._client.next_id(), 0.0)
+        return again(request, 0.0)
 
     def _watch_again(self, run: RunInfo) -> None:
-        self._ask(m.Watch(id=self._client.next_id(), run=run.id), self._answered)
+        self._ask(m.Watch(id=0, run=run.id), self._answered)
         if self._queued:
             # Whatever happened before this was told to nobody.
-            self._ask(m.Info(id=self._client.next_id(), run=run.id), self._looked)
+            self._ask(m.Info(id=0, run=run.id), self._looked)
 
     def _looked(self, reply: m.Reply, _descriptors: Sequence[int]) -> None:
         if isinstance(reply, m.RunReply) and reply.run.started_at is not None:

@@ -52,7 +52,7 @@ def start() -> Client:
 
 
 def _warn_of_logout(started: Client) -> None:
-    status = started.call(DaemonInfo(id=started.next_id()), DaemonStatus)
+    status = started.call(DaemonInfo(id=0), DaemonStatus)
     if status.linger_command is not None:
         output.note(f"sfactl: warning: the daemon and its runs end when you log out; to prevent that: {status.linger_command}")
 

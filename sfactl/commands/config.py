@@ -12,7 +12,7 @@ import msgspec
 from sfad.protocol.messages import Config, ConfigReply
 
 from .. import output
-from ..connection import connect
+from ..connection import call
 from ..exits import ExitCode, UsageError
 from ..options import COMMON, Argument, Parameter
 
@@ -26,8 +26,7 @@ def main(*, what: str | None = None, socket: str | None = None, json: bool = Fal
     """Shows the configuration."""
     if what is not None:
         return _schema(what)
-    with connect(socket) as client:
-        found = client.call(Config(id=client.next_id()), ConfigReply).settings
+    found = call(socket, Config(id=0), ConfigReply).settings
     if json:
         output.print_json({"settings": found})
     else:

@@ -199,12 +199,12 @@ class Stage:
     def _await_started(self, run: str, name: str) -> None:
         """Waits until an agent called `name` runs below `run`. Watches first and looks then, so that it cannot be missed."""
         with Client(self._socket) as client:
-            client.send(m.Watch(id=client.next_id(), run=run))
+            client.send(m.Watch(id=0, run=run))
             while name not in self._running(client, run):
                 client.arrived()
 
     def _running(self, client: Client, run: str) -> Sequence[str]:
-        found = client.call(m.List(id=client.next_id(), root=run), m.RunList).runs
+        found = client.call(m.List(id=0, root=run), m.RunList).runs
         return [one.name for one in found if one.status.value == "running"]
 
     def _told_pids(self) -> list[int]:

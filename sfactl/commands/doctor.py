@@ -70,7 +70,7 @@ def _line(finding: Finding) -> str:
 def _daemon(socket: str | None) -> tuple[DaemonStatus | None, Finding]:
     try:
         with connect(socket) as client:
-            status = client.call(DaemonInfo(id=client.next_id()), DaemonStatus)
+            status = client.call(DaemonInfo(id=0), DaemonStatus)
             place = f"sfad {status.version}, pid {status.pid}, answers at {client.path}"
             return status, Finding("daemon", "ok", place)
     except Unreachable as error:

@@ -19,7 +19,7 @@ from sfad.protocol.types import Limit, LimitKind
 from sfad.protocol.units import counted
 
 from .. import output
-from ..connection import connect
+from ..connection import call
 from ..exits import ExitCode, UsageError
 from ..options import COMMON, Option, Parameter
 
@@ -36,8 +36,7 @@ def main(*, type: str | None = None, name: str | None = None, socket: str | None
     """Recommends limits."""
     if type is not None and name is not None:
         raise UsageError("--type and --name exclude each other: say which runs to learn from")
-    with connect(socket) as client:
-        found = client.call(Recommend(id=client.next_id(), run_type=type, name=name), Recommended)
+    found = call(socket, Recommend(id=0, run_type=type, name=name), Recommended)
     if json:
         output.print_json(output.content(found))
     else:

@@ -14,7 +14,7 @@ from sfad.protocol.messages import Change, Reload, Reloaded
 from sfad.protocol.units import counted
 
 from .. import output
-from ..connection import connect
+from ..connection import call
 from ..exits import ExitCode
 from ..options import COMMON, Parameter
 
@@ -23,8 +23,7 @@ PARAMETERS: tuple[Parameter, ...] = COMMON
 
 def main(*, socket: str | None = None, json: bool = False) -> int:
     """Reloads the daemon's config."""
-    with connect(socket) as client:
-        found = client.call(Reload(id=client.next_id()), Reloaded)
+    found = call(socket, Reload(id=0), Reloaded)
     if json:
         output.print_json(output.content(found))
         return ExitCode.DONE

@@ -16,7 +16,7 @@ from __future__ import annotations
 from sfad.protocol.messages import Reserve, Reserved
 
 from .. import output, usage
-from ..connection import connect
+from ..connection import call
 from ..exits import ExitCode, Quit, UsageError
 from ..options import COMMON, Parameter
 
@@ -44,9 +44,7 @@ def main(
         raise UsageError("--model is missing: the estimate needs its prices")
     told = usage.read(amounts, usage.INPUT, usage.MAX_OUTPUT)
     request = Reserve(id=0, run=run, model=model, role=usage.role(role), **told)
-    with connect(socket) as client:
-        request.id = client.next_id()
-        found = client.call(request, Reserved)
+    found = call(socket, request, Reserved)
     return _show(found, json)
 
 

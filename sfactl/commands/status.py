@@ -11,7 +11,7 @@ from datetime import datetime
 from sfad.protocol.messages import DaemonInfo, DaemonStatus
 
 from .. import output
-from ..connection import connect
+from ..connection import call
 from ..exits import ExitCode
 from ..options import COMMON, Parameter
 
@@ -20,8 +20,7 @@ PARAMETERS: tuple[Parameter, ...] = COMMON
 
 def main(*, socket: str | None = None, json: bool = False) -> int:
     """Shows the daemon."""
-    with connect(socket) as client:
-        found = client.call(DaemonInfo(id=client.next_id()), DaemonStatus)
+    found = call(socket, DaemonInfo(id=0), DaemonStatus)
     if json:
         output.print_json(output.content(found))
     else:
