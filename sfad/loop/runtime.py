@@ -127,7 +127,7 @@ class Runtime:
             self.log.internal_error(event)
             token = getattr(event, "token", None)
             if token is not None:
-                answer = c.Failed(ErrorCode.INTERNAL, "internal error; the daemon's log has the traceback")
+                answer = c.RequestFailed(ErrorCode.INTERNAL, "internal error; the daemon's log has the traceback")
                 self.requests.answer(token, answer)
             return
         changed = self.saver.save_snapshots(outcome)
@@ -147,7 +147,7 @@ class Runtime:
                 self._arm(run, timer, at)
             case c.Disarm(run, timer):
                 self.timers.disarm((run, timer))
-            case c.Reply(token, answer):
+            case c.AnswerRequest(token, answer):
                 self.requests.answer(token, answer)
             case c.Save(saved):
                 self.saver.save(saved)
@@ -179,7 +179,7 @@ class Runtime:
             case c.Release(run):
                 self.metering.forget(run)
                 self.launcher.release(run)
-            case c.Ended(ended):
+            case c.ReportEnd(ended):
                 self._end(ended)
             case c.Shutdown():
                 self._shut_down()

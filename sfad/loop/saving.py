@@ -64,9 +64,10 @@ class Saver:
         # a budget that was charged for use which is not saved would be charged for it again by the next daemon
         runs = outcome.changed | outcome.used if charges else outcome.changed
         changed = [live for run in runs if (live := self.catalogue.live.get(run)) is not None]
-        now = wall_clock()  # the same for all: no run has ended before its descendants
-        for live in changed:
-            live.look_at_the_clock(now)
+        if changed:
+            now = wall_clock()  # the same for all: no run has ended before its descendants
+            for live in changed:
+                live.look_at_the_clock(now)
         self._note_use(outcome.used)
         if any(isinstance(command, c.Admit) for command in outcome.commands):
             return changed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from ...protocol.messages import Info, RunReply
+from ...protocol.messages import Info
 from ...protocol.types import RunInfo
 from ...runs.showing import info_of
 from ..call import Call, answers_about_run
@@ -16,5 +16,4 @@ def info(call: Call, _request: Info, run: RunInfo) -> None:
     load = call.runtime.launcher.load(run.id) if live is not None and live.run.attempt else None
     if live is not None and load is not None:
         run = info_of(live, trio.current_time(), load)
-    (shown,) = call.runtime.catalogue.with_totals([run])
-    call.reply(RunReply(id=call.id, run=shown))
+    call.show(run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 
 from ...core.events import ClientBack
-from ...protocol.messages import RunReply, Wait
+from ...protocol.messages import Wait
 from ...protocol.types import RunInfo
 from ..call import Call, answers_about_run
 from ..connection import Pending
@@ -18,7 +18,7 @@ def wait(call: Call, request: Wait, run: RunInfo) -> None:
         call.permit("stop", runtime.catalogue.chain(run.id))  # a tied run is stopped with its client
         runtime.feed(ClientBack(trio.current_time(), connection.number, run.id))
     if runtime.catalogue.over(run.id) or request.timeout == 0:
-        _show(call, run)
+        call.show(run)
         return
     timer = ("wait", connection.number, call.id)
 
@@ -28,7 +28,7 @@ def wait(call: Call, request: Wait, run: RunInfo) -> None:
         forget()
         runtime.timers.disarm(timer)
         if info is not None:
-            _show(call, info)
+            call.show(info)
         else:
             call.drop()
 
@@ -37,8 +37,3 @@ def wait(call: Call, request: Wait, run: RunInfo) -> None:
     connection.pending[call.id] = Pending(request, lambda: answer(None), until)
     if until is not None:
         runtime.timers.arm(timer, until, lambda: answer(runtime.catalogue.info(run.id)))
-
-
-def _show(call: Call, run: RunInfo) -> None:
-    (shown,) = call.runtime.catalogue.with_totals([run])
-    call.reply(RunReply(id=call.id, run=shown))
