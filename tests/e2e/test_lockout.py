@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from sfactl.connection import DaemonError
-from sfactl.exits import Exit
+from sfactl.exits import ExitCode
 from sfad.host.descriptors import soft_of
 from sfad.protocol import messages as m
 from sfad.protocol.errors import ErrorCode
@@ -122,7 +122,7 @@ def test_a_client_that_is_refused_says_what_the_daemon_said(start: Start, tmp_pa
     count, why, code, stderr, library = json.loads(done.stdout)
     assert count == 64
     assert why == "run a1 would have 65 connections and descriptors, at most 64 are allowed; close some, or try again later"
-    assert (code, stderr) == (Exit.UNAVAILABLE, f"sfactl: {why}\n")
+    assert (code, stderr) == (ExitCode.UNAVAILABLE, f"sfactl: {why}\n")
     assert library == [why, ErrorCode.UNAVAILABLE]
 
 
