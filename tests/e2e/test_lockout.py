@@ -80,8 +80,8 @@ def test_an_agent_that_takes_descriptors(start: Start, attack: str, containment:
     owner_stops(daemon, run, before)
 
 
-def test_children_do_not_multiply_what_an_agent_can_take(start: Start, containment: str) -> None:
-    daemon = limited(start, containment, 1024)
+def test_children_do_not_multiply_what_an_agent_can_take(start: Start) -> None:
+    daemon = limited(start, "cgroup", 1024)
     before = daemon.descriptors()
     run, _ = attacked(daemon, "silent", "--env", "CHILDREN=3")
     with daemon.client() as client:
@@ -183,8 +183,8 @@ def test_watches_of_one_connection_are_bounded(daemon: Daemon) -> None:
         stopped(client, run.id)
 
 
-def test_an_agent_that_connects_in_a_loop(start: Start, containment: str) -> None:
-    daemon = start(mode=containment)
+def test_an_agent_that_connects_in_a_loop(start: Start) -> None:
+    daemon = start(mode="tags")
     before = daemon.descriptors()
     run, _ = attacked(daemon, "knocking")
     with daemon.client() as client:
