@@ -18,11 +18,10 @@ import msgspec
 
 from ..core.limits import most_of
 from ..core.policy import Policy
-from ..protocol.advice import Advice
 from ..protocol.kinds import COSTS, KINDS
+from ..protocol.reports import Advice
 from ..protocol.types import ENDED, LimitKind, LimitState, RunInfo, Status
-from .connections import FILE, open_reader
-from .errors import LedgerError
+from .database import FILE, LedgerError, open_reader
 from .rows import RUN_COLUMNS, run_info
 
 MIN_RUNS = 20

@@ -19,16 +19,12 @@ import trio
 from ..core.ids import run_number
 from ..host.probe import current_boot
 from ..protocol.types import Event, RunId, RunInfo
-from .backup import Backup, keep_apart, newest_backup
-from .checking import check, mark_damaged
-from .connections import open_reader
-from .errors import LedgerError
-from .opening import open_writer
-from .putback import PutBack
+from .backup import Backup, PutBack, keep_apart, newest_backup
+from .database import LedgerError, open_reader
+from .opening import check, mark_damaged, open_writer
 from .reader import Reader
 from .records import Records
-from .rows import Op, RunExtra, charge_op, event_op, insert_op, save_op
-from .statements import Statement, set_charge, upserts
+from .rows import Op, RunExtra, Statement, charge_op, event_op, insert_op, save_op, set_charge, upserts
 from .writer import Checkpointed, Report, Writer, WriteResult
 
 PATIENCE = 15.0
@@ -270,7 +266,7 @@ class Ledger(Records):
             writer.flush(lambda _clean: None)
 
     def check_rest(self) -> str | None:
-        """Run `checking.check`, and return what it found. In a thread."""
+        """Run `opening.check`, and return what it found. In a thread."""
         found = check(self.directory)
         self.check_due = False
         return found

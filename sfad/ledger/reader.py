@@ -21,8 +21,7 @@ from ..core.ids import run_id
 from ..core.labels import fits, values_of
 from ..protocol.messages import List
 from ..protocol.types import RunId, RunInfo, Status
-from .numbers import number_of, numbers_of
-from .rows import RUN_COLUMNS, RunExtra, run_extra, run_info
+from .rows import RUN_COLUMNS, RunExtra, number_of, numbers_of, run_extra, run_info
 from .totals import Used
 
 _COLUMNS = ", ".join(f"runs.{name}" for name in RUN_COLUMNS)

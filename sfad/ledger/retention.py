@@ -19,9 +19,9 @@ import msgspec
 
 from ..core.ids import run_id
 from ..protocol.types import Status
-from .connections import FILE, log_of, open_reader, size
-from .numbers import number_of
+from .database import FILE, log_of, open_reader, size
 from .reader import LIVE
+from .rows import number_of
 
 STEP_RUNS, STEP_EVENTS = 50, 250
 """Rows that one transaction deletes, in 1 to 2 ms. An admission may have to wait for that."""

@@ -10,7 +10,7 @@ import sqlite3
 from contextlib import closing
 from functools import cache
 
-from .errors import LedgerTooNew, corrupt
+from .database import LedgerTooNew, corrupt
 
 APPLICATION_ID = 0x73666164
 """`sfad` in ASCII, in the file's header: tells our file from another program's database."""

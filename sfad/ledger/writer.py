@@ -23,12 +23,10 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ..faults import effect
-from .connections import FILE, log_of, open_reader, size
-from .errors import LedgerError, explained, is_damage, is_full
+from .backup import PutBack, identity, put_back
+from .database import FILE, LedgerError, explained, is_damage, is_full, log_of, open_reader, size
 from .inbox import Inbox
-from .putback import PutBack, identity, put_back
-from .rows import Op
-from .statements import statements
+from .rows import Op, statements
 
 MAX_BATCH = 1024
 """Operations in one transaction. It bounds how long an admission at the end of a burst waits for its commit."""

@@ -8,7 +8,7 @@ from functools import partial
 
 import trio
 
-from ..host.threads import in_thread
+from ..host.tasks import in_thread
 from ..output import holes
 from ..output.files import SUFFIXES, OutputStore, Suffix
 from ..protocol.types import RunId

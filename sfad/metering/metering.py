@@ -21,13 +21,11 @@ from ..protocol import messages as m
 from ..protocol.kinds import BY_KERNEL, KINDS
 from ..protocol.types import LimitKind, RunId
 from ..runs.live import Live, bounds_of
-from .pricelist import PriceList
-from .run import Feed, MeteredRun, Publish
+from .pricing import PriceList
+from .run import Feed, MeteredRun, Publish, hold_of, report_of_settlement, use_of_report
 from .sampling import Sampler
-from .session import Session
-from .sessions import Sessions
+from .sessions import Session, Sessions
 from .tail import Tail
-from .uses import hold_of, report_of_settlement, use_of_report
 
 ENDED_SECONDS = 2.0
 """Seconds of reading what runs wrote that ended while no daemon was running, for all of them together, before a daemon serves: 20

@@ -19,15 +19,14 @@ from typing import Any, ClassVar, Literal, TypeVar
 import msgspec
 from msgspec import Struct
 
-from .advice import Advice
-from .errors import BadMessage, ErrorCode
-from .framing import frame
-from .summary import By, Summary
+from .framing import BadMessage, frame
+from .reports import Advice, By, Summary
 from .types import (
     Action,
     Bound,
     BudgetState,
     Claim,
+    ErrorCode,
     Event,
     Kind,
     Limit,

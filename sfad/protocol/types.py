@@ -378,3 +378,24 @@ class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether `used` of a breach includes a reservation that was refused."""
     by: str | None = None
     """For `limit_changed`, who requested it: `run ID` or `user NAME`."""
+
+
+class ErrorCode(StrEnum):
+    """The machine-readable part of an `Error` reply. Stable: a client may switch on it."""
+
+    BAD_REQUEST = "bad_request"
+    """The message could not be understood, or a value in it is outside its range: the client's fault."""
+    UNSUPPORTED_VERSION = "unsupported_version"
+    """No protocol version in common."""
+    NO_SUCH_RUN = "no_such_run"
+    """No run has this id."""
+    AMBIGUOUS_RUN = "ambiguous_run"
+    """The prefix fits several runs."""
+    NOT_PERMITTED = "not_permitted"
+    """The caller may not do this, or not to this run."""
+    WRONG_STATE = "wrong_state"
+    """The run exists but cannot do this now (pause a run that is being stopped)."""
+    UNAVAILABLE = "unavailable"
+    """The daemon is short of something (disk, descriptors, processes), or is stopping: try again."""
+    INTERNAL = "internal"
+    """A bug in the daemon; its log has the traceback."""
