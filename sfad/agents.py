@@ -61,16 +61,12 @@ class AgentError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """An agent, and where it is defined."""
-
     name: str
     agent: Agent
     source: str
-    """The config file, or `built-in`."""
 
     @property
     def info(self) -> AgentInfo:
-        """The agent as it is shown."""
         return msgspec.convert(msgspec.structs.asdict(self.agent) | {"name": self.name, "source": self.source}, AgentInfo)
 
 
@@ -116,7 +112,6 @@ def session_of(first: str, attempt: int) -> str:
 
 
 def argv_of(spawn: Spawn, attempt: int) -> list[bytes]:
-    """Return the command of an attempt."""
     if spawn.session is None or attempt <= 1:
         return spawn.argv
     first, fresh = spawn.session.encode(), session_of(spawn.session, attempt).encode()

@@ -123,7 +123,6 @@ class Installer:
             print(f"lingering stays enabled; to disable it: {probe.linger_command(os.getuid()).replace('enable', 'disable')}")
 
     def installed(self) -> bool:
-        """Return whether the units are installed."""
         with suppress(InstallError):
             return (self._directory / STARTED[-1]).exists()
         return False
@@ -258,7 +257,6 @@ class Installer:
         self._say("run", shlex.join(command))
 
     def _output(self, *command: str) -> str:
-        """Return the output of a command that changes nothing."""
         return self._done(command).stdout.strip()
 
     def _done(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:

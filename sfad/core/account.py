@@ -35,11 +35,9 @@ class Use:
     unpriced_tokens: int | None = None
     """Tokens that are not in `cost`, since their model has no price."""
     partial: bool = False
-    """Tokens and costs may still grow: no final figures were seen yet."""
 
     @property
     def tokens(self) -> int | None:
-        """Input and output."""
         if self.input_tokens is None and self.output_tokens is None:
             return None
         return (self.input_tokens or 0) + (self.output_tokens or 0)
@@ -59,7 +57,6 @@ class Use:
 _SUMMED = tuple(name for name in Use.__dataclass_fields__ if name not in ("cost_from", "partial"))
 
 NOTHING = Use()
-"""Nothing is known."""
 
 MOST = 10**15
 """The largest sum of tokens, or of dollars: whatever an agent reports, its descendants' sum can be encoded in 64 bits."""
@@ -85,7 +82,6 @@ def _surest(uses: Iterable[Use], figure: Callable[[Use], int | None]) -> Use:
 
 
 def spent(tokens: int, cost: int | None, role: Role | None) -> dict[LimitKind, int]:
-    """Return what an estimate holds, by kind."""
     amounts: dict[LimitKind, int] = {LimitKind.TOKENS: tokens}
     if cost is not None:
         amounts[LimitKind.COST] = cost
@@ -111,16 +107,13 @@ class Hold:
     cost: int | None
     role: Role | None
     periods: Periods = ()
-    """The budgets that it was charged to."""
 
     @property
     def amounts(self) -> dict[LimitKind, int]:
-        """What it holds, by kind."""
         return spent(self.input_tokens + self.output_tokens, self.cost, self.role)
 
     @property
     def use(self) -> Use:
-        """The use that it comes to if it is charged in full."""
         return Use(
             input_tokens=self.input_tokens,
             output_tokens=self.output_tokens,
@@ -155,7 +148,6 @@ class Account:
         self.sources = dict(sources)
         self.holds = dict(holds)
         self.held = dict(held)
-        """The sum of `holds`."""
         self.below = dict(below)
         """What its descendants have used and hold, ended ones included."""
         self.ended = dict(ended)
@@ -201,13 +193,11 @@ class Account:
         return bool(self.sources or self.holds)
 
     def hold(self, name: str, hold: Hold) -> None:
-        """Add a reservation."""
         self.holds[name] = hold
         for kind, amount in hold.amounts.items():
             self.held[kind] = self.held.get(kind, 0) + amount
 
     def release(self, name: str) -> None:
-        """Remove a reservation."""
         for kind, amount in self.holds.pop(name).amounts.items():
             self.held[kind] -= amount
         if not self.holds:

@@ -48,7 +48,6 @@ class ActiveLimit:
 
     @property
     def action(self) -> Action:
-        """The action that answers a breach."""
         return self.limit.action or Action.TERMINATE
 
     @property
@@ -88,7 +87,6 @@ class Crossing:
 
     held: ActiveLimit
     used: float
-    """As the core counts it."""
     exceeded: bool
 
 
@@ -124,8 +122,7 @@ def profile_of(asked: Asked, policy: Policy) -> tuple[str, Profile] | None:
 
 
 def _of_profile(asked: Asked, policy: Policy) -> dict[LimitKind, Limit]:
-    """Return the profile's limits. Turns and cost are cut to what may be asked for; time is not, because `max_time` ends the run
-    anyway."""
+    # turns and cost are cut to what may be asked for; time is not, because `max_time` ends the run anyway
     found = profile_of(asked, policy)
     if found is None:
         return {}

@@ -24,11 +24,9 @@ class MonotonicClock(trio.abc.Clock):
         """The kernel has started it."""
 
     def current_time(self) -> float:
-        """Return seconds since boot."""
         return time.monotonic()
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        """Return seconds until `deadline`."""
         return deadline - time.monotonic()
 
 
@@ -57,11 +55,9 @@ class Timers:
             self._compact()
 
     def disarm(self, key: Hashable) -> None:
-        """Forget `key`, if it is armed."""
         self._armed.pop(key, None)
 
     async def serve(self) -> None:
-        """Fire timers until cancelled."""
         while True:
             self._sooner = trio.Event()
             with trio.move_on_at(self._earliest()):

@@ -39,7 +39,6 @@ class Need(IntEnum):
 
 
 def count() -> int:
-    """Return how many descriptors this process has open."""
     # 1 us from Linux 6.2 on; earlier kernels say 0
     return os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))
 
@@ -115,7 +114,6 @@ def close_soon(descriptors: Iterable[int]) -> None:
 
 
 def threads() -> int:
-    """Return how many threads close descriptors now."""
     return _threads
 
 

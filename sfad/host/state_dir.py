@@ -56,7 +56,6 @@ class StateLock:
         return f"the state directory {self.path} {what} while a daemon served it; {restart}"
 
     def close(self) -> None:
-        """Release the locks."""
         for descriptor in (self.claim, self.file, self.directory):
             os.close(descriptor)
 
@@ -191,7 +190,6 @@ def _refuse_claimed(path: Path, instance: str) -> None:
 
 
 def _user_of(pid: int) -> int | None:
-    """Return the effective uid of a process; `None` if it has ended."""
     # not the owner of /proc/PID: that is root if the process is not dumpable
     with suppress(OSError):
         words = re.search(rb"^Uid:\s+\d+\s+(\d+)", Path(f"/proc/{pid}/status").read_bytes(), re.MULTILINE)

@@ -92,7 +92,6 @@ class FdStore:
 
     @property
     def there(self) -> bool:
-        """Whether anything can be kept."""
         return self._socket is not None
 
     def keep(self, name: str, fd: int) -> bool:
@@ -127,7 +126,6 @@ class FdStore:
         return True
 
     def close(self) -> None:
-        """Close the socket. Systemd keeps what it has."""
         if self._socket is not None:
             self._socket.close()
 

@@ -39,7 +39,6 @@ BUILT_IN = Policy()
 _PERCENTILE = 95
 
 _FIELDS = {kind: spec.learned_from for kind, spec in KINDS.items() if spec.learned_from}
-"""The kinds that have advice, and the field of `Usage` that holds a run's use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,6 @@ class EndedRun:
     used: Mapping[LimitKind, float]
     """As far as it is known, counted as the limit counts: `tokens` and `cost` include the descendants'."""
     limits: Mapping[LimitKind, float]
-    """Thresholds."""
 
 
 def advise(runs: Iterable[EndedRun], *, policy: Policy = BUILT_IN) -> list[Advice]:

@@ -37,11 +37,9 @@ class Backup:
     path: Path
     size_bytes: int
     at: datetime
-    """When it was finished."""
 
 
 def newest_backup(directory: Path) -> Backup | None:
-    """Return the backup in the state directory, or `None` if there is none."""
     with suppress(OSError):
         if is_regular(directory / BACKUP):
             return _backup(directory / BACKUP)

@@ -21,7 +21,6 @@ def beside(path: Path) -> Iterator[Path]:
 
 
 def log_of(path: Path) -> Path:
-    """Return the path of a database's write-ahead log."""
     return path.with_name(f"{path.name}-wal")
 
 
@@ -57,7 +56,6 @@ class LedgerError(Exception):
 
     @property
     def full(self) -> bool:
-        """Whether the cause is a full disk."""
         return is_full(self.__cause__)
 
 
@@ -73,7 +71,6 @@ def corrupt(text: str) -> sqlite3.DatabaseError:
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Return whether the error says that the disk is full."""
     code = getattr(error, "sqlite_errorcode", None)
     return (code is not None and code & 0xFF == sqlite3.SQLITE_FULL) or getattr(error, "errno", None) == errno.ENOSPC
 
@@ -85,7 +82,6 @@ def is_damage(error: BaseException | None) -> bool:
 
 
 def explained(error: Exception) -> str:
-    """Return what went wrong with a write, and what helps."""
     remedy = _REMEDIES.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
     if is_damage(error):
         remedy = "restart sfad: it sets the damaged ledger aside and begins another (an orderly restart stops the runs)"

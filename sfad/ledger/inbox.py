@@ -70,7 +70,6 @@ class Inbox(Generic[_Item]):
             return False
 
     def drain(self) -> list[_Item]:
-        """Return everything queued, without waiting."""
         # the calls first: a later call may be for an item that is put after this
         while not self._calls.empty():
             self._calls.get_nowait()

@@ -76,7 +76,6 @@ class Ledger(Records):
         self.notes: list[str] = []
         """What opening had to do, a line each, for the log and an event."""
         self.trouble: str | None = None
-        """Why writes fail now."""
         self.held = 0
         """Operations that wait in memory for the disk."""
         self._boot = current_boot()
@@ -92,7 +91,6 @@ class Ledger(Records):
         self.check_due = opened.unchecked
         """`check_rest` is due: the file is too large to check while every client waits."""
         self.backup: Backup | None = None
-        """The newest backup."""
         try:
             floor_number = max(floor_number, self._find_backup())
             reader = Reader(open_reader(directory))
@@ -206,7 +204,6 @@ class Ledger(Records):
         self._last_number = max(self._last_number, run_number(info.id))
 
     def count_refusal(self, run_id: RunId) -> None:
-        """Add one to the refusals counted in a refused run's row."""
         self._put(Op("count", run_id, (run_number(run_id),)))
 
     def charge(self, scope: str, name: str, period_start: datetime, usd: float) -> None:
@@ -215,7 +212,6 @@ class Ledger(Records):
 
     @property
     def last_event(self) -> int:
-        """The highest number of an event."""
         return self._seq
 
     def skip_events(self, number: int) -> None:
@@ -272,7 +268,6 @@ class Ledger(Records):
         return found
 
     def backed_up(self, backup: Backup) -> None:
-        """Note that there is a new backup."""
         self.backup = backup
 
     def close(self, timeout: float = 5.0) -> int:

@@ -134,15 +134,11 @@ _LOG_KEPT = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class OpenedLedger:
-    """The one connection that writes, at the newest schema version, and what was found."""
-
     connection: sqlite3.Connection
     is_new: bool
     """There was no ledger, or it was set aside."""
     unchecked: bool
-    """`check` is due."""
     left: list[RunInfo]
-    """The runs that the file shows as live, oldest first."""
 
 
 def open_writer(directory: Path, notes: list[str], *, busy_timeout: float, handed_over: bool = False) -> OpenedLedger:

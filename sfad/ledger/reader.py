@@ -53,7 +53,6 @@ class Page:
 
     @property
     def below(self) -> int:
-        """The ended runs of the page have numbers below this one."""
         return _NO_NUMBER if self.query.before is None else number_of(self.query.before)
 
     def admits(self, info: RunInfo) -> bool:
@@ -102,17 +101,13 @@ _id = attrgetter("id")
 
 
 class Reader:
-    """Queries on one read-only connection."""
-
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
     def close(self) -> None:
-        """Close the connection."""
         self._connection.close()
 
     def get(self, run: RunId) -> tuple[RunInfo, RunExtra] | None:
-        """Return a run, or `None` if there is none."""
         row = self._row(f"SELECT {_COLUMNS} FROM runs WHERE number = ?", number_of(run))  # noqa: S608
         return None if row is None else (run_info(row), run_extra(row))
 
@@ -150,7 +145,6 @@ class Reader:
         return [(user, datetime.fromtimestamp(created, UTC)) for user, created in self._connection.execute(sql, (since,))]
 
     def select(self, page: Page) -> Selection:
-        """Return the runs of a page."""
         rows, reached = [], 0
         for query in live_queries(page):
             rows += self._connection.execute(*query).fetchall()
@@ -178,7 +172,6 @@ class Reader:
         return self._row(sql, page.query.since, reached) is not None
 
     def used_below(self, root: RunId) -> dict[RunId, Used]:
-        """Return what each descendant of a root has used."""
         sql = (
             "SELECT id, parent_id, cost_usd, tokens, partial FROM runs INDEXED BY runs_root "
             "WHERE root_id = ? AND parent_id IS NOT NULL"
@@ -198,7 +191,6 @@ class Reader:
         return int(self._row(sql, table)[0])
 
     def size(self) -> int:
-        """Return the bytes of the database without its log."""
         pages, size = (self._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
         return int(pages) * int(size)
 
@@ -211,7 +203,6 @@ class Term:
     """One condition of a query."""
 
     plain: str
-    """Its SQL without an index."""
     values: tuple[Any, ...]
     driving: str | None = None
     """Its SQL where its index drives the query."""
@@ -224,13 +215,10 @@ class Term:
 
 
 Query = tuple[str, list[Any]]
-"""SQL and its values."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndedQuery:
-    """A query for ended runs, newest first."""
-
     terms: list[Term]
     first: Term | None = None
     """The term whose index drives it; without one it walks the table."""

@@ -34,7 +34,6 @@ class Records:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the database without its log."""
         return self._reader.size()
 
     def root_spawns(self, since: datetime) -> list[tuple[str, datetime]]:
@@ -49,7 +48,6 @@ class Records:
         return None if found is None else found[0]
 
     def details(self, run_id: RunId) -> RunExtra | None:
-        """Return what a run's row holds beside `RunInfo`."""
         found = self._lookup(run_id)
         return None if found is None else found[1]
 
@@ -59,7 +57,6 @@ class Records:
         return sorted({*self._reader.find(prefix, FOUND), *unwritten})[:FOUND]
 
     def select(self, page: Page) -> Selection:
-        """Return the runs of a page."""
         found = self._reader.select(page)
         runs = {info.id: info for info in found.runs if info.id not in self._unwritten}
         runs |= {info.id: info for info, _ in self.unwritten(page)}
@@ -72,7 +69,6 @@ class Records:
                 yield held.info, held.extra
 
     def used_below(self, roots: Collection[RunId]) -> dict[RunId, Used]:
-        """Return what each descendant of these roots has used."""
         used = {run: use for root in roots for run, use in self._reader.used_below(root).items()}
         for held in self._unwritten.values():
             if held.info.root_id in roots and held.info.parent_id is not None:

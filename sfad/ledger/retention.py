@@ -27,7 +27,6 @@ STEP_RUNS, STEP_EVENTS = 50, 250
 """Rows that one transaction deletes, in 1 to 2 ms. An admission may have to wait for that."""
 
 _PAGE = 1000
-"""Rows that one query reads."""
 
 _STEP_PAGES = 32
 """Pages that one errand gives back, in 1 to 2 ms."""
@@ -49,8 +48,6 @@ _labels = msgspec.json.Decoder(dict[str, str])
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """How many rows were deleted."""
-
     runs: int = 0
     events: int = 0
 

@@ -115,7 +115,6 @@ def event_op(event: Event) -> Op:
 
 
 def charge_op(scope: str, name: str, period_start: datetime, usd: float) -> Op:
-    """Return the write that adds to what a budget was charged in a period."""
     return Op("charge", None, (scope, name, period_start.timestamp(), usd))
 
 
@@ -182,7 +181,6 @@ def _fields(row: Iterable[Any], names: Iterable[str]) -> dict[str, Any]:
 
 
 def run_info(row: Iterable[Any]) -> RunInfo:
-    """Return the run of a row that holds `RUN_COLUMNS`."""
     fields = _fields(row, [*_IN_INFO, "usage"])
     by_source: dict[Source, Usage] = fields["usage"]
     fields["usage"] = next(iter(by_source.values()), Usage())
@@ -203,7 +201,6 @@ def event_of(row: Sequence[Any]) -> Event:
 
 
 _HIGHEST = 2**63 - 1
-"""SQLite's largest integer."""
 
 _MOST_DIGITS = 13
 
@@ -236,7 +233,6 @@ def numbers_of(prefix: str) -> tuple[int, int] | None:
 
 
 Statement = tuple[str, Sequence[Any]]
-"""SQL and its parameters."""
 
 _SIZES = (64, 32, 16, 8, 4, 3, 2, 1)
 """Rows in one statement. There are few sizes, so that SQLite's prepared statements are reused; the largest takes 2 752
@@ -244,7 +240,6 @@ parameters, of 32 766 allowed. The three events of a short run go in one stateme
 
 
 def statements(batch: Sequence[Op]) -> Iterator[Statement]:
-    """Yield the statements for a batch of operations."""
     inserts = [op for op in batch if op.kind in ("admit", "refuse")]
     yield from _many(_insert_runs, [op.row for op in inserts])
     yield from _many(_insert_labels, [label for op in inserts for label in op.labels])

@@ -124,11 +124,9 @@ MIGRATIONS = (_V1, _V2, _V3)
 """Applied in order; the number of entries is the schema's version."""
 
 VERSION = len(MIGRATIONS)
-"""The schema version that this build writes."""
 
 
 def version_of(connection: sqlite3.Connection) -> int:
-    """Return how many migrations the file has seen."""
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 

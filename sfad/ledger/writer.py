@@ -65,18 +65,14 @@ _OPS_OWN_FAULT = (
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """What came of a transaction."""
-
     committed: Sequence[Op] = ()
     failed: Sequence[Op] = ()
-    """Admissions that will never be written."""
     lost: Sequence[Op] = ()
     """Other operations that will never be written: over the bound, or refused by SQLite because of their content."""
     error: str | None = None
     damaged: bool = False
     """The file is damaged, so trying again does not help."""
     held: int = 0
-    """Operations that wait for the disk."""
 
 
 class Checkpointed:
@@ -88,12 +84,9 @@ Report = WriteResult | PutBack | Checkpointed
 
 @dataclass(slots=True)
 class Backlog:
-    """Operations that could not be written yet."""
-
     saves: dict[str | None, Op] = field(default_factory=dict)
     """The newest save of each run; the others do not matter."""
     records: deque[Op] = field(default_factory=deque)
-    """Everything else, in order."""
 
     def __len__(self) -> int:
         return len(self.saves) + len(self.records)

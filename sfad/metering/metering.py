@@ -59,7 +59,6 @@ class Metering:
         self._sampler = Sampler(launcher, self._sampled, nearing=nearing)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Follow what runs write, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._prices.serve)
             nursery.start_soon(self._sessions.serve)
@@ -67,11 +66,9 @@ class Metering:
             task_status.started()
 
     async def sample(self) -> None:
-        """Watch memory and processes, until cancelled."""
         await self._sampler.serve()
 
     def close(self) -> None:
-        """Close all descriptors."""
         self._tail.close()
 
     def reconfigure(self, prices: Mapping[str, Price], nearing: float) -> None:
@@ -103,7 +100,6 @@ class Metering:
         return self._tail.saved(run)
 
     def rebound(self, run: Run) -> None:
-        """Apply changed limits of a run."""
         if run.id in self._runs:
             self._tail.set_limit(run.id, _output_limit(run))
             self._sample(run)
@@ -174,12 +170,10 @@ class Metering:
     # ---- reports and reservations
 
     def use_of_report(self, run: RunId, request: m.Report) -> Use:
-        """Return what a report adds."""
         metered = self._runs.get(run)
         return metered.report(request) if metered is not None else use_of_report(request, self._prices.current)[0]
 
     def hold_of(self, run: RunId, request: m.Reserve) -> Hold:
-        """Return what a reservation holds."""
         metered = self._runs.get(run)
         return metered.reserve(request) if metered is not None else hold_of(request, self._prices.current)[0]
 

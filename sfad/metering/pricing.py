@@ -46,11 +46,9 @@ class Catalogue:
 
     @property
     def settled(self) -> bool:
-        """Whether the library is loaded, or known not to be there."""
         return self.library is not None or self.failure is not None
 
     def failed(self, why: str) -> None:
-        """Note that the library failed on a lookup."""
         self.failure = why
 
     async def load(self) -> str | None:
@@ -65,7 +63,6 @@ class Catalogue:
         return now or (self.failure if self.library is None else None)
 
     async def _import(self) -> str | None:
-        """Return why the library cannot be imported now."""
         try:
             self.library = await trio.to_thread.run_sync(_import_library)
         except (OSError, MemoryError, RuntimeError) as error:  # RuntimeError: can't start new thread
@@ -226,7 +223,6 @@ class PriceList:
     """`loaded()` is called when more prices may be known; `trouble(message)` when the library cannot be loaded."""
 
     def __init__(self, own: Mapping[str, Price], *, loaded: Callable[[], None], trouble: Callable[[str], None]) -> None:
-        """`own`: the config's `[prices]`."""
         self._loaded = loaded
         self._trouble = trouble
         self._catalogue = Catalogue()
@@ -241,7 +237,6 @@ class PriceList:
         return self._catalogue.settled
 
     def reconfigure(self, own: Mapping[str, Price]) -> None:
-        """Use other prices for runs that begin from now on."""
         self.current = Prices(own, self._catalogue)
 
     async def serve(self) -> None:
@@ -289,7 +284,6 @@ class PriceList:
         self._loaded()
 
     async def _try(self) -> str | None:
-        """Return why the library could not be loaded."""
         failure = await self._catalogue.load()
         if failure is not None:
             self._trouble(f"{failure}; costs are computed from the config's [prices] alone")

@@ -74,7 +74,6 @@ def _price(reading: Reading, prices: Prices) -> tuple[float | None, Unpriced]:
 
 
 def use_of_report(request: m.Report, prices: Prices) -> tuple[Use, Unpriced]:
-    """Return what a report adds."""
     cached, written = request.cached_tokens or 0, request.cache_write_tokens or 0
     tokens = Tokens(input=request.input_tokens or 0, output=request.output_tokens or 0, cached=cached, cache_write=written)
     cost, unpriced = request.cost_usd, Unpriced()
@@ -96,7 +95,6 @@ def use_of_report(request: m.Report, prices: Prices) -> tuple[Use, Unpriced]:
 
 
 def hold_of(request: m.Reserve, prices: Prices) -> tuple[Hold, Unpriced]:
-    """Return what a reservation holds."""
     tokens = Tokens(input=request.input_tokens, output=request.max_output_tokens)
     cost, unpriced = _price_of_call(request.model, tokens, prices)
     return Hold(request.model, request.input_tokens, request.max_output_tokens, to_nanos(cost), request.role), unpriced
@@ -119,7 +117,6 @@ def _price_of_call(model: str | None, tokens: Tokens, prices: Prices) -> tuple[f
 
 
 def most_used_model(readings: Iterable[Reading]) -> str | None:
-    """Return the model with the most tokens, if any is named."""
     tokens: Counter[str] = Counter()
     for reading in readings:
         for model, used in reading.models.items():
@@ -129,7 +126,6 @@ def most_used_model(readings: Iterable[Reading]) -> str | None:
 
 Feed = Callable[[e.Event], None]
 Publish = Callable[[str, RunId, str], None]
-"""Type of event, run, message."""
 
 MAX_UNPRICED = 16
 """Models without a price that are named for one run."""
@@ -146,9 +142,7 @@ class MeteredRun:
         self._feed = feed
         self._publish = publish
         self._stream: Sequence[Reading] = ()
-        """Of its stdout, by attempt."""
         self._session: Sequence[Reading] = ()
-        """Of the agent's session files."""
         self._said = _said(Reading())
         self._skipped = 0
         """Unmetered lines that have been told of."""
@@ -186,7 +180,6 @@ class MeteredRun:
             self._feed(e.AgentSaid(trio.current_time(), self.live.run.id, *said))
 
     def read_in_session(self, readings: Sequence[Reading]) -> None:
-        """Take what its session files tell by now."""
         self._session = readings
         if self.live.model is None:
             self.live.uses_model(most_used_model(readings))
@@ -215,14 +208,12 @@ class MeteredRun:
             self._publish("meter_unpriced", self.live.run.id, message)
 
     def report(self, request: m.Report) -> Use:
-        """Return what a report adds."""
         self.live.uses_model(request.model)
         use, unpriced = use_of_report(request, self.prices)
         self._tell_unpriced(unpriced)
         return use
 
     def reserve(self, request: m.Reserve) -> Hold:
-        """Return what a reservation holds."""
         hold, unpriced = hold_of(request, self.prices)
         self._tell_unpriced(unpriced)
         return hold

@@ -35,9 +35,7 @@ HELD = 2.0
 """Replaces `IDLE` if the kernel enforces the limits, so that nothing is lost meanwhile. A look costs 0.3 ms of CPU, mostly to
 wake up."""
 _SOON = 1.0
-"""Seconds."""
 _BOMB = 1000
-"""Forks a second."""
 _SMALL = 256
 """A limit of processes that can be passed within moments."""
 _BLIND = 1.0
@@ -75,12 +73,10 @@ class MachineTotals:
         return (self._last - before) % self._range
 
     def memory(self) -> int:
-        """Return the bytes of anonymous and shared pages in use."""
         lines = (line.split() for line in (procfs.read("/proc/meminfo") or b"").splitlines())
         return sum(int(words[1]) for words in lines if words[0] in (b"AnonPages:", b"Shmem:")) * 1024
 
     def oom_kills(self) -> int:
-        """Return how often the kernel has killed a process because the machine or a cgroup was out of memory."""
         words = (procfs.read_whole("/proc/vmstat") or b"").split()
         return int(words[words.index(b"oom_kill") + 1]) if b"oom_kill" in words else 0
 
@@ -150,7 +146,6 @@ class Sampler:
         self._sooner = trio.Event()
 
     def set_nearing(self, nearing: float) -> None:
-        """Use another share of a limit for what is watched from now on."""
         self._nearing = nearing
 
     def watch(self, run: RunId, kind: str, threshold: float, *, fresh: bool = False) -> None:
@@ -171,7 +166,6 @@ class Sampler:
             self._sooner.set()
 
     def forget(self, run: RunId) -> None:
-        """Stop watching a run."""
         self._pids.pop(run, None)
         self._memory.pop(run, None)
         self._small.discard(run)

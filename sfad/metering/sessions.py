@@ -68,7 +68,6 @@ class Session:
         self.uid = uid
         self.session_id: str | None = None
         self.ended = False
-        """The main process of the attempt has ended."""
         self.readings: tuple[Reading, ...] = ()
         """One for each file."""
         self.spent = 0.0
@@ -88,7 +87,6 @@ class Session:
             self.session_id = session_id
 
     def end(self, *, succeeded: bool) -> None:
-        """Note that the main process has ended; `succeeded`: it is known to have exited with 0."""
         self.ended, self._succeeded = True, self._succeeded or succeeded
 
     def look(self, taken: Container[str]) -> bool:
@@ -237,17 +235,14 @@ class Sessions:
         return self._before.get(run, ()) + (session.readings if session is not None else ())
 
     def name(self, run: RunId, session: str) -> None:
-        """Note the session id that the stream tells."""
         if run in self._runs:
             self._runs[run].name(session)
 
     def forget(self, run: RunId) -> None:
-        """Stop looking at the session of a run that is over."""
         self._runs.pop(run, None)
         self._before.pop(run, None)
 
     async def serve(self) -> None:
-        """Look at every session now and then, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._want_all)
             async for uid in self._users:
@@ -295,7 +290,6 @@ class Sessions:
             del self._looking[uid]
 
     async def _look(self, run: RunId) -> bool:
-        """Return whether all was read that can be."""
         session = self._runs.get(run)
         if session is None:
             return True

@@ -142,7 +142,6 @@ class Tail:
         return found
 
     def set_limit(self, run: RunId, limit: int | None) -> None:
-        """Keep another number of bytes from now on."""
         if run in self._runs:
             self._runs[run].set_limit(limit)
             self.look(run)
@@ -170,7 +169,6 @@ class Tail:
         self._away.pop(run, None)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Follow the runs, until cancelled. Once started, nothing that a run writes is overlooked."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._bounds.serve)
             while True:
@@ -209,7 +207,6 @@ class Tail:
         return growth
 
     async def _told(self, growth: Inotify) -> None:
-        """Follow until the directory is gone."""
         while not growth.gone:
             if not self._behind:
                 with trio.move_on_after(BLIND if self._away else math.inf) as self._waiting:

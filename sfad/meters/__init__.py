@@ -49,7 +49,6 @@ UNREAD = (NO_METER, BY_REPORT)
 
 
 def named(name: str | None) -> AgentProgram | None:
-    """Return the program that `--meter` calls so."""
     return next((program for program in PROGRAMS if program.name == name), None)
 
 

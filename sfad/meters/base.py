@@ -27,7 +27,6 @@ class Reading:
     """
 
     turns: int | None = None
-    """Tool calls."""
     messages: int | None = None
     models: dict[str, Tokens] = field(default_factory=dict)
     """Tokens by model; under `""` where the agent does not name it."""

@@ -109,8 +109,6 @@ class _ClaudeEvent(msgspec.Struct):
 
 
 class _ClaudeCharge(msgspec.Struct, frozen=True, array_like=True):
-    """What a message has been counted as."""
-
     model: str
     used: Tokens
     results: int
@@ -120,7 +118,6 @@ class _ClaudeCharge(msgspec.Struct, frozen=True, array_like=True):
     pieces: int = 0
     """Bytes of the pieces of the same text that were printed before."""
     told: bool = False
-    """The output is not an estimate."""
 
     @property
     def output(self) -> int:

@@ -37,7 +37,6 @@ class _CodexUsage(msgspec.Struct):
     cached_input_tokens: Any = 0
     cache_write_input_tokens: Any = 0
     output_tokens: Any = 0
-    """With those of reasoning."""
 
     def tokens(self) -> Tokens:
         """Input tokens include those read from and written to the cache."""
@@ -174,7 +173,6 @@ class CodexSession(SessionMeter[_CodexLine]):
     decoder = msgspec.json.Decoder(_CodexLine)
     _model = ""
     _total = Tokens()
-    """The last total of the thread."""
 
     def _take(self, event: _CodexLine) -> None:
         payload = event.payload
@@ -275,7 +273,6 @@ def _exec(words: Sequence[str]) -> Sequence[str]:
 
 
 def _model(words: Sequence[str]) -> str:
-    """Return the model that the command names; `""` if that is left to the configuration file."""
     settings = [setting.partition("=") for setting in values(words, "-c", "--config")]
     configured = [value.strip().strip("\"'") for key, _, value in settings if key.strip() == "model"]
     asked = values(words, "-m", "--model") or configured

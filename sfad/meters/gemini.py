@@ -96,7 +96,6 @@ class GeminiMeter(LineMeter[_GeminiEvent, _GeminiState]):
         counters.recognised(self.reading)
 
     def _say(self, event: _GeminiEvent) -> None:
-        """Count a message; consecutive deltas are one."""
         said = event.role == "assistant"
         if said and not (self._state.speaking and event.delta):
             counters.message(self.reading)

@@ -87,7 +87,6 @@ class SessionSearch(NamedTuple):
     cwd: str
     since: datetime
     session: str | None
-    """The session id, if it is known."""
 
     def directory(self, variable: str, default: str) -> str:
         """Return the directory that the variable names, else `default` in the home directory."""
@@ -114,7 +113,6 @@ class SessionFiles(ABC):
         """Return the session id that the command gives."""
 
     def resumes(self, argv: Sequence[str]) -> bool:
-        """Return whether the command continues an earlier session."""
         return not self.resume_words.isdisjoint(argv)
 
     def project(self, cwd: str) -> str:
@@ -146,7 +144,6 @@ class SessionFiles(ABC):
 
 
 def timestamp(time: datetime) -> str:
-    """Return a time as the programs write it into session files."""
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
 
 
@@ -154,7 +151,6 @@ class AgentProgram(ABC):
     """A program whose events a meter reads. Its module has one as `PROGRAM`."""
 
     name: str
-    """What `--meter` calls it."""
     tells_cost = False
     """Whether the agent itself reports costs, even of models without a known price."""
     event_types: frozenset[str] | None = None

@@ -69,9 +69,7 @@ class Shown:
     text: bytearray = field(default_factory=bytearray)
     tools: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """Reasons why something is missing."""
     more: bool = False
-    """There is more to read now."""
 
 
 Read = Callable[[int, int], tuple[int, bytes]]

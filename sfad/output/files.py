@@ -117,7 +117,6 @@ class OutputStore:
         self._made.pop(run_id, None)
 
     def remove(self, run_id: RunId) -> None:
-        """Delete the run's files. A missing file is no error."""
         for suffix in SUFFIXES:
             with suppress(FileNotFoundError):
                 os.unlink(self._path(run_id, suffix))

@@ -52,7 +52,6 @@ class Inotify:
         self.close()
 
     def fileno(self) -> int:
-        """Return the descriptor to wait for."""
         return self._descriptor
 
     def take(self) -> set[RunId] | None:
@@ -77,7 +76,6 @@ class Inotify:
         return found.st_dev, found.st_ino
 
     def close(self) -> None:
-        """Close the inotify instance."""
         os.close(self._descriptor)
 
 

@@ -79,7 +79,6 @@ def _remove_if_old(path: Path, cutoff: float, known: Mapping[RunId, float | None
 
 
 def _run(name: str) -> RunId | None:
-    """Return the run whose output file this is."""
     run, dot, suffix = name.partition(".")
     try:
         run_number(run)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 VERSION = 1
-"""The newest version this build speaks."""
 
 SUPPORTED = (1,)
 """Every version this build speaks. `Hello.versions` and `Welcome.version` negotiate the highest both sides know."""
@@ -40,7 +39,6 @@ MAX_REPLY = 64 * 1024 * 1024
 
 
 def frame(body: bytes) -> bytes:
-    """`body` with its length in front."""
     return len(body).to_bytes(HEADER, "big") + body
 
 
@@ -59,7 +57,6 @@ class FrameDecoder:
 
     @property
     def pending(self) -> int:
-        """Bytes of a frame that is not complete yet."""
         return len(self._buffer)
 
     @property

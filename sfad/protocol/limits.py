@@ -32,7 +32,6 @@ ALIASES = {word: kind for kind, spec in KINDS.items() for word in spec.words}
 """Other words for a kind. A leading `max_` means nothing, `-` is `_`."""
 
 LIMIT_FORM = "KIND=N or KIND=N:ACTION, as in turns=50, time=90s, cost=2.50:warn, tokens=200k:pause, memory=2G"
-"""How a limit may be written, for messages."""
 
 
 def parse_limit(text: str, source: str = "--limit") -> Limit:
@@ -125,7 +124,6 @@ LimitsObject = msgspec.defstruct(
     kw_only=True,
     forbid_unknown_fields=True,
 )
-"""What `--limits` takes."""
 
 
 def parse_limits(text: str | bytes, source: str = "--limits") -> list[Limit]:

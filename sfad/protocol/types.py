@@ -97,7 +97,6 @@ class Claim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     names: list[str] = []
     depth: int = 0
-    """Runs above the peer, the one it is in included."""
 
 
 class Action(Word):
@@ -146,15 +145,11 @@ class LimitState(Struct, frozen=True, kw_only=True):
     action: Action
     source: str
     used: float | None = None
-    """By the run, or by it and its descendants; `None` where it cannot be known."""
     scope: Literal["run", "tree"] = "run"
-    """Whose use counts: the run's own, or its and its descendants'."""
     enforced_by: Literal["clock", "meter", "kernel", "watching", "nothing"] = "clock"
     """`nothing`: the run's use is not known, so the limit is not enforceable."""
     bound_by: RunId | None = None
-    """The ancestor with the lowest threshold, if that is below the run's own."""
     bound: float | None = None
-    """That ancestor's threshold."""
 
 
 class Tokens(Struct, frozen=True, kw_only=True):
@@ -163,9 +158,7 @@ class Tokens(Struct, frozen=True, kw_only=True):
     input: int = 0
     output: int = 0
     cached: int = 0
-    """Of `input`, those read from a cache."""
     cache_write: int = 0
-    """Of `input`, those written to a cache."""
 
 
 Role = Literal["planning", "execution"]
@@ -187,7 +180,6 @@ class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True):
     signal: int | None = None
     """For `stop` the requested signal, for `signal` the one that killed."""
     errno: int | None = None
-    """For `launch`: the system's error."""
     about: Literal["command", "directory"] | None = None
     """For `launch`: what `errno` is about. `None` in records of older daemons."""
     limit_kind: str | None = None
@@ -195,7 +187,6 @@ class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True):
     used: float | None = None
     exceeded_by: float | None = None
     refused: bool = False
-    """Whether `used` includes a reservation that was refused."""
     turns: int | None = None
     tokens: int | None = None
     cost_usd: float | None = None
@@ -210,18 +201,15 @@ class Usage(Struct, frozen=True, kw_only=True):
     """What a run itself used, without its descendants. Only `elapsed_s` is known without a source."""
 
     turns: int | None = None
-    """Tool calls."""
     messages: int | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
-    """Of `input_tokens`, those read from a cache."""
     tokens: int | None = None
     cost_usd: float | None = None
     cost_from: Literal["agent", "prices"] | None = None
     """Whether the agent reported the cost itself, or it was computed from its tokens."""
     unpriced_tokens: int | None = None
-    """Tokens that are not in `cost_usd`, because their model has no known price."""
     planning_cost_usd: float | None = None
     execution_cost_usd: float | None = None
     elapsed_s: float | None = None
@@ -254,8 +242,6 @@ class ApiTrouble(Struct, frozen=True, kw_only=True):
 
 
 class RunInfo(Struct, frozen=True, kw_only=True):
-    """A run as it is shown."""
-
     id: RunId
     name: str
     kind: str
@@ -265,7 +251,6 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     root_id: RunId
     depth: int
     chain: list[str]
-    """Names from the root to this run."""
     pid: int | None
     argv: list[str]
     cwd: str
@@ -275,14 +260,11 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     signal: int | None
     reason: Reason | None
     attempts: int
-    """Attempts started so far."""
     limits: list[LimitState]
     usage: Usage
-    """Of the best source."""
     processes: int | None
     memory_bytes: int | None
     descendants: int
-    """Descendant runs admitted so far."""
     deadline: datetime | None
     milestone: str | None
     created_at: datetime
@@ -290,15 +272,12 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     ended_at: datetime | None
     labels: dict[str, str] = {}
     usage_by_source: dict[Source, Usage] = {}
-    """What each source tells. Sources are never added."""
     meter: str | None = None
-    """The meter that reads the run's stdout."""
     api_trouble: ApiTrouble | None = None
     """Of a live run whose agent cannot reach its model. A run that ended so has it in its `reason`."""
     total_cost_usd: float | None = None
     """Of the run and its descendants, as far as it is known. Only in the answers to `List`, `Info`, `Wait`."""
     total_tokens: int | None = None
-    """The same of tokens."""
     total_partial: bool = False
     """The totals are lower bounds: a part of them may still grow, or has no price."""
 
@@ -322,14 +301,11 @@ class LimitRefusal(Struct, frozen=True, kw_only=True):
 
     scope: Literal["run", "tree", "user", "team"]
     whose: str
-    """The run, user or team whose limit it is."""
     limit_kind: LimitKind
     threshold: float
     used: float
-    """What is used or reserved already."""
     asked: float
     message: str
-    """For the model that reads it."""
 
 
 class BudgetState(Struct, frozen=True, kw_only=True):
@@ -339,13 +315,11 @@ class BudgetState(Struct, frozen=True, kw_only=True):
     name: str
     period: Literal["day", "week", "month"]
     usd: float
-    """What may be spent in a period."""
     used_usd: float
     """In the present period, reservations included."""
     renews: str
     """When the next period begins, RFC 3339."""
     partial: bool = False
-    """`used_usd` is a lower bound: it has costs that may still grow."""
 
 
 class Survivor(Struct, frozen=True, kw_only=True):
@@ -369,33 +343,22 @@ class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):
     message: str = ""
     scope: str | None = None
     action: Action | None = None
-    """The action that answers the breach."""
     limit_kind: str | None = None
     threshold: float | None = None
     used: float | None = None
     exceeded_by: float | None = None
     refused: bool = False
-    """Whether `used` of a breach includes a reservation that was refused."""
     by: str | None = None
-    """For `limit_changed`, who requested it: `run ID` or `user NAME`."""
 
 
 class ErrorCode(StrEnum):
     """The machine-readable part of an `Error` reply. Stable: a client may switch on it."""
 
     BAD_REQUEST = "bad_request"
-    """The message could not be understood, or a value in it is outside its range: the client's fault."""
     UNSUPPORTED_VERSION = "unsupported_version"
-    """No protocol version in common."""
     NO_SUCH_RUN = "no_such_run"
-    """No run has this id."""
     AMBIGUOUS_RUN = "ambiguous_run"
-    """The prefix fits several runs."""
     NOT_PERMITTED = "not_permitted"
-    """The caller may not do this, or not to this run."""
     WRONG_STATE = "wrong_state"
-    """The run exists but cannot do this now (pause a run that is being stopped)."""
     UNAVAILABLE = "unavailable"
-    """The daemon is short of something (disk, descriptors, processes), or is stopping: try again."""
     INTERNAL = "internal"
-    """A bug in the daemon; its log has the traceback."""

@@ -54,7 +54,6 @@ class Spawns:
             undo.pop_all()
 
     def has(self, run: RunId) -> bool:
-        """Return whether something is saved for the run."""
         return is_regular(Path(self._path(run, _SUFFIX)))
 
     def read(self, run: RunId) -> bytes | None:

@@ -129,7 +129,6 @@ class Store:
         return False
 
     def take_notes(self) -> list[str]:
-        """Return the notes since the last call."""
         notes, self.notes = self.notes, []
         return notes
 
