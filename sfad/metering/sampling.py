@@ -4,9 +4,9 @@ Each tree has a limit of processes, so 500 idle runs must cost nothing. So the s
 at a run only when by that number the run can have come near its limit:
 
 - `pids`: the fifth field of /proc/loadavg is the last pid that the kernel gave out (proc_loadavg(5)). A tree cannot have grown by
-more than the pids that were given out. (A thread takes a pid, too, and so does a fork that fails because of `pids.max`.) -
-`memory`: anonymous and shared pages in /proc/meminfo. A run can grow while others shrink, so this is only a good guess; the run
-itself is looked at from time to time as well.
+  more than the pids that were given out. (A thread takes a pid, too, and so does a fork that fails because of `pids.max`.)
+- `memory`: anonymous and shared pages in /proc/meminfo. A run can grow while others shrink, so this is only a good guess; the run
+  itself is looked at from time to time as well.
 
 A run above its limit is found up to a tick later. If the kernel enforces the limit, looking only serves `limit_nearing` and the
 reason of an end.

@@ -1,4 +1,4 @@
-"""A Struct for each request and each reply, with its tag in the key `type`.
+"""A Struct for each request and each reply, with its tag in the key `type`. docs/protocol.md describes each field.
 
 A connection begins with `Hello`, answered by `Welcome`. After that each request has an `id` that the client chose, and its reply
 has the same one. Replies may come in another order than their requests, because `Wait` takes as long as the run. Requests with
@@ -83,26 +83,19 @@ class Spawn(Request, tag="spawn"):
     agent: str | None = None
     """A registered agent. `argv` then holds the words after its name: options of its program, and the task."""
     placeholders: dict[str, str] = {}
-    """Values of `{task}`, `{model}`, `{provider}` and `{instructions}` in the agent's command."""
     session: str | None = None
     """A session id that is a word of `argv`. Each further attempt gets a new id in its place."""
     name: str | None = None
-    """`--name`; without it the name is derived from argv."""
     kind: Kind = "agent"
     run_type: str | None = None
     max_depth: Bound | None = None
     max_descendants: Bound | None = None
     limits: list[Limit] = []
-    """At most one of each kind; the others come from the profile of `run_type`, then from the config."""
     on_limit: Action | None = None
-    """The action of each limit in `limits` that names none."""
     meter: str | None = None
-    """The meter that reads the run's usage from its stdout (default: chosen from the command). `none`: no meter."""
     attempts: int = 1
     retry_delay: float | None = None
-    """Seconds before the second attempt. The delay doubles each time, up to a maximum."""
     grace: float | None = None
-    """Seconds between the stop signal and SIGKILL, at most 60 (default: `stop.grace` of the config)."""
     tied: bool = False
     """Stop the run when this connection ends: a foreground run without `--keep`."""
     detach: bool = False
@@ -110,7 +103,6 @@ class Spawn(Request, tag="spawn"):
     queue: bool = True
     priority: int = 0
     log: bool = True
-    """Keep stdout and stderr."""
     quiet: bool = False
     stdin: Literal["null", "descriptor", "pipe"] = "null"
     """`descriptor`: the descriptor that travels with this message. `pipe`: a pipe that `Send` writes to."""
@@ -120,7 +112,6 @@ class Spawn(Request, tag="spawn"):
     channel: str | None = None
     allow: list[str] = []
     deny: list[str] = []
-    """Verbs that a peer inside the run may, or may not, use. They can only narrow the permissions of the parent."""
     allowed_tools: list[str] = []
     blocked_tools: list[str] = []
     claim: Claim = Claim()
@@ -142,9 +133,7 @@ class Stop(Request, tag="stop"):
     runs: list[str] = []
     everything: bool = False
     name: str | list[str] | None = None
-    """Several names: any of them matches."""
     labels: dict[str, str | list[str]] = {}
-    """Several values of a key: any of them matches. Several keys: each must match."""
     signal: int = 15
     grace: float | None = None
 
@@ -182,7 +171,6 @@ class Resume(Request, tag="resume"):
     run: str
     limits: list[Limit] = []
     suspended: bool = False
-    """The foreground client was continued: undo its own `Pause` only. Answered by `RunReply` in any case."""
 
 
 class Approve(Request, tag="approve"):
@@ -215,13 +203,10 @@ class Report(Request, tag="report"):
     and, for tokens and money, to each ancestor, its user and its teams."""
 
     run: str | None = None
-    """The default is the run that the peer is in; another run must be below that one."""
     model: str | None = None
-    """For the price of the tokens, if `cost_usd` is `None`."""
     turns: int | None = None
     messages: int | None = None
     input_tokens: int | None = None
-    """Tokens read from or written to a cache included."""
     output_tokens: int | None = None
     cached_tokens: int | None = None
     cache_write_tokens: int | None = None
@@ -299,20 +284,13 @@ class List(Request, tag="list"):
 
     status: list[Status] = []
     name: str | list[str] | None = None
-    """As in `Stop`."""
     user: str | None = None
     root: str | None = None
-    """Only this run and its descendants."""
     since: float | None = None
-    """Only runs created at or after this time, in Unix seconds."""
     labels: dict[str, str | list[str]] = {}
-    """As in `Stop`."""
     rows: int = 50
-    """Ended runs in the page, at most 1 000. A page may have fewer without being the last. The first page has all live runs."""
     live: bool = False
-    """Fill in `processes` and `memory_bytes`."""
     before: RunId | None = None
-    """Only ended runs with lower ids: the `next` of the page before this one."""
 
 
 class Summarise(Request, tag="summary"):
@@ -321,13 +299,10 @@ class Summarise(Request, tag="summary"):
     repeats = 1
 
     since: float
-    """Unix seconds."""
     by: By = "name"
     name: str | list[str] | None = None
-    """As in `Stop`."""
     user: str | None = None
     labels: dict[str, str | list[str]] = {}
-    """As in `List`."""
 
 
 class Logs(Request, tag="logs"):
@@ -338,8 +313,6 @@ class Logs(Request, tag="logs"):
 
     run: str
     form: Literal["raw", "text", "auto"] = "raw"
-    """`raw`: stdout as it is. `text`: the text in the agent's events. `auto`: the text if the caller is in a run with a meter,
-    because JSON would go to a model there."""
 
 
 class Text(Request, tag="text"):
@@ -351,7 +324,6 @@ class Text(Request, tag="text"):
 
     run: str
     cursor: bytes = b""
-    """The cursor of the last `TextPart`; empty at the beginning."""
 
 
 class Result(Request, tag="result"):
@@ -361,9 +333,7 @@ class Result(Request, tag="result"):
 
     run: str
     max_bytes: int = 64 * 1024
-    """Of the text, at most 1 MiB; the newest part is kept."""
     raw: bool = False
-    """Return stdout even if the run's meter can find the answer in its events."""
 
 
 class Send(Request, tag="send"):
@@ -372,7 +342,6 @@ class Send(Request, tag="send"):
     run: str
     data: bytes
     eof: bool = False
-    """Close the run's stdin afterwards."""
 
 
 class Watch(Request, tag="watch"):
@@ -415,11 +384,8 @@ class Prune(Request, tag="prune"):
     access = "outside"
 
     older_than: float | None = None
-    """Only trees that ended at least this many seconds ago."""
     keep: int = 0
-    """Keep this many of the newest trees."""
     dry_run: bool = False
-    """Count what would be removed, and remove nothing."""
 
 
 class Reply(Struct, kw_only=True, omit_defaults=True, tag_field="type"):
@@ -439,8 +405,6 @@ class Welcome(Reply, tag="welcome"):
 
 
 class RunReply(Reply, tag="run"):
-    """One run."""
-
     run: RunInfo
 
 
@@ -456,7 +420,6 @@ class Failure(Struct, frozen=True, kw_only=True):
     """Why one of several runs was left out."""
 
     run: str
-    """As the request named it."""
     code: ErrorCode
     message: str
 
@@ -483,7 +446,6 @@ class Reserved(Reply, tag="reserved"):
     run: RunId
     reservation: str | None = None
     cost_usd: float | None = None
-    """The estimate; `None` if the model has no price."""
     refused: LimitRefusal | None = None
 
 
@@ -491,22 +453,16 @@ class Recommended(Reply, tag="recommended"):
     """Advice for each kind of limit, and the limits in force for a run of this type that sets none itself."""
 
     runs: int
-    """Successful runs that the advice is based on."""
     advice: list[Advice]
     in_force: list[Limit]
 
 
 class RunList(Reply, tag="runs"):
-    """Runs, oldest first."""
-
     runs: list[RunInfo]
     next: RunId | None = None
-    """`List.before` for the next page, which holds older runs; `None` if there are no more."""
 
 
 class Summarised(Reply, tag="summarised"):
-    """The answer to `Summarise`."""
-
     summary: Summary
 
 
@@ -518,45 +474,30 @@ class LogFiles(Reply, tag="log_files"):
     kept: bool = True
     descriptors: int = 2
     text: bool = False
-    """Read stdout by `Text` instead."""
     name: str = ""
-    """The run's name."""
 
 
 class TextPart(Reply, tag="text"):
-    """The next part of a run's text."""
-
     run: RunId
     text: bytes
     cursor: bytes
-    """Where the next part begins; opaque."""
     tools: list[str] = []
-    """The tool calls in this part, one line each."""
     notes: list[str] = []
-    """Why something is missing in this part."""
     more: bool = False
-    """There is more text already."""
     ended: bool = False
-    """The run has ended. Unless there is more, this was the last part."""
 
 
 class ResultText(Reply, tag="result"):
-    """A finished run's output, safe for a model."""
-
     run: RunId
     text: str
     truncated: bool
 
 
 class EventPush(Reply, tag="event"):
-    """One event, pushed to a watcher."""
-
     event: Event
 
 
 class DaemonStatus(Reply, tag="daemon_status"):
-    """The state of the daemon."""
-
     version: str
     pid: int
     uptime_s: float
@@ -564,33 +505,24 @@ class DaemonStatus(Reply, tag="daemon_status"):
     state_dir: str
     containment: Literal["cgroup", "tags"]
     containment_detail: str
-    """The cgroup below which runs live, or why there is none."""
     draining: bool
     live: int
     queued: int
     admitted: int
-    """Runs admitted since the daemon started."""
     refused: int
     connections: int
     memory_bytes: int
     ledger_bytes: int
     ledger_trouble: str | None = None
-    """Why the ledger cannot be written, and what to do. No run is started meanwhile. `None` if it can be written."""
     backup_bytes: int | None = None
-    """Size of the newest backup of the ledger; `None` if there is none."""
     backup_at: datetime | None = None
     adopted: int = 0
-    """Live runs that this daemon adopted from an earlier one."""
     enforcement: dict[str, str] = {}
-    """What enforces limits of `memory`, `pids` and `cpu` on this machine: `kernel`, `watching`, `nothing`."""
     budgets: list[BudgetState] = []
     linger_command: str | None = None
-    """The command that keeps this daemon and its runs alive after logout; `None` if logging out does not end them."""
 
 
 class Setting(Struct, frozen=True, kw_only=True):
-    """One effective configuration value."""
-
     key: str
     value: Any
     source: str
@@ -602,26 +534,19 @@ class AgentInfo(Struct, frozen=True, kw_only=True):
     name: str
     description: str
     command: list[str]
-    """The command with its placeholders."""
     kind: Kind
     type: str | None
     meter: str
-    """`auto`: chosen from the command."""
     limits: list[str]
     stdin: bool
     source: str
-    """The config file that defines it, or `built-in`."""
 
 
 class AgentList(Reply, tag="agent_list"):
-    """Every registered agent, by name."""
-
     agents: list[AgentInfo]
 
 
 class ConfigReply(Reply, tag="config"):
-    """The effective configuration."""
-
     settings: list[Setting]
 
 
@@ -631,18 +556,12 @@ class Change(Struct, frozen=True, kw_only=True):
     key: str
     old: Any
     new: Any
-    """`old` is `None` for a key that was added, `new` for one that was removed."""
     source: str
-    """Where the new value comes from."""
     waits: bool
-    """The new value takes effect at the next start of the daemon."""
 
 
 class Reloaded(Reply, tag="reloaded"):
-    """The config was read again."""
-
     files: list[str]
-    """The config files that exist."""
     changed: list[Change]
 
 
@@ -652,13 +571,9 @@ class Pruned(Reply, tag="pruned"):
     trees: int
     runs: int
     events: int
-    """Events of these runs in the ledger."""
     files: int
-    """Output files."""
     output_bytes: int
-    """Bytes of disk space that the files took."""
     ledger_bytes: int
-    """Bytes by which the ledger's file shrank. Free pages stay in it for later writes, unless there are many."""
 
 
 class Done(Reply, tag="done"):

@@ -1,6 +1,6 @@
 """The nouns of the protocol: a run as it is shown, limits, refusals, reasons.
 
-Field names are a contract with clients (docs/protocol.md). Unknown is `None`, never 0. Times are aware UTC datetimes: RFC 3339 in
+Fields are a contract with clients: docs/protocol.md describes each. Unknown is `None`, never 0. Times are aware UTC datetimes: RFC 3339 in
 JSON, the timestamp extension in msgpack. Operating-system strings that must not change (argv, environment, cwd) are bytes in
 requests; they are shown as text in which bytes that are not UTF-8 appear as `\\xNN`.
 """
@@ -52,12 +52,10 @@ class Status(Word):
 
     @property
     def terminal(self) -> bool:
-        """Whether no other status can follow."""
         return self in _TERMINAL
 
     @property
     def rejected(self) -> bool:
-        """Whether the guard refused the run, so that nothing was started."""
         return self.value.startswith("rejected_")
 
 
@@ -80,7 +78,6 @@ class Rule(Word):
 
     @property
     def status(self) -> Status:
-        """The status of a run that this rule refuses."""
         return Status(f"rejected_{self.value}")
 
 
@@ -134,7 +131,6 @@ class Limit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     action: Action | None = None
     """`None` in a request: `--on-limit`, else the profile's, else terminate. Never `None` in what is shown."""
     source: str = "default"
-    """Where it was set: `--limit turns`, `SFA_DEFAULTS_TIMEOUT`, `type developer`, `config defaults.cost`, `default`."""
 
 
 class LimitState(Struct, frozen=True, kw_only=True):
@@ -178,7 +174,6 @@ class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True):
     by: str | None = None
     """For `stop`, who requested it: `run ID` or `user NAME`. For `ancestor`, its id."""
     signal: int | None = None
-    """For `stop` the requested signal, for `signal` the one that killed."""
     errno: int | None = None
     about: Literal["command", "directory"] | None = None
     """For `launch`: what `errno` is about. `None` in records of older daemons."""
@@ -208,12 +203,10 @@ class Usage(Struct, frozen=True, kw_only=True):
     tokens: int | None = None
     cost_usd: float | None = None
     cost_from: Literal["agent", "prices"] | None = None
-    """Whether the agent reported the cost itself, or it was computed from its tokens."""
     unpriced_tokens: int | None = None
     planning_cost_usd: float | None = None
     execution_cost_usd: float | None = None
     elapsed_s: float | None = None
-    """Seconds since the run started, paused time excluded."""
     source: Source = "none"
     partial: bool = False
     """Tokens and costs are lower bounds: the agent has not told its final figures, and perhaps never will. Output tokens may be an
@@ -229,9 +222,7 @@ class ApiTrouble(Struct, frozen=True, kw_only=True):
 
     count: int
     status: int | None = None
-    """The last HTTP status; `None` if the agent does not tell it, or the API did not answer."""
     error: str = ""
-    """The agent's words for the last failure, on one line."""
 
     @property
     def sentence(self) -> str:
@@ -283,17 +274,13 @@ class RunInfo(Struct, frozen=True, kw_only=True):
 
 
 class Refusal(Struct, frozen=True, kw_only=True):
-    """The guard refuses a run."""
-
     kind: Rule
     detail: str
     """The current value, the limit, and where the limit was set; for a loop the whole path."""
     message: str
-    """For the model that reads it: what was refused, why, and that it should finish with what it has."""
     limit: int | None = None
     value: int | None = None
     path: list[str] | None = None
-    """For a loop: the names from the first occurrence to the refused one."""
 
 
 class LimitRefusal(Struct, frozen=True, kw_only=True):
@@ -309,22 +296,16 @@ class LimitRefusal(Struct, frozen=True, kw_only=True):
 
 
 class BudgetState(Struct, frozen=True, kw_only=True):
-    """A money budget and what is used of it (docs/limits.md)."""
-
     scope: Literal["user", "team"]
     name: str
     period: Literal["day", "week", "month"]
     usd: float
     used_usd: float
-    """In the present period, reservations included."""
     renews: str
-    """When the next period begins, RFC 3339."""
     partial: bool = False
 
 
 class Survivor(Struct, frozen=True, kw_only=True):
-    """A process that is still alive `stop.kill_wait` after SIGKILL."""
-
     pid: int
     run_id: RunId
     why: str
