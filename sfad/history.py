@@ -119,7 +119,7 @@ class History:
 
     def _summarise(self, request: m.Summarise) -> m.Reply:
         page = summary_page(request)
-        found = (self._reader.get(info.id) for info in self._reader.open_runs() if page.admits(info))
+        found = (self._reader.get(info.id) for info in self._reader.open_runs() if page.admits(info, ()))
         live = [(info, extra.model) for info, extra in filter(None, found)]
         return m.Summarised(id=request.id, summary=summary_of(self._connection, page, request.by, live))
 

@@ -59,7 +59,7 @@ def installed_version() -> str | None:
 
 async def check(state_dir: Path, config_files: tuple[list[Path], bool]) -> None:
     """Check that the installed program starts, and reads the config and what this one has written. Raises `Unfit`, `OSError`."""
-    # In a thread: a thread's child is not taken for an orphan of a run (`launch.reaper`). The timeout of subprocess.run begins
+    # In a thread: a thread's child is not taken for an orphan of a run (`reaper`). The timeout of subprocess.run begins
     # after the child's execve(2), which closes a copy of each file that a client has sent; closing the last copy may block for
     # long (`descriptors.close_soon`).
     files, required = config_files
@@ -91,7 +91,7 @@ async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int
         await _threads_done(runtime)
         with _signals_held_back():
             # write something, to learn whether the ledger can be written: the next program does not start if it cannot
-            runtime.announcer.tell("daemon_reexecuting", f"sfad {__version__} executes itself anew")
+            runtime.announcer.tell("daemon_reexecuting", f"sfad {__version__} re-executes itself")
             for _ in range(ROUNDS):
                 runtime.ends.report_all()
                 if not await runtime.ledger.flush():

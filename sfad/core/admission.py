@@ -107,7 +107,7 @@ class Admission:
         seen = self._refusals.setdefault(who, {}).setdefault(refusal.kind, _Refusals())
         if seen.window.full(ev.at):
             self._ctx.do(c.CountRefusal(seen.last))
-            self._ctx.reply(ev.token, c.Refused(refusal, None))
+            self._ctx.reply(ev.token, c.SpawnRefused(refusal, None))
             return
         seen.window.take(ev.at)
         seen.last = run.id
@@ -117,7 +117,7 @@ class Admission:
         run.ending = Ending(run.status, Reason(kind=refusal.kind, message=refusal.message))
         self._ctx.do(c.RecordRefusal(run))
         self._ctx.publish(EventType.RUN_REJECTED, run, refusal.detail)
-        self._ctx.reply(ev.token, c.Refused(refusal, run.id))
+        self._ctx.reply(ev.token, c.SpawnRefused(refusal, run.id))
 
     def _admit(self, run: Run) -> None:
         self._number += 1

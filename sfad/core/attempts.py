@@ -18,7 +18,7 @@ from .vocabulary import EventType, ReasonKind, Timer
 
 
 @dataclass(frozen=True, slots=True)
-class Attempts:
+class AttemptTracker:
     """Follows each attempt from its launch to its end."""
 
     _ctx: Context

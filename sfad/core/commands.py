@@ -1,4 +1,4 @@
-"""What to do. The shell applies commands in the order they are given."""
+"""What to do, and the outcome of an event that holds it."""
 
 from __future__ import annotations
 
@@ -132,12 +132,12 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended(WithRun):
+class ReportEnd(WithRun):
     """The run is terminal: answer the clients that wait for it. Always after its `Save`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class AnswerRequest:
     """Answer the request that `token` names."""
 
     token: Token
@@ -160,7 +160,7 @@ class Known(WithId):
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class SpawnRefused:
     """The guard's no. `run` is `None` where it was only counted."""
 
     refusal: Refusal
@@ -182,7 +182,7 @@ class Changed(WithRun):
 
 
 @dataclass(frozen=True, slots=True)
-class Reserved(WithRun):
+class ReserveAnswer(WithRun):
     """A reservation: what holds it, or why there is none."""
 
     reservation: str | None
@@ -190,18 +190,18 @@ class Reserved(WithRun):
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class RequestFailed:
     """The request cannot be done."""
 
     code: ErrorCode
     message: str
 
 
-Answer = Admitted | Known | Refused | StopDone | Changed | Reserved | Failed
+Answer = Admitted | Known | SpawnRefused | StopDone | Changed | ReserveAnswer | RequestFailed
 
 ToLauncher = Launch | Terminate | Interrupt | Kill | Survey | Freeze | Thaw | Release
 ToLedger = Admit | Save | RecordRefusal | CountRefusal | Charge | Publish
-ToLoop = Arm | Disarm | Rebound | Ended | Reply | Shutdown
+ToLoop = Arm | Disarm | Rebound | ReportEnd | AnswerRequest | Shutdown
 
 Command = ToLauncher | ToLedger | ToLoop
 

@@ -89,11 +89,11 @@ class Context:
 
     def reply(self, token: Token, answer: c.Answer) -> None:
         """Answer the request that `token` names."""
-        self.do(c.Reply(token, answer))
+        self.do(c.AnswerRequest(token, answer))
 
     def fail(self, token: Token, code: ErrorCode, message: str) -> None:
         """Answer a request that cannot be done."""
-        self.do(c.Reply(token, c.Failed(code, message)))
+        self.do(c.AnswerRequest(token, c.RequestFailed(code, message)))
 
     def publish(self, what: EventType, run: Run, message: str = "", severity: Severity = "low", **facts: Unpack[Facts]) -> None:
         """Notify each client that watches the run or an ancestor."""

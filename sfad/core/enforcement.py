@@ -16,7 +16,7 @@ from .lifecycle import Lifecycle
 from .limits import ActiveLimit, Crossing, amount, bare, cross, crossed
 from .money import to_wire
 from .pausing import Pausing
-from .run import Breach, Ending, Run
+from .run import Ending, LimitHold, Run
 from .spending import Spending
 from .stopping import Stopping
 from .vocabulary import EventType, ReasonKind, Timer
@@ -161,7 +161,7 @@ class Enforcement:
         asks = held.action is Action.REQUEST_INCREASE
         wait = self._ctx.policy.approval_timeout if asks else self._ctx.policy.pause_max
         if run.breach is None or asks:
-            run.breach = Breach(held.limit.kind, reason, at + wait)
+            run.breach = LimitHold(held.limit.kind, reason, at + wait)
         if asks:
             self._ctx.arm(run, Timer.APPROVAL, at + wait)
         if run.status in {Status.RUNNING, Status.PAUSED} and run.paused is None:

@@ -32,7 +32,7 @@ class OfRun(At):
 
 
 @dataclass(frozen=True, slots=True)
-class Request(At):
+class OfPeer(At):
     """A peer asked for something."""
 
     token: Token
@@ -40,22 +40,22 @@ class Request(At):
 
 
 @dataclass(frozen=True, slots=True)
-class RunRequest(Request):
+class OfPeerOnRun(OfPeer):
     """A peer asked for something of a run."""
 
     run: RunId
 
 
 @dataclass(frozen=True, slots=True)
-class SpawnRequested(Request):
-    """A peer asked for a run. Answered by `Reply(Admitted)` or `Reply(Refused)`."""
+class SpawnRequested(OfPeer):
+    """A peer asked for a run. Answered by `AnswerRequest(Admitted)` or `AnswerRequest(SpawnRefused)`."""
 
     asked: Asked
 
 
 @dataclass(frozen=True, slots=True)
-class StopRequested(Request):
-    """A peer asked to stop these runs. Answered by `Reply(StopDone)` once everything is gone or something survived."""
+class StopRequested(OfPeer):
+    """A peer asked to stop these runs. Answered by `AnswerRequest(StopDone)` once everything is gone or something survived."""
 
     runs: tuple[RunId, ...]
     signal: int = 15
@@ -63,7 +63,7 @@ class StopRequested(Request):
 
 
 @dataclass(frozen=True, slots=True)
-class PauseRequested(RunRequest):
+class PauseRequested(OfPeerOnRun):
     """A peer asked to freeze a run and everything below it."""
 
     suspended: bool = False
@@ -71,7 +71,7 @@ class PauseRequested(RunRequest):
 
 
 @dataclass(frozen=True, slots=True)
-class ResumeRequested(RunRequest):
+class ResumeRequested(OfPeerOnRun):
     """A peer asked to thaw a paused run. `limits` give more room to what paused it."""
 
     limits: tuple[Limit, ...] = ()
@@ -80,41 +80,41 @@ class ResumeRequested(RunRequest):
 
 
 @dataclass(frozen=True, slots=True)
-class ApproveRequested(RunRequest):
+class ApproveRequested(OfPeerOnRun):
     """A peer granted the increase that a run waits for."""
 
     limits: tuple[Limit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class DenyRequested(RunRequest):
+class DenyRequested(OfPeerOnRun):
     """A peer refused the increase that a run waits for."""
 
 
 @dataclass(frozen=True, slots=True)
-class LimitRequested(RunRequest):
-    """A peer asked to change limits of a live run, up or down. Answered by `Reply(Changed)`."""
+class LimitRequested(OfPeerOnRun):
+    """A peer asked to change limits of a live run, up or down. Answered by `AnswerRequest(Changed)`."""
 
     limits: tuple[Limit, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class ReportRequested(RunRequest):
-    """A peer told what a run has used since it last did. Answered by `Reply(Changed)`."""
+class ReportRequested(OfPeerOnRun):
+    """A peer told what a run has used since it last did. Answered by `AnswerRequest(Changed)`."""
 
     more: Use
 
 
 @dataclass(frozen=True, slots=True)
-class ReserveRequested(RunRequest):
-    """A peer asked whether a run may use so much. Answered by `Reply(Reserved)`."""
+class ReserveRequested(OfPeerOnRun):
+    """A peer asked whether a run may use so much. Answered by `AnswerRequest(ReserveAnswer)`."""
 
     hold: Hold
 
 
 @dataclass(frozen=True, slots=True)
-class SettleRequested(Request):
-    """A peer told what became of a reservation. Answered by `Reply(Changed)`."""
+class SettleRequested(OfPeer):
+    """A peer told what became of a reservation. Answered by `AnswerRequest(Changed)`."""
 
     reservation: str
     used: Use
@@ -196,7 +196,7 @@ class Recovered(At):
     """It was this very process: requests and connections are still there."""
     tickets: tuple[Ticket, ...] = ()
     learnt: tuple[Event, ...] = ()
-    """What has been learnt of these runs since they were remembered: their use, and what their agents said."""
+    """What was read of these runs since they were saved: their use, and what their agents said."""
 
 
 @dataclass(frozen=True, slots=True)

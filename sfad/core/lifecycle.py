@@ -132,7 +132,7 @@ class Lifecycle:
             self._ctx.publish(EventType(f"run_{run.status}"), run, why, "medium" if bad else "low")
         if run.attempt:
             self._ctx.do(c.Release(run.id))
-        self._ctx.do(c.Ended(run))
+        self._ctx.do(c.ReportEnd(run))
         self.answer_spawn(run)
         self.fail_pauses(run, "ended before it was paused")
 

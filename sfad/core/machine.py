@@ -8,7 +8,7 @@ from typing import assert_never
 from . import commands as c
 from . import events as e
 from .admission import Admission
-from .attempts import Attempts
+from .attempts import AttemptTracker
 from .context import Context
 from .enforcement import Enforcement
 from .funding import Funding
@@ -38,7 +38,7 @@ class Machine:
         self._stopping = Stopping(context, self._lifecycle)
         self._stops = Stops(context, self._stopping)
         self._pausing = Pausing(context, self._lifecycle, self._stops)
-        self._attempts = Attempts(context, self._lifecycle, self._stopping, self._pausing)
+        self._attempts = AttemptTracker(context, self._lifecycle, self._stopping, self._pausing)
         self._enforcement = Enforcement(context, self._lifecycle, self._stopping, self._pausing, self._spending)
         self._funding = Funding(context, self._spending, self._pausing, self._enforcement)
         self._room = Room(context, self._lifecycle, self._pausing, self._enforcement)

@@ -16,7 +16,7 @@ from .vocabulary import EventType, Timer
 
 @dataclass(frozen=True, slots=True)
 class Pausing:
-    """Pauses, whatever asks for them."""
+    """Pauses runs for requests, limits and budgets."""
 
     _ctx: Context
     _lifecycle: Lifecycle

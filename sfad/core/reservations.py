@@ -23,7 +23,7 @@ MAX_RESERVATIONS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Reservations:
-    """Use that is told by the agent, before or after."""
+    """Use that agents report, or reserve before it."""
 
     _ctx: Context
     _spending: Spending
@@ -45,7 +45,7 @@ class Reservations:
             why = "is being stopped" if run.status is Status.STOPPING else f"holds {MAX_RESERVATIONS} reservations; settle some"
             self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, f"nothing is reserved: run {run.id} {why}")
         elif not self._refused(run, ev):
-            self._ctx.reply(ev.token, c.Reserved(run, self._spending.reserve(run, ev.hold)))
+            self._ctx.reply(ev.token, c.ReserveAnswer(run, self._spending.reserve(run, ev.hold)))
             self._enforcement.enforce(run, ev.at)
 
     def _refused(self, run: Run, ev: e.ReserveRequested) -> bool:
@@ -54,13 +54,13 @@ class Reservations:
                 held = owner.limits.get(kind)
                 used = owner.account.used(kind) or 0
                 if held is not None and held.binds and held.above(used + more):
-                    self._ctx.reply(ev.token, c.Reserved(run, None, _over_limit(owner, held, used, more)))
+                    self._ctx.reply(ev.token, c.ReserveAnswer(run, None, _over_limit(owner, held, used, more)))
                     self._enforcement.refuse(owner, held, used, more, ev.at)
                     return True
         cost = ev.hold.cost or 0
         budget = self._spending.refusing(run, cost)
         if budget is not None:
-            self._ctx.reply(ev.token, c.Reserved(run, None, _over_budget(budget, cost)))
+            self._ctx.reply(ev.token, c.ReserveAnswer(run, None, _over_budget(budget, cost)))
         return budget is not None
 
     def settle_requested(self, ev: e.SettleRequested) -> None:

@@ -18,7 +18,7 @@ from .limits import ActiveLimit, Limits
 from .vocabulary import ReasonKind
 
 Token = int
-"""Names a request that waits for a `Reply`. The shell chooses it; the core only hands it back."""
+"""Names a request that waits for an `AnswerRequest`. The shell chooses it; the core only hands it back."""
 
 TRANSITIONS: dict[Status, frozenset[Status]] = {
     Status.ACCEPTED: frozenset({Status.QUEUED, Status.STARTING, Status.STOPPING}),
@@ -121,7 +121,7 @@ class Paused:
 
 
 @dataclass(slots=True)
-class Breach:
+class LimitHold:
     """The breach of a limit that holds the run until a person decides, or `until`. Between two attempts nothing is frozen yet."""
 
     kind: LimitKind
@@ -184,7 +184,7 @@ class State:
     tools_said: set[str] = field(default_factory=set)
     """Forbidden tools whose use was published."""
     paused: Paused | None = None
-    breach: Breach | None = None
+    breach: LimitHold | None = None
     retry_at: float | None = None
     """When the next attempt starts. While it is `retrying` and this is not set, the ladder clears what the last one left."""
     ladder: Ladder | None = None

@@ -13,7 +13,7 @@ from ..protocol.types import Reason, Status
 from . import commands as c
 from . import events as e
 from .admission import Admission
-from .attempts import Attempts
+from .attempts import AttemptTracker
 from .context import Context
 from .enforcement import Enforcement
 from .lifecycle import Lifecycle
@@ -36,7 +36,7 @@ class Takeover:
     _stopping: Stopping
     _stops: Stops
     _pausing: Pausing
-    _attempts: Attempts
+    _attempts: AttemptTracker
     _enforcement: Enforcement
     _admission: Admission
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..core.account import Account
 from ..core.ladder import Ladder
 from ..core.limits import Limits
-from ..core.run import Attempt, Breach, Clock, Ending, Exit, Paused, State
+from ..core.run import Attempt, Clock, Ending, Exit, LimitHold, Paused, State
 from ..protocol.types import ApiTrouble, LimitKind, Reason, Status
 
 
@@ -66,7 +66,7 @@ class FlatState:
             account=self.account,
             tools_said=self.tools_said,
             paused=paused if self.frozen else None,
-            breach=Breach(self.held_by, self.held_reason, self.held_until) if self.held_by and self.held_reason else None,
+            breach=LimitHold(self.held_by, self.held_reason, self.held_until) if self.held_by and self.held_reason else None,
             retry_at=self.retry_at if self.status is Status.RETRYING and not self.clearing else None,
             ladder=self.stop if not self.status.terminal else None,
             ending=Ending(self.outcome, self.reason) if self.outcome is not None else None,

@@ -17,7 +17,7 @@ from ..protocol.types import RunId
 from . import procfs
 from .base import Adopted, Remains
 from .contain.affinity import RunCpus
-from .contain.interface import RunContainment
+from .contain.interface import AdoptedRuns
 from .failure import LaunchError, reported
 from .procfs import Stat
 from .runs import HeldRun, HeldRuns, MainProcess
@@ -32,9 +32,9 @@ _ARRIVAL, _LOOK_AGAIN = 0.5, 0.002
 class Adopter:
     """Adopts runs, and hands them over."""
 
-    def __init__(self, runs: HeldRuns, containment: RunContainment, cpus: RunCpus, mains: Mains, reactor: Reactor) -> None:
+    def __init__(self, runs: HeldRuns, adopted: AdoptedRuns, cpus: RunCpus, mains: Mains, reactor: Reactor) -> None:
         self._runs = runs
-        self._containment = containment
+        self._adopted = adopted
         self._cpus = cpus
         self._mains = mains
         self._reactor = reactor
@@ -44,18 +44,17 @@ class Adopter:
         """Pipes that were made for the process that this one becomes."""
 
     def adopt(self, run: RunId, parent: RunId | None, remains: Remains) -> Adopted:
-        """See `Launcher.adopt`."""
         assert run not in self._runs
         held = self._runs.hold(run, parent, remains.nonce)
         held.bounds = remains.bounds
         held.since = remains.started or 0
         try:
-            self._containment.rejoin(held)
+            self._adopted.rejoin(held)
             if remains.report is None:
                 self._find_main(held, remains)
             else:
                 self._resume_launch(held, remains, remains.report)
-            alive = self._containment.settle(held)
+            alive = self._adopted.settle(held)
             self._cpus.recall(held)
         except BaseException:
             self._abandon(held)
@@ -68,7 +67,7 @@ class Adopter:
         """Hold nothing of the run, as before."""
         self._disown(held)
         self._runs.drop(held)
-        self._containment.forget(held)
+        self._adopted.forget(held)
 
     def _disown(self, held: HeldRun) -> None:
         if held.main:
@@ -119,7 +118,7 @@ class Adopter:
             return None
         if process.parent == os.getpid() and remains.started is not None:  # unreaped, perhaps ended: no other process has its pid
             return process
-        return process if process.alive and self._containment.carries(held, process.pid) else None
+        return process if process.alive and self._adopted.carries(held, process.pid) else None
 
     def _hangs(self, pid: int) -> bool:
         """Return whether a process is still a trampoline, when all of them have had the time that they need."""

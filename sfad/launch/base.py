@@ -115,16 +115,33 @@ class Launcher(Protocol):
     def detail(self) -> str:
         """Where runs are contained, or why not by cgroup; for `status` and `doctor`."""
 
-    def launch(self, run: RunId, parent: RunId | None, spec: LaunchSpec, remember: Remember) -> None: ...
-    def terminate(self, run: RunId, signal: int) -> None: ...
-    def kill(self, run: RunId) -> None: ...
-    def survey(self, run: RunId) -> None: ...
-    def freeze(self, run: RunId) -> None: ...
-    def thaw(self, run: RunId) -> None: ...
-    def release(self, run: RunId) -> None: ...
-    def signal_main(self, run: RunId, signal: int) -> bool: ...
+    def launch(self, run: RunId, parent: RunId | None, spec: LaunchSpec, remember: Remember) -> None:
+        """Start the run's command, for the first time or again; `LaunchSucceeded` or `LaunchFailed` follows."""
+
+    def terminate(self, run: RunId, signal: int) -> None:
+        """Send a signal to every process of the run and its descendants; `Emptied` follows when none is left."""
+
+    def kill(self, run: RunId) -> None:
+        """Send SIGKILL to every process of the run and its descendants until none is left; `Emptied` follows."""
+
+    def freeze(self, run: RunId) -> None:
+        """Pause every process of the run and its descendants; `Frozen` follows."""
+
+    def thaw(self, run: RunId) -> None:
+        """Undo `freeze`."""
+
+    def signal_main(self, run: RunId, signal: int) -> bool:
+        """Send a signal to the main process alone; return whether there was one."""
+
+    def survey(self, run: RunId) -> None:
+        """List what is alive in the run and its descendants; `Surveyed` follows."""
+
+    def release(self, run: RunId) -> None:
+        """Forget the run and remove its containment."""
+
     def bound(self, run: RunId, bounds: Bounds) -> None:
-        """Hold a live run to other bounds, if it is held. If the kernel refuses them, the log says so."""
+        """Hold a live run to other bounds. If they are below what the run uses now, the kernel ends processes (memory), or refuses
+        to start any (pids). If the kernel refuses the bounds, the log says so."""
 
     def enforcement(self, kind: str) -> Enforcement:
         """Return how runs are held to a limit of kind `memory`, `pids` or `cpu`. It is `nothing` only for `cpu`."""
@@ -133,7 +150,9 @@ class Launcher(Protocol):
         """Return the kinds of bound (`memory`, `pids`) that the kernel had to enforce since the run started or got other bounds.
         Known before `MainExited` of a main process that the kernel killed for it, and until the run's release."""
 
-    def load(self, run: RunId) -> RunLoad | None: ...
+    def load(self, run: RunId) -> RunLoad | None:
+        """Return what the run and its descendants hold; `None` if the run is not held, or this cannot be told now."""
+
     def loads(self, runs: Iterable[RunId]) -> dict[RunId, RunLoad]:
         """Return what these runs hold, from one pass over the machine, without those of which it cannot be told now."""
 
@@ -153,10 +172,6 @@ class Launcher(Protocol):
         neither code nor signal. If nothing of the run is alive, only its name is held, until its release. A trampoline whose
         command is not known to run (`executed` is false) becomes the command, or is killed: this waits for half a second at most.
         Raises `OSError` where the system is short of something; then nothing is held, and the caller may try again."""
-
-    def remains(self, run: RunId) -> Remains | None:
-        """Return what to save of a run, without `report`; `None` if it is not held. From `LaunchSucceeded` on it stays the same
-        until the main process ends."""
 
     def hand_over(self) -> dict[RunId, Remains]:
         """Return, before a re-exec, what `adopt` needs of every run that is held, parents first. Descriptors in it stay open

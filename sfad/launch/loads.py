@@ -22,7 +22,6 @@ class Loads:
         self._news = news
 
     def loads(self, runs: Iterable[RunId]) -> dict[RunId, RunLoad]:
-        """See `Launcher.loads`."""
         asked = self._held(runs)
         try:
             resident = cache(procfs.resident)
@@ -38,7 +37,7 @@ class Loads:
         charges (`RunLoad`); else resident memory where that is below `worth`, else each process's share of it."""
         asked = self._held(worth)
         try:
-            told = {run: figure for run, held in asked.items() if (figure := self._containment.used(held, kind)) is not None}
+            told = {run: figure for run, held in asked.items() if (figure := self._containment.limits.used(held, kind)) is not None}
             pids = self._pids({run: held for run, held in asked.items() if run not in told})
             return told | {run: _use(kind, found, worth[run]) for run, found in pids.items()}
         except OSError as error:
@@ -49,7 +48,7 @@ class Loads:
         return {run: held for run in runs if (held := self._runs.get(run))}
 
     def _memory(self, held: HeldRun, pids: Iterable[int], resident: Callable[[int], int]) -> int:
-        charged = self._containment.used(held, "memory")
+        charged = self._containment.limits.used(held, "memory")
         return charged if charged is not None else sum(map(resident, pids))
 
     def _pids(self, asked: Mapping[RunId, HeldRun]) -> dict[RunId, list[int]]:

@@ -21,7 +21,7 @@ from ..core.events import Emptied, Frozen, Surveyed
 from ..protocol.types import RunId, Survivor
 from . import procfs
 from .adopt import Adopter
-from .base import Adopted, Bounds, Enforcement, LaunchSpec, Remains, Remember, RunLoad
+from .base import Adopted, Bounds, Enforcement, Launcher, LaunchSpec, Remains, Remember, RunLoad
 from .contain.affinity import RunCpus
 from .contain.interface import Ground, RunContainment
 from .failure import LaunchError
@@ -40,7 +40,7 @@ _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _libc = ctypes.CDLL(None)
 
 
-class LocalLauncher:
+class LocalLauncher(Launcher):
     """The `Launcher` of this machine. One per process, in trio's thread, which is the main thread."""
 
     def __init__(
@@ -72,23 +72,20 @@ class LocalLauncher:
             self._orphans,
             nofile if nofile is not None else resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         )
-        self._adopter = Adopter(self._runs, self._containment, self._cpus, self._mains, self._reactor)
+        self._adopter = Adopter(self._runs, self._containment.adopted, self._cpus, self._mains, self._reactor)
         self._loads = Loads(self._runs, self._containment, news)
 
     @property
     def containment(self) -> Literal["cgroup", "tags"]:
-        """How runs are contained."""
         return self._containment.kind
 
     @property
     def detail(self) -> str:
-        """See `Launcher.detail`."""
         return self._containment.detail
 
     # Starting and stopping.
 
     def launch(self, run: RunId, parent: RunId | None, spec: LaunchSpec, remember: Remember) -> None:
-        """Start the run's command, for the first time or again; `LaunchSucceeded` or `LaunchFailed` follows."""
         held = self._runs.get(run) or self._runs.hold(run, parent, spec.nonce)
         if held.bounds != spec.bounds:
             self._cpus.set_bounds(held, spec.bounds)
@@ -99,14 +96,12 @@ class LocalLauncher:
             self._reactor.soon(self._mains.fail, held, error)
 
     def terminate(self, run: RunId, signal: int) -> None:
-        """Send a signal to every process of the run and its descendants; from now on `Emptied` is owed."""
         held = self._stopping(run, signal)
         if held:
             ladder = held.ladder
             self._reactor.surely(lambda: held.in_stop(ladder), self._containment.terminate, held, signal)
 
     def kill(self, run: RunId) -> None:
-        """Send SIGKILL to every process until the run is empty; `Emptied` is owed."""
         held = self._stopping(run, SIGKILL)
         if held:
             ladder = held.ladder
@@ -123,7 +118,6 @@ class LocalLauncher:
         return held
 
     def freeze(self, run: RunId) -> None:
-        """Pause every process of the run and its descendants; `Frozen` follows."""
         held = self._runs.get(run)
         if held is None:
             self._reactor.soon(self._news.answer, Frozen, run)
@@ -132,19 +126,16 @@ class LocalLauncher:
         self._reactor.surely(lambda: held.freezing and held.pauses == now, self._containment.freeze, held)
 
     def thaw(self, run: RunId) -> None:
-        """Undo `freeze`."""
         held = self._runs.get(run)
         if held:
             now = held.set_paused(False)
             self._reactor.surely(lambda: held.pauses == now and self._runs.get(run) is held, self._containment.thaw, held)
 
     def signal_main(self, run: RunId, signal: int) -> bool:
-        """Send a signal to the main process alone; return whether there was one."""
         held = self._runs.get(run)
         return bool(held and held.main and held.main.signal(signal))
 
     def release(self, run: RunId) -> None:
-        """Forget the run and remove its containment."""
         held = self._runs.get(run)
         if held:
             held.emptying = held.freezing = False
@@ -154,7 +145,6 @@ class LocalLauncher:
     # Looking.
 
     def survey(self, run: RunId) -> None:
-        """List what is alive in the run; `Surveyed` follows."""
         self._reactor.surely(lambda: True, self._survey, run)
 
     def _survey(self, run: RunId) -> None:
@@ -168,57 +158,43 @@ class LocalLauncher:
         self._reactor.soon(self._news.answer, Surveyed, run, survivors)
 
     def load(self, run: RunId) -> RunLoad | None:
-        """Return what the run and its descendants hold; None if the run is not held, or this cannot be told now."""
         return self._loads.loads([run]).get(run)
 
     def loads(self, runs: Iterable[RunId]) -> dict[RunId, RunLoad]:
-        """See `Launcher.loads`."""
         return self._loads.loads(runs)
 
     def uses(self, kind: str, worth: Mapping[RunId, float]) -> dict[RunId, int]:
-        """See `Launcher.uses`."""
         return self._loads.uses(kind, worth)
 
     def place(self, pid: int, pidfd: int | None) -> RunId | None:
-        """See `Launcher.place`."""
         return self._containment.place(pid, pidfd)
 
     # Limits.
 
     def bound(self, run: RunId, bounds: Bounds) -> None:
-        """Hold a live run to other bounds. One below what the run uses now is enforced at once: the kernel ends processes
-        (memory), or refuses to start any (pids)."""
         held = self._runs.get(run)
         if held is None:
             return
         self._cpus.set_bounds(held, bounds)
         try:
-            self._containment.limit(held)
+            self._containment.limits.limit(held)
             self._cpus.rebind(held)
         except OSError as error:
             self._news.unenforced(run, error)
 
     def enforcement(self, kind: str) -> Enforcement:
-        """See `Launcher.enforcement`."""
-        if self._containment.enforces(kind):
+        if self._containment.limits.enforces(kind):
             return "kernel"
         return "watching" if kind != "cpu" or self._cpus.several else "nothing"
 
     def breaches(self, run: RunId) -> frozenset[str]:
-        """See `Launcher.breaches`."""
         held = self._runs.get(run)
-        return self._containment.breaches(held) if held else frozenset()
+        return self._containment.limits.breaches(held) if held else frozenset()
 
     # Adopting and handing over.
 
     def adopt(self, run: RunId, parent: RunId | None, remains: Remains) -> Adopted:
-        """See `Launcher.adopt`."""
         return self._adopter.adopt(run, parent, remains)
-
-    def remains(self, run: RunId) -> Remains | None:
-        """See `Launcher.remains`."""
-        held = self._runs.get(run)
-        return held.remains() if held else None
 
     def hand_over(self) -> dict[RunId, Remains]:
         """See `Launcher.hand_over`."""
@@ -235,13 +211,11 @@ class LocalLauncher:
         self._orphans.notice()
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """See `Launcher.serve`."""
         self._reactor.task(self._orphans.serve)
         task_status.started()
         await self._reactor.run()
 
     def close(self) -> None:
-        """See `Launcher.close`."""
         for held in self._runs.values():
             if held.main:
                 self._mains.disown(held.main)

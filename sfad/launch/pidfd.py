@@ -1,4 +1,4 @@
-"""What a pidfd tells of its process, also when that has ended and its pid is another's by now (PIDFD_GET_INFO)."""
+"""What a pidfd tells of its process, also when that has ended and its pid is used again (PIDFD_GET_INFO)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _INFO = struct.Struct("=QQ11Ii")
 
 
 def cgroup_id(pidfd: int) -> int:
-    """The inode of the cgroup, from Linux 6.13 on; right even when the process has ended. 0 if the kernel cannot tell."""
+    """Return the inode of the cgroup, also of a process that has ended (Linux 6.13). 0 if the kernel cannot tell."""
     mask, inode, *_ = _ask(pidfd, _CGROUPID)
     return inode if mask & _CGROUPID else 0
 
 
 def exit_status(pidfd: int) -> int | None:
-    """How a process has ended, as wait(2) told its parent; `None` if it has not been reaped, or the kernel cannot tell.
+    """Return how a process has ended, as wait(2) told its parent; `None` if it was not reaped, or the kernel cannot tell.
 
-    Linux 6.15 and later, and only to who had the pidfd before the process was reaped.
+    Linux 6.15 and later tell it, through a pidfd that was opened before the process was reaped.
     """
     mask, *_, status = _ask(pidfd, _EXIT)
     return status if mask & _EXIT else None
@@ -38,14 +38,14 @@ def _ask(pidfd: int, mask: int) -> tuple[int, ...]:
 
 
 def ended(pidfd: int) -> bool:
-    """Whether the process has ended, reaped or not."""
+    """Return whether the process has ended, reaped or not."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
 
 
 def reaped(pidfd: int) -> bool:
-    """Whether its parent has reaped it: then what can be told of its end is told."""
+    """Return whether its parent has reaped it: from then on `exit_status` knows what can be known."""
     try:
         signal.pidfd_send_signal(pidfd, 0)
     except ProcessLookupError:
@@ -56,5 +56,5 @@ def reaped(pidfd: int) -> bool:
 
 
 def tells_exits() -> bool:
-    """Whether it is worth while to wait for `exit_status` (Linux 6.15)."""
+    """Return whether it is of use to wait for `exit_status` (Linux 6.15)."""
     return tuple(int(number) for number in re.findall(r"\d+", platform.release())[:2]) >= (6, 15)

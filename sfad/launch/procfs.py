@@ -1,9 +1,9 @@
-"""What the kernel tells about processes in /proc. `None` means gone (or not ours to see).
+"""What the kernel tells about processes in /proc (proc(5)). `None` means gone, or not ours to see.
 
-Anything else that keeps from reading (no descriptor is free, no memory) is an `OSError`: it must not be taken for "gone".
+Any other failure (no descriptor is free, no memory) is an `OSError`: it must not be taken for "gone".
 
-psutil answers most of this too; here are the reads that are on a hot path or that it does not have. A scan of 500
-processes takes it three times as long, and against a tree that keeps forking the time of a scan is what decides.
+psutil answers most of this too. Here are the reads on a hot path, and those that it does not have: a scan of 500 processes
+takes psutil three times as long, and against a tree that keeps forking the time of a scan decides.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 _PAGE = resource.getpagesize()
 _CHUNK = 4096
 _MOST = 8 * 1024 * 1024
-"""Bytes of one file that are read. execve(2) takes environments of up to 6 MiB; PR_SET_MM can make a process show any amount."""
+"""Bytes that are read of one file. execve(2) takes environments of up to 6 MiB; with PR_SET_MM a process can show any amount."""
 GONE = frozenset({errno.ENOENT, errno.ESRCH, errno.ENODEV, errno.ENOTDIR})
 HIDDEN = frozenset({errno.EACCES, errno.EPERM})
 
@@ -39,8 +39,8 @@ class Stat(NamedTuple):
 
     @property
     def alive(self) -> bool:
-        """Whether there is anything left to stop: a zombie waits for its parent, nothing else. A process whose main thread has
-        ended shows as a zombie too, but its other threads run on."""
+        """Whether there is anything left to stop. A zombie only waits for its parent; but a process whose main thread has ended
+        shows as a zombie too, while its other threads run."""
         return self.state not in "ZX" or self.threads > 1
 
     @property
@@ -50,7 +50,7 @@ class Stat(NamedTuple):
 
 
 def threads_stopped(pid: int) -> bool:
-    """Whether no thread of a process runs: each is stopped, or has ended."""
+    """Return whether no thread of a process runs: each is stopped, or has ended."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError as error:
@@ -62,18 +62,18 @@ def threads_stopped(pid: int) -> bool:
 
 
 def will_stop(pid: int) -> bool:
-    """Whether a SIGSTOP waits for the process: the kernel delivers it before the process executes another instruction."""
+    """Return whether a SIGSTOP is pending: the kernel delivers it before the process executes another instruction."""
     masks = (line.split() for line in (read_whole(f"/proc/{pid}/status") or b"").splitlines())
     return any(words[0] in (b"SigPnd:", b"ShdPnd:") and int(words[1], 16) & _STOP for words in masks if len(words) > 1)
 
 
 def read(path: str) -> bytes | None:
-    """The first page of a file, or `None`. Raises `OSError`."""
+    """Return the first page of a file, or `None`. Raises `OSError`."""
     return _read(path, whole=False)
 
 
 def read_whole(path: str) -> bytes | None:
-    """All of it: what is longer than a page comes in several reads."""
+    """Return all of a file: what is longer than a page comes in several reads."""
     return _read(path, whole=True)
 
 
@@ -94,7 +94,7 @@ def _read(path: str, *, whole: bool) -> bytes | None:
 
 
 def _rest(fd: int) -> Iterator[bytes]:
-    """What follows, in growing parts: a long file takes time that is linear in its length."""
+    """Yield the rest, in growing parts: a long file takes time that is linear in its length."""
     size, left = 4 * _CHUNK, _MOST
     while left > 0 and (part := os.read(fd, min(size, left))):
         yield part
@@ -102,7 +102,7 @@ def _rest(fd: int) -> Iterator[bytes]:
 
 
 def is_alive(pid: int, started: int | None) -> bool:
-    """Whether the process that started then, in clock ticks since boot, has not ended."""
+    """Return whether a process has not ended. `started`, in clock ticks since boot, tells it from a later one with its pid."""
     process = stat(pid)
     return process is not None and process.alive and started in (None, process.started)
 
@@ -113,7 +113,7 @@ def lives(pid: int) -> bool:
 
 
 def stat(pid: int) -> Stat | None:
-    """One process."""
+    """Return one process, or `None`. Raises `OSError`."""
     return _stat(pid, f"/proc/{pid}/stat")
 
 
@@ -121,24 +121,24 @@ def _stat(pid: int, path: str) -> Stat | None:
     content = read(path)
     if not content:
         return None
-    fields = content[content.rindex(b")") + 2 :].split(None, 20)  # the name before may hold anything
+    fields = content[content.rindex(b")") + 2 :].split(None, 20)  # the name before it may contain anything
     return Stat(pid, fields[0].decode(), int(fields[1]), int(fields[19]), int(fields[17]))
 
 
 def pids() -> list[int]:
-    """Every process of this pid namespace that this user may see."""
+    """Return every process of this pid namespace that this user may see."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def scan() -> dict[int, Stat]:
-    """Every process there is. Not a snapshot: what forks meanwhile may be missed, so look twice before saying "none"."""
+    """Return every process. It is no snapshot: what is forked meanwhile may be missed, so look twice before saying "none"."""
     found = map(stat, pids())
     return {process.pid: process for process in found if process is not None}
 
 
 def exit_status(pid: int) -> int | None:
-    """How a zombie has ended, as wait(2) would tell its parent; `None` if it is gone, or is not this user's: then the kernel
-    shows a 0. Field 52 of /proc/PID/stat."""
+    """Return how a zombie has ended, as wait(2) would tell its parent: field 52 of /proc/PID/stat. `None` if it is gone, or is
+    another user's: then the kernel shows a 0."""
     try:
         visible = os.geteuid() in (0, os.stat(f"/proc/{pid}").st_uid)
     except FileNotFoundError:
@@ -148,13 +148,13 @@ def exit_status(pid: int) -> int | None:
 
 
 def tracer(pid: int) -> int:
-    """The process that traces it with ptrace(2); 0 if none does, or it is gone."""
+    """Return the process that traces another with ptrace(2); 0 if none does, or the other is gone."""
     lines = (line.split() for line in (read(f"/proc/{pid}/status") or b"").splitlines())
     return next((int(words[1]) for words in lines if words[:1] == [b"TracerPid:"]), 0)
 
 
 def children() -> list[int]:
-    """Direct children of this process's main thread, zombies included: those it started and those it adopted."""
+    """Return the direct children of this process's main thread, zombies included: started by it, or reparented to it."""
     own = os.getpid()
     content = read_whole(f"/proc/self/task/{own}/children")
     if content is None:  # a kernel without CONFIG_PROC_CHILDREN
@@ -163,7 +163,7 @@ def children() -> list[int]:
 
 
 def ancestry(pid: int) -> Iterator[int]:
-    """The process and its ancestors, as far as /proc tells."""
+    """Yield a process and its ancestors, as far as /proc tells."""
     while pid > 0:
         yield pid
         process = stat(pid)
@@ -171,26 +171,26 @@ def ancestry(pid: int) -> Iterator[int]:
 
 
 def environ(pid: int) -> bytes | None:
-    """The environment a process was executed with. `b""` in about one of a hundred processes in the middle of an exec:
-    that is "ask again"."""
+    """Return the environment that a process was executed with. It is `b""` for about one in a hundred processes in the middle of
+    an execve(2): then ask again."""
     return read_whole(f"/proc/{pid}/environ")
 
 
 def variable(pid: int, name: bytes) -> bytes | None:
-    """One variable of it; `None` if it is not there or cannot be read."""
+    """Return one variable of that environment; `None` if it is not there or cannot be read."""
     content = b"\0" + (environ(pid) or environ(pid) or b"")
     _, found, rest = content.partition(b"\0" + name + b"=")
     return rest.partition(b"\0")[0] if found else None
 
 
 def cgroup(pid: int) -> str | None:
-    """The path in the v2 hierarchy, as seen from this process's cgroup namespace."""
+    """Return a process's path in the v2 hierarchy, as this process's cgroup namespace shows it."""
     content = read(f"/proc/{pid}/cgroup") or b""
     return next((os.fsdecode(line[3:]) for line in content.split(b"\n") if line.startswith(b"0::")), None)
 
 
 def resident(pid: int) -> int:
-    """Bytes of resident memory; 0 if gone."""
+    """Return the bytes of resident memory; 0 if the process is gone."""
     content = read(f"/proc/{pid}/statm")
     return int(content.split(None, 2)[1]) * _PAGE if content else 0
 
@@ -199,8 +199,10 @@ _SHARES = (b"Pss_Anon:", b"Pss_Shmem:")
 
 
 def proportional(pid: int) -> int:
-    """Bytes of anonymous and shared memory, a page that n processes share as an n-th of it each; 0 if gone. The kernel walks
-    the page tables for it: milliseconds for a large process. What may not be read (setuid programs) counts as resident."""
+    """Return the bytes of anonymous and shared memory, where each of n processes that share a page has an n-th of it.
+
+    0 if the process is gone. The kernel walks the page tables for it: milliseconds for a large process. Where this may not be
+    read (setuid programs) it is the resident memory."""
     content = read(f"/proc/{pid}/smaps_rollup")
     if not content:
         return resident(pid)
@@ -209,7 +211,7 @@ def proportional(pid: int) -> int:
 
 
 def soft_limit(pid: int, kind: int) -> int | None:
-    """A soft resource limit of any process."""
+    """Return a soft resource limit of any process; `None` if it is gone or not ours to see."""
     try:
         return resource.prlimit(pid, kind)[0]
     except (ProcessLookupError, PermissionError):
@@ -228,7 +230,7 @@ _STATES = {
 
 
 def plight(pid: int) -> str | None:
-    """Why a process may still be there, for people: "uninterruptible sleep (D) in nfs_wait". `None` if it is not."""
+    """Say why a process may still be there, as "uninterruptible sleep (D) in nfs_wait". `None` if it is not there."""
     process = stat(pid)
     if process is None or not process.alive:
         return None

@@ -1,9 +1,8 @@
 """Ends what a dead daemon left: the processes in its cgroups, and those that carry its cookie.
 
 Only what is provably of the instance is touched: cgroups below a directory of its name, and processes whose environment,
-as the kernel shows it, holds its cookie, with their descendants. So without cgroups an orphan that cleared its
-environment is not found: once the daemon is dead nothing tells whose it was. Whoever sweeps holds the lock of the state
-directory.
+as the kernel shows it, has its cookie, with their descendants. So without cgroups an orphan that cleared its environment is
+not found: once the daemon is dead nothing tells whose it was. The caller holds the lock of the state directory.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ import errno
 import os
 import select
 import signal
-from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from time import monotonic, sleep
@@ -21,61 +19,59 @@ from time import monotonic, sleep
 from ..core.ids import run_number
 from ..protocol.types import RunId
 from . import procfs
+from .contain import looks
 from .contain.cgroup import cgroupfs, controllers
-from .contain.marks import cookie, cookie_run
+from .contain.marks import cookie_run
 
 BOUND = 10.0
-"""Seconds that a sweep takes at most for the cgroups, and for the cookies; `stop.kill_wait`'s default."""
+"""Seconds that a sweep takes at most for the cgroups, and again for the cookies; `stop.kill_wait`'s default."""
 _INSIST = 0.5
+"""Seconds between two kills of what does not go."""
 _BATCH = 256
 """Pidfds held at a time."""
+_SWEPT: RunId = "swept"
+"""In the place of a run: a process to be killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class SweepReport:
     """What a sweep did."""
 
-    runs: tuple[RunId, ...] = ()
-    """Runs of which something was found."""
     pids: tuple[int, ...] = ()
     """Processes that were found."""
     left: tuple[int, ...] = ()
-    """Those that are still there (uninterruptible sleep, for example)."""
+    """Processes that are still there (uninterruptible sleep, for example)."""
 
 
 def sweep(instance: str, cgroup_parent: str | None = None, spare: Set[RunId] = frozenset(), home: str | None = None) -> SweepReport:
-    """Kills everything that runs of this instance left, and removes its cgroups. Blocks, for at most 20 s.
+    """Kill everything that runs of this instance left, and remove its cgroups. Blocks, for at most 20 s.
 
-    What is in a run of `spare` is left alone: its cgroup, who carries its cookie and their descendants; but not runs below it
-    that are not in `spare`. `home` is the directory of a living daemon, which stays and keeps its controllers.
+    The runs in `spare` are left alone: their cgroups, the processes that carry their cookies, and the descendants of these; but
+    not the runs below them that are not in `spare`. `home` is the directory of a live daemon, which keeps its controllers.
     """
-    runs: set[RunId] = set()
     pids: set[int] = set()
     left: set[int] = set()
     kept: set[int] = set()
     for base in cgroupfs.bases(instance, cgroup_parent):
         tops = cgroupfs.inner(base) if base == home else [base]
         for directory in (path for top in tops for path in _condemned(top, spare)):
-            runs.update(_runs(directory))
             pids.update(_pids(directory))
             left.update(_clear(directory))
         kept.update(_pids(base))
-    for found in _carriers(instance, spare, kept):
-        runs.update(found.values())
+    for found in _kill_carriers(instance, spare, kept):
         pids.update(found)
         left.update(found)
-    left = {pid for pid in left if procfs.plight(pid)}
-    return SweepReport(tuple(sorted(runs)), tuple(sorted(pids)), tuple(sorted(left)))
+    return SweepReport(tuple(sorted(pids)), tuple(sorted(pid for pid in left if procfs.plight(pid))))
 
 
 def _condemned(top: str, spare: Set[RunId]) -> Iterator[str]:
-    """The cgroups in `top`, or it itself, that hold nothing of a run to be spared, and are in none that is condemned."""
+    """Yield the outermost cgroups in `top`, or `top` itself, that hold nothing of a run to be spared."""
     paths = list(cgroupfs.nested(top))
     kept = _with_those_above(top, (path for path in paths if os.path.basename(path) in spare))
     entered: set[str] = set()
     for path in paths:
         above = os.path.dirname(path)
-        # what an agent has made in its own cgroup is the agent's
+        # cgroups that an agent has made in its own are the agent's
         if path == top or (above in entered and (_is_run(path) or os.path.basename(above) not in spare)):
             if path in kept:
                 entered.add(path)
@@ -99,17 +95,12 @@ def _is_run(directory: str) -> bool:
         return False
 
 
-def _runs(top: str) -> Iterator[RunId]:
-    leaves = (path for path in cgroupfs.nested(top) if os.path.basename(path) == "self")
-    return (os.path.basename(os.path.dirname(path)) for path in leaves)
-
-
 def _pids(base: str) -> list[int]:
     return [pid for directory in cgroupfs.nested(base) for pid in cgroupfs.pids(directory)]
 
 
 def _clear(base: str) -> list[int]:
-    """Kills all of a cgroup and removes it; what is left of it."""
+    """Kill all of a cgroup and remove it; return the processes that are left."""
     until = monotonic() + BOUND
     try:
         with open(f"{base}/cgroup.events", "rb", buffering=0) as events:
@@ -140,38 +131,28 @@ def _remove(base: str) -> None:
             return
 
 
-def _carriers(instance: str, spare: Set[RunId], kept: Set[int]) -> Iterator[dict[int, RunId]]:
-    """Kills those who carry the cookie until a look finds none; yields what each look found."""
+def _kill_carriers(instance: str, spare: Set[RunId], kept: Set[int]) -> Iterator[list[int]]:
+    """Kill the processes that carry the cookie until a look finds none; yield what each look found. Those in `kept` and their
+    descendants are spared, and so are this process and its ancestors."""
     until = monotonic() + BOUND
+    prefix = f"{instance}:".encode()
+    mine = set(procfs.ancestry(os.getpid()))
+
+    def swept(one: looks.Trace, inherited: RunId | None) -> RunId | None:
+        if inherited == looks.ANOTHERS or one.process.pid in kept:
+            return looks.ANOTHERS
+        if one.process.pid in mine:
+            return None
+        if one.cookie is None or not one.cookie.startswith(prefix):
+            return inherited
+        return looks.ANOTHERS if cookie_run(one.cookie) in spare else _SWEPT
+
     while monotonic() < until:
-        found, table = _find(instance, spare, kept)
-        yield found
+        found = [one.process for one, run in looks.look().placed(swept) if run == _SWEPT]
+        yield [process.pid for process in found]
         if not found:
             return
-        _kill_all([table[pid] for pid in found], until)
-
-
-def _find(instance: str, spare: Set[RunId], kept: Set[int]) -> tuple[dict[int, RunId], dict[int, procfs.Stat]]:
-    """Who carries a cookie that is not to be spared, and their descendants; and what lives on this machine."""
-    table = {pid: process for pid, process in procfs.scan().items() if process.alive}
-    families: dict[int, list[int]] = defaultdict(list)
-    for process in table.values():
-        families[process.parent].append(process.pid)
-    carriers = {pid: cookie_run(value) for pid in table if (value := cookie(pid, instance))}
-    spared = {pid: run for pid, run in carriers.items() if run in spare} | dict.fromkeys(kept, "")
-    mine = dict.fromkeys(procfs.ancestry(os.getpid()), "")
-    return _with_descendants(carriers, families, {**_with_descendants(spared, families, {}), **mine}), table
-
-
-def _with_descendants(tops: dict[int, RunId], families: Mapping[int, list[int]], spared: Container[int]) -> dict[int, RunId]:
-    found: dict[int, RunId] = {}
-    pending = list(tops.items())
-    while pending:
-        pid, run = pending.pop()
-        if pid not in found and pid not in spared:
-            found[pid] = run
-            pending.extend((child, run) for child in families.get(pid, ()))
-    return found
+        _kill_all(found, until)
 
 
 def _kill_all(processes: Sequence[procfs.Stat], until: float) -> None:
@@ -183,7 +164,7 @@ def _kill_all(processes: Sequence[procfs.Stat], until: float) -> None:
                 pidfd = os.pidfd_open(process.pid)
                 stack.callback(os.close, pidfd)
                 if not procfs.is_alive(process.pid, process.started):
-                    continue  # it has ended since, and its pid may be somebody else's
+                    continue  # it has ended since, and its pid may be another process's
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                 poll.register(pidfd, select.POLLIN)
                 waiting.add(pidfd)

@@ -18,7 +18,7 @@ from operator import attrgetter
 from typing import Any
 
 from ..core.ids import run_id
-from ..core.labels import fits, values_of
+from ..core.labels import means, values_of
 from ..protocol.messages import List
 from ..protocol.types import RunId, RunInfo, Status
 from .rows import RUN_COLUMNS, RunExtra, number_of, numbers_of, run_extra, run_info
@@ -55,18 +55,18 @@ class Page:
     def below(self) -> int:
         return _NO_NUMBER if self.query.before is None else number_of(self.query.before)
 
-    def admits(self, info: RunInfo) -> bool:
-        """Apply the same filters to a run that is not in the file yet. The caller checks `within`."""
+    def admits(self, info: RunInfo, chain: Sequence[RunId]) -> bool:
+        """Apply the same filters to a run that is not in the file yet. `chain`: its ids, only needed with `within`."""
         query = self.query
         if query.before is not None and not (info.status.terminal and info.id < query.before):
             return False
         return (
             (not query.status or info.status in query.status)
-            and (query.name is None or info.name in values_of(query.name))
+            and means(query.name, query.labels, info.name, info.labels)
             and query.user in (None, info.user)
             and query.root in (None, info.root_id)
             and (query.since is None or info.created_at.timestamp() >= query.since)
-            and fits(query.labels, info.labels)
+            and (self.within is None or self.within in chain)
         )
 
 

@@ -65,7 +65,7 @@ class Records:
     def unwritten(self, page: Page) -> Iterator[tuple[RunInfo, RunExtra]]:
         """Yield the runs of a page whose present state is not in the file yet."""
         for held in self._unwritten.values():
-            if page.admits(held.info) and (page.within is None or page.within in self.chain(held.info.id)):
+            if page.admits(held.info, () if page.within is None else self.chain(held.info.id)):
                 yield held.info, held.extra
 
     def used_below(self, roots: Collection[RunId]) -> dict[RunId, Used]:

@@ -125,7 +125,7 @@ class Runtime:
             self.log.internal_error(event)
             token = getattr(event, "token", None)
             if token is not None:
-                answer = c.Failed(ErrorCode.INTERNAL, "internal error; the daemon's log has the traceback")
+                answer = c.RequestFailed(ErrorCode.INTERNAL, "internal error; the daemon's log has the traceback")
                 self.requests.answer(token, answer)
             return
         changed = self.saver.save_snapshots(outcome)
@@ -145,7 +145,7 @@ class Runtime:
                 self._arm(run, timer, at)
             case c.Disarm(run, timer):
                 self.timers.disarm((run, timer))
-            case c.Reply(token, answer):
+            case c.AnswerRequest(token, answer):
                 self.requests.answer(token, answer)
             case c.Save(saved):
                 self.saver.save(saved)
@@ -160,7 +160,7 @@ class Runtime:
             case c.Launch(launched):
                 self._starter.launch(launched)
             case c.Interrupt(run):
-                self.launcher.signal_main(run, SIGINT)  # if it has ended meanwhile, the core will hear of that
+                self.launcher.signal_main(run, SIGINT)  # if it has ended by now, the core will hear of that
             case c.Terminate(run, signal):
                 self.launcher.terminate(run, signal)
             case c.Kill(run):
@@ -177,7 +177,7 @@ class Runtime:
             case c.Release(run):
                 self.metering.forget(run)
                 self.launcher.release(run)
-            case c.Ended(ended):
+            case c.ReportEnd(ended):
                 self._end(ended)
             case c.Shutdown():
                 self._shut_down()
@@ -260,7 +260,7 @@ class Runtime:
         for starting in (one.run for one in runs if one.starting):
             # not sooner: its time may come while ended runs are read, when the core does not know it yet
             self._starter.expect(starting)
-        self._budgets.look()  # a tree that was paused for a budget goes on if that was renewed or raised meanwhile
+        self._budgets.look()  # a tree that was paused for a budget goes on if that was renewed or raised since
         for one in adoption.runs:
             if one.exited is not None:
                 self.reported(one.exited)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import trio
 
-from ..core.labels import fits, values_of
+from ..core.labels import means
 from ..launch.base import RunLoad
 from ..ledger import Ledger
 from ..ledger.reader import Page, Selection
@@ -159,9 +159,7 @@ class RunCatalogue:
         return {
             run: live
             for run, live in self.live.items()
-            if (name is None or live.run.name in values_of(name))
-            and fits(labels or {}, live.run.asked.labels)
-            and within in (None, *live.chain)
+            if means(name, labels or {}, live.run.name, live.run.asked.labels) and within in (None, *live.chain)
         }
 
     def newest_ended(self, name: str, within: RunId | None) -> RunInfo | None:
@@ -197,16 +195,12 @@ class RunCatalogue:
         now = trio.current_time()
         for run, live in self.live.items():
             info = info_of(live, now, loads.get(run))
-            if _fits(page, info, live.chain):
+            if page.admits(info, live.chain):
                 yield info, live
 
     def _ended(self, page: Page) -> Selection:
         """The ledger's writer may be behind, so what is in memory replaces what the ledger says."""
         rows = self._ledger.select(page)
         runs = {info.id: info for info in rows.runs if info.id not in self.live}
-        runs |= {run: ended.info for run, ended in self._recent.items() if _fits(page, ended.info, ended.chain)}
+        runs |= {run: ended.info for run, ended in self._recent.items() if page.admits(ended.info, ended.chain)}
         return Selection(list(runs.values()), rows.reached)
-
-
-def _fits(page: Page, info: RunInfo, chain: Sequence[RunId]) -> bool:
-    return page.admits(info) and (page.within is None or page.within in chain)

@@ -130,14 +130,14 @@ class Call:
                 self.reply(m.RunReply(id=self.id, run=self._known(run.id)))
             case c.Known(known):
                 self.reply(m.RunReply(id=self.id, run=self._known(known)))
-            case c.Refused(refusal, recorded):
+            case c.SpawnRefused(refusal, recorded):
                 self.reply(m.Refused(id=self.id, refused=refusal, run=recorded))
-            case c.Reserved(run, reservation, limit_refusal):
+            case c.ReserveAnswer(run, reservation, limit_refusal):
                 self.reply(_reserved(self.id, run, reservation, limit_refusal))
             case c.StopDone(stopped, survivors, elapsed):
                 gone, alive = list(stopped), list(survivors)
                 self.reply(m.Stopped(id=self.id, stopped=gone, survivors=alive, elapsed_s=round(elapsed, 4)))
-            case c.Failed(code, message):
+            case c.RequestFailed(code, message):
                 self.fail(code, message)
             case _:
                 assert_never(answer)

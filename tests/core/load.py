@@ -127,11 +127,11 @@ class Load:
                 case c.Kill(name):
                     self.kills += 1
                     self.empty(name, True)
-                case c.Reply(_, answer):
+                case c.AnswerRequest(_, answer):
                     self.replies[type(answer).__name__] += 1
                 case c.Release():
                     self.releases += 1
-                case c.Ended(run):
+                case c.ReportEnd(run):
                     self.ended[run.status] += 1
 
     def launch(self, run: Run) -> None:

@@ -230,8 +230,8 @@ class World:
             c.Arm: self._arm,
             c.Disarm: self._disarm,
             c.Publish: self._publish,
-            c.Ended: self._ended,
-            c.Reply: self._reply,
+            c.ReportEnd: self._ended,
+            c.AnswerRequest: self._reply,
             c.Shutdown: self._shutdown,
         }
 
@@ -307,7 +307,7 @@ class World:
                     assert getattr(kept, name) == getattr(now, name), f"{name} of {run.id} was not kept"
             check_account(kept.account, now.account, noted=run.id in self.noted)
 
-    # ---- the daemon dies, or executes itself anew
+    # ---- the daemon dies, or re-executes itself
 
     def die(self, fate: Callable[[Box], str], *, gap: float, reboot: bool, startable: Callable[[RunId], bool]) -> None:
         """The daemon is killed, whatever it was doing; after a while there is another one."""
@@ -332,7 +332,7 @@ class World:
         self.advance(0)
 
     def re_execute(self, startable: Callable[[RunId], bool]) -> None:
-        """The daemon executes itself anew: what is alive is its child still, and who waits does so."""
+        """The daemon re-executes itself: what is alive is its child still, and who waits does so."""
         self.save_use()
         tickets = self.machine.tickets()
         held, _ = self._what_is_remembered(reboot=False)
@@ -498,7 +498,7 @@ class World:
         with self._charging(book):
             self.feed(e.ReserveRequested(self.now, token, peer, book.run.id, hold))
             answer = self.answers[token]
-            if isinstance(answer, c.Reserved) and answer.reservation is not None:
+            if isinstance(answer, c.ReserveAnswer) and answer.reservation is not None:
                 assert answer.reservation not in self.reservations, "a reservation's name was used twice"
                 self.reservations[answer.reservation] = book
                 self.held_in[answer.reservation] = set(self.purses)
@@ -842,7 +842,7 @@ class World:
         purse.charged += command.nanos
         assert purse.charged >= 0
 
-    def _ended(self, command: c.Ended) -> None:
+    def _ended(self, command: c.ReportEnd) -> None:
         run = command.run
         book = self.books[run.id]
         assert not book.ended, "ended twice"
@@ -853,7 +853,7 @@ class World:
         book.ended = True
         self._over.append(run.id)
 
-    def _reply(self, command: c.Reply) -> None:
+    def _reply(self, command: c.AnswerRequest) -> None:
         assert command.token in self.waiting, f"token {command.token} was answered twice, or never asked"
         self.waiting.remove(command.token)
         self.answers[command.token] = command.answer

@@ -1,4 +1,4 @@
-"""Each rule of the guard, its words, and the order of the rules (SPEC sections 2 and 7)."""
+"""Each rule of the guard, its words, and the order of the rules."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_loop_compares_the_identity_of_a_registered_agent_and_not_its_name() -> 
     event = t.spawn("two", inside(b), identity="reviewer")
     t >> event << "recordrefusal a3" << f"reply {event.token} Refused loop a3"
     refused = t.answers[event.token]
-    assert isinstance(refused, c.Refused)
+    assert isinstance(refused, c.SpawnRefused)
     assert refused.refusal.path == ["reviewer", "helper", "reviewer"]
     assert "whatever its --name" in refused.refusal.message
     assert t.start("one", inside(b)), "a name that no identity has"
@@ -273,7 +273,7 @@ def test_two_hundred_ask_at_once_and_sixty_four_get_a_yes() -> None:
     a = t.start("a")
     for number in range(200):
         (t >> t.spawn(f"child-{number}", inside(a))).skip()
-    refused = [answer for answer in t.answers.values() if isinstance(answer, c.Refused)]
+    refused = [answer for answer in t.answers.values() if isinstance(answer, c.SpawnRefused)]
     assert t.machine.admitted == 1 + 64
     assert len(refused) == 136
     assert {answer.refusal.kind for answer in refused} == {Rule.BUDGET}

@@ -177,10 +177,10 @@ class MachineAgainstShell(RuleBasedStateMachine):
         before = snapshot(self.world.machine, self.world.now)
         token = self.world.spawn(asked, peer)
         answer = self.world.answers.get(token)
-        if isinstance(answer, c.Refused | c.Failed):
+        if isinstance(answer, c.SpawnRefused | c.RequestFailed):
             assert snapshot(self.world.machine, self.world.now) == before, "a refusal changed something"
             kinds = {type(command) for command in self.world.batch}
-            assert kinds <= {c.RecordRefusal, c.CountRefusal, c.Publish, c.Reply}, "a refusal started something"
+            assert kinds <= {c.RecordRefusal, c.CountRefusal, c.Publish, c.AnswerRequest}, "a refusal started something"
         elif swift:
             # one step instead of three, else few examples ever see a grandchild
             self.world.commit(len(self.world.uncommitted))
@@ -285,7 +285,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
         event = e.ApproveRequested(self.world.now, self.world.token(), peer, run, limits if more else ())
         with self.nothing_if_failed(event.token):
             answer = self.world.more_room(event)
-        assert isinstance(answer, c.Failed) or (peer.run is None and self.was_held is Action.REQUEST_INCREASE)
+        assert isinstance(answer, c.RequestFailed) or (peer.run is None and self.was_held is Action.REQUEST_INCREASE)
 
     @precondition(lambda self: any(run.held_by for run in self.world.machine.tree))
     @rule(data=st.data(), agent=SELDOM)
@@ -295,7 +295,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
         event = e.DenyRequested(self.world.now, self.world.token(), peer, run)
         with self.nothing_if_failed(event.token):
             self.world.feed(event)
-        failed = isinstance(self.world.answers[event.token], c.Failed)
+        failed = isinstance(self.world.answers[event.token], c.RequestFailed)
         assert failed or (peer.run is None and self.was_held is Action.REQUEST_INCREASE)
         assert failed or self.world.books[run].run.status in {Status.STOPPING, Status.FAILED, Status.TIMEOUT}
 
@@ -319,9 +319,9 @@ class MachineAgainstShell(RuleBasedStateMachine):
         """What cannot be done changes nothing."""
         before = snapshot(self.world.machine, self.world.now)
         yield
-        if isinstance(self.world.answers.get(token), c.Failed):
+        if isinstance(self.world.answers.get(token), c.RequestFailed):
             assert snapshot(self.world.machine, self.world.now) == before, "a request that failed changed something"
-            assert {type(command) for command in self.world.batch} == {c.Reply}
+            assert {type(command) for command in self.world.batch} == {c.AnswerRequest}
 
     # ---- use
 
@@ -352,7 +352,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
         """An agent or a person reports, wherever the run is."""
         book, peer = self.a_book(data), self.somebody(data, agent)
         answer = self.world.report(book, peer, more)
-        assert isinstance(answer, c.Failed) is not self.within(book.run, peer)
+        assert isinstance(answer, c.RequestFailed) is not self.within(book.run, peer)
 
     @precondition(lambda self: self.world.live)
     @rule(data=st.data(), told=st.lists(uses(), min_size=2, max_size=4))
@@ -372,7 +372,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
         before = [self.world.used_in_all(above, kind) for above in [*book.ancestors, book] for kind in kinds]
         answer = self.world.reserve(book, peer, hold)
         after = [self.world.used_in_all(above, kind) for above in [*book.ancestors, book] for kind in kinds]
-        if isinstance(answer, c.Reserved) and answer.reservation is not None:
+        if isinstance(answer, c.ReserveAnswer) and answer.reservation is not None:
             assert self.within(book.run, peer)
         else:
             assert before == after, "charged for nothing"
@@ -385,7 +385,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
         still = [name for name in names if name in self.world.reservations[name].holds and not self.world.reservations[name].ended]
         name = data.draw(st.sampled_from(names + still * 3))
         answer = self.world.settle(name, self.somebody(data, agent), used)
-        assert name in still or isinstance(answer, c.Failed)
+        assert name in still or isinstance(answer, c.RequestFailed)
 
     def within(self, run: Run, peer: Peer) -> bool:
         return peer.run is None or peer.run in {each.id for each in run.lineage}
@@ -599,7 +599,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def re_execute(self, data: st.DataObject) -> None:
-        """The daemon executes itself anew. It does not while it ends."""
+        """The daemon re-executes itself. It does not while it ends."""
         if not self.drained:
             self.world.re_execute(lambda _: data.draw(st.sampled_from([True, True, True, False])))
 
@@ -694,7 +694,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
         assert all(run.status is Status.QUEUED for run in roots if slots.waits(run.id))
 
     @invariant()
-    def nobody_waits_for_nothing(self) -> None:
+    def no_request_waits_for_nothing(self) -> None:
         """A tree only waits while the user or the daemon is full."""
         slots = self.world.machine.slots
         for run in self.world.machine.tree.roots():
@@ -721,7 +721,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
                 assert run.standing_still == (run.status is Status.PAUSED)
 
     @invariant()
-    def somebody_will_act(self) -> None:
+    def each_run_will_be_acted_on(self) -> None:
         """Whatever is not running by itself is waiting for something that will come."""
         for run in self.world.machine.tree:
             if run.status is Status.RETRYING and not run.clearing and not run.standing_still:
@@ -755,7 +755,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
                 assert run.ladder.polite_ends_at <= run.ladder.grace_ends_at
 
     @invariant()
-    def nobody_goes_on_without_money(self) -> None:
+    def no_tree_goes_on_without_money(self) -> None:
         """Where budgets pause: a tree stands if a budget has run out, and only then for a budget."""
         empty = self.world.machine._spending.spent(self.world.machine.budgets)
         budgets = self.world.machine.budgets
@@ -800,7 +800,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
                 assert used is None or expected is not None or self.world.ever_known(book, kind)
 
     @invariant()
-    def nobody_is_above_a_limit_and_goes_on(self) -> None:
+    def no_run_above_a_limit_goes_on(self) -> None:
         """By the books: the event that took it above was answered at once, or an ancestor's breach was, and holds it still."""
         for book in self.world.live.values():
             for kind, held in book.run.limits.items():
@@ -832,7 +832,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
             assert timers <= known
 
     @invariant()
-    def nobody_outlives_an_ancestor(self) -> None:
+    def no_run_outlives_an_ancestor(self) -> None:
         """Whatever more room anybody was given."""
         for run in self.world.machine.tree:
             for above in run.lineage[:-1]:

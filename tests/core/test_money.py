@@ -208,7 +208,7 @@ def test_reservations_of_any_size_never_exceed_the_limit(amount: float) -> None:
         event = t.reserve(a, amount)
         (t >> event).skip()
         answer = t.answers[event.token]
-        assert isinstance(answer, c.Reserved)
+        assert isinstance(answer, c.ReserveAnswer)
         if answer.refusal is not None:
             break
         granted += 1
@@ -258,7 +258,7 @@ def test_a_reservation_is_asked_of_all_from_the_root_down_and_of_budgets_last() 
         event = t.reserve(d, 0.1)
         (t >> event).skip()
         answer = t.answers[event.token]
-        assert isinstance(answer, c.Reserved)
+        assert isinstance(answer, c.ReserveAnswer)
         short = [name for name in names if room[name] < 0.1]
         if not short:
             assert answer.reservation == "a3-1"
@@ -314,7 +314,7 @@ def test_a_leak_of_reservations_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     event = t.reserve(a, tokens=1)
     assert t.failed(event) == "nothing is reserved: run a1 holds 20 reservations; settle some"
     answer = t.answers[event.token]
-    assert isinstance(answer, c.Failed)
+    assert isinstance(answer, c.RequestFailed)
     assert answer.code is ErrorCode.WRONG_STATE
 
 

@@ -1,4 +1,4 @@
-"""The first rung of the stop ladder: programs whose main process is interrupted alone (SPEC section 6), as transcripts."""
+"""The first rung of the stop ladder: programs whose main process is interrupted alone, as transcripts."""
 
 from __future__ import annotations
 

@@ -12,13 +12,13 @@ def test_thirty_thousand_runs() -> None:
     load.until(RUNS)
     machine = load.machine
     # every request was answered: admitted or refused, and nothing else
-    assert load.replies["Admitted"] + load.replies["Refused"] == load.asked == RUNS
+    assert load.replies["Admitted"] + load.replies["SpawnRefused"] == load.asked == RUNS
     assert machine.admitted == load.replies["Admitted"] == sum(load.ended.values())
-    assert machine.refused == load.replies["Refused"]
+    assert machine.refused == load.replies["SpawnRefused"]
     # it was a day worth simulating
     assert set(load.ended) == {"completed", "failed", "cancelled", "timeout"}
     assert min(load.ended.values()) > RUNS / 1000
-    assert load.replies["Refused"] > RUNS / 20
+    assert load.replies["SpawnRefused"] > RUNS / 20
     assert load.launches > load.releases > RUNS / 3, "some were retried"
     assert load.kills > RUNS / 1000
     assert load.replies["StopDone"] > RUNS / 1000

@@ -41,12 +41,12 @@ INVARIANTS = [
     MachineAgainstShell.the_tree_is_the_live_runs,
     MachineAgainstShell.slots_add_up,
     MachineAgainstShell.clocks_match,
-    MachineAgainstShell.somebody_will_act,
+    MachineAgainstShell.each_run_will_be_acted_on,
     MachineAgainstShell.ladders_are_the_stopping_ones,
     MachineAgainstShell.pauses_are_pending,
     MachineAgainstShell.nothing_survives_a_stopping_ancestor,
     MachineAgainstShell.accounts_add_up,
-    MachineAgainstShell.nobody_is_above_a_limit_and_goes_on,
+    MachineAgainstShell.no_run_above_a_limit_goes_on,
     MachineAgainstShell.what_waits_does_not_run_and_not_for_ever,
 ]
 

@@ -1,4 +1,4 @@
-"""Another daemon goes on with what one held (SPEC section 10), as transcripts."""
+"""Another daemon goes on with what one held, as transcripts."""
 
 from __future__ import annotations
 
@@ -936,6 +936,6 @@ def test_who_asks_another_daemon_is_answered_as_by_the_first() -> None:
     (t >> t.anew(a)).skip()
     (t >> t.approve(a, peer=ANN)).skip()
     answer = t.answers[t._token]
-    assert isinstance(answer, c.Failed)
+    assert isinstance(answer, c.RequestFailed)
     assert answer.code is ErrorCode.WRONG_STATE
     assert t.run(a).held_by is t.held(a, "turns")

@@ -121,7 +121,7 @@ class Transcript:
         commands = outcome.commands
         self.changed, self.noted = set(outcome.changed), set(outcome.used)
         self._keep(outcome)
-        self.answers |= {x.token: x.answer for x in commands if isinstance(x, c.Reply)}
+        self.answers |= {x.token: x.answer for x in commands if isinstance(x, c.AnswerRequest)}
         for command in commands:
             self._note(command)
         shown = [self._show(command) for command in commands]
@@ -170,7 +170,7 @@ class Transcript:
                     self.said.append(f"{LIMIT_EVENTS[event.type]} {told}")
             case c.Charge(scope, name, nanos):
                 self.charged[f"{scope} {name}"] = to_usd(to_nanos(self.charged.get(f"{scope} {name}", 0.0)) + nanos)
-            case c.Ended(run):
+            case c.ReportEnd(run):
                 self.reasons[run.id] = run.shown_reason
 
     # ---- events by short names
@@ -283,7 +283,7 @@ class Transcript:
         """It is reserved; the reservation's name."""
         (self >> event).skip()
         answer = self.answers[event.token]
-        assert isinstance(answer, c.Reserved), answer
+        assert isinstance(answer, c.ReserveAnswer), answer
         assert answer.reservation is not None, answer.refusal
         return answer.reservation
 
@@ -291,7 +291,7 @@ class Transcript:
         """It is not reserved; why."""
         (self >> event).skip()
         answer = self.answers[event.token]
-        assert isinstance(answer, c.Reserved), answer
+        assert isinstance(answer, c.ReserveAnswer), answer
         assert answer.refusal is not None
         assert answer.reservation is None
         return answer.refusal
@@ -320,14 +320,14 @@ class Transcript:
         """Asks and is refused."""
         (self >> self.spawn(name, peer, **asked)).skip()
         answer = self.answers[self._token]
-        assert isinstance(answer, c.Refused), answer
+        assert isinstance(answer, c.SpawnRefused), answer
         return answer.refusal
 
     def failed(self, event: e.Event) -> str:
         """The request cannot be done, and changes nothing; why."""
         self >> event
         answer = self.answers[self._token]
-        assert isinstance(answer, c.Failed), answer
+        assert isinstance(answer, c.RequestFailed), answer
         self << f"reply {self._token} Failed {answer.code}"
         self.quiet()
         return answer.message
@@ -342,8 +342,10 @@ class Transcript:
         match command:
             case c.Admit(run) | c.Launch(run) | c.RecordRefusal(run):
                 return f"{type(command).__name__.lower()} {run.id}"
-            case c.Save(run) | c.Ended(run):
-                return f"{type(command).__name__.lower()} {run.id} {run.status}"
+            case c.Save(run):
+                return f"save {run.id} {run.status}"
+            case c.ReportEnd(run):
+                return f"ended {run.id} {run.status}"
             case c.Terminate(name, signal):
                 return f"terminate {name} {Signals(signal).name}"
             case c.Arm(name, timer, at):
@@ -352,7 +354,7 @@ class Transcript:
                 return f"disarm {name} {timer}"
             case c.Publish(event):
                 return f"publish {event.type} {event.run_id}"
-            case c.Reply(token, answer):
+            case c.AnswerRequest(token, answer):
                 return f"reply {token} {_answer(answer)}"
             case c.Rebound(run):
                 return f"{type(command).__name__.lower()} {run.id}"
@@ -370,12 +372,12 @@ def _answer(answer: c.Answer) -> str:
             return f"{type(answer).__name__} {run.id} {run.status}"
         case c.Known(run):
             return f"Known {run}"
-        case c.Refused(refusal, run):
+        case c.SpawnRefused(refusal, run):
             return f"Refused {refusal.kind} {run or 'counted'}"
         case c.StopDone(stopped, survivors, _):
             alive = [f"{s.run_id}:{s.pid}" for s in survivors]
             return f"StopDone {' '.join((*stopped, *alive))}".rstrip()
-        case c.Reserved(run, reservation, refusal):
+        case c.ReserveAnswer(run, reservation, refusal):
             return f"Reserved {reservation}" if refusal is None else f"NotReserved {refusal.whose} {refusal.limit_kind}"
-        case c.Failed(code, _):
+        case c.RequestFailed(code, _):
             return f"Failed {code}"

@@ -8,7 +8,7 @@ import pytest
 from sfad.core.account import Hold
 from sfad.core.ladder import Ladder, Rung
 from sfad.core.money import NANOS
-from sfad.core.run import Attempt, Breach, Ending, Exit, Paused, Run
+from sfad.core.run import Attempt, Ending, Exit, LimitHold, Paused, Run
 from sfad.durable.accounts import to_saved
 from sfad.durable.snapshots import Origin, progress_from
 from sfad.protocol.types import ENDED, LimitKind, Status
@@ -95,7 +95,7 @@ def test_between_two_attempts() -> None:
 @pytest.mark.parametrize(("name", "until"), [("held_increase", 702.0), ("held_pause", 86502.0)])
 def test_held_by_a_limit(name: str, until: float) -> None:
     run = loaded(name)
-    assert isinstance(run.breach, Breach)
+    assert isinstance(run.breach, LimitHold)
     assert (run.breach.kind, run.breach.until, run.breach.reason.used) == (LimitKind.TURNS, until, 12)
     assert run.held_by is run.limits[LimitKind.TURNS]
     assert run.paused is not None

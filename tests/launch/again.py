@@ -1,6 +1,6 @@
-"""A daemon that executes itself anew with runs alive, and prints what its second self finds and is told, as JSON lines.
+"""A daemon that re-executes itself with runs alive, and then prints what it finds and what is reported, as JSON lines.
 
-`python -m tests.launch.again KIND INSTANCE`; the second time with what remains, and the file that the ticking run writes.
+`python -m tests.launch.again KIND INSTANCE`; the second time also with what remains of the runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PARENTS = {"a2": "a1"}
 
 
 def zombie(pid: int) -> None:
-    """Blocks until that child has ended; nothing is reaped meanwhile."""
+    """Block until a child has ended; it is not reaped meanwhile."""
     until = time.monotonic() + PATIENCE
     while (process := procfs.stat(pid)) and process.alive:
         assert time.monotonic() < until
@@ -33,17 +33,17 @@ def zombie(pid: int) -> None:
 
 
 async def first(kind: str, instance: str) -> None:
-    """Launches, and becomes the second."""
+    """Launch runs, and become the second daemon."""
     rig = Rig(kind, instance=instance)
     async with trio.open_nursery() as nursery:
         await nursery.start(rig.launcher.serve)
         rig.launch("a1", "sh", "-c", TICK)
         rig.launch("a2", "sh", "-c", TICK, parent="a1")
-        rig.launch("a3", "sleep", "1000")  # a signal ends it during the exec
-        rig.launch("a8", "sh", "-c", "setsid --fork sleep 1000; exit 4")  # it leaves something
+        rig.launch("a3", "sleep", "1000")  # a signal ends it before the re-exec
+        rig.launch("a8", "sh", "-c", "setsid --fork sleep 1000; exit 4")  # it leaves a process
         await rig.running("a1", "a2", "a3")
         await rig.wait(MainExited, "a8")
-        rig.launch("a4", "sh", "-c", "exit 5")  # these are in flight
+        rig.launch("a4", "sh", "-c", "exit 5")  # the launches from here on are in flight
         rig.launch("a5", "/nonexistent/command")
         rig.launch("a6", "no\0such")  # it was not even spawned
         rig.launch("a7", "sh", "-c", TICK)
@@ -63,12 +63,12 @@ async def first(kind: str, instance: str) -> None:
 
 
 def descriptors() -> list[int]:
-    """Those that are open, stdin and the like aside."""
+    """Return the open descriptors above 2."""
     return [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2 and os.path.exists(f"/proc/self/fd/{name}")]
 
 
 async def second(kind: str, instance: str, remains: str) -> None:
-    """Adopts, asks those that tick to end, and says what it was told."""
+    """Adopt the runs, ask the ticking ones to end, and print what is reported."""
     rig = Rig(kind, instance=instance)
     for run, one in decode(remains).items():
         say(run, "adopted", asdict(rig.launcher.adopt(run, PARENTS.get(run), one)))
@@ -90,12 +90,12 @@ async def second(kind: str, instance: str, remains: str) -> None:
 
 
 def say(run: str, what: str, value: object) -> None:
-    """A line."""
+    """Print a line."""
     print(json.dumps([run, what, value]), flush=True)
 
 
 def tell(event: Event) -> None:
-    """A line about an event."""
+    """Print a line about an event."""
     fields = asdict(event)
     say(fields["run"], type(event).__name__, {name: fields[name] for name in ("code", "signal", "errno") if name in fields})
 

@@ -83,7 +83,7 @@ class FakeLauncher:
         self.breached: dict[RunId, set[str]] = {}
         """What `breaches` answers."""
         self.survived: dict[RunId, Script] = {}
-        """What runs that are adopted do from then on; of what is not in it nothing is alive."""
+        """What adopted runs do from then on. Of a run that is not in it, nothing is alive."""
         self._emit = emit
         self._clock = clock
         self._script = script
@@ -94,7 +94,7 @@ class FakeLauncher:
         self._last_pid = 1000
 
     def launch(self, run: RunId, parent: RunId | None, spec: LaunchSpec, remember: Remember) -> None:
-        """Starts the scripted attempt."""
+        """Start the scripted attempt."""
         self.calls.append(("launch", run, parent, spec))
         held = self._runs.get(run) or self._hold(run, parent)
         held.script, held.nonce, held.bounds = self._script(run, spec), spec.nonce, spec.bounds
@@ -104,72 +104,72 @@ class FakeLauncher:
         self._later(lambda: self._started(held))
 
     def terminate(self, run: RunId, signal: int) -> None:
-        """Ends what obeys."""
+        """End what obeys."""
         self.calls.append(("terminate", run, signal))
         self._stop(run, signal)
 
     def kill(self, run: RunId) -> None:
-        """Ends everything."""
+        """End everything."""
         self.calls.append(("kill", run))
         self._stop(run, signal.SIGKILL)
 
     def survey(self, run: RunId) -> None:
-        """Answers with the main processes that are alive."""
+        """List the main processes that are alive."""
         self.calls.append(("survey", run))
         alive = [below for below in self._below(run) if below.main or below.rest]
         survivors = tuple(Survivor(pid=below.pid, run_id=below.id, why="scripted") for below in alive)
         self._later(lambda: self._emit(Surveyed(self._clock(), run, survivors)))
 
     def freeze(self, run: RunId) -> None:
-        """What is frozen does not exit by itself before it is thawed."""
+        """Keep a run from exiting by itself before it is thawed."""
         self.calls.append(("freeze", run))
         for below in self._below(run)[:1]:
             below.frozen = True
         self._later(lambda: self._emit(Frozen(self._clock(), run)))
 
     def thaw(self, run: RunId) -> None:
-        """Undoes `freeze`."""
+        """Undo `freeze`."""
         self.calls.append(("thaw", run))
         for below in self._below(run)[:1]:
             below.frozen = False
         self._wake.set()
 
     def release(self, run: RunId) -> None:
-        """Forgets the run."""
+        """Forget the run."""
         self.calls.append(("release", run))
         held = self._runs.pop(run, None)
         if held and held.parent:
             held.parent.children.remove(held)
 
     def signal_main(self, run: RunId, signal: int) -> bool:
-        """Only recorded; whether there is a main process."""
+        """Record the call; return whether there is a main process."""
         self.calls.append(("signal_main", run, signal))
         return any(below.main for below in self._below(run)[:1])
 
     def bound(self, run: RunId, bounds: Bounds) -> None:
-        """Only recorded."""
+        """Record the call."""
         self.calls.append(("bound", run, bounds))
         for below in self._below(run)[:1]:
             below.bounds = bounds
 
     def enforcement(self, kind: str) -> Enforcement:
-        """What `enforced` says."""
+        """Return what `enforced` says."""
         return self.enforced[kind]
 
     def breaches(self, run: RunId) -> frozenset[str]:
-        """What `breached` says."""
+        """Return what `breached` says."""
         return frozenset(self.breached.get(run, ()))
 
     def load(self, run: RunId) -> RunLoad | None:
-        """What `used` says, else a process and a MiB for each run of the subtree."""
+        """Return what `used` says, else a process and a MiB for each run of the subtree."""
         return self.loads([run]).get(run)
 
     def loads(self, runs: Iterable[RunId]) -> dict[RunId, RunLoad]:
-        """`load` of each."""
+        """Return `load` of each run."""
         return {run: RunLoad(self._use(run, "pids"), self._use(run, "memory")) for run in runs if run in self._runs}
 
     def uses(self, kind: str, worth: Mapping[RunId, float]) -> dict[RunId, int]:
-        """The same, by kind. Recorded as ("uses", kind, runs)."""
+        """Return the same, by kind. Record the call as ("uses", kind, runs)."""
         self.calls.append(("uses", kind, tuple(worth)))
         return {run: self._use(run, kind) for run in worth if run in self._runs}
 
@@ -178,11 +178,11 @@ class FakeLauncher:
         return self.used.get((run, kind), alive << 20 if kind == "memory" else alive)
 
     def place(self, pid: int, pidfd: int | None) -> RunId | None:  # noqa: ARG002 - the protocol's
-        """What `places` says; outside of every run otherwise."""
+        """Return what `places` says, else that the process is in no run."""
         return self.places.get(pid)
 
     def adopt(self, run: RunId, parent: RunId | None, remains: Remains) -> Adopted:
-        """What `survived` says. A launch in flight (`remains.report`) is answered by `LaunchSucceeded`, or fails."""
+        """Return what `survived` says. Finish a launch in flight (`remains.report`) as its script says."""
         self.calls.append(("adopt", run, parent, remains))
         held = self._hold(run, parent)
         held.nonce, held.bounds = remains.nonce, remains.bounds
@@ -200,28 +200,21 @@ class FakeLauncher:
             held.pid, held.main = remains.pid or self._last_pid, True
         return Adopted(held.pid or None, empty=False)
 
-    def remains(self, run: RunId) -> Remains | None:
-        """With the pid as its start."""
-        held = self._runs.get(run)
-        if held is None:
-            return None
-        pid = held.pid if held.main else 0
-        return Remains(held.nonce, held.bounds, pid, pid or None)
-
     def hand_over(self) -> dict[RunId, Remains]:
-        """`remains` of all. Recorded."""
+        """Return what remains of each run, with the pid as its start. Record the call."""
         self.calls.append(("hand_over",))
-        return {run: remains for run in self._runs if (remains := self.remains(run))}
+        pids = {run: held.pid if held.main else 0 for run, held in self._runs.items()}
+        return {run: Remains(held.nonce, held.bounds, pids[run], pids[run] or None) for run, held in self._runs.items()}
 
     def take_back(self) -> None:
-        """Only recorded."""
+        """Record the call."""
         self.calls.append(("take_back",))
 
     def child_signalled(self) -> None:
-        """There are no children."""
+        """Do nothing: there are no children."""
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Plays the scripts until cancelled."""
+        """Play the scripts until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             task_status.started()
@@ -232,7 +225,7 @@ class FakeLauncher:
                 await self._wake.wait()
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing: there is nothing to release."""
 
     def _hold(self, run: RunId, parent: RunId | None) -> _Run:
         above = self._runs[parent] if parent is not None else None

@@ -1,6 +1,6 @@
-"""A daemon that launches what it is told to and says what will remain of it. Tests kill it, or let it execute itself anew.
+"""A daemon that launches the runs of a plan and prints what remains of them. Tests kill it.
 
-`python -m tests.launch.first KIND INSTANCE PLAN`; the plan is JSON: {"runs": [[run, parent, argv, spec…], …], "wait": …}.
+`python -m tests.launch.first KIND INSTANCE PLAN`; the plan is a `Plan` as JSON.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tests.launch.rig import PATIENCE, Rig
 
 
 def encode(remains: Mapping[str, Remains]) -> str:
-    """As JSON."""
+    """Return remains as JSON."""
     return json.dumps({run: asdict(one) for run, one in remains.items()})
 
 
 def decode(text: str | bytes) -> dict[str, Remains]:
-    """The reverse."""
+    """Return remains from JSON."""
     found = json.loads(text)
     return {run: Remains(**{**one, "bounds": Bounds(**one["bounds"])}) for run, one in found.items()}
 
@@ -57,15 +57,16 @@ async def _serve(kind: str, instance: str, plan: Plan) -> None:
             await rig.wait(LaunchSucceeded, run)
         for run in plan.frozen:
             await rig.freeze(run)
-        print(os.getpid(), encode({run: remains for run, _, _ in plan.runs if (remains := rig.launcher.remains(run))}), flush=True)
+        print(os.getpid(), encode({run: rig.held(run).remains() for run, _, _ in plan.runs}), flush=True)
         await trio.sleep_forever()
 
 
 @contextmanager
 def daemon(kind: str, instance: str, plan: Plan) -> Iterator[tuple[int, dict[str, Remains]]]:
-    """The pid of a running one and what it says; killed at the end, its runs are not. Skips where there is no such containment.
+    """Start a daemon; yield its pid and what remains of its runs. At the end it is killed, and its runs are not.
 
-    Its parent, which adopts the runs then, is a process that reaps at once: pid 1 may take seconds.
+    Skips the test where there is no such containment. Its parent, which adopts the runs then, reaps at once: pid 1 may take
+    seconds.
     """
     command = [sys.executable, "-m", "tests.launch.first", kind, instance, json.dumps(asdict(plan))]
     near, far = os.pipe()
@@ -85,7 +86,7 @@ def daemon(kind: str, instance: str, plan: Plan) -> Iterator[tuple[int, dict[str
 
 
 def end(pid: int) -> None:
-    """Kills a daemon, if it is there, and waits for that."""
+    """Kill a daemon, if it is there, and wait for that."""
     with suppress(ProcessLookupError):
         pidfd = os.pidfd_open(pid)
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -96,7 +97,7 @@ def end(pid: int) -> None:
 
 
 def _below_a_reaper() -> None:
-    """Goes on in a grandchild, whose parent reaps whatever comes to it, and ends when nothing is left."""
+    """Continue in a grandchild, whose parent reaps every process that is reparented to it, until none is left."""
     if os.fork():
         os._exit(0)
     os.setsid()
@@ -111,7 +112,7 @@ def _below_a_reaper() -> None:
 
 
 def dead(kind: str, instance: str, *runs: tuple[str, str | None, Sequence[str]], **plan: object) -> dict[str, Remains]:
-    """What is remembered of the runs of a daemon that was killed."""
+    """Return what remains of the runs of a daemon that was killed."""
     with daemon(kind, instance, Plan(runs, **plan)) as (_, remains):  # type: ignore[arg-type]
         pass
     return remains

@@ -1,4 +1,4 @@
-"""Programs that misbehave. Python, for a C compiler is not to be had everywhere."""
+"""Programs that misbehave, in Python, because not every machine has a C compiler."""
 
 ORPHANS = """
 import os, sys, time
@@ -89,7 +89,7 @@ time.sleep(max(0, until - time.monotonic()))
 
 IN_VFORK = """
 import os, sys
-# between vfork and exec the child opens a FIFO that nobody writes to: until then this process waits, and cannot be stopped
+# between vfork and exec the child opens a FIFO that no process writes to: until then this process waits, and cannot be stopped
 action = (os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)
 os.posix_spawn("/bin/sleep", ["sleep", "1000"], {}, file_actions=[action])
 """

@@ -1,4 +1,4 @@
-"""A launcher that is being served, and what it reported."""
+"""A launcher that is served, and what it has reported."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ E = TypeVar("E", bound=Event)
 
 
 def make(kind: str, emit: Callable[[Event], None], *, program: str = "elf", instance: str = "") -> LocalLauncher:
-    """A launcher of that containment; skips the test where there is none."""
+    """Return a launcher with that containment; skip the test where there is none."""
     start = {"elf": trampoline.best, "python": trampoline.python}[program]
     name = instance or secrets.token_hex(6)
     if kind == "tags":  # not by `choose`, which stays in the cgroups of an earlier daemon
@@ -47,7 +47,7 @@ def make(kind: str, emit: Callable[[Event], None], *, program: str = "elf", inst
 
 
 class Rig:
-    """Drives a launcher like the runtime does."""
+    """Drives a launcher as the loop does."""
 
     def __init__(self, kind: str, *, program: str = "elf", instance: str = "") -> None:
         self.events: list[Event] = []
@@ -81,7 +81,7 @@ class Rig:
         return main
 
     def remember(self, remains: Remains) -> bool:
-        """Unless it `forgets`."""
+        """Save what remains of a run, unless the rig `forgets`."""
         self.remembered.append(remains)
         return not self.forgets
 
@@ -99,17 +99,17 @@ class Rig:
         env: Sequence[bytes] = (b"PATH=/usr/local/bin:/usr/bin:/bin",),
         **spec: object,
     ) -> None:
-        """Launches a command."""
+        """Launch a command."""
         words = [os.fsencode(word) for word in argv]
         made = LaunchSpec(words, os.fsencode(cwd), list(env), **spec)  # type: ignore[arg-type]
         self.launcher.launch(run, parent, made, self.remember)
 
     def python(self, run: str, code: str, *argv: str, **spec: object) -> None:
-        """Launches a Python program."""
+        """Launch a Python program."""
         self.launch(run, sys.executable, "-I", "-S", "-c", code, *argv, **spec)  # type: ignore[arg-type]
 
     async def wait(self, kind: type[E], run: str, *, after: int = 0) -> E:
-        """The first event of that kind about the run, from the `after`-th event on."""
+        """Return the first event of that kind about the run, from the `after`-th event on."""
         with trio.fail_after(PATIENCE):
             while True:
                 for event in self.events[after:]:
@@ -118,18 +118,18 @@ class Rig:
                 await self._more.wait()
 
     async def running(self, *runs: str) -> None:
-        """All of them have been executed."""
+        """Wait until all of these runs have been executed."""
         for run in runs:
             await self.wait(LaunchSucceeded, run)
 
     async def freeze(self, run: str) -> None:
-        """Pauses a run."""
+        """Pause a run."""
         mark = len(self.events)
         self.launcher.freeze(run)
         await self.wait(Frozen, run, after=mark)
 
     async def output(self, run: str, *argv: str | bytes, tmp_path: Path, **spec: object) -> bytes:
-        """What a command prints; it must end by itself."""
+        """Return what a command prints; it must end by itself."""
         with (tmp_path / "out").open("wb") as file:
             self.launch(run, *argv, stdout=file.fileno(), stderr=file.fileno(), **spec)  # type: ignore[arg-type]
             await self.wait(MainExited, run)
@@ -137,12 +137,12 @@ class Rig:
         return content
 
     async def failure(self, run: str, *argv: str | bytes, **spec: object) -> LaunchFailed:
-        """How a launch fails."""
+        """Launch a command; return how that fails."""
         self.launch(run, *argv, **spec)  # type: ignore[arg-type]
         return await self.wait(LaunchFailed, run)
 
     async def stop(self, *runs: str, number: int = signal.SIGKILL) -> None:
-        """Ends runs and releases them, children last given first."""
+        """End runs and release them. Child runs come before their parents."""
         mark = len(self.events)
         for run in runs:
             if number == signal.SIGKILL:
@@ -163,7 +163,7 @@ async def _signals(launcher: LocalLauncher, *, task_status: trio.TaskStatus[None
 
 @asynccontextmanager
 async def rigged(kind: str, *, program: str = "elf", instance: str = "") -> AsyncIterator[Rig]:
-    """A rig; afterwards nothing of it is alive, whatever the test did."""
+    """Yield a rig. Afterwards nothing of it is alive, whatever the test did."""
     rig = Rig(kind, program=program, instance=instance)
     try:
         async with trio.open_nursery() as nursery:
@@ -177,7 +177,7 @@ async def rigged(kind: str, *, program: str = "elf", instance: str = "") -> Asyn
 
 
 def _end_what_is_left(rig: Rig) -> None:
-    """For tests that fail half-way."""
+    """End the processes of a test that failed half-way."""
     launcher = rig.launcher
     if isinstance(launcher._containment, TagsContainment):
         while launcher._containment._slay(set(launcher._runs)):
@@ -193,8 +193,8 @@ def _end_what_is_left(rig: Rig) -> None:
 
 
 async def until(condition: Callable[[], object], what: str) -> None:
-    """For conditions that nobody reports."""
+    """Wait for a condition that no event reports."""
     with trio.move_on_after(PATIENCE) as scope:
-        while not condition():  # noqa: ASYNC110 - there is no event: the kernel does not tell
+        while not condition():  # noqa: ASYNC110 - there is no event to wait for
             await trio.sleep(0.01)
     assert not scope.cancelled_caught, f"not within {PATIENCE:g} s: {what}"

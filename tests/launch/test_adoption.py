@@ -1,4 +1,4 @@
-"""A daemon that was killed leaves runs; the next one takes them over as if it had launched them."""
+"""A daemon that was killed leaves runs; the next daemon adopts them as if it had launched them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def members(rig: Rig, run: str) -> set[int]:
 
 
 def gathered(rig: Rig, run: str, main: int | None, count: int) -> bool:
-    """Whether all of `programs.ORPHANS COUNT` are there: half of them are on their own, and who has led them there has gone."""
+    """Return whether all of `programs.ORPHANS COUNT` are there: half are on their own, and their session leaders are gone."""
     found = members(rig, run) - {main}
     on_their_own = 0
     for pid in found:
@@ -66,13 +66,13 @@ def grows(path: Path) -> Callable[[], bool]:
     return lambda: path.stat().st_size > before
 
 
-async def test_it_ticks_on_and_its_exit_code_is_known(containment: str, instance: str, tmp_path: Path) -> None:
+async def test_an_adopted_run_continues_and_its_exit_code_is_known(containment: str, instance: str, tmp_path: Path) -> None:
     remains = dead(containment, instance, ("a1", None, ["sh", "-c", TICK, str(tmp_path / "ticks")]))
     pid = remains["a1"].pid
     async with rigged(containment, instance=instance) as rig:
         assert adopt(rig, remains) == {"a1": Adopted(pid, empty=False)}
         await until(grows(tmp_path / "ticks"), "ticking")
-        assert rig.launcher.remains("a1") == remains["a1"]
+        assert rig.held("a1").remains() == remains["a1"]
         assert pid is not None
         assert rig.launcher.place(pid, None) == "a1"
         assert (load := rig.launcher.load("a1"))
@@ -83,7 +83,7 @@ async def test_it_ticks_on_and_its_exit_code_is_known(containment: str, instance
         await rig.stop("a1")
 
 
-async def test_the_signal_that_ended_it_is_known(containment: str, instance: str) -> None:
+async def test_the_signal_that_ended_an_adopted_run_is_known(containment: str, instance: str) -> None:
     remains = dead(containment, instance, ("a1", None, ["sleep", "1000"]))
     async with rigged(containment, instance=instance) as rig:
         adopt(rig, remains)
@@ -95,7 +95,9 @@ async def test_the_signal_that_ended_it_is_known(containment: str, instance: str
         rig.launcher.release("a1")
 
 
-async def test_an_end_that_cannot_be_known(containment: str, instance: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_exit_status_that_the_kernel_does_not_tell(
+    containment: str, instance: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     remains = dead(containment, instance, ("a1", None, ["sleep", "1000"]))
     monkeypatch.setattr("sfad.launch.watch.mains.exit_status", lambda _pidfd: None)
     monkeypatch.setattr("sfad.launch.watch.mains.tells_exits", lambda: False)
@@ -106,7 +108,7 @@ async def test_an_end_that_cannot_be_known(containment: str, instance: str, monk
         assert (exited.code, exited.signal) == (None, None)
 
 
-async def test_pid_1_that_does_not_reap_is_not_waited_for_for_ever(
+async def test_the_wait_for_a_pid_1_that_does_not_reap_ends(
     containment: str, instance: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remains = dead(containment, instance, ("a1", None, ["sleep", "1000"]))
@@ -120,7 +122,7 @@ async def test_pid_1_that_does_not_reap_is_not_waited_for_for_ever(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-async def test_a_stop_finds_what_hides(containment: str, instance: str, number: int) -> None:
+async def test_a_stop_finds_processes_that_hide(containment: str, instance: str, number: int) -> None:
     remains = dead(containment, instance, ("a1", None, [*PYTHON, programs.ORPHANS, "12"]))
     async with rigged(containment, instance=instance) as rig:
         adopt(rig, remains)
@@ -131,7 +133,7 @@ async def test_a_stop_finds_what_hides(containment: str, instance: str, number: 
         assert [type(event) for event in rig.events] == [MainExited, Emptied]
 
 
-async def test_what_ignores_sigterm_is_told_and_killed(containment: str, instance: str) -> None:
+async def test_processes_that_ignore_sigterm_are_listed_and_killed(containment: str, instance: str) -> None:
     remains = dead(containment, instance, ("a1", None, [*PYTHON, programs.ORPHANS, "4", "ignore"]))
     async with rigged(containment, instance=instance) as rig:
         adopt(rig, remains)
@@ -143,7 +145,7 @@ async def test_what_ignores_sigterm_is_told_and_killed(containment: str, instanc
         await rig.stop("a1")
 
 
-async def test_what_a_main_that_has_ended_left(containment: str, instance: str) -> None:
+async def test_processes_that_an_ended_main_process_left(containment: str, instance: str) -> None:
     plan = Plan([("a1", None, [*PYTHON, programs.ORPHANS, "6", "leave"])])
     with daemon(containment, instance, plan) as (_, remains):
         pid = remains["a1"].pid
@@ -158,7 +160,7 @@ async def test_what_a_main_that_has_ended_left(containment: str, instance: str) 
         assert [type(event) for event in rig.events] == [Emptied]
 
 
-async def test_freezing_and_thawing(containment: str, instance: str, tmp_path: Path) -> None:
+async def test_an_adopted_run_freezes_and_thaws(containment: str, instance: str, tmp_path: Path) -> None:
     ticks = tmp_path / "ticks"
     remains = dead(containment, instance, ("a1", None, ["sh", "-c", TICK, str(ticks)]))
     async with rigged(containment, instance=instance) as rig:
@@ -174,13 +176,13 @@ async def test_freezing_and_thawing(containment: str, instance: str, tmp_path: P
 
 
 @pytest.mark.parametrize("end", ["thaw", "terminate", "kill"])
-async def test_what_the_dead_daemon_had_frozen(containment: str, instance: str, end: str, tmp_path: Path) -> None:
+async def test_a_run_that_the_dead_daemon_had_frozen(containment: str, instance: str, end: str, tmp_path: Path) -> None:
     ticks = tmp_path / "ticks"
     remains = dead(containment, instance, ("a1", None, ["sh", "-c", TICK, str(ticks)]), frozen=["a1"])
     async with rigged(containment, instance=instance) as rig:
         moves = grows(ticks) if ticks.exists() else ticks.exists
         assert adopt(rig, remains)["a1"] == Adopted(remains["a1"].pid, empty=False)
-        rig.launcher.freeze("a1")  # as the runtime does for a run that it knows as paused
+        rig.launcher.freeze("a1")  # as the loop does for a run that it knows as paused
         await rig.wait(Frozen, "a1")
         assert not moves()
         if end == "thaw":
@@ -224,22 +226,22 @@ async def test_the_cookie_of_another_attempt_is_not_enough(instance: str) -> Non
         assert alive({remains.pid})  # the sweep ends it
 
 
-async def test_who_is_not_remembered_is_no_main_process_and_is_stopped_with_the_run(containment: str, instance: str) -> None:
+async def test_a_main_process_that_was_not_saved_is_stopped_with_the_run(containment: str, instance: str) -> None:
     remains = dead(containment, instance, ("a1", None, [*PYTHON, programs.ORPHANS, "6"]))["a1"]
     async with rigged(containment, instance=instance) as rig:
         assert rig.launcher.adopt("a1", None, Remains(remains.nonce)) == Adopted(None, empty=False)
-        assert rig.launcher.remains("a1") == Remains(remains.nonce)
+        assert rig.held("a1").remains() == Remains(remains.nonce)
         await rig.stop("a1")
         assert not alive({remains.pid})
 
 
-async def test_nothing_is_left(containment: str, instance: str) -> None:
+async def test_a_run_of_which_nothing_is_alive(containment: str, instance: str) -> None:
     async with rigged(containment, instance=instance) as rig:
         assert adopt(rig, {"a1": Remains("00"), "a2": Remains("00", pid=999_999_999)}, {"a2": "a1"}) == {
             "a1": Adopted(None, empty=True),
             "a2": Adopted(None, empty=True),
         }
-        assert rig.launcher.remains("a1") == Remains("00", pid=0)
+        assert rig.held("a1").remains() == Remains("00", pid=0)
         rig.launch("a2", "true", parent="a1")  # another attempt
         assert (await rig.wait(MainExited, "a2")).code == 0
         await rig.stop("a2", "a1")
@@ -282,7 +284,7 @@ async def test_another_attempt_after_an_adopted_one(containment: str, instance: 
         rig.launcher.release("a1")
 
 
-async def test_runs_that_were_held_by_tags_get_a_cgroup(instance: str) -> None:
+async def test_runs_that_tags_contained_get_a_cgroup(instance: str) -> None:
     runs = [("a1", None, [*PYTHON, programs.ORPHANS, "12"]), ("a2", "a1", ["sleep", "1000"])]
     remains = dead("tags", instance, *runs)
     async with rigged("cgroup", instance=instance) as rig:
@@ -297,7 +299,7 @@ async def test_runs_that_were_held_by_tags_get_a_cgroup(instance: str) -> None:
         assert not alive(pids)
 
 
-async def test_runs_that_were_held_by_cgroups_are_found_by_their_cookie(instance: str) -> None:
+async def test_runs_that_cgroups_contained_are_found_by_their_cookie(instance: str) -> None:
     remains = dead("cgroup", instance, ("a1", None, ["sh", "-c", "setsid --fork sleep 1000; exec sleep 1000"]))
     async with rigged("tags", instance=instance) as rig:
         assert adopt(rig, remains) == {"a1": Adopted(remains["a1"].pid, empty=False)}
@@ -305,7 +307,7 @@ async def test_runs_that_were_held_by_cgroups_are_found_by_their_cookie(instance
         await rig.stop("a1", number=signal.SIGTERM)
 
 
-async def test_it_ended_before_it_is_looked_for_again(containment: str, instance: str) -> None:
+async def test_a_main_process_that_ended_before_the_adoption(containment: str, instance: str) -> None:
     remains = dead(containment, instance, ("a1", None, ["sleep", "1000"]))
     async with rigged(containment, instance=instance) as rig:
         pid = remains["a1"].pid
@@ -331,14 +333,14 @@ async def main(kind, instance, program, when):
     rig = Rig(kind, instance=instance, program=program)
     spec = LaunchSpec([b"/bin/sleep", b"1000"], b"/", [], nonce="abcd")
     rig.launcher.launch("a1", None, spec, die if when == "before" else lambda _remains: True)
-    die(rig.launcher.remains("a1"))
+    die(rig.held("a1").remains())
 *where, halt = sys.argv[1:]
 trio.run(main, *where)
 """
 
 
 def died_starting(kind: str, instance: str, program: str, when: str, halt: str) -> int:
-    """The pid of a trampoline whose daemon was killed before or after it was remembered."""
+    """Return the pid of a trampoline whose daemon was killed before or after it was saved."""
     command = [sys.executable, "-c", DIES, kind, instance, program, when, halt]
     done = subprocess.run(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2], timeout=PATIENCE)
     if done.returncode != -signal.SIGKILL:
@@ -352,7 +354,7 @@ async def test_a_launch_in_flight_does_not_escape(containment: str, instance: st
     async with rigged(containment, instance=instance) as rig:
         if halt:
             await until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "it is halted")
-        hung = halt and is_one(pid)  # unless it was quicker; as on a mount that does not answer
+        hung = halt and is_one(pid)  # as on a mount that does not answer; unless it was quicker
         found = rig.launcher.adopt("a1", None, Remains("abcd", pid=pid, executed=False))
         if hung:
             assert found.pid is None
@@ -366,7 +368,7 @@ async def test_a_launch_in_flight_does_not_escape(containment: str, instance: st
 
 
 @pytest.mark.parametrize("halt", ["", "halt"], ids=["goes-on", "halted"])
-async def test_what_was_not_remembered_executes_nothing(containment: str, instance: str, program: str, halt: str) -> None:
+async def test_a_trampoline_that_was_not_saved_executes_nothing(containment: str, instance: str, program: str, halt: str) -> None:
     pid = died_starting(containment, instance, program, "before", halt)
     seen = set()
 
@@ -384,11 +386,11 @@ async def test_what_was_not_remembered_executes_nothing(containment: str, instan
         await rig.stop("a1")
 
 
-async def test_a_launch_that_did_not_take_place(instance: str) -> None:
+async def test_a_cgroup_without_a_process_is_removed_on_release(instance: str) -> None:
     async with rigged("cgroup", instance=instance) as rig:
         cell = f"{rig.launcher.detail}/a1/self"
         os.makedirs(cell)
-        door = os.open(f"{cell}/cgroup.procs", os.O_WRONLY)  # as a child has it that has not executed its trampoline yet
+        door = os.open(f"{cell}/cgroup.procs", os.O_WRONLY)  # as a child has it before it executes its trampoline
         assert rig.launcher.adopt("a1", None, Remains("abcd")) == Adopted(None, empty=True)
         rig.launcher.release("a1")
         await until(lambda: not os.path.exists(cell), "its cgroup is removed")
@@ -402,7 +404,7 @@ async def test_a_launch_that_did_not_take_place(instance: str) -> None:
 
 @pytest.fixture
 def elsewhere() -> Iterator[str]:
-    """Another cgroup."""
+    """Make a cgroup beside ours."""
     mounts = cgroupfs.mounts()
     own = mounts[0].directory(procfs.cgroup(os.getpid()) or "/") if mounts else None
     if own is None or not os.access(own, os.W_OK):
@@ -415,7 +417,7 @@ def elsewhere() -> Iterator[str]:
     yield directory
 
     def removed() -> bool:
-        """Who was killed in it is counted until the kernel has done with him."""
+        """The kernel counts a killed process in it until it has cleaned up."""
         with suppress(OSError):
             cgroupfs.remove_tree(directory)
         return not os.path.exists(directory)
@@ -457,7 +459,7 @@ async def test_bounds_are_kept(containment: str, instance: str) -> None:
         await rig.stop("a1")
 
 
-async def test_without_descriptors_nothing_is_held(containment: str, instance: str) -> None:
+async def test_an_adoption_without_descriptors_holds_nothing(containment: str, instance: str) -> None:
     from tests.launch.test_pressure import no_descriptors
 
     remains = dead(containment, instance, ("a1", None, ["sleep", "1000"]), ("a2", None, ["sleep", "1000"]))
@@ -486,7 +488,7 @@ async def test_two_hundred_runs_are_adopted_at_once(containment: str, instance: 
 
 
 async def test_the_tags_of_other_instances_are_not_ours(instance: str) -> None:
-    """Another instance's run may have the same number; its cookie, or that of an ancestor, says that it is not ours."""
+    """Another instance's run may have the same tag; its cookie, or that of an ancestor, says that it is not ours."""
     other = f"{int(instance, 16) ^ 1:012x}"
     number = marks.tag(instance, "a1")
     script = f"(ulimit -S -q {number}; env -i sleep 1000 & exec sleep 1000) > /dev/null & echo $!"

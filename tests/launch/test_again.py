@@ -1,4 +1,4 @@
-"""A daemon that executes itself anew keeps its children."""
+"""A daemon that re-executes itself keeps its children."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.launch.rig import PATIENCE, Rig
 
 
 def spoken(kind: str) -> dict[str, dict[str, Any]]:
-    """What the second self said, by run."""
+    """Return what the second daemon printed, by run."""
     command = [sys.executable, "-m", "tests.launch.again", kind, secrets.token_hex(6)]
     done = subprocess.run(command, capture_output=True, cwd=Path(__file__).parents[2], timeout=2 * PATIENCE, check=False)
     if b"no cgroup containment here" in done.stderr:
@@ -34,7 +34,7 @@ def spoken(kind: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def test_no_run_notices(containment: str) -> None:
+def test_no_run_notices_a_re_exec(containment: str) -> None:
     found = spoken(containment)
     assert set(found) - {""} == EXPECTED
     codes = {run: (end["code"], end["signal"]) for run, told in found.items() if (end := told.get("MainExited"))}
@@ -48,7 +48,7 @@ def test_no_run_notices(containment: str) -> None:
     assert found[""] == {"inherited": 4, "inheritable": 0, "left": 0}
 
 
-async def test_taking_it_back(rig: Rig) -> None:
+async def test_a_handover_that_is_taken_back(rig: Rig) -> None:
     rig.launch("a1", "sleep", "1000")
     rig.launch("a2", "no\0such")
     remains = rig.launcher.hand_over()
@@ -63,7 +63,6 @@ async def test_taking_it_back(rig: Rig) -> None:
     assert (await rig.wait(MainExited, "a1")).signal == signal.SIGKILL
 
 
-async def test_a_run_that_is_not_held(rig: Rig) -> None:
-    assert rig.launcher.remains("a1") is None
+async def test_nothing_is_handed_over_without_runs(rig: Rig) -> None:
     assert rig.launcher.hand_over() == {}
     assert Adopted(None, empty=True).starting is False

@@ -1,4 +1,4 @@
-"""What runs use, from one pass, and bounds where the kernel does not hold them."""
+"""What runs use, from one pass over the machine, and bounds that the kernel does not enforce."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ import psutil
 import pytest
 
 from sfad.core.events import Frozen, LaunchSucceeded, MainExited
+from sfad.core.ids import run_id
 from sfad.launch import procfs
 from sfad.launch.base import Bounds, Launcher
 from sfad.launch.contain.affinity import Affinity, bind
 from sfad.launch.contain.cgroup import cgroupfs, controllers
 from sfad.launch.contain.cgroup.containment import CgroupContainment
+from sfad.launch.contain.cgroup.limits import settings
 from tests.launch import programs
 from tests.launch.rig import Rig, until
 from tests.launch.test_containment import processes, ready
@@ -38,7 +40,7 @@ def below(pid: int) -> list[psutil.Process]:
 
 
 def close(launcher: Launcher, run: str, counted: list[psutil.Process]) -> bool:
-    """Whether the run weighs what psutil counts, within a twentieth."""
+    """Return whether the run uses as much memory as psutil counts, within a twentieth."""
     load = launcher.load(run)
     return load is not None and load.memory_bytes == pytest.approx(sum(one.memory_info().rss for one in counted), rel=0.05)
 
@@ -56,13 +58,13 @@ async def test_loads_are_what_psutil_counts(rig: Rig, tmp_path: Path) -> None:
     for run, tree in trees.items():
         counted = [process for member in tree for process in below(pids[member])]
         assert loads[run].processes == len(counted)
-        # what has just been forked goes on copying pages for a moment, between our look and psutil's
+        # a process that was just forked copies pages for a moment, between our look and psutil's
         await until(partial(close, rig.launcher, run, counted), f"{run} weighs what psutil says")
     await rig.stop("a3", "a2", "a1", "a4")
 
 
 async def test_many_runs_take_one_scan(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = [f"r{number}" for number in range(20)]
+    runs = [run_id(number + 1) for number in range(20)]
     for run in runs:
         rig.launch(run, "sleep", "1000")
     await rig.running(*runs)
@@ -80,7 +82,7 @@ async def test_many_runs_take_one_scan(rig: Rig, monkeypatch: pytest.MonkeyPatch
     await rig.stop(*runs)
 
 
-async def test_what_is_paused_is_counted(rig: Rig, tmp_path: Path) -> None:
+async def test_paused_processes_are_counted(rig: Rig, tmp_path: Path) -> None:
     await ready(rig, "a1", programs.SHARERS, "5", "1", tmp_path=tmp_path)
     rig.launcher.freeze("a1")
     await rig.wait(Frozen, "a1")
@@ -98,7 +100,7 @@ async def test_shared_memory_counts_once_where_it_matters(rig: Rig, tmp_path: Pa
     await rig.stop("a1")
 
 
-async def test_uses_of_nobody(rig: Rig) -> None:
+async def test_questions_about_a_run_that_is_not_held(rig: Rig) -> None:
     assert rig.launcher.uses("pids", {"nobody": 1.0}) == rig.launcher.uses("memory", {"nobody": 1.0}) == {}
     assert rig.launcher.breaches("nobody") == frozenset()
     rig.launcher.bound("nobody", Bounds(pids=1))
@@ -120,21 +122,21 @@ def test_cpus_are_spread() -> None:
 async def test_a_run_is_bound_to_its_cpus_from_the_start(rig: Rig) -> None:
     watched_cpus(rig)
     mine = os.sched_getaffinity(0)
-    for number in range(2):
-        rig.launch(f"r{number}", "sleep", "1000", bounds=Bounds(cpu=0.5))
-    rig.launch("a3", "sleep", "1000", parent="r0")
+    for run in ("a1", "a2"):
+        rig.launch(run, "sleep", "1000", bounds=Bounds(cpu=0.5))
+    rig.launch("a3", "sleep", "1000", parent="a1")
     rig.launch("a4", "sleep", "1000", bounds=Bounds(cpu=len(mine)))
-    pids = {run: (await rig.wait(LaunchSucceeded, run)).pid for run in ("r0", "r1", "a3", "a4")}
+    pids = {run: (await rig.wait(LaunchSucceeded, run)).pid for run in ("a1", "a2", "a3", "a4")}
     cpus = {run: os.sched_getaffinity(pid) for run, pid in pids.items()}
     assert [len(cpus[run]) for run in pids] == [1, 1, 1, len(mine)]
-    assert cpus["r0"] == cpus["a3"] != cpus["r1"]
+    assert cpus["a1"] == cpus["a3"] != cpus["a2"]
     assert os.sched_getaffinity(0) == mine
     assert rig.launcher.enforcement("cpu") == "watching"
-    await rig.stop("a3", "r0", "r1", "a4")
+    await rig.stop("a3", "a1", "a2", "a4")
 
 
 @several_cpus
-async def test_other_cpus_for_a_live_run(rig: Rig, tmp_path: Path) -> None:
+async def test_a_live_run_gets_other_cpus(rig: Rig, tmp_path: Path) -> None:
     watched_cpus(rig)
     await ready(rig, "a1", programs.SHARERS, "4", "1", tmp_path=tmp_path)
     await ready(rig, "a2", programs.SHARERS, "1", "1", parent="a1", tmp_path=tmp_path)
@@ -160,7 +162,7 @@ def test_every_thread_is_bound() -> None:
     bind(1 << 22, mine)  # gone
 
 
-# What the kernel refuses.
+# Bounds that the kernel refuses.
 
 
 def refusing(suffix: str, written: list[str]) -> Callable[[str, bytes], None]:
@@ -178,7 +180,7 @@ def refusing(suffix: str, written: list[str]) -> Callable[[str, bytes], None]:
 
 
 @pytest.mark.parametrize("suffix", ["memory.max", "subtree_control"])
-async def test_a_bound_that_cannot_be_set_is_said_and_keeps_nothing_from_running(
+async def test_a_bound_that_cannot_be_set_is_logged_and_the_run_starts(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
     launcher = rig.launcher
@@ -200,28 +202,28 @@ async def test_a_bound_that_cannot_be_set_is_said_and_keeps_nothing_from_running
     launcher.release("a1")
 
 
-def test_what_is_written() -> None:
-    assert controllers.settings("cpu", 1.5) == [("cpu.max", b"150000 100000")]
-    assert controllers.settings("cpu", 0.001) == [("cpu.max", b"1000 100000")]
-    assert controllers.settings("cpu", None) == [("cpu.max", b"max 100000")]
-    assert controllers.settings("pids", 1024) == [("pids.max", b"1024")]
-    assert controllers.settings("memory", 1 << 30) == [("memory.swap.max", b"0"), ("memory.max", b"1073741824")]
-    assert controllers.settings("memory", None) == [("memory.swap.max", b"max"), ("memory.max", b"max")]
+def test_the_settings_of_each_kind() -> None:
+    assert settings("cpu", 1.5) == [("cpu.max", b"150000 100000")]
+    assert settings("cpu", 0.001) == [("cpu.max", b"1000 100000")]
+    assert settings("cpu", None) == [("cpu.max", b"max 100000")]
+    assert settings("pids", 1024) == [("pids.max", b"1024")]
+    assert settings("memory", 1 << 30) == [("memory.swap.max", b"0"), ("memory.max", b"1073741824")]
+    assert settings("memory", None) == [("memory.swap.max", b"max"), ("memory.max", b"max")]
 
 
-def hierarchy(own: Path, *strangers: int) -> str:
-    """Files like those of a delegated cgroup, with `strangers` in it."""
+def hierarchy(own: Path, *foreign: int) -> str:
+    """Files like those of a delegated cgroup, with foreign processes in it."""
     own.mkdir(parents=True)
     (own / "cgroup.type").write_text("domain\n")
     (own / "cgroup.controllers").write_text("cpuset cpu memory pids\n")
     (own / "cgroup.subtree_control").write_text("")
-    (own / "cgroup.procs").write_text("\n".join(map(str, strangers)))
+    (own / "cgroup.procs").write_text("\n".join(map(str, foreign)))
     (own / "sfad-x").mkdir()
     (own / "sfad-x" / "cgroup.subtree_control").write_text("")
     return str(own / "sfad-x")
 
 
-def test_strangers_are_not_moved(tmp_path: Path) -> None:
+def test_foreign_processes_are_not_moved(tmp_path: Path) -> None:
     directory = hierarchy(tmp_path / "cg", os.getpid(), 1)
     said: list[str] = []
     made = controllers.Controllers(cgroupfs.Base(directory, "/x"), said.append)
@@ -233,14 +235,14 @@ def test_strangers_are_not_moved(tmp_path: Path) -> None:
     assert (tmp_path / "cg" / "cgroup.subtree_control").read_text() == ""
 
 
-def test_pids_are_enabled_at_once_and_the_others_on_demand(tmp_path: Path) -> None:
+def test_pids_is_enabled_at_once_and_the_other_controllers_on_demand(tmp_path: Path) -> None:
     directory = hierarchy(tmp_path / "cg")
     run = Path(directory, "a1")
     run.mkdir()
     (run / "cgroup.subtree_control").write_text("")
     made = controllers.Controllers(cgroupfs.Base(directory, "/x"))
     made.prepare()
-    # each write(2) to a control file is a command; to these it is from the beginning of the file
+    # each write(2) to a control file is a command; in these files it overwrites the one before
     written = [Path(path, "cgroup.subtree_control").read_text() for path in (tmp_path / "cg", directory, run)]
     assert written == ["+pids", "+pids", ""]
     assert made.enabled("pids", directory)

@@ -1,4 +1,4 @@
-"""Stopping, pausing and counting what a run has started, whatever it did to get away."""
+"""Stopping, pausing and counting the processes of a run, whatever they do to get away."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import pytest
 import trio
 
 from sfad.core.events import Emptied, Frozen, LaunchSucceeded, MainExited, Surveyed
+from sfad.core.ids import run_id
 from sfad.launch import procfs
 from sfad.launch.contain.cgroup import cgroupfs
 from tests.launch import programs
@@ -25,7 +26,7 @@ from tests.launch.rig import Rig, rigged, until
 
 
 async def ready(rig: Rig, run: str, program: str, *argv: str, tmp_path: Path, parent: str | None = None) -> int:
-    """Starts a program that says when it is ready; its pid."""
+    """Start a program that prints when it is ready; return its pid."""
     with (tmp_path / run).open("wb") as file:
         rig.python(run, program, *argv, stdout=file.fileno(), stderr=file.fileno(), parent=parent)
     await until(lambda: b"ready" in (tmp_path / run).read_bytes(), "ready")
@@ -38,7 +39,7 @@ def processes(rig: Rig, run: str) -> int:
 
 
 def survivors_by_kernel(instance: str) -> list[int]:
-    """Looks for the cookie by itself, not through the launcher."""
+    """Return the processes with the cookie, by looking without the launcher."""
     found = []
     for process in psutil.process_iter():
         content = procfs.environ(process.pid) or b""
@@ -62,7 +63,7 @@ async def test_terminate_reaches_everything(rig: Rig, tmp_path: Path) -> None:
 
 @contextmanager
 def counted_children() -> Iterator[list[int]]:
-    """How many this process has, zombies included: looked at from a thread, for the loop may be at work."""
+    """Count the children of this process, zombies included, from a thread, because trio's may be busy."""
     counts: list[int] = []
     enough = threading.Event()
 
@@ -82,7 +83,7 @@ def counted_children() -> Iterator[list[int]]:
 
 async def test_hundreds_and_relentless_lineages(rig: Rig, tmp_path: Path) -> None:
     await ready(rig, "a1", programs.ORPHANS, "300", "ignore", tmp_path=tmp_path)
-    hoppers = "20" if rig.launcher.containment == "cgroup" else "4"  # this process is not ahead of them, as a daemon is
+    hoppers = "20" if rig.launcher.containment == "cgroup" else "4"  # this process has no better priority, as a daemon has
     await ready(rig, "a2", programs.HOPPERS, hoppers, parent="a1", tmp_path=tmp_path)
     with counted_children() as counts:
         rig.launcher.terminate("a1", signal.SIGTERM)
@@ -96,18 +97,18 @@ async def test_hundreds_and_relentless_lineages(rig: Rig, tmp_path: Path) -> Non
     rig.launcher.release("a1")
 
 
-async def test_who_comes_and_goes_faster_than_we_look_is_taken_for_living(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_children_that_come_and_go_between_looks_are_taken_for_live_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     async with rigged("tags") as rig:
         rig.launch("a1", "sleep", "100")
         await rig.wait(LaunchSucceeded, "a1")
-        beyond = count(1 << 22)  # there is no such pid: who was listed is gone when it is looked at
+        beyond = count(1 << 22)  # there is no such pid: a process that was listed is gone when it is looked at
         with monkeypatch.context() as patched:
             patched.setattr(procfs, "children", lambda: [next(beyond)])
             assert rig.tags._census.tops({"a1"}) == [next(beyond) - 1]
         await rig.stop("a1")
 
 
-async def test_what_the_main_process_leaves(rig: Rig, tmp_path: Path) -> None:
+async def test_processes_that_the_main_process_leaves(rig: Rig, tmp_path: Path) -> None:
     await ready(rig, "a1", programs.ORPHANS, "10", "leave", tmp_path=tmp_path)
     ended = await rig.wait(MainExited, "a1")
     assert (ended.code, ended.empty) == (0, False)
@@ -116,7 +117,7 @@ async def test_what_the_main_process_leaves(rig: Rig, tmp_path: Path) -> None:
     assert survivors_by_kernel(rig.launcher.instance) == []
 
 
-async def test_nothing_more_is_said_before_somebody_stops_it(rig: Rig) -> None:
+async def test_emptied_is_not_reported_before_a_stop(rig: Rig) -> None:
     rig.launch("a1", "sh", "-c", "sleep 0.2 & exit 0")
     assert not (await rig.wait(MainExited, "a1")).empty
     await until(lambda: processes(rig, "a1") == 0, "the rest has ended")
@@ -126,22 +127,22 @@ async def test_nothing_more_is_said_before_somebody_stops_it(rig: Rig) -> None:
     await rig.stop("a1", "a2", number=signal.SIGTERM)
 
 
-async def test_stubborn_needs_the_kill(rig: Rig, tmp_path: Path) -> None:
-    for number in range(10):
-        await ready(rig, f"r{number}", programs.STUBBORN, parent=f"r{number - 1}" if number else None, tmp_path=tmp_path)
-    rig.launcher.terminate("r0", signal.SIGTERM)
-    rig.launcher.survey("r0")
-    surveyed = await rig.wait(Surveyed, "r0")
-    assert {survivor.run_id for survivor in surveyed.survivors} == {f"r{number}" for number in range(10)}
+async def test_processes_that_ignore_sigterm_need_the_kill(rig: Rig, tmp_path: Path) -> None:
+    for number in range(1, 10):
+        await ready(rig, f"a{number}", programs.STUBBORN, parent=f"a{number - 1}" if number > 1 else None, tmp_path=tmp_path)
+    rig.launcher.terminate("a1", signal.SIGTERM)
+    rig.launcher.survey("a1")
+    surveyed = await rig.wait(Surveyed, "a1")
+    assert {survivor.run_id for survivor in surveyed.survivors} == {f"a{number}" for number in range(1, 10)}
     assert all(re.fullmatch(r"(sleeping|running) \([SR]\).*", survivor.why) for survivor in surveyed.survivors)
-    rig.launcher.kill("r0")
-    emptied = await rig.wait(Emptied, "r0")
+    rig.launcher.kill("a1")
+    emptied = await rig.wait(Emptied, "a1")
     ends = [event for event in rig.events if isinstance(event, MainExited)]
     assert {event.signal for event in ends} == {signal.SIGKILL}
-    assert len(ends) == 10
+    assert len(ends) == 9
     assert rig.events[-1] == emptied
-    for number in reversed(range(10)):
-        rig.launcher.release(f"r{number}")
+    for number in reversed(range(1, 10)):
+        rig.launcher.release(f"a{number}")
 
 
 async def test_a_child_run_empties_alone(rig: Rig) -> None:
@@ -153,7 +154,7 @@ async def test_a_child_run_empties_alone(rig: Rig) -> None:
     await rig.stop("a1")
 
 
-async def test_frozen_stands_still_until_thawed(rig: Rig, tmp_path: Path) -> None:
+async def test_a_frozen_run_stands_still_until_it_is_thawed(rig: Rig, tmp_path: Path) -> None:
     counted = tmp_path / "counted"
     rig.python("a1", programs.COUNTER, str(counted))
     await until(lambda: counted.exists() and counted.stat().st_size, "counting")
@@ -167,8 +168,8 @@ async def test_frozen_stands_still_until_thawed(rig: Rig, tmp_path: Path) -> Non
     await rig.stop("a1")
 
 
-async def test_what_is_in_the_middle_of_a_vfork_stands_still_too(rig: Rig, tmp_path: Path) -> None:
-    """Its parent waits for it in a state in which nothing can be stopped. dash forks so, for every command."""
+async def test_a_process_in_the_middle_of_a_vfork_stands_still_too(rig: Rig, tmp_path: Path) -> None:
+    """The parent of the vforked child waits in a state in which it cannot be stopped. dash does so for every command."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     rig.python("a1", programs.IN_VFORK, str(fifo))
@@ -180,7 +181,7 @@ async def test_what_is_in_the_middle_of_a_vfork_stands_still_too(rig: Rig, tmp_p
     await rig.stop("a1")
 
 
-async def test_signal_reaches_what_is_frozen_below(rig: Rig) -> None:
+async def test_a_signal_reaches_child_runs_that_are_frozen(rig: Rig) -> None:
     rig.launch("a1", "sleep", "1000")
     rig.launch("a2", "sleep", "1000", parent="a1")
     await rig.running("a1", "a2")
@@ -210,7 +211,7 @@ async def test_thaw_leaves_a_child_that_was_frozen_by_itself(rig: Rig, tmp_path:
     rig.launcher.release("a2")
 
 
-async def test_kill_of_what_is_frozen(rig: Rig) -> None:
+async def test_a_frozen_run_is_killed(rig: Rig) -> None:
     rig.launch("a1", "sleep", "1000")
     await rig.running("a1")
     rig.launcher.freeze("a1")
@@ -219,17 +220,17 @@ async def test_kill_of_what_is_frozen(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("verb", ["kill", "terminate"])
-async def test_stopping_what_is_still_being_launched(rig: Rig, verb: str) -> None:
+async def test_stopping_runs_that_are_still_being_launched(rig: Rig, verb: str) -> None:
     for number in range(20):
-        rig.launch(f"r{number}", "sleep", "1000")
+        rig.launch(run_id(number + 1), "sleep", "1000")
         if verb == "kill":
-            rig.launcher.kill(f"r{number}")
+            rig.launcher.kill(run_id(number + 1))
         else:
-            rig.launcher.terminate(f"r{number}", signal.SIGTERM)
+            rig.launcher.terminate(run_id(number + 1), signal.SIGTERM)
     for number in range(20):
-        await rig.wait(Emptied, f"r{number}")
-        assert (await rig.wait(MainExited, f"r{number}")).code is None
-        rig.launcher.release(f"r{number}")
+        await rig.wait(Emptied, run_id(number + 1))
+        assert (await rig.wait(MainExited, run_id(number + 1))).code is None
+        rig.launcher.release(run_id(number + 1))
     assert survivors_by_kernel(rig.launcher.instance) == []
 
 
@@ -262,7 +263,7 @@ async def test_orphans_are_reaped(rig: Rig, tmp_path: Path) -> None:
     await until(lambda: not procfs.children(), "no zombie is left")
 
 
-async def test_again_in_the_same_containment(rig: Rig) -> None:
+async def test_another_attempt_in_the_same_containment(rig: Rig) -> None:
     for code in (1, 2, 0):
         mark = len(rig.events)
         rig.launch("a1", "sh", "-c", f"exit {code}")

@@ -1,4 +1,4 @@
-"""Bounds that the kernel holds. Where no controller is delegated to this process, nothing of it can be tried."""
+"""Bounds that the kernel enforces. These tests need controllers that are delegated to this process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 async def held() -> AsyncIterator[Rig]:
-    """A rig whose kernel enforces."""
+    """Yield a rig whose bounds the kernel enforces."""
     async with rigged("cgroup") as rig:
         missing = [kind for kind in controllers.KINDS if rig.launcher.enforcement(kind) != "kernel"]
         if missing:
@@ -42,7 +42,7 @@ def said(path: str) -> str:
 
 
 async def spoken(rig: Rig, run: str, program: str, *argv: str, word: bytes, tmp_path: Path, **spec: object) -> bytes:
-    """Starts a program and waits until it has printed that word; all that it printed."""
+    """Start a program and wait until it has printed a word; return all that it printed."""
     out = tmp_path / run
     with out.open("wb") as file:
         rig.python(run, program, *argv, stdout=file.fileno(), stderr=file.fileno(), **spec)
@@ -61,8 +61,8 @@ async def test_a_bomb_meets_its_bound(held: Rig, tmp_path: Path) -> None:
     await held.stop("a1")
 
 
-async def test_whose_bound_it_was(held: Rig, tmp_path: Path) -> None:
-    """Of a child run that meets its own, and of one that meets its parent's."""
+async def test_a_breach_is_counted_for_the_run_whose_bound_it_was(held: Rig, tmp_path: Path) -> None:
+    """A child run meets its own bound, and another child run meets its parent's."""
     held.launch("a1", "sleep", "1000", bounds=Bounds(pids=60))
     held.launch("a2", "sleep", "1000", parent="a1", bounds=Bounds(pids=400))
     await held.running("a1", "a2")
@@ -75,7 +75,7 @@ async def test_whose_bound_it_was(held: Rig, tmp_path: Path) -> None:
     await held.stop("a4", "a2", "a1")
 
 
-async def test_a_hog_is_ended_and_it_is_known_why(held: Rig, tmp_path: Path) -> None:
+async def test_a_run_that_needs_too_much_memory_is_ended_and_it_is_known_why(held: Rig, tmp_path: Path) -> None:
     held.launch("a2", "sleep", "1000")
     with (tmp_path / "out").open("wb") as out:
         held.python("a1", programs.HOG, "400", "20", bounds=Bounds(memory=64 * MIB), stdout=out.fileno())
@@ -118,7 +118,7 @@ async def test_the_oom_of_a_child_is_not_its_parents(held: Rig) -> None:
     await held.stop("a1")
 
 
-async def test_controllers_go_only_where_they_are_asked_for(held: Rig) -> None:
+async def test_controllers_are_enabled_only_where_a_limit_needs_them(held: Rig) -> None:
     assert said(f"{base(held)}/cgroup.subtree_control") == "pids"
     held.launch("a1", "sleep", "1000", bounds=Bounds(pids=1024))
     held.launch("a2", "sleep", "1000", parent="a1")
@@ -135,7 +135,7 @@ async def test_controllers_go_only_where_they_are_asked_for(held: Rig) -> None:
     await held.stop("a3", "a2", "a1")
 
 
-async def test_more_for_a_live_run(held: Rig, tmp_path: Path) -> None:
+async def test_a_live_run_gets_higher_bounds(held: Rig, tmp_path: Path) -> None:
     with (tmp_path / "out").open("wb") as out:
         held.python("a1", programs.BOMB, "100", "20", bounds=Bounds(pids=20), stdout=out.fileno())
     await until(lambda: held.launcher.breaches("a1"), "the kernel has said no")
@@ -165,7 +165,7 @@ def ticks(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
-def test_everything_is_as_before_at_the_end() -> None:
+def test_closing_leaves_the_cgroups_as_they_were() -> None:
     own = procfs.cgroup(os.getpid())
     launcher = make("cgroup", lambda _event: None)
     parent = os.path.dirname(launcher.detail)
@@ -174,14 +174,14 @@ def test_everything_is_as_before_at_the_end() -> None:
         pytest.skip("not delegated to this process: the cgroup v2 controller pids")
     assert own is not None
     assert (procfs.cgroup(os.getpid()) or "").endswith("/supervisor") or not os.path.exists(f"{parent}/cgroup.type")
-    assert cgroupfs.locate(launcher.instance).directory == launcher.detail  # also from in there
+    assert cgroupfs.locate(launcher.instance).directory == launcher.detail  # also from within the leaf
     launcher.close()
     assert procfs.cgroup(os.getpid()) == own
     assert not os.path.exists(f"{parent}/supervisor") or own.endswith("/supervisor")
     assert "memory" not in said(f"{parent}/cgroup.subtree_control") or not os.path.exists(f"{parent}/cgroup.type")
 
 
-def test_a_sweep_undoes_what_a_dead_daemon_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_disables_the_controllers_of_a_dead_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = make("cgroup", lambda _event: None)
     contained = launcher._containment
     assert isinstance(contained, CgroupContainment)
@@ -196,7 +196,7 @@ def test_a_sweep_undoes_what_a_dead_daemon_left(monkeypatch: pytest.MonkeyPatch)
         sweep(launcher.instance)
         assert not os.path.exists(launcher.detail)
         assert said(f"{parent}/cgroup.subtree_control") == ""
-        assert os.path.exists(f"{parent}/supervisor")  # for here we are
+        assert os.path.exists(f"{parent}/supervisor")  # because this process is in it
     finally:
         cgroupfs.remove_tree(launcher.detail)
         controllers.undo(parent, settle=True)

@@ -100,8 +100,8 @@ async def test_adopted(stage: Stage, autojump_clock: MockClock) -> None:  # noqa
     assert adopt("a2", "a1", Remains("00", pid=78)) == Adopted(None, empty=False)
     assert adopt("a3", None, Remains("00")) == Adopted(None, empty=True)
     assert adopt("a4", None, Remains("00", pid=80, report=5)) == Adopted(80, empty=False, starting=True)
-    assert stage.launcher.remains("a1") == Remains("00", pid=77, started=77)
     assert list(stage.launcher.hand_over()) == ["a1", "a2", "a3", "a4"]
+    assert stage.launcher.hand_over()["a1"] == Remains("00", pid=77, started=77)
     await trio.sleep(61)
     assert stage.told() == [LaunchSucceeded, MainExited]
     assert isinstance(stage.events[1], MainExited)

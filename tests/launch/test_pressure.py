@@ -1,4 +1,4 @@
-"""A machine that has no descriptor to give, and agents that lie about where they are."""
+"""A machine that is short of descriptors, and agents that lie about where they are."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ A_WHILE = 0.6
 
 @contextmanager
 def no_descriptors() -> Iterator[None]:
-    """Every open(2) of this process is EMFILE."""
+    """Let every open(2) of this process fail with EMFILE."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:
@@ -55,7 +55,7 @@ def told(rig: Rig, kind: type[Event], after: int = 0) -> list[Event]:
 
 
 @pytest.mark.parametrize("verb", ["terminate", "kill"])
-async def test_a_stop_without_descriptors_is_made_up_for(rig: Rig, verb: str) -> None:
+async def test_a_stop_without_descriptors_is_tried_again(rig: Rig, verb: str) -> None:
     rig.launch("a1", "sh", "-c", "sleep 1000 & sleep 1000")
     await rig.running("a1")
     with no_descriptors():
@@ -69,7 +69,7 @@ async def test_a_stop_without_descriptors_is_made_up_for(rig: Rig, verb: str) ->
     rig.launcher.release("a1")
 
 
-async def test_pausing_without_descriptors_is_made_up_for(rig: Rig) -> None:
+async def test_a_pause_without_descriptors_is_tried_again(rig: Rig) -> None:
     rig.launch("a1", "sleep", "1000")
     pid = (await rig.wait(LaunchSucceeded, "a1")).pid
     with no_descriptors():
@@ -85,11 +85,11 @@ async def test_pausing_without_descriptors_is_made_up_for(rig: Rig) -> None:
         rig.launcher.thaw("a1")
         await trio.sleep(A_WHILE)
     rig.launcher.signal_main("a1", signal.SIGTERM)
-    await rig.wait(MainExited, "a1")  # so it runs
+    await rig.wait(MainExited, "a1")  # so it was thawed
     await rig.stop("a1")
 
 
-async def test_a_freeze_that_was_taken_back_is_not_made_up_for(rig: Rig) -> None:
+async def test_a_freeze_that_was_undone_is_not_tried_again(rig: Rig) -> None:
     rig.launch("a1", "sleep", "1000")
     await rig.running("a1")
     with no_descriptors():
@@ -100,7 +100,7 @@ async def test_a_freeze_that_was_taken_back_is_not_made_up_for(rig: Rig) -> None
     await rig.stop("a1", number=signal.SIGTERM)
 
 
-async def test_what_cannot_be_looked_at_is_not_empty(rig: Rig, tmp_path: Path) -> None:
+async def test_a_run_that_cannot_be_looked_at_is_not_empty(rig: Rig, tmp_path: Path) -> None:
     rig.launch("a1", "sh", "-c", "sleep 1000 & exec sleep 0.3")
     await rig.running("a1")
     await stubborn(rig, "a2", tmp_path)
@@ -133,7 +133,7 @@ async def test_idle_without_descriptors(rig: Rig) -> None:
 
 @contextmanager
 def descriptors_left(count: int) -> Iterator[None]:
-    """So many can be opened."""
+    """Let this process open so many descriptors."""
     taken = set(map(int, os.listdir("/proc/self/fd")))
     free = (number for number in range(1 << 16) if number not in taken)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -286,7 +286,7 @@ async def test_a_call_that_fails_is_made_again_without_spinning() -> None:
 
     reactor = Reactor(failures.append)
     near, far = os.pipe()
-    os.close(far)  # ready for good
+    os.close(far)  # it stays ready
     reactor.add(near, fail_twice)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reactor.run)
@@ -310,7 +310,7 @@ async def test_a_stop_does_not_reach_the_next_attempt(rig: Rig, tmp_path: Path) 
         rig.python("a1", programs.STUBBORN, stdout=file.fileno())
     await rig.wait(LaunchSucceeded, "a1", after=mark)
     await until(lambda: b"ready" in said.read_bytes(), "ready: neither frozen nor killed")
-    rig.launcher.terminate("a1", signal.SIGTERM)  # a grace, in which the kill of before must not strike
+    rig.launcher.terminate("a1", signal.SIGTERM)  # a grace, in which the kill of the attempt before must not strike
     await trio.sleep(1.3)
     assert not told(rig, MainExited, mark)
     await rig.stop("a1")
@@ -349,12 +349,12 @@ async def test_a_process_that_moved_itself_out_is_in_the_run_of_its_parent(rig: 
     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     os.close(pidfd)
     await rig.stop("a1")
-    await until(lambda: cgroupfs.read(f"{outside}/cgroup.events").startswith(b"populated 0"), "nobody is outside")
+    await until(lambda: cgroupfs.read(f"{outside}/cgroup.events").startswith(b"populated 0"), "no process is outside")
     cgroupfs.remove_tree(outside)
 
 
 async def test_the_tag_of_another_run(rig: Rig) -> None:
-    """It is not believed of a process below a known one, and does not save it."""
+    """The tag of another run does not count below a known process, and does not save a process from the stop of its run."""
     launcher, census = rig.launcher, rig.tags._census
     rig.launch("a1", "sleep", "1000")
     await rig.running("a1")
@@ -364,7 +364,7 @@ async def test_the_tag_of_another_run(rig: Rig) -> None:
     pid = await sleeper("4322")
     assert procfs.soft_limit(pid, resource.RLIMIT_MSGQUEUE) == number
     assert launcher.place(pid, None) == "a2"
-    launcher.terminate("a2", signal.SIGTERM)  # it scans, and so knows where the process is when its parents are gone
+    launcher.terminate("a2", signal.SIGTERM)  # it scans, and so knows the run of the process when its parents are gone
     await until(lambda: census._strays, "scanned")
     await rig.stop("a2")
     assert procfs.stat(pid) is None
@@ -374,7 +374,7 @@ async def test_the_tag_of_another_run(rig: Rig) -> None:
     await rig.stop("a1")
 
 
-async def test_what_is_continued_by_another_is_stopped_again(rig: Rig) -> None:
+async def test_a_process_that_another_process_continued_is_stopped_again(rig: Rig) -> None:
     assert rig.tags
     rig.launch("a1", "sh", "-c", "sleep 4323; true")
     pid = await sleeper("4323")

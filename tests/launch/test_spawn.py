@@ -1,4 +1,4 @@
-"""What a command finds when it is executed, and what is said when it cannot be."""
+"""The environment that a command is executed in, and the errors when it cannot be executed."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pytest
 import trio
 
 from sfad.core.events import Emptied, LaunchFailed, LaunchSucceeded, MainExited
+from sfad.core.ids import run_id
 from sfad.launch import procfs
 from sfad.launch.failure import LaunchError
 from sfad.launch.start import trampoline
@@ -131,7 +132,7 @@ async def test_soft_limit_of_descriptors_is_the_original(containment: str, tmp_p
         rig.launcher.release("a1")
 
 
-async def test_script_without_interpreter_line_is_for_the_shell(either: Rig, tmp_path: Path) -> None:
+async def test_the_shell_runs_a_script_without_an_interpreter_line(either: Rig, tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text('echo "$0" "$@"')
     script.chmod(0o755)
@@ -176,7 +177,7 @@ async def test_missing_interpreter(either: Rig, tmp_path: Path) -> None:
     assert "interpreter" in failed.error
 
 
-async def test_missing_interpreter_of_what_was_searched_for(either: Rig, tmp_path: Path) -> None:
+async def test_missing_interpreter_of_a_command_found_in_path(either: Rig, tmp_path: Path) -> None:
     (tmp_path / "script").write_text("#!/no/such/interpreter\n")
     (tmp_path / "script").chmod(0o755)
     failed = await either.failure("a1", "script", cwd=str(tmp_path), env=[b"PATH=/nowhere:."])
@@ -188,8 +189,8 @@ async def test_missing_interpreter_of_what_was_searched_for(either: Rig, tmp_pat
 
 async def test_missing_directory(either: Rig, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for name, number in (("gone", errno.ENOENT), ("file", errno.ENOTDIR)):
-        failed = await either.failure(name, "true", cwd=f"{tmp_path}/{name}")
+    for run, name, number in (("a1", "gone", errno.ENOENT), ("a2", "file", errno.ENOTDIR)):
+        failed = await either.failure(run, "true", cwd=f"{tmp_path}/{name}")
         assert (failed.errno, failed.error) == (number, f"cannot enter directory {tmp_path}/{name}: {os.strerror(number)}")
 
 
@@ -207,7 +208,7 @@ async def test_too_long(rig: Rig) -> None:
     assert (await rig.failure("a1", "true", "x" * 200_000)).errno == errno.E2BIG
 
 
-async def test_what_cannot_be_remembered_executes_nothing(either: Rig, tmp_path: Path) -> None:
+async def test_a_command_that_cannot_be_saved_is_not_executed(either: Rig, tmp_path: Path) -> None:
     either.forgets = True
     failed = await either.failure("a1", "touch", str(tmp_path / "done"))
     assert (failed.errno, failed.kind) == (errno.ENOSPC, "output")
@@ -222,7 +223,7 @@ async def test_what_cannot_be_remembered_executes_nothing(either: Rig, tmp_path:
 
 
 @pytest.mark.parametrize("where", ["sfad.launch.runs.HeldRun.remains", "sfad.launch.start.starter.os.pidfd_open"])
-async def test_what_cannot_be_looked_at_executes_nothing(
+async def test_a_command_that_cannot_be_watched_is_not_executed(
     either: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     def short(*_arguments: object) -> None:
@@ -240,7 +241,7 @@ async def test_what_cannot_be_looked_at_executes_nothing(
     either.launcher.release("a1")
 
 
-def test_a_search_that_no_kernel_would_take_is_not_even_written_down() -> None:
+def test_a_search_path_that_no_kernel_takes_is_refused() -> None:
     assert len(candidates(b"x" * 255, [b"PATH=" + b"/directory:" * 3000])) == 3001
     with pytest.raises(LaunchError, match="Argument list too long"):
         candidates(b"x" * 255, [b"PATH=" + b":" * 4000])
@@ -285,11 +286,11 @@ async def test_descriptors_below_the_trampolines_own(rig: Rig, tmp_path: Path) -
 async def test_two_hundred_at_once_and_no_status_is_stolen(rig: Rig) -> None:
     for number in range(200):
         code = f"exit {number % 256}" if number % 2 else f"sleep 0.0{number % 9}; kill -{1 + number % 3} $$"
-        rig.launch(f"r{number}", "sh", "-c", f"(exec sleep 0.1) & {code}")
+        rig.launch(run_id(number + 1), "sh", "-c", f"(exec sleep 0.1) & {code}")
     for number in range(200):
-        ended = await rig.wait(MainExited, f"r{number}")
+        ended = await rig.wait(MainExited, run_id(number + 1))
         assert (ended.code, ended.signal) == ((number % 256, None) if number % 2 else (None, 1 + number % 3))
-    await rig.stop(*(f"r{number}" for number in range(200)))
+    await rig.stop(*(run_id(number + 1) for number in range(200)))
 
 
 async def test_commands_are_searched_for_as_execvp_does(either: Rig, tmp_path: Path) -> None:
@@ -304,7 +305,7 @@ async def test_commands_are_searched_for_as_execvp_does(either: Rig, tmp_path: P
         return {"cwd": str(tmp_path), "env": [os.fsencode("PATH=" + ":".join(names))]}
 
     searched = path(f"{tmp_path}/none", "file", "denied", "loop", "x" * 300, "y/" * 3000, "allowed", "later")
-    # and without an interpreter's line it is the shell that gets it, by the name under which it was found
+    # the shell gets a file without an interpreter line, by the name under which it was found
     assert await either.output("a1", "tool", "x", **searched, tmp_path=tmp_path) == b"allowed allowed/tool x\n"
     assert await either.output("a2", "sh", "-c", "echo $0 there", cwd="/", env=[], tmp_path=tmp_path) == b"sh there\n"
     assert await either.output("a3", "tool", "x", **path("/nowhere", "") | {"cwd": f"{tmp_path}/later"}, tmp_path=tmp_path) == (
@@ -324,7 +325,7 @@ async def test_commands_are_searched_for_as_execvp_does(either: Rig, tmp_path: P
 
 @with_fuse
 @pytest.mark.parametrize("what", ["cwd", "PATH", "command"])
-async def test_a_mount_that_does_not_answer_holds_up_nobody_else(either: Rig, tmp_path: Path, what: str) -> None:
+async def test_a_mount_that_does_not_answer_holds_up_no_other_run(either: Rig, tmp_path: Path, what: str) -> None:
     mount = tmp_path / "mount"
     with unanswered(mount):
         path = f"PATH={mount}:/usr/bin:/bin" if what == "PATH" else "PATH=/usr/bin:/bin"
@@ -333,7 +334,7 @@ async def test_a_mount_that_does_not_answer_holds_up_nobody_else(either: Rig, tm
         either.launch("a2", "sh", "-c", "exit 3")
         assert (await either.wait(MainExited, "a2")).code == 3
         assert not [event for event in either.events if getattr(event, "run", "") == "a1"]
-        # and it is in its run, where it can be stopped
+        # the hanging process is in its run, where it can be stopped
         await either.stop("a1", "a2")
 
 

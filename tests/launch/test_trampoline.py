@@ -1,4 +1,4 @@
-"""The contract, for each trampoline: this machine's, the one in Python, and another machine's where there is qemu."""
+"""The contract of each trampoline: this machine's, the one in Python, and another machine's under qemu."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS = [*sorted(trampoline._MACHINES), "python"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one."""
+    """How one execution ended."""
 
     printed: str
     stage: int
@@ -30,7 +30,7 @@ class Outcome:
 
 
 class Bench:
-    """Executes a trampoline as `Spawner` does, but for the limits and signals."""
+    """Executes a trampoline as `Spawner` does, but without limits and signals."""
 
     def __init__(self, kind: str, directory: Path) -> None:
         self.directory = directory
@@ -51,18 +51,18 @@ class Bench:
         return os.fsencode(emulator), [b"qemu", b"-0", SHELL, os.fsencode(program)]
 
     def tool(self, name: str, text: str, mode: int = 0o755) -> None:
-        """A file in the directory."""
+        """Write a file in the directory."""
         (self.directory / name).write_text(text)
         (self.directory / name).chmod(mode)
 
     def run(self, files: list[str], *argv: str, cwd: str = "", gate: bytes = b"\n", closed: bool = False) -> Outcome:
-        """The command, with an environment of A=b; `closed`: the door cannot be written to."""
+        """Execute a command with the environment A=b. With `closed` the door cannot be written to."""
         self.tool("door", "", 0o600)
         printed, report, gates = os.pipe(), os.pipe(), os.pipe()
         os.write(gates[1], gate)
         door = os.open(self.directory / "door", os.O_RDONLY if closed else os.O_WRONLY)
         near = (printed[1], printed[1], door, report[1], gates[0])
-        # above the numbers that they are to get
+        # above the numbers that they will get
         high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100) for fd in near]
         targets = (1, 2, trampoline.FD_DOOR, trampoline.FD_REPORT, trampoline.FD_GATE)
         actions = [(os.POSIX_SPAWN_DUP2, fd, target) for fd, target in zip(high, targets, strict=True)]
@@ -112,7 +112,7 @@ def test_it_searches(bench: Bench) -> None:
         assert bench.run(files, "tool") == Outcome("", stage, number, 127, "0")
 
 
-def test_what_fails_before(bench: Bench) -> None:
+def test_failures_before_the_command(bench: Bench) -> None:
     assert bench.run(["/bin/sh"], "sh", cwd="/no/such/directory") == Outcome("", ENTER, errno.ENOENT, 127, "0")
     assert bench.run(["/bin/sh"], "sh", closed=True) == Outcome("", ATTACH, errno.EBADF, 127, "")
 

@@ -151,10 +151,10 @@ def test_sql_and_python_agree_on_every_filter_page_by_page(
 ) -> None:
     parents = {info.id: info.parent_id for info, _ in rows}
 
-    def below(one: str | None) -> bool:
-        return page.within is None or (one is not None and (one == page.within or below(parents[one])))
+    def chain(one: str | None) -> list[str]:
+        return [*chain(parents[one]), one] if one is not None else []
 
-    fitting = [info.id for info, _ in rows if page.admits(info) and below(info.id)]
+    fitting = [info.id for info, _ in rows if page.admits(info, chain(info.id))]
     with (
         closing(memory(rows)) as connection,
         patch.multiple("sfad.ledger.reader", WALKED=walked, MOST_BELOW=most_below),

@@ -69,7 +69,7 @@ class Judge:
 
     def _feed(self, event: e.Event) -> list[c.Command]:
         done = self._machine.handle(event).commands
-        self._outcomes |= {command.run.id: command.run.status for command in done if isinstance(command, c.Ended)}
+        self._outcomes |= {command.run.id: command.run.status for command in done if isinstance(command, c.ReportEnd)}
         return done
 
     # ---- verdicts
@@ -88,8 +88,8 @@ class Judge:
         )
         peer = Peer(os.getuid(), USER, run=run.parent_id)
         done = self._feed(e.SpawnRequested(at, self._token, peer, asked))
-        answers = [command.answer for command in done if isinstance(command, c.Reply)]
-        refused = next((answer.refusal.kind.value for answer in answers if isinstance(answer, c.Refused)), "")
+        answers = [command.answer for command in done if isinstance(command, c.AnswerRequest)]
+        refused = next((answer.refusal.kind.value for answer in answers if isinstance(answer, c.SpawnRefused)), "")
         actual = run.status.removeprefix("rejected_") if run.status.rejected else ""
         if refused != actual and (self._may_differ(run, refused, actual) or run.parent_id in self._unsure):
             self.judged["verdicts that cannot be known"] += 1

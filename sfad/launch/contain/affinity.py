@@ -50,7 +50,7 @@ class RunCpus:
 
     @property
     def _binding(self) -> bool:
-        return self.several and not self._containment.enforces("cpu")
+        return self.several and not self._containment.limits.enforces("cpu")
 
     def set_bounds(self, held: HeldRun, bounds: Bounds) -> None:
         """Give a run its bounds, and choose CPUs for it and for the runs below it."""

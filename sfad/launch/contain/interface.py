@@ -36,59 +36,32 @@ class Door:
     """The soft RLIMIT_MSGQUEUE that tags it."""
 
 
-class RunContainment(ABC):
-    """Holds the processes of every run together, so that all of them can be found, signalled, paused and counted."""
+class RunLimits:
+    """The bounds of runs, where the kernel enforces none."""
 
-    kind: Literal["cgroup", "tags"]
-    detail: str
-    """Where runs are contained, or why not by cgroup."""
+    def enforces(self, kind: str) -> bool:  # noqa: ARG002 - for subclasses
+        """Return whether the kernel can hold runs to that kind of bound."""
+        return False
 
-    @abstractmethod
-    def enter(self, held: HeldRun) -> Door:
-        """Make the run's containment if it is not there. Raises `OSError`."""
+    def limit(self, held: HeldRun) -> None:
+        """Have the kernel hold the run to its bounds, where it can."""
 
-    @abstractmethod
-    def terminate(self, held: HeldRun, number: int) -> None: ...
+    def used(self, held: HeldRun, kind: str) -> int | None:  # noqa: ARG002 - for subclasses
+        """Return what the kernel counts against a bound: for `pids`, processes and threads of a bounded run; for `memory`, bytes
+        of a run whose memory was charged to it from its start. None if the kernel does not count it."""
+        return None
 
-    @abstractmethod
-    def kill(self, held: HeldRun) -> None: ...
+    def breaches(self, held: HeldRun) -> frozenset[str]:  # noqa: ARG002 - for subclasses
+        """See `Launcher.breaches`."""
+        return frozenset()
 
-    @abstractmethod
-    def freeze(self, held: HeldRun) -> None:
-        """Stop every process. Calls `Answers.stands_still` when that is done."""
 
-    @abstractmethod
-    def thaw(self, held: HeldRun) -> None: ...
-
-    @abstractmethod
-    def populated(self, held: HeldRun) -> bool:
-        """Return whether anything is alive in it, besides zombies and unreaped main processes of child runs. While the run is
-        being emptied, the containment calls `Answers.consider` when this may have become false."""
-
-    @abstractmethod
-    def members(self, *tops: HeldRun) -> Iterable[tuple[int, RunId]]:
-        """Yield every live process in these runs, of which none is in another, and the run that the process is in."""
-
-    def outside(self, held: HeldRun) -> Iterable[tuple[int, RunId]]:  # noqa: ARG002 - for subclasses
-        """Yield live processes of the run that `members` does not find, because they have left its containment."""
-        return ()
-
-    @abstractmethod
-    def leave(self, held: HeldRun) -> None:
-        """Remove what `enter` made."""
-
-    @abstractmethod
-    def place(self, pid: int, pidfd: int | None) -> RunId | None:
-        """See `Launcher.place`."""
-
-    def close(self) -> None:  # noqa: B027 - nothing, unless a subclass holds something
-        """Remove what the containment made for itself."""
-
-    # Runs that an earlier daemon launched. All but `forget` raise `OSError`.
+class AdoptedRuns(ABC):
+    """Runs that an earlier daemon launched. All methods but `forget` raise `OSError`."""
 
     @abstractmethod
     def rejoin(self, held: HeldRun) -> None:
-        """Adopt its containment, as far as that is there."""
+        """Adopt the run's containment, as far as that is there."""
 
     @abstractmethod
     def forget(self, held: HeldRun) -> None:
@@ -100,22 +73,60 @@ class RunContainment(ABC):
 
     @abstractmethod
     def settle(self, held: HeldRun) -> bool:
-        """Return whether anything is alive in it. Called once, after its main process, if that lives, was adopted."""
+        """Return whether anything is alive in the run. Called once, after its main process, if that is alive, was adopted."""
 
-    # Limits. Without controllers the kernel enforces none.
 
-    def enforces(self, kind: str) -> bool:  # noqa: ARG002 - for subclasses
-        """Return whether the kernel can hold runs to that kind of bound."""
-        return False
+class RunContainment(ABC):
+    """Holds the processes of every run together, so that all of them can be found, signalled, paused and counted."""
 
-    def limit(self, held: HeldRun) -> None:  # noqa: B027 - nothing, where there are no controllers
-        """Have the kernel hold the run to its bounds, where it can."""
+    kind: Literal["cgroup", "tags"]
+    detail: str
+    """Where runs are contained, or why not by cgroup."""
+    limits: RunLimits
+    adopted: AdoptedRuns
 
-    def used(self, held: HeldRun, kind: str) -> int | None:  # noqa: ARG002 - for subclasses
-        """Return what the kernel counts against a bound: for `pids`, processes and threads of a bounded run; for `memory`, bytes
-        of a run whose memory was charged to it from its start. None if the kernel does not count it."""
-        return None
+    @abstractmethod
+    def enter(self, held: HeldRun) -> Door:
+        """Make the run's containment if it is not there. Raises `OSError`."""
 
-    def breaches(self, held: HeldRun) -> frozenset[str]:  # noqa: ARG002 - for subclasses
-        """See `Launcher.breaches`."""
-        return frozenset()
+    @abstractmethod
+    def leave(self, held: HeldRun) -> None:
+        """Remove what `enter` made."""
+
+    @abstractmethod
+    def terminate(self, held: HeldRun, number: int) -> None:
+        """Signal every process."""
+
+    @abstractmethod
+    def kill(self, held: HeldRun) -> None:
+        """Kill every process, again and again until the run is empty."""
+
+    @abstractmethod
+    def freeze(self, held: HeldRun) -> None:
+        """Stop every process. Calls `Answers.stands_still` when that is done."""
+
+    @abstractmethod
+    def thaw(self, held: HeldRun) -> None:
+        """Continue every process but those of child runs that were paused by themselves."""
+
+    @abstractmethod
+    def populated(self, held: HeldRun) -> bool:
+        """Return whether anything is alive in the run, besides zombies and unreaped main processes of child runs. Raises `OSError`.
+
+        While the run is being emptied, the containment calls `Answers.consider` when this may have become false."""
+
+    @abstractmethod
+    def members(self, *tops: HeldRun) -> Iterable[tuple[int, RunId]]:
+        """Yield every live process in these runs, of which none is in another, and the run that the process is in. Raises
+        `OSError`."""
+
+    def outside(self, held: HeldRun) -> Iterable[tuple[int, RunId]]:  # noqa: ARG002 - for subclasses
+        """Yield live processes of the run that `members` does not find, because they have left its containment."""
+        return ()
+
+    @abstractmethod
+    def place(self, pid: int, pidfd: int | None) -> RunId | None:
+        """See `Launcher.place`."""
+
+    def close(self) -> None:  # noqa: B027 - nothing, unless a subclass holds something
+        """Remove what the containment made for itself."""

@@ -7,7 +7,6 @@ come first.
 from __future__ import annotations
 
 import resource
-import zlib
 
 from ...core.ids import run_number
 from ...protocol.types import RunId
@@ -26,15 +25,8 @@ def tag(instance: str, run: RunId) -> int | None:
     soft, hard = resource.getrlimit(resource.RLIMIT_MSGQUEUE)
     top = CAPACITY if hard == resource.RLIM_INFINITY else min(hard, CAPACITY)
     least = top // 2
-    number = least + (int(instance, 16) + _number(run)) % max(1, top - least)
+    number = least + (int(instance, 16) + run_number(run)) % max(1, top - least)
     return number if number != soft else None
-
-
-def _number(run: RunId) -> int:
-    try:
-        return run_number(run)
-    except ValueError:  # the runtime gives out no such id
-        return zlib.crc32(run.encode())
 
 
 def cookie(pid: int, instance: str) -> bytes | None:

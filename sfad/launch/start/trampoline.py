@@ -1,31 +1,32 @@
 """The trampoline: a few dozen instructions between posix_spawn(3) and a run's command.
 
-The daemon cannot attach a child to a cgroup itself before the child runs (glibc < 2.39 has no
-POSIX_SPAWN_SETCGROUP), cannot wait the 6 ms that an attach takes, and must not fork itself. So what it spawns is this
-program, which attaches *itself* and then becomes the command. It never runs the command uncontained. Its contract:
+The daemon cannot attach a child to a cgroup before the child runs (glibc < 2.39 has no POSIX_SPAWN_SETCGROUP), cannot wait
+the 6 ms that attaching takes, and must not fork itself. So it spawns this program, which attaches *itself* and then becomes
+the command. It never runs the command uncontained. Its contract:
 
     argv    /bin/sh  UMASK(octal)  CWD  FILE…  ""  ARGV0 ARGV1 …      environment: the command's, not looked at
     fd 0-2  the command's
     fd 3    what to write "0" to in order to be contained: the run's cgroup.procs, or /dev/null
     fd 4    where failure is reported: 16 bytes, the stage and -errno, in the machine's order
-    fd 5    the gate: a byte comes when the daemon has written down who this is; end-of-file if it died before that
+    fd 5    the gate: a byte comes when the daemon has saved which process this is; end-of-file if it died before that
     fd 6    this program, when it is an ELF image
 
 It sets the umask, writes "0" to fd 3, enters CWD, marks every descriptor above 2 close-on-exec, waits at the gate, and
-execs the first FILE that is there, much as execvp(3) does: it goes on whatever is wrong with one, unless that is the
-command (E2BIG, EAGAIN, ENOMEM, ETXTBSY), and what the kernel calls ENOEXEC is given to /bin/sh. So the other end of fd 4
-reads end-of-file if the command runs. At a gate that stays shut it exits without a word: nothing is executed that the
-next daemon would not know of.
+executes the first FILE that is there, much as execvp(3) does: it skips a file whatever is wrong with it, unless the command
+itself is wrong (E2BIG, EAGAIN, ENOMEM, ETXTBSY), and gives a file to /bin/sh if the kernel says ENOEXEC. When the command
+runs, the other end of fd 4 reads end-of-file. At a gate that stays shut the trampoline exits without a report: it executes
+nothing that the next daemon would not know of.
 
-That the directory and the files are first touched here, and not by the daemon, is the point: on a mount that does not
-answer it is this process that hangs, within its run, where it can be stopped.
+The directory and the files are first touched here, not by the daemon: on a mount that does not answer, this process hangs,
+within its run, where it can be stopped.
 
 Tried and rejected: clone3(2) straight into the cgroup, from a few instructions mapped into the daemon. Throughput and
-latency under load were the same, isolated starts some milliseconds sooner; but a vforked child that is born in a frozen
-cgroup stands still before its execve, and the daemon with it. (The same holds for posix_spawn's POSIX_SPAWN_SETCGROUP.)
+latency under load were the same, and isolated starts some milliseconds sooner; but a vforked child that is born in a frozen
+cgroup stands still before its execve(2), and the daemon with it. (The same is true of POSIX_SPAWN_SETCGROUP.)
 
-There are two of them: a static ELF image (x86_64, aarch64; about 0.1 ms) and `trampoline_py`, for other machines and for
-commands with a terminal: there it also starts what lets Ctrl-Z stop the command.
+There are two trampolines. One is a static ELF image, for x86_64 and aarch64 (about 0.1 ms); tests/launch/test_trampoline.py
+runs both images, the other machine's under qemu, which .ci/run installs. The other is `trampoline_py`, for other machines
+and for commands with a terminal: there it also starts the processes that let Ctrl-Z stop the command.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ATTACH, ENTER, CLOSE, EXEC, INTERPRET = 1, 2, 3, 4, 5
-"""Stages of a failure: writing to fd 3, chdir(2), close_range(2), execve(2), and execve(2) of a file that is there: with ENOENT
-it is the interpreter that is not."""
+"""Stages of a failure: writing to fd 3, chdir(2), close_range(2), execve(2), and execve(2) of a file that is there (if that
+fails with ENOENT, the interpreter is missing)."""
 
 REPORT = struct.Struct("=qq")
 SHELL = b"/bin/sh"
@@ -294,7 +295,7 @@ _MNEMONIC = 22
 
 
 def image(machine: str) -> bytes:
-    """The ELF file for `machine` (`platform.machine()`): a header, two segments (code; a stack that is not executable)
+    """Return the ELF file for `machine` (`platform.machine()`): a header, two segments (code, and a stack that is not executable)
     and the instructions of the table. Raises `KeyError` where there is no table."""
     number, table = _MACHINES[machine]
     code = b"".join(_instruction(line) for line in table.strip().splitlines())
@@ -309,40 +310,40 @@ def image(machine: str) -> bytes:
 def _instruction(line: str) -> bytes:
     written = line[4:_MNEMONIC].strip()
     octets = bytes.fromhex(written)
-    # A64 listings show words; memory holds them little-endian. The last line is data and shown as it lies.
+    # A64 listings show words; memory has them little-endian. The last line is data, shown as it is in memory.
     return octets if " " in written or len(octets) != 4 or ".ascii" in line else octets[::-1]
 
 
 @dataclass(frozen=True, slots=True)
 class Trampoline:
-    """What posix_spawn(3) is given: a path, what comes before the contract's argv, and the image's descriptor."""
+    """What posix_spawn(3) executes: a path, arguments before the contract's argv, and the image's descriptor."""
 
     path: bytes
     prefix: tuple[bytes, ...] = ()
     image: int | None = None
 
     def argv(self, umask: int, cwd: bytes, files: list[bytes], argv: list[bytes]) -> list[bytes]:
-        """The trampoline's own argument list for a command. None of the files may be empty."""
+        """Return the trampoline's own argument list for a command. None of the files may be empty."""
         return [*self.prefix, SHELL, b"%03o" % umask, cwd, *files, b"", *argv]
 
     def close(self) -> None:
-        """Gives the image back."""
+        """Close the image."""
         if self.image is not None:
             os.close(self.image)
 
 
 def elf() -> Trampoline:
-    """The ELF trampoline of this machine. Raises `KeyError` where there is none, `OSError` if it cannot be stored."""
+    """Return the ELF trampoline of this machine. Raises `KeyError` if there is none, `OSError` if it cannot be stored."""
     return Trampoline(b"/proc/self/fd/%d" % FD_IMAGE, image=_stored(image(platform.machine())))
 
 
 def python() -> Trampoline:
-    """The trampoline in Python, for machines without an image: 10 to 20 ms a start, in the child."""
+    """Return the trampoline in Python, which takes 10 to 20 ms for each start, in the child."""
     return Trampoline(os.fsencode(sys.executable), tuple(map(os.fsencode, _python())))
 
 
 def is_one(pid: int) -> bool:
-    """Whether a process is a trampoline still, of whichever daemon."""
+    """Return whether a process is still a trampoline, of any daemon."""
     try:
         executed = os.readlink(f"/proc/{pid}/exe")
         with open(f"/proc/{pid}/cmdline", "rb") as file:
@@ -353,13 +354,13 @@ def is_one(pid: int) -> bool:
 
 
 def best() -> Trampoline:
-    """The ELF trampoline where there is one and the kernel has CLOSE_RANGE_CLOEXEC (5.11), else the one in Python."""
+    """Return the ELF trampoline if there is one and the kernel has CLOSE_RANGE_CLOEXEC (5.11), else the one in Python."""
     release = tuple(int(number) for number in re.findall(r"\d+", platform.release())[:2])
     return elf() if platform.machine() in _MACHINES and release >= (5, 11) else python()
 
 
 def _stored(content: bytes) -> int:
-    """A descriptor that can be executed. `vm.memfd_noexec` and some security modules forbid a memfd: then an unlinked file."""
+    """Return a descriptor that can be executed: an unlinked file where `vm.memfd_noexec` or a security module forbids a memfd."""
     fd = _memfd(content)
     if fd is not None and os.access(f"/proc/self/fd/{fd}", os.X_OK):
         return fd
@@ -398,7 +399,7 @@ def _directory() -> str:
 
 
 def _high(fd: int) -> int:
-    """The same file above the descriptors that the contract names."""
+    """Move a descriptor above those that the contract names."""
     moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FD_FREE)
     os.close(fd)
     return moved

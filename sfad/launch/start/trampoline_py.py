@@ -1,4 +1,4 @@
-"""The trampoline's contract (see `trampoline`) in Python. Run as a file with -I -S; imports nothing of the package."""
+"""The trampoline in Python (the contract is in `trampoline`). Run as a file with -I -S; imports nothing of the package."""
 
 import ctypes
 import errno
@@ -18,7 +18,7 @@ def _array(items: list[bytes]) -> "ctypes.Array[ctypes.c_char_p]":
 
 
 def _environment() -> "ctypes.Array[ctypes.c_char_p]":
-    """As the kernel was given it: `os.environ` would drop what is not KEY=VALUE, and the start of Python may add LC_CTYPE."""
+    """Return it as execve(2) got it: `os.environ` drops entries without "=", and Python may add LC_CTYPE when it starts."""
     with open("/proc/self/environ", "rb") as file:
         return _array(file.read().split(b"\0")[:-1])
 
@@ -50,11 +50,12 @@ def _has_terminal() -> bool:
 
 
 def _keep_company() -> None:
-    """Let the command be stopped by SIGTSTP (Ctrl-Z), as it could be in a shell.
+    """Let SIGTSTP (Ctrl-Z) stop the command, as it can in a shell.
 
-    The kernel discards SIGTSTP in a process group of which no member has a parent in the same session and another group, and
-    the command's parent is the daemon. So two idle processes stay as long as the command: one in its group, whose parent is the
-    other, in a group of its own. Neither is the command's child: it must not find children that it does not know."""
+    The kernel discards SIGTSTP in a process group in which no member has a parent in the same session and another group
+    (setpgid(2): an orphaned process group), and the command's parent is the daemon. So two idle processes stay as long as the
+    command: one in its group, and that one's parent in another group. Neither is the command's child: the command must not find
+    children that it does not know."""
     command = os.getpid()
     joined, joining = os.pipe()
     child = os.fork()
@@ -89,11 +90,11 @@ def _accompany(command: int) -> None:
 
 
 def main() -> int:
-    """Attaches itself and becomes the command; returns only on failure, with the errno, or with 0 at a shut gate."""
+    """Attach this process and become the command. Return only on failure, with the errno, or with 0 at a shut gate."""
     shell, umask, cwd, *words = (os.fsencode(word) for word in sys.argv[1:])
     files, argv = words[: words.index(b"")], words[words.index(b"") + 1 :]
     stage = ATTACH
-    # of these Python ignores two, which would be inherited, and makes an exception of one
+    # Python ignores two of these, which the command would inherit, and turns one into an exception
     for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     try:

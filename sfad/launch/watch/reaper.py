@@ -1,9 +1,9 @@
-"""Orphans: what a run left behind is reparented to this process, a subreaper, and has to be reaped by it.
+"""Orphans: what a run left behind is reparented to this process, a subreaper, which has to reap it.
 
-A status has one owner. A main process is reaped through its pidfd by the launcher that started it; here go the children
-that nobody owns, one `waitpid(pid, WNOHANG)` each. Never `waitpid(-1)`: it takes whatever ended first, and of 50
-children that exited 7 up to 15 were then reported as 0. So a program that serves a launcher starts its other children
-through it, or in a thread that outlives them.
+A status has one owner. `Mains` reaps a main process through its pidfd; all other children are reaped here, by one
+`waitpid(pid, WNOHANG)` each. Never `waitpid(-1)`: it takes the status of any child, and of 50 children that exited with 7
+up to 15 were then reported as 0 (measured). So a program that serves a launcher starts its other children through it, or in
+a thread that outlives them.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from ...protocol.types import RunId
 from .. import procfs
 
 _APART = 0.05
-"""Seconds between two looks: SIGCHLD comes once for each of the thousands of orphans of a killed tree."""
+"""Seconds between two looks: a killed tree may have thousands of orphans, and SIGCHLD comes for each of them."""
 _SIGSET_T, _SIGINFO = 128, 128
 """Bytes of glibc's sigset_t and of a signalfd_siginfo."""
 _MANY = 200
-"""Orphans of one look after which the next comes at once: lineages that fork without pause leave zombies faster than a look
-every 50 ms takes them, until the machine has no pid left."""
+"""Orphans in one look after which the next follows at once: lineages that fork without pause leave zombies faster than a look
+every 50 ms reaps them, until the machine has no pid left."""
 _EVERY = 5.0
-"""Seconds after which to look without a SIGCHLD: signals coalesce, and a zombie costs little meanwhile."""
+"""Seconds after which to look without a SIGCHLD: signals coalesce (signal(7)), and a zombie costs little meanwhile."""
 
 
 class ChildSignals:
-    """SIGCHLD as a descriptor to wait for. A handler would run once a child, and one child in a thousand is an orphan:
-    measured, 8 % of what a short run costs.
+    """SIGCHLD as a descriptor to wait for (signalfd(2)). A handler would run for each child, and one child in a thousand is an
+    orphan: that was 8 % of what a short run costs (measured).
 
-    To be made in the main thread before any other is started: threads inherit that the signal is blocked. What the launcher
-    starts does not; other children would have to unblock it.
+    Make it in the main thread before any other thread is started: threads inherit that the signal is blocked. Processes that the
+    launcher starts do not; other children would have to unblock it.
     """
 
     def __init__(self) -> None:
@@ -48,14 +48,14 @@ class ChildSignals:
             raise OSError(number, os.strerror(number))
 
     async def serve(self, notice: Callable[[], object]) -> None:
-        """Calls `notice` when children have ended, until cancelled."""
+        """Call `notice` when children have ended, until cancelled."""
         while True:
             await trio.lowlevel.wait_readable(self._descriptor)
-            os.read(self._descriptor, _SIGINFO)  # several that came meanwhile are one
+            os.read(self._descriptor, _SIGINFO)  # several signals that came meanwhile are one
             notice()
 
     def close(self) -> None:
-        """Gives back the descriptor; the signal stays blocked, for other threads may be there."""
+        """Close the descriptor. The signal stays blocked, because other threads may be there."""
         os.close(self._descriptor)
 
 
@@ -64,17 +64,17 @@ class Orphans:
 
     def __init__(self) -> None:
         self.owned: dict[int, RunId] = {}
-        """Main processes, and the run each is of."""
+        """Main processes, and the run of each. `Mains` keeps it."""
         self.homes: dict[int, RunId] = {}
-        """Living orphans, and the run that each was found to be of. Until it is reaped, a pid is its own."""
+        """Live orphans, and the run that each was found to be of. Until an orphan is reaped, its pid is not used again."""
         self._noticed = trio.Event()
 
     def notice(self) -> None:
-        """There may be some."""
+        """Look for orphans soon."""
         self._noticed.set()
 
     async def serve(self) -> None:
-        """Looks when told and every few seconds. Raises `OSError`; may be begun again."""
+        """Look when told, and every few seconds. May be called again after an `OSError`."""
         while True:
             self._noticed = trio.Event()
             if self.reap() >= _MANY:
@@ -85,13 +85,13 @@ class Orphans:
                 await self._noticed.wait()
 
     def reap(self) -> int:
-        """Reaps every orphan that has ended; how many. Raises `OSError`."""
+        """Reap every orphan that has ended; return how many. Raises `OSError`."""
         found, living = self._look()
         return found - len(living)
 
     def living(self) -> list[int]:
-        """The orphans that remain when those that have ended are reaped. A zombie that another process traces is among them: only
-        that one can let it go. Raises `OSError`."""
+        """Return the orphans that remain when those that have ended are reaped, with zombies that another process traces: only the
+        tracer can let these go. Raises `OSError`."""
         return self._look()[1]
 
     def _look(self) -> tuple[int, list[int]]:
@@ -103,7 +103,7 @@ class Orphans:
 
 
 def reap_orphan(pid: int) -> bool:
-    """Reaps a child that nobody owns; whether it had ended."""
+    """Reap a child that has no owner; return whether it had ended."""
     with suppress(ChildProcessError):
-        return os.waitpid(pid, os.WNOHANG)[0] == pid  # noqa: TID251 - an orphan, by pid: no owner's status is taken
+        return os.waitpid(pid, os.WNOHANG)[0] == pid  # noqa: TID251 - an orphan, by pid: this takes no owner's status
     return False

@@ -6,7 +6,7 @@
 `escapes`      processes that have left their run's cgroup
 `placing`      which run a process is in
 `adopted`      runs of an earlier daemon
-`limits`       the bounds of runs, held by the kernel
-`controllers`  enabling the controllers, and their files
+`limits`       the bounds of runs, in the files of their cgroups
+`controllers`  enabling the controllers
 `cgroupfs`     the file system: where this instance's cgroups are, and their control files
 """

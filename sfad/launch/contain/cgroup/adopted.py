@@ -13,6 +13,7 @@ from ... import procfs
 from ...procfs import Stat
 from ...runs import HeldRun, HeldRuns
 from .. import looks
+from ..interface import AdoptedRuns
 from ..marks import cookie
 from . import cgroupfs
 from .cgroups import RunCgroups
@@ -22,7 +23,7 @@ _PASSES = 10
 """Looks for processes that are forked while others are being moved."""
 
 
-class AdoptedCgroups:
+class AdoptedCgroups(AdoptedRuns):
     """Adopts the cgroups of runs, and moves into them the runs' processes that are elsewhere."""
 
     def __init__(self, runs: HeldRuns, cgroups: RunCgroups, limits: KernelLimits) -> None:
@@ -34,14 +35,12 @@ class AdoptedCgroups:
         """Runs whose processes may not be below this process."""
 
     def rejoin(self, held: HeldRun) -> None:
-        """Adopt the run's cgroup and gather its processes. Raises `OSError`."""
         self._runs.tag_of(held)
         if self._cgroups.adopt(held):
             self._limits.limit(held)  # writes what is written there already, and counts from now on
         self._gather(held)
 
     def settle(self, held: HeldRun) -> bool:
-        """See `RunContainment.settle`."""
         if held.main is None or not held.main.ours:
             self._elsewhere.add(held.id)
         # not `Escapes`: to look at orphans is to reap them, and main processes of runs that are adopted next would be among them
@@ -72,10 +71,13 @@ class AdoptedCgroups:
                 _move(process, group.leaf)
 
     def carries(self, held: HeldRun, pid: int) -> bool:
-        """See `RunContainment.carries`."""
         return self._cgroups.contains(held, pid) or cookie(pid, self._runs.instance) == held.cookie
 
     def forget(self, held: HeldRun) -> None:
+        self.own(held)
+        self._cgroups.forget(held)
+
+    def own(self, held: HeldRun) -> None:
         """Treat the run as one of this daemon's."""
         self._elsewhere.discard(held.id)
 

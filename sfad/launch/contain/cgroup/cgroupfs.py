@@ -18,11 +18,11 @@ from ...start.spawn import Spawner
 from ...start.trampoline import ATTACH, REPORT, best
 
 SUPERVISOR = "supervisor"
-"""The leaf for a daemon that distributes controllers; see `controllers`."""
+"""The leaf for a daemon that enables controllers; see `controllers`."""
 
 
 _PATIENCE, _PAUSE = 5.0, 0.1
-"""Seconds that a probe is tried again for, and between two tries."""
+"""Seconds for which a probe is tried again, and between two tries."""
 
 MAX_DEPTH, MAX_DESCENDANTS = 32, 1024
 """Levels, and cgroups, that the processes of one run may make below their own. Container runtimes and systemd need less than ten
@@ -32,7 +32,7 @@ _LONGEST = 4096 - 64
 """Bytes of a path that a walk follows: PATH_MAX, less the name of a control file."""
 
 _REMOVAL = 10.0
-"""Seconds after which a removal gives up: another process may make new cgroups as fast as they are removed."""
+"""Seconds after which a removal gives up: another process may make cgroups as fast as they are removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,29 +43,30 @@ class Mount:
     point: str
 
     def directory(self, path: str) -> str | None:
-        """Where a cgroup, by its path in the hierarchy, is seen; `None` if outside of what is mounted."""
+        """Return the directory of a cgroup by its path in the hierarchy; `None` if that is outside of what is mounted."""
         inside = below(path, self.root)
         return None if inside is None else _joined(self.point, inside)
 
     def path(self, directory: str) -> str | None:
-        """The reverse."""
+        """Return the path of a cgroup by its directory."""
         inside = below(directory, self.point)
         return None if inside is None else _joined(self.root, inside)
 
 
 def below(path: str, top: str) -> str | None:
+    """Return the part of a path after `top`, without a slash at its start; `None` if it is not at or below `top`."""
     if top == "/" or path == top or path.startswith(top + "/"):
         return path[len(top) :].lstrip("/") if top != "/" else path.lstrip("/")
     return None
 
 
 def _joined(top: str, inside: str) -> str:
-    # normpath keeps two slashes at the beginning, as POSIX has it; no path of the kernel's begins so
+    # normpath keeps two slashes at the beginning, as POSIX has it; no path of the kernel begins with two
     return os.path.normpath(f"{top.rstrip('/')}/{inside}")
 
 
 def mounts() -> list[Mount]:
-    """Every cgroup2 mount: one, also on a hybrid host, where it is called `unified`."""
+    """Return every cgroup2 mount: usually one, also on a hybrid host, where its directory is called `unified`."""
     lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
     fields = [line.split(" ") for line in lines if " - cgroup2 " in line]
     return [Mount(_unescaped(words[3]), _unescaped(words[4])) for words in fields]
@@ -86,9 +87,9 @@ class Base:
 
 
 def locate(instance: str, parent: str | None = None) -> Base:
-    """Where the cgroups of this instance are: in `parent`, else in this process's own cgroup.
+    """Return where the cgroups of this instance go: in `parent`, else in this process's own cgroup. Makes nothing.
 
-    Raises `CgroupImpossible`. Nothing is made.
+    Raises `CgroupImpossible`.
     """
     found = mounts()
     if not found:
@@ -105,10 +106,10 @@ def locate(instance: str, parent: str | None = None) -> Base:
 
 
 def bases(instance: str, parent: str | None = None) -> list[str]:
-    """The instance's directories: where this process would make it, and wherever a process of the machine is in one, because an
-    earlier daemon may have been started elsewhere.
+    """Return the instance's directories: where this process would make it, and each one that a process of the machine is in,
+    because an earlier daemon may have been started elsewhere.
 
-    The cgroups of other programs are not walked: any user may have made them thousands of levels deep. Raises `OSError`.
+    It does not walk the cgroups of other programs: any user may have made them thousands of levels deep. Raises `OSError`.
     """
     name = f"sfad-{instance}"
     here = [_located(instance, parent), _located(instance)]
@@ -127,15 +128,15 @@ def _located(instance: str, parent: str | None = None) -> str | None:
 
 
 def _up_to(name: str, path: str) -> str | None:
-    """The outermost cgroup of that name in a path: an agent can make one inside its own."""
+    """Return the outermost cgroup of that name in a path: an agent can make one inside its own."""
     before, found, _ = f"{path}/".partition(f"/{name}/")
     return f"{before}/{name}" if found else None
 
 
 def inhabited(instance: str, parent: str | None = None) -> Base | None:
-    """Where an earlier daemon of this instance has left something alive, if runs can be contained there now.
+    """Return where an earlier daemon of this instance has left something alive, if runs can be contained there now.
 
-    Where that was decides, not where this process or the configuration would put it: runs stay where they are.
+    Runs stay there, wherever this process or the configuration would put them.
     """
     found = mounts()
     with suppress(OSError):
@@ -163,7 +164,7 @@ def _home(own: str) -> str:
 
 
 def probe(base: Base) -> None:
-    """Makes the base directory and really contains a child in it. Raises `CgroupImpossible`, and leaves nothing then."""
+    """Make the base directory and contain a child in it. Raises `CgroupImpossible`; then nothing is left."""
     made = not os.path.isdir(base.directory)
     try:
         os.makedirs(base.directory, exist_ok=True)
@@ -177,7 +178,7 @@ def probe(base: Base) -> None:
 
 
 def _probe_soon(directory: str) -> None:
-    """A machine that has no process or descriptor to spare for a moment may have cgroups all the same."""
+    """Probe again while the machine is short of processes or descriptors: it may allow cgroups all the same."""
     until = monotonic() + _PATIENCE
     while True:
         try:
@@ -201,7 +202,7 @@ def _probe_inside(directory: str) -> None:
 
 
 def _attach_a_child(cell: str) -> None:
-    """A child that attaches itself and then has nothing to execute: it must get that far."""
+    """Spawn a child that attaches itself, and then has nothing to execute: it must get that far."""
     with ExitStack() as stack:
         door = os.open(f"{cell}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
         stack.callback(os.close, door)
@@ -224,7 +225,7 @@ def _attach_a_child(cell: str) -> None:
 
 
 def remove_tree(directory: str) -> None:
-    """Removes a cgroup and those in it, deepest first. Raises `OSError` (EBUSY if something lives there, or comes back).
+    """Remove a cgroup and those in it, deepest first. Raises `OSError` (EBUSY if something lives there, or new ones appear).
 
     It goes by descriptors and `..`, one level at a time: an agent can nest cgroups deeper than a path or a recursion reaches.
     """
@@ -252,7 +253,7 @@ class _Climber:
         os.close(self._at)
 
     def clear(self, until: float) -> None:
-        """Removes everything below where it began."""
+        """Remove everything below the directory that it began in."""
         while True:
             child = self._child()
             if child is not None:
@@ -290,13 +291,13 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def bound(directory: str) -> None:
-    """Has the kernel bound the cgroups that processes in `directory` make below it. Raises `OSError`."""
+    """Have the kernel limit the cgroups that processes in `directory` make below it. Raises `OSError`."""
     write(f"{directory}/cgroup.max.depth", b"%d" % MAX_DEPTH)
     write(f"{directory}/cgroup.max.descendants", b"%d" % MAX_DESCENDANTS)
 
 
 def write(path: str, content: bytes) -> None:
-    """Writes a control file. Raises `OSError` (ENOENT, ENODEV: the cgroup is gone)."""
+    """Write a control file. Raises `OSError` (ENOENT, ENODEV: the cgroup is gone)."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, content)
@@ -305,7 +306,7 @@ def write(path: str, content: bytes) -> None:
 
 
 def read(path: str) -> bytes:
-    """A control file; `b""` if the cgroup is gone. Raises `OSError`: what cannot be read is not empty."""
+    """Return the content of a control file; `b""` if the cgroup is gone. Raises `OSError` if it is there and cannot be read."""
     return _whole(path, procfs.read)
 
 
@@ -317,8 +318,8 @@ def _whole(path: str, reader: Callable[[str], bytes | None]) -> bytes:
 
 
 def _refuse_hidden(path: str) -> None:
-    """Raises `OSError` unless a control file is not there because its cgroup is gone: access may be denied, or something may be
-    mounted over the cgroup."""
+    """Raise `OSError` if a control file cannot be read for another reason than that its cgroup is gone: access may be denied, or
+    something may be mounted over the cgroup."""
     for name, error in ((path, errno.EACCES), (os.path.dirname(path), errno.ESTALE)):
         with suppress(FileNotFoundError, NotADirectoryError):
             os.stat(name)
@@ -326,7 +327,8 @@ def _refuse_hidden(path: str) -> None:
 
 
 def pids(directory: str) -> Iterator[int]:
-    """The processes of one cgroup. One of another pid namespace shows as 0, which to kill(2) is our own group. Raises `OSError`."""
+    """Return the processes of one cgroup, without those of other pid namespaces: they show as 0, which means our own process group
+    to kill(2). Raises `OSError`."""
     try:
         content = _whole(f"{directory}/cgroup.procs", procfs.read_whole)
     except OSError as error:
@@ -337,8 +339,8 @@ def pids(directory: str) -> Iterator[int]:
 
 
 def regain(path: str, base: str) -> None:
-    """Gives the owner its access rights back, to a control file and to each cgroup from `base` to it. An agent with the same uid
-    can take them away."""
+    """Give the owner access again to a control file, and to each cgroup from `base` to it. An agent with the same uid can take it
+    away."""
     inside = below(path, base)
     names = inside.split("/") if inside else []
     for count in range(len(names) + 1):
@@ -357,24 +359,24 @@ def regain_after(error: Exception, base: str) -> None:
 
 
 def unbind(directory: str) -> None:
-    """Undoes `bound`. Raises `OSError`."""
+    """Undo `bound`. Raises `OSError`."""
     write(f"{directory}/cgroup.max.depth", b"max")
     write(f"{directory}/cgroup.max.descendants", b"max")
 
 
 def seen(path: str | None) -> str | None:
-    """Where a cgroup, by its path in the hierarchy, is seen in this mount namespace."""
+    """Return the directory of a cgroup in this mount namespace, by its path in the hierarchy."""
     found = (mount.directory(path) for mount in mounts()) if path is not None else ()
     return next((directory for directory in found if directory is not None), None)
 
 
 _CHILDLESS = 2
-"""Links of a directory without directories in it. It has dozens of files, so to list it takes twenty times as long as to ask."""
+"""Links of a directory without directories in it. A cgroup has dozens of files: listing takes twenty times as long as stat(2)."""
 
 
 def nested(directory: str) -> Iterator[str]:
-    """A cgroup and all cgroups in it, each before those in it; but none whose path is too long to be used. Raises `OSError`, but
-    not for what is gone."""
+    """Yield a cgroup and all cgroups in it, each before those in it, without those whose path is too long to be used. Raises
+    `OSError`, but not for cgroups that are gone."""
     pending = [directory]
     while pending:
         path = pending.pop()
@@ -384,7 +386,7 @@ def nested(directory: str) -> Iterator[str]:
 
 
 def inner(directory: str) -> list[str]:
-    """The cgroups directly in a cgroup. Raises like `nested`."""
+    """Return the cgroups directly in a cgroup. Raises like `nested`."""
     try:
         if os.stat(directory).st_nlink == _CHILDLESS:
             return []

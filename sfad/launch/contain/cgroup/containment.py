@@ -44,6 +44,7 @@ class CgroupContainment(RunContainment):
     """Contains runs in cgroups below `base`, which was probed."""
 
     kind: Literal["cgroup", "tags"] = "cgroup"
+    adopted: AdoptedCgroups
 
     def __init__(self, ground: Ground, *, base: cgroupfs.Base, complain: Complain = lambda _text: None) -> None:
         self.detail = base.directory
@@ -57,15 +58,14 @@ class CgroupContainment(RunContainment):
         """Where this process belongs, now that `prepare` has moved it if necessary."""
         self._cgroups = RunCgroups(base, self._controllers, ground.reactor)
         self._events = CgroupEvents(self._cgroups, ground.reactor, ground.news, self._learn)
-        self._limits = KernelLimits(self._cgroups, self._controllers, ground.news)
+        self.limits = KernelLimits(self._cgroups, self._controllers, ground.news)
         self._escapes = Escapes(ground, self._cgroups)
-        self._adopted = AdoptedCgroups(ground.runs, self._cgroups, self._limits)
+        self.adopted = AdoptedCgroups(ground.runs, self._cgroups, self.limits)
         self._placing = CgroupPlacing(ground.runs, self._cgroups, ground.orphans)
 
     # Entering and leaving.
 
     def enter(self, held: HeldRun) -> Door:
-        """Make the run's cgroup if it is not there, and open it. Raises `OSError`."""
         try:
             return self._enter(held)
         except PermissionError as error:
@@ -84,19 +84,17 @@ class CgroupContainment(RunContainment):
 
     def _open(self, held: HeldRun, group: RunCgroup) -> Door:
         if group.bounds != held.bounds:
-            self._limits.limit(held)
+            self.limits.limit(held)
         if group.halted:  # the attempt before ended in its stop's freeze
             self._unfreeze(group)
-        door = os.open(f"{group.leaf}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
-        return Door(door, self._runs.tag_of(held))
+        tag = self._runs.tag_of(held)
+        return Door(os.open(f"{group.leaf}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC), tag)
 
     def leave(self, held: HeldRun) -> None:
-        """Remove the run's cgroup."""
-        self._adopted.forget(held)
+        self.adopted.own(held)
         self._cgroups.remove(held)
 
     def close(self) -> None:
-        """Remove the base, unless something is alive in it."""
         self._cgroups.close()
 
     # Stopping.
@@ -146,7 +144,6 @@ class CgroupContainment(RunContainment):
         group.halted = False
 
     def kill(self, held: HeldRun) -> None:
-        """Kill the cgroup, again and again until it is empty."""
         group = self._cgroups.of(held)
         if group:
             self._write(group, "cgroup.kill", b"1")
@@ -166,7 +163,6 @@ class CgroupContainment(RunContainment):
     # Pausing.
 
     def freeze(self, held: HeldRun) -> None:
-        """Freeze the cgroup."""
         self._escapes.signal(held, SIGSTOP)
         group = self._cgroups.of(held)
         if group:
@@ -176,7 +172,6 @@ class CgroupContainment(RunContainment):
             self._reactor.soon(self._answers.stands_still, held)
 
     def thaw(self, held: HeldRun) -> None:
-        """Thaw the cgroup. Child runs that were frozen by themselves stay frozen, as cgroup v2 has it."""
         group = self._cgroups.of(held)
         if group:
             self._write(group, "cgroup.freeze", b"0")
@@ -211,58 +206,17 @@ class CgroupContainment(RunContainment):
             self._answers.consider(held)
 
     def populated(self, held: HeldRun) -> bool:
-        """See `RunContainment.populated`. Raises `OSError`."""
         if self._cgroups.populated(held):
             return True
         runs = run_ids([held])
-        self._adopted.gather_all(runs)
+        self.adopted.gather_all(runs)
         return self._cgroups.populated(held) or any(self._escapes.orphaned(runs))
 
     def members(self, *tops: HeldRun) -> Iterable[tuple[int, RunId]]:
-        """See `RunContainment.members`. Raises `OSError`."""
         return self._cgroups.members(*tops)
 
     def outside(self, held: HeldRun) -> Iterable[tuple[int, RunId]]:
-        """See `RunContainment.outside`. Raises `OSError`."""
         return self._escapes.of(held)
 
     def place(self, pid: int, pidfd: int | None) -> RunId | None:
-        """See `CgroupPlacing.place`."""
         return self._placing.place(pid, pidfd)
-
-    # Runs that an earlier daemon launched.
-
-    def rejoin(self, held: HeldRun) -> None:
-        """See `AdoptedCgroups.rejoin`."""
-        self._adopted.rejoin(held)
-
-    def forget(self, held: HeldRun) -> None:
-        """Forget the run's cgroup, and leave it as it is."""
-        self._adopted.forget(held)
-        self._cgroups.forget(held)
-
-    def carries(self, held: HeldRun, pid: int) -> bool:
-        """See `AdoptedCgroups.carries`."""
-        return self._adopted.carries(held, pid)
-
-    def settle(self, held: HeldRun) -> bool:
-        """See `AdoptedCgroups.settle`."""
-        return self._adopted.settle(held)
-
-    # Limits.
-
-    def enforces(self, kind: str) -> bool:
-        """See `RunContainment.enforces`."""
-        return kind in self._controllers.available
-
-    def limit(self, held: HeldRun) -> None:
-        """See `KernelLimits.limit`."""
-        self._limits.limit(held)
-
-    def used(self, held: HeldRun, kind: str) -> int | None:
-        """See `RunContainment.used`."""
-        return self._limits.used(held, kind)
-
-    def breaches(self, held: HeldRun) -> frozenset[str]:
-        """See `Launcher.breaches`."""
-        return self._limits.breaches(held)

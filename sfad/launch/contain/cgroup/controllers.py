@@ -1,16 +1,16 @@
 """The controllers of cgroup v2: `pids`, `memory` and `cpu`, as far as they were delegated to this daemon.
 
-A cgroup has the files of a controller where its parent has it in `cgroup.subtree_control`, and that takes the same of
-every cgroup above. `pids` is enabled for every run, for every tree has such a limit; the others down the path to a run
-that asks, for they cost every page and every switch of what is below.
+A cgroup has the files of a controller if its parent has it in `cgroup.subtree_control`, and so must every cgroup above
+(cgroups(7)). `pids` is enabled for every run, because every tree has such a limit. The others are enabled down the path to a
+run that has such a limit, because they cost time at each page and each task switch of the processes below.
 
-A cgroup that enables controllers cannot hold processes (EBUSY). With `pids` and `cpu` alone it is *not*
-refused: it becomes a thread root, and nothing can be attached below it any more (EOPNOTSUPP). So what sits in PARENT,
-the daemon first of all, moves into the leaf PARENT/supervisor before anything is enabled. systemd calls that leaf the
-`DelegateSubgroup=` of a unit (254), and has then done it.
+A cgroup that enables controllers cannot hold processes (EBUSY). With `pids` and `cpu` alone that is *not* refused: the cgroup
+becomes a thread root, and nothing can be attached below it any more (EOPNOTSUPP). So the processes in PARENT, the daemon first
+of all, move into the leaf PARENT/supervisor before anything is enabled. In systemd 254 and later, `DelegateSubgroup=` of the
+unit names that leaf, and systemd itself puts the daemon there.
 
-systemd before 254 cannot restart a unit whose cgroup still distributes (219/CGROUP): `undo` is for the end of the
-daemon, and for the sweep after one that was killed.
+systemd before 254 cannot restart a unit whose cgroup still enables controllers (219/CGROUP): so `undo` is called at the end of
+the daemon, and by the sweep after a daemon that was killed.
 """
 
 from __future__ import annotations
@@ -26,37 +26,33 @@ from . import cgroupfs
 KINDS = ("pids", "memory", "cpu")
 LEAF = cgroupfs.SUPERVISOR
 _VACATED = "user.sfad.vacated"
-"""An extended attribute of the leaf: the daemon has made it and moved there, not systemd."""
+"""An extended attribute of the leaf: the daemon, not systemd, has made it and moved there."""
 _CONTROL = ".control"
-"""Where systemd puts what `ExecStopPost=` starts in a delegated unit: beside what the unit has made itself."""
-_PERIOD = 100_000
-"""Microseconds in which `cpu.max` is accounted: the kernel's default."""
-_LEAST_QUOTA = 1000
-"""Microseconds; the kernel refuses less."""
+"""The cgroup in a delegated unit in which systemd starts `ExecStopPost=` commands."""
 _PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _TRIES = 10
-"""Looks at a cgroup that is being emptied: what forks meanwhile is in the next."""
+"""Looks at a cgroup that is being emptied: each finds what was forked during the one before."""
 
 
 class Controllers:
-    """What may be limited below one instance's base. `complain` is told why something that is there cannot be used."""
+    """The controllers that can be used below one instance's base. `complain` is told why one cannot."""
 
     def __init__(self, base: cgroupfs.Base, complain: Callable[[str], object] = lambda _text: None) -> None:
         self._base = base.directory
         self._parent = os.path.dirname(base.directory)
         self._complain = complain
         self._enabled: dict[str, set[str]] = {}
-        """By directory: what the cgroups in it have."""
+        """By directory: the controllers of the cgroups in it."""
         self._before = _words(f"{self._parent}/cgroup.subtree_control")
         self._vacated = False
         self.available = _words(f"{self._parent}/cgroup.controllers") & set(KINDS)
-        """What can be limited, as far as is known."""
+        """The kinds of bound that can be enforced, as far as is known."""
 
     def prepare(self) -> None:
-        """Makes PARENT able to distribute, and every run have a `pids` controller."""
+        """Empty PARENT, so that it can enable controllers, and enable `pids` for every run."""
         if not self.available:
             return
-        self._enabled.pop(self._parent, None)  # somebody may have undone it, with the base
+        self._enabled.pop(self._parent, None)  # another process may have undone it, with the base
         try:
             self._vacated = _vacate(self._parent) or _was_vacated(self._parent)
             if "pids" in self.available:
@@ -66,7 +62,7 @@ class Controllers:
             self._complain(f"limits of memory, processes and CPU are watched, not enforced by the kernel: {_said(error)}")
 
     def enable(self, kind: str, directory: str) -> bool:
-        """Lets the cgroups in `directory` be limited; whether they can."""
+        """Enable a controller for the cgroups in `directory`; return whether that worked."""
         if kind not in self.available:
             return False
         try:
@@ -91,15 +87,15 @@ class Controllers:
             directory = os.path.dirname(directory)
 
     def enabled(self, kind: str, directory: str) -> bool:
-        """Whether the cgroups in `directory` have that controller."""
+        """Return whether the cgroups in `directory` have that controller."""
         return kind in self._enabled.get(directory, ())
 
     def forget(self, directory: str) -> None:
-        """It was removed."""
+        """Note that a directory was removed."""
         self._enabled.pop(directory, None)
 
     def close(self) -> None:
-        """Undoes what was done to PARENT, once the base is gone. Another instance may still need it: then that one does."""
+        """Undo what was done to PARENT, once the base is gone. If another instance still needs it, that one undoes it later."""
         self._enabled.clear()
         if os.path.exists(self._base):
             return
@@ -110,8 +106,8 @@ class Controllers:
 
 
 def undo(parent: str, *, settle: bool = False) -> None:
-    """Ends the distribution of `parent`, if a daemon has vacated it and no instance is left in it. `settle` moves what sits
-    in the leaf back; without it, a leaf that is in use stays."""
+    """Disable the controllers of `parent`, if a daemon has vacated it and no instance is left in it. With `settle` the processes
+    in the leaf move back; without it, a leaf that is in use stays."""
     leaf = f"{parent}/{LEAF}"
     with suppress(OSError):
         if not os.path.isdir(leaf) or _others(parent):
@@ -123,9 +119,10 @@ def undo(parent: str, *, settle: bool = False) -> None:
 
 
 def release_unit() -> None:
-    """In a process of `ExecStopPost=`: ends the distribution of the unit's cgroup, and of all in it, if a daemon has vacated it.
-    Nothing is killed: runs are without limits until the daemon that systemd starts next has adopted them. Where systemd itself
-    puts the daemon into the leaf, they stay as they are."""
+    """Disable, in a process of `ExecStopPost=`, the controllers of the unit's cgroup and of all in it, if a daemon has vacated it.
+
+    Nothing is killed: runs are without limits until the next daemon has adopted them. Where systemd itself puts the daemon into
+    the leaf, controllers stay as they are."""
     own = procfs.cgroup(os.getpid()) or "/"
     for directory in (found for mount in cgroupfs.mounts() if (found := mount.directory(own))):
         unit, name = os.path.split(directory)
@@ -141,18 +138,19 @@ def _others(parent: str) -> bool:
 
 def _disable(directory: str, kinds: set[str]) -> None:
     for kind in kinds & _words(f"{directory}/cgroup.subtree_control"):
-        with suppress(OSError):  # somebody else's cgroup in it uses it
+        with suppress(OSError):  # another program's cgroup in it uses the controller
             cgroupfs.write(f"{directory}/cgroup.subtree_control", b"-" + kind.encode())
 
 
 def _vacate(parent: str) -> bool:
-    """Whether it was necessary. Raises `OSError` where what sits there is not ours to move."""
-    if not os.path.exists(f"{parent}/cgroup.type"):  # the root of the hierarchy may hold processes and distribute
+    """Move the processes in `parent` into the leaf; return whether that was necessary. Raises `OSError` if they are not ours to
+    move."""
+    if not os.path.exists(f"{parent}/cgroup.type"):  # the root of the hierarchy may hold processes and enable controllers
         return False
     sitting = set(cgroupfs.pids(parent))
     if not sitting:
         return False
-    # where pid 1 sits is the top of a container, and the next `docker exec` joins it there
+    # the cgroup of pid 1 is the top of a container, and the next `docker exec` joins it there
     if not (sitting <= {os.getpid()} or (_delegated(parent) and 1 not in sitting)):
         strangers = ", ".join(map(str, sorted(sitting - {os.getpid()})[:5]))
         raise OSError(f"{parent} also holds processes that are not the daemon's ({strangers})")
@@ -165,7 +163,7 @@ def _vacate(parent: str) -> bool:
 
 
 def _was_vacated(parent: str) -> bool:
-    """Whether a daemon has done it, and not systemd."""
+    """Return whether a daemon, not systemd, has made the leaf."""
     try:
         return os.getxattr(f"{parent}/{LEAF}", _VACATED) == b"1"
     except OSError:
@@ -173,15 +171,15 @@ def _was_vacated(parent: str) -> bool:
 
 
 def _delegated(directory: str) -> bool:
-    """Whether systemd says that the cgroup is its unit's own: then everything in it belongs to the daemon's service."""
-    for name in ("user.delegate", "trusted.delegate"):  # the first since systemd 251; the second is for root to see
+    """Return whether systemd says that the cgroup is delegated: then everything in it belongs to the daemon's service."""
+    for name in ("user.delegate", "trusted.delegate"):  # the first from systemd 251 on; only root can read the second
         with suppress(OSError):
             return os.getxattr(directory, name) == b"1"
     return False
 
 
 def _move(source: str, target: str) -> None:
-    """Moves every process. Raises `OSError`, also if they do not stop coming."""
+    """Move every process. Raises `OSError`, also if new ones keep appearing."""
     for _ in range(_TRIES):
         sitting = list(cgroupfs.pids(source))
         if not sitting:
@@ -198,56 +196,3 @@ def _words(path: str) -> set[str]:
 
 def _said(error: OSError) -> str:
     return f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
-
-
-# The files of one cgroup.
-
-
-def settings(kind: str, value: float | None) -> list[tuple[str, bytes]]:
-    """Control files and what to write to them for that bound; `None` is none. A file may be missing if it is not the last."""
-    if kind == "cpu":
-        quota = b"max" if value is None else b"%d" % max(_LEAST_QUOTA, round(value * _PERIOD))
-        return [("cpu.max", quota + b" %d" % _PERIOD)]
-    limit = b"max" if value is None else b"%d" % value
-    # without it a run that is short of memory would fill the machine's swap first
-    swap = [("memory.swap.max", b"max" if value is None else b"0")] if kind == "memory" else []
-    return [*swap, (f"{kind}.max", limit)]
-
-
-def current_pids(directory: str) -> int | None:
-    """Processes and threads in a cgroup that has the controller, zombies included."""
-    content = cgroupfs.read(f"{directory}/pids.current")
-    return int(content) if content else None
-
-
-def charged_memory(directory: str) -> int | None:
-    """Bytes of anonymous and shared memory that are charged to it. Neither its page cache, which the kernel takes back
-    before it enforces anything, nor what the kernel itself needs for it: so it can be compared to what processes hold."""
-    fields = dict(line.split() for line in (procfs.read_whole(f"{directory}/memory.stat") or b"").splitlines())
-    return int(fields[b"anon"]) + int(fields[b"shmem"]) if fields else None
-
-
-def enforced(kind: str, directory: str) -> int:
-    """How often the kernel has enforced a bound of this very cgroup, not of one below it or above."""
-    if kind == "memory":
-        # not `max`: that is page cache being taken back, which harms nobody; not `oom_kill`: it also counts what the machine was
-        # short of. `oom` comes before the kill.
-        return _counter(f"{directory}/memory.events.local", b"oom")
-    local = f"{directory}/pids.events.local"
-    return _counter(local, b"max") if os.path.exists(local) else _failed_forks(directory)
-
-
-def _failed_forks(directory: str) -> int:
-    """Before Linux 6.11 a fork that failed is counted where it was tried, whichever cgroup's bound it met. This one's it can
-    only have been if it was full at some time (`pids.peak`, 6.1) or is."""
-    limit = cgroupfs.read(f"{directory}/pids.max").strip()
-    peak = procfs.read(f"{directory}/pids.peak") or cgroupfs.read(f"{directory}/pids.current")
-    if not limit.isdigit() or int(peak or 0) < int(limit):
-        return 0
-    return sum(_counter(f"{inner}/pids.events", b"max") for inner in cgroupfs.nested(directory))
-
-
-def _counter(path: str, name: bytes) -> int:
-    """0 if the cgroup is gone, or has no such file."""
-    words = (procfs.read(path) or b"").split()
-    return int(words[words.index(name) + 1]) if name in words else 0

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import os
 
+from ... import procfs
 from ...news import News
 from ...runs import HeldRun
-from . import cgroupfs, controllers
+from ..interface import RunLimits
+from . import cgroupfs
 from .cgroups import RunCgroup, RunCgroups
-from .controllers import Controllers
+from .controllers import KINDS, Controllers
+
+_PERIOD = 100_000
+"""Microseconds: the period of `cpu.max`, the kernel's default."""
+_LEAST_QUOTA = 1000
+"""Microseconds; the kernel refuses less."""
 
 
-class KernelLimits:
+class KernelLimits(RunLimits):
     """Has the kernel hold runs to their bounds, and counts how often it enforced them."""
 
     def __init__(self, cgroups: RunCgroups, controllers: Controllers, news: News) -> None:
@@ -19,12 +26,15 @@ class KernelLimits:
         self._controllers = controllers
         self._news = news
 
+    def enforces(self, kind: str) -> bool:
+        return kind in self._controllers.available
+
     def limit(self, held: HeldRun) -> None:
         """Write the bounds that have changed. A run without a cgroup gets them when its cgroup is made."""
         group = self._cgroups.of(held)
         if group is None:
             return
-        for kind in controllers.KINDS:
+        for kind in KINDS:
             value, before = getattr(held.bounds, kind), getattr(group.bounds, kind)
             if value != before and kind in self._controllers.available:
                 self._limit_to(held, group, kind, value)
@@ -36,29 +46,27 @@ class KernelLimits:
         if not self._controllers.enable(kind, os.path.dirname(group.directory)):
             return
         try:
-            for name, content in controllers.settings(kind, value):
+            for name, content in settings(kind, value):
                 _write_setting(f"{group.directory}/{name}", content, optional=name.endswith(".swap.max"))
             if value is not None and kind != "cpu":
-                group.enforced[kind] = controllers.enforced(kind, group.directory)
+                group.enforced[kind] = _enforced(kind, group.directory)
         except OSError as error:
             self._news.unenforced(held.id, error)
 
     def used(self, held: HeldRun, kind: str) -> int | None:
-        """See `RunContainment.used`."""
         group = self._cgroups.of(held)
         if group is None:
             return None
         if kind == "pids":
-            return controllers.current_pids(group.directory) if "pids" in group.enforced else None
-        return controllers.charged_memory(group.directory) if group.metered else None
+            return _current_pids(group.directory) if "pids" in group.enforced else None
+        return _charged_memory(group.directory) if group.metered else None
 
     def breaches(self, held: HeldRun) -> frozenset[str]:
-        """See `Launcher.breaches`: reads some small files."""
         group = self._cgroups.of(held)
         if group is None:
             return frozenset()
         try:
-            now = {kind: controllers.enforced(kind, group.directory) for kind in group.enforced}
+            now = {kind: _enforced(kind, group.directory) for kind in group.enforced}
         except OSError as error:
             self._news.failed(error)
             return frozenset()
@@ -71,3 +79,53 @@ def _write_setting(path: str, content: bytes, *, optional: bool) -> None:
     except FileNotFoundError:  # a kernel without swap accounting
         if not optional:
             raise
+
+
+def settings(kind: str, value: float | None) -> list[tuple[str, bytes]]:
+    """Return control files and what to write to them for a bound; for `None`, to remove it. Only the last file must exist."""
+    if kind == "cpu":
+        quota = b"max" if value is None else b"%d" % max(_LEAST_QUOTA, round(value * _PERIOD))
+        return [("cpu.max", quota + b" %d" % _PERIOD)]
+    limit = b"max" if value is None else b"%d" % value
+    # else a run that is short of memory would fill the machine's swap first
+    swap = [("memory.swap.max", b"max" if value is None else b"0")] if kind == "memory" else []
+    return [*swap, (f"{kind}.max", limit)]
+
+
+def _current_pids(directory: str) -> int | None:
+    """Return the processes and threads in a cgroup that has the controller, zombies included."""
+    content = cgroupfs.read(f"{directory}/pids.current")
+    return int(content) if content else None
+
+
+def _charged_memory(directory: str) -> int | None:
+    """Return the bytes of anonymous and shared memory that are charged to a cgroup, to compare with what processes hold: without
+    its page cache, which the kernel takes back before it enforces anything, and without the kernel's own memory for it."""
+    fields = dict(line.split() for line in (procfs.read_whole(f"{directory}/memory.stat") or b"").splitlines())
+    return int(fields[b"anon"]) + int(fields[b"shmem"]) if fields else None
+
+
+def _enforced(kind: str, directory: str) -> int:
+    """Return how often the kernel has enforced a bound of this very cgroup, not of one below it or above."""
+    if kind == "memory":
+        # not `max`: it also counts when page cache is taken back, which harms no process; not `oom_kill`: it also counts kills
+        # because the machine was short of memory. `oom` is counted before the kill.
+        return _counter(f"{directory}/memory.events.local", b"oom")
+    local = f"{directory}/pids.events.local"
+    return _counter(local, b"max") if os.path.exists(local) else _failed_forks(directory)
+
+
+def _failed_forks(directory: str) -> int:
+    """Return the same before Linux 6.11, which counts a failed fork where it was tried, whichever cgroup's bound it met. It can
+    only be this cgroup's bound if this cgroup was full at some time (`pids.peak`, 6.1) or is."""
+    limit = cgroupfs.read(f"{directory}/pids.max").strip()
+    peak = procfs.read(f"{directory}/pids.peak") or cgroupfs.read(f"{directory}/pids.current")
+    if not limit.isdigit() or int(peak or 0) < int(limit):
+        return 0
+    return sum(_counter(f"{inner}/pids.events", b"max") for inner in cgroupfs.nested(directory))
+
+
+def _counter(path: str, name: bytes) -> int:
+    """Return one counter of a file; 0 if the cgroup is gone, or has no such file."""
+    words = (procfs.read(path) or b"").split()
+    return int(words[words.index(name) + 1]) if name in words else 0

@@ -13,10 +13,11 @@ from ... import procfs
 from ...procfs import Stat
 from ...runs import HeldRun, HeldRuns
 from .. import looks
+from ..interface import AdoptedRuns
 from ..looks import Looks, Trace
 
 
-class Abroad:
+class Abroad(AdoptedRuns):
     """Finds the processes of adopted runs."""
 
     def __init__(self, runs: HeldRuns) -> None:
@@ -32,19 +33,19 @@ class Abroad:
         """Return whether one of these runs may have processes that are not below this one."""
         return bool(runs & self._abroad)
 
+    def rejoin(self, held: HeldRun) -> None:
+        self._runs.tag_of(held)
+
     def forget(self, held: HeldRun) -> None:
-        """Treat the run as one of this daemon's."""
         self._abroad.discard(held.id)
 
     def carries(self, held: HeldRun, pid: int) -> bool:
-        """See `RunContainment.carries`."""
         process = procfs.stat(pid)
         number = self._runs.tag_of(held)
         numbers = {number: held.id} if number is not None else {}
         return process is not None and looks.run_of(looks.trace(process), None, {held.cookie: held.id}, numbers) == held.id
 
     def settle(self, held: HeldRun) -> bool:
-        """See `RunContainment.settle`."""
         if held.main is not None:
             if not held.main.ours:
                 self._abroad.add(held.id)

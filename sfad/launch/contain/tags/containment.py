@@ -27,7 +27,7 @@ from ....protocol.types import RunId
 from ... import procfs
 from ...procfs import Stat
 from ...runs import HeldRun, run_ids
-from ..interface import Door, Ground, RunContainment
+from ..interface import Door, Ground, RunContainment, RunLimits
 from .abroad import Abroad
 from .census import Census
 
@@ -53,6 +53,7 @@ class TagsContainment(RunContainment):
     """Contains runs by descent and marks. `why` tells the reason for not using cgroups."""
 
     kind: Literal["cgroup", "tags"] = "tags"
+    adopted: Abroad
 
     def __init__(self, ground: Ground, *, why: str = "") -> None:
         self.detail = why or "asked for"
@@ -60,8 +61,9 @@ class TagsContainment(RunContainment):
         self._reactor = ground.reactor
         self._orphans = ground.orphans
         self._answers = ground.answers
-        self._abroad = Abroad(ground.runs)
-        self._census = Census(ground.runs, ground.orphans, self._abroad)
+        self.limits = RunLimits()
+        self.adopted = Abroad(ground.runs)
+        self._census = Census(ground.runs, ground.orphans, self.adopted)
         self._paused: set[HeldRun] = set()
         self._holding = False
         """Whether `_keep_still` runs."""
@@ -78,39 +80,18 @@ class TagsContainment(RunContainment):
     # Entering and leaving.
 
     def enter(self, held: HeldRun) -> Door:
-        """Choose the run's tag."""
-        self._abroad.forget(held)  # an earlier attempt's processes are gone, or the run would not start again
+        self.adopted.forget(held)  # an earlier attempt's processes are gone, or the run would not start again
         return Door(msgqueue=self._runs.tag_of(held))
 
     def leave(self, held: HeldRun) -> None:
-        """Forget the run."""
-        self.forget(held)
+        self.adopted.forget(held)
         self._paused.discard(held)
         self._killing.pop(held, None)
         self._terminating.pop(held, None)
 
-    # Runs that an earlier daemon launched.
-
-    def rejoin(self, held: HeldRun) -> None:
-        """Choose the tag that the run had."""
-        self._runs.tag_of(held)
-
-    def forget(self, held: HeldRun) -> None:
-        """Undo `rejoin`."""
-        self._abroad.forget(held)
-
-    def carries(self, held: HeldRun, pid: int) -> bool:
-        """See `Abroad.carries`."""
-        return self._abroad.carries(held, pid)
-
-    def settle(self, held: HeldRun) -> bool:
-        """See `Abroad.settle`."""
-        return self._abroad.settle(held)
-
     # Stopping.
 
     def terminate(self, held: HeldRun, number: int) -> None:
-        """Signal every process that some scans find."""
         self._paused.difference_update(held.subtree())
         if not self._terminating:
             self._reactor.soon(self._signal_all)  # one scan for all that are stopped at the same time
@@ -131,7 +112,6 @@ class TagsContainment(RunContainment):
             self._drain_soon(held)
 
     def kill(self, held: HeldRun) -> None:
-        """Kill every process, again and again until the run is empty."""
         self._killing[held] = held.ladder
         if not self._slaying:
             self._slaying = True
@@ -190,7 +170,6 @@ class TagsContainment(RunContainment):
     # Pausing.
 
     def freeze(self, held: HeldRun) -> None:
-        """Stop every process, and keep it stopped."""
         self._paused.add(held)
         self._reactor.task(self._hold_still, held)
 
@@ -216,7 +195,6 @@ class TagsContainment(RunContainment):
         self._holding = False
 
     def thaw(self, held: HeldRun) -> None:
-        """Continue every process but those of child runs that were paused by themselves."""
         self._paused.discard(held)
         still_paused = {below.id for below in held.subtree() if self._paused.intersection(below.chain())}
         for process, run in self._census.take(run_ids([held])):
@@ -226,15 +204,12 @@ class TagsContainment(RunContainment):
     # Looking.
 
     def populated(self, held: HeldRun) -> bool:
-        """See `RunContainment.populated`. Raises `OSError`."""
         return self._census.populated(run_ids([held]))
 
     def members(self, *tops: HeldRun) -> Iterator[tuple[int, RunId]]:
-        """See `RunContainment.members`. Raises `OSError`."""
         return ((process.pid, run) for process, run in self._census.take(run_ids(tops)))
 
     def place(self, pid: int, pidfd: int | None) -> RunId | None:
-        """See `Census.place`."""
         return self._census.place(pid, pidfd)
 
 

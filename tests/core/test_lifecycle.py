@@ -1,4 +1,4 @@
-"""Admission, attempts, pauses and the queue (SPEC sections 4 to 6), as transcripts."""
+"""Admission, attempts, pauses and the queue, as transcripts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_commit_that_fails_gives_everything_back() -> None:
     t >> t.commit_failed("a1") << "reply 1 Failed unavailable" << "ended a1 failed"
     t.quiet()
     answer = t.answers[1]
-    assert isinstance(answer, c.Failed)
+    assert isinstance(answer, c.RequestFailed)
     assert "the ledger could not record it (disk full)" in answer.message
     # its slot went to the one that waited, which starts once it is committed itself
     t >> t.committed("a2") << "publish run_accepted a2" << "launch a2"
@@ -400,7 +400,7 @@ def test_a_slot_is_kept_for_a_queued_run_that_is_not_committed_yet() -> None:
     t.quiet()
 
 
-def test_more_room_after_a_reload_starts_who_waits() -> None:
+def test_more_room_after_a_reload_starts_waiting_trees() -> None:
     t = Transcript(trees=1)
     t.start("a")
     (t >> t.spawn("b")).skip()

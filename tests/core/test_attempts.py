@@ -1,4 +1,4 @@
-"""What an agent says of itself (SPEC sections 6 and 8), as transcripts."""
+"""What an agent says of itself, as transcripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of live runs that are changed (SPEC section 3), as transcripts."""
+"""Limits of live runs that are changed, as transcripts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .transcript import ANN, Transcript, inside
 def code(t: Transcript) -> ErrorCode:
     """Of the last answer."""
     answer = t.answers[max(t.answers)]
-    assert isinstance(answer, c.Failed)
+    assert isinstance(answer, c.RequestFailed)
     return answer.code
 
 

@@ -1,4 +1,4 @@
-"""What a breach is answered with, on a run and on its ancestors (SPEC section 3), as transcripts."""
+"""The answer to a breach, on a run and on its ancestors, as transcripts."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_an_increase_that_is_denied() -> None:
     assert reason.message.endswith("set by --limit; the increase was denied by user ann")
 
 
-def test_an_increase_that_nobody_decides_about() -> None:
+def test_an_increase_without_a_decision() -> None:
     t = Transcript()
     a = t.start("a", limits="turns=10:request_increase")
     t >> t.used(a, turns=11) << "arm a1 approval +600" << "freeze a1" << f"arm a1 pause_max +{DAY}"
@@ -184,7 +184,7 @@ def test_only_what_waits_for_an_approval_can_be_approved() -> None:
     for event in (t.approve(a), t.deny(a)):
         (t >> event).skip()
         answer = t.answers[event.token]
-        assert isinstance(answer, c.Failed)
+        assert isinstance(answer, c.RequestFailed)
         assert answer.message.endswith("does not wait for an approval; it is paused by its turns limit: resume it")
 
 
@@ -748,7 +748,7 @@ def test_tools_that_are_only_warned_about_once_each_and_not_without_end() -> Non
 # ---- who may
 
 
-def test_what_a_limit_holds_takes_somebody_outside_to_let_go() -> None:
+def test_only_a_caller_outside_resumes_what_a_limit_holds() -> None:
     t = Transcript()
     a = t.start("a")
     b = t.start("b", inside(a), limits="turns=10:request_increase")
@@ -763,7 +763,7 @@ def test_what_a_limit_holds_takes_somebody_outside_to_let_go() -> None:
             verb = "approve" if isinstance(event, e.ApproveRequested) else "deny"
             words = f"run {peer.run} may not '{verb}': only a caller outside any run may"
             (t >> event).skip()
-            assert t.answers[event.token] == c.Failed(ErrorCode.NOT_PERMITTED, words)
+            assert t.answers[event.token] == c.RequestFailed(ErrorCode.NOT_PERMITTED, words)
     words = f"run {a} may not give run {{}} more room: only from outside any run"
     assert t.failed(t.resume(d, inside(a))) == words.format(d)
     assert t.failed(t.resume(d, inside(a), room="turns=50")) == words.format(d)
@@ -776,7 +776,7 @@ def test_what_a_limit_holds_takes_somebody_outside_to_let_go() -> None:
     assert not VERBS & OUTSIDE
 
 
-def test_what_somebody_paused_and_a_limit_holds_as_well_is_the_limits() -> None:
+def test_a_run_paused_by_hand_and_by_a_limit_is_resumed_as_the_limits() -> None:
     t = Transcript()
     a = t.start("a")
     b = t.start("b", inside(a), limits="turns=10:pause")
@@ -797,7 +797,7 @@ def test_use_is_told_and_reserved_for_the_own_subtree_only() -> None:
         for verb, event in asked:
             (t >> event).skip()
             answer = t.answers[event.token]
-            assert isinstance(answer, c.Failed)
+            assert isinstance(answer, c.RequestFailed)
             assert answer.message == f"run {b} may not use '{verb}' on run {target}: it is not in the subtree of {b}"
     assert "may not use 'settle'" in t.failed(t.settle(name, inside(b), turns=1))
     (t >> t.settle(t.reserved(t.reserve(b, tokens=5, peer=inside(a))), inside(b), input_tokens=1)).skip()
@@ -816,7 +816,7 @@ def test_spending_verbs_can_be_denied(verb: str) -> None:
     event = event or t.settle(name, inside(a), turns=1)
     (t >> event).skip()
     answer = t.answers[event.token]
-    assert isinstance(answer, c.Failed)
+    assert isinstance(answer, c.RequestFailed)
     assert "was started without permission" in answer.message
 
 
@@ -829,7 +829,7 @@ def test_events_about_runs_that_are_gone_call_for_nothing() -> None:
     t.quiet()
     for request in (t.report("zz"), t.reserve("zz"), t.approve("zz"), t.deny("zz"), t.resume("zz")):
         (t >> request).skip()
-        assert isinstance(t.answers[request.token], c.Failed)
+        assert isinstance(t.answers[request.token], c.RequestFailed)
     assert "no reservation 'zz' is open" in t.failed(t.settle("zz"))
 
 

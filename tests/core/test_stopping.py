@@ -1,4 +1,4 @@
-"""The stop ladder (SPEC section 6), as transcripts."""
+"""The stop ladder, as transcripts."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_survivors_answer_for_descendants_too() -> None:
     t.quiet()
 
 
-def test_who_stops_a_child_of_a_stuck_tree_is_answered() -> None:
+def test_a_stop_of_a_child_in_a_stuck_tree_is_answered() -> None:
     t = Transcript()
     a, b = t.chain("a", "b")
     (t >> t.stop(a, grace=0)).skip()
@@ -438,6 +438,6 @@ def test_a_grace_outside_its_range_is_refused_with_the_range() -> None:
         for event in (t.stop(a, grace=grace), t.spawn("b", grace=grace)):
             (t >> event).skip()
             answer = t.answers[event.token]
-            assert isinstance(answer, c.Failed)
+            assert isinstance(answer, c.RequestFailed)
             assert answer.code is ErrorCode.BAD_REQUEST
             assert "is outside 0 s to 60 s" in answer.message

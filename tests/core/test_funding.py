@@ -1,4 +1,4 @@
-"""What becomes of what runs already when a budget has run out (SPEC section 5), as transcripts."""
+"""Live trees when a budget has run out, as transcripts."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_limit_that_pauses_it_too_holds_it_on() -> None:
     assert t.run(a).status is Status.RUNNING
 
 
-def test_nobody_can_resume_it_before_and_a_stop_ends_it() -> None:
+def test_it_cannot_be_resumed_before_and_a_stop_ends_it() -> None:
     t = Transcript()
     t >> t.budgets(purse(1, "ann"))
     a = t.start("a", limits="cost=9")
@@ -144,7 +144,7 @@ def test_what_is_launched_later_stands_too() -> None:
     assert t.run("a2").status is Status.PAUSED
 
 
-def test_a_reservation_of_the_last_money_pauses_nobody() -> None:
+def test_a_reservation_of_the_last_money_pauses_no_tree() -> None:
     t = Transcript()
     t >> t.budgets(purse(1, "ann"))
     a = t.start("a", limits="cost=9")
@@ -154,7 +154,7 @@ def test_a_reservation_of_the_last_money_pauses_nobody() -> None:
     assert t.run(a).status is Status.PAUSED
 
 
-def test_a_reservation_that_nobody_settled_counts_when_its_run_has_ended() -> None:
+def test_an_unsettled_reservation_counts_when_its_run_has_ended() -> None:
     t = Transcript()
     t >> t.budgets(purse(1, "ann"))
     a, idle = t.start("a", limits="cost=9"), t.start("idle")
