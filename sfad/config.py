@@ -36,7 +36,6 @@ BUILT_IN = "built-in"
 """The source of a value that no file sets."""
 
 MAX_FILE = 1 << 20
-"""The most bytes of a config file: an endless file must not keep the daemon reading."""
 
 NAME_MAX = 256
 """The most characters of a name that the operator chooses (a model, a user, a team)."""
@@ -47,8 +46,6 @@ class ConfigError(Exception):
 
 
 class GuardConfig(Struct, frozen=True, kw_only=True):
-    """How deep and how wide a tree may grow."""
-
     max_depth: Annotated[int, Meta(ge=1, le=1000)] = 5
     max_descendants: Annotated[int, Meta(ge=1, le=1_000_000)] = 64
     depth_ceiling: Annotated[int, Meta(ge=1, le=1000)] = 32
@@ -57,8 +54,6 @@ class GuardConfig(Struct, frozen=True, kw_only=True):
 
 
 class DefaultsConfig(Struct, frozen=True, kw_only=True):
-    """Limits of a spawn that names none."""
-
     timeout: Annotated[float, Meta(ge=1, extra=DURATION)] = 120.0
     program_profile: Literal["coding-agent", "off"] = "coding-agent"
     turns: Annotated[int, Meta(ge=1, le=1_000_000)] | None = 25
@@ -76,8 +71,6 @@ class DefaultsConfig(Struct, frozen=True, kw_only=True):
 
 
 class LimitsConfig(Struct, frozen=True, kw_only=True):
-    """Bounds on the limits themselves; see docs/limits.md."""
-
     max_time: Annotated[float, Meta(ge=1, le=31 * 86400, extra=DURATION)] = 3600.0
     max_turns: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
     max_cost: Annotated[float, Meta(ge=0.01, le=1_000_000)] = 100.0
@@ -88,8 +81,6 @@ class LimitsConfig(Struct, frozen=True, kw_only=True):
 
 
 class StopConfig(Struct, frozen=True, kw_only=True):
-    """The stop ladder."""
-
     grace: Annotated[float, Meta(ge=0, le=60, extra=DURATION)] = 5.0
     polite: Annotated[float, Meta(ge=0, le=60, extra=DURATION)] = 1.0
     kill_wait: Annotated[float, Meta(ge=0.1, le=600, extra=DURATION)] = 10.0
@@ -97,43 +88,31 @@ class StopConfig(Struct, frozen=True, kw_only=True):
 
 
 class ProgramConfig(Struct, frozen=True, kw_only=True):
-    """What an agent program needs."""
-
     stop: Literal["SIGINT-main", "SIGTERM"]
 
 
 class QuotasConfig(Struct, frozen=True, kw_only=True):
-    """Bounds on users and on the daemon."""
-
     trees_per_user: Annotated[int, Meta(ge=1, le=100_000)] = 32
     trees: Annotated[int, Meta(ge=1, le=100_000)] = 64
     spawns_per_hour: Annotated[int, Meta(ge=1, le=1_000_000)] = 600
 
 
 class AttemptsConfig(Struct, frozen=True, kw_only=True):
-    """Back-off between attempts."""
-
     delay: Annotated[float, Meta(ge=0, le=3600, extra=DURATION)] = 1.0
     delay_max: Annotated[float, Meta(ge=0, le=86400, extra=DURATION)] = 60.0
 
 
 class ContainmentConfig(Struct, frozen=True, kw_only=True):
-    """How a run's processes are held together."""
-
     mode: Literal["auto", "cgroup", "tags"] = "auto"
     cgroup_parent: Annotated[str, Meta(extra=PATH)] | None = None
 
 
 class LogConfig(Struct, frozen=True, kw_only=True):
-    """The JSON log."""
-
     level: Literal["debug", "info", "warning", "error"] = "info"
     file: Annotated[str, Meta(extra=PATH)] | None = None
 
 
 class RetentionConfig(Struct, frozen=True, kw_only=True):
-    """How long output, rows and events are kept. Those of live runs stay."""
-
     output: Annotated[float, Meta(ge=60, le=3650 * 86400, extra=DURATION)] | None = 7 * 86400.0
     ledger: Annotated[float, Meta(ge=3600, le=3650 * 86400, extra=DURATION)] | None = 90 * 86400.0
     backup_every: Annotated[float, Meta(ge=60, le=366 * 86400, extra=DURATION)] | None = 86400.0
@@ -141,33 +120,27 @@ class RetentionConfig(Struct, frozen=True, kw_only=True):
 
 
 class Price(Struct, frozen=True, kw_only=True):
-    """What a model costs, in USD per million tokens. It overrides, or adds to, the prices of the library genai-prices."""
+    """What a model costs, in USD per million tokens; input from or to a cache costs what other input does where it has no price.
+
+    It overrides, or adds to, the prices of the library genai-prices."""
 
     input_mtok: Annotated[float, Meta(ge=0)]
     output_mtok: Annotated[float, Meta(ge=0)]
     cached_mtok: Annotated[float, Meta(ge=0)] | None = None
-    """Input that was read from a cache; `None`: like other input."""
     cache_write_mtok: Annotated[float, Meta(ge=0)] | None = None
-    """Input that was written to a cache; `None`: like other input."""
 
 
 class UserBudget(Struct, frozen=True, kw_only=True):
-    """What one user may spend."""
-
     daily_usd: Annotated[float, Meta(ge=0)]
 
 
 class TeamBudget(Struct, frozen=True, kw_only=True):
-    """What several users may spend together."""
-
     usd: Annotated[float, Meta(ge=0)]
     period: Literal["day", "week", "month"]
     members: tuple[str, ...]
 
 
 class BudgetsConfig(Struct, frozen=True, kw_only=True):
-    """Budgets of users and teams, by their names."""
-
     action: Literal["pause", "terminate", "warn"] = "pause"
     users: dict[str, UserBudget] = {}
     teams: dict[str, TeamBudget] = {}

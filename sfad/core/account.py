@@ -94,13 +94,10 @@ ROLE_COST: dict[Role, LimitKind] = {"planning": LimitKind.PLANNING_COST, "execut
 
 
 Periods = tuple[tuple[str, str, str], ...]
-"""Budgets by scope, name and the start of the period."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A reservation that is not settled yet."""
-
     model: str
     input_tokens: int
     output_tokens: int
@@ -183,13 +180,11 @@ class Account:
 
     @property
     def grows(self) -> bool:
-        """Whether its cost is known and may still grow."""
         best = self.best
         return best is not None and best[1].partial and best[1].cost is not None
 
     @property
     def metered(self) -> bool:
-        """Whether anything is known of what the run itself uses."""
         return bool(self.sources or self.holds)
 
     def hold(self, name: str, hold: Hold) -> None:
@@ -213,7 +208,6 @@ class Account:
         return max(figures, default=None)
 
     def used(self, kind: LimitKind) -> float | None:
-        """Return what a limit of this kind counts; `None` where nothing is known."""
         if kind in self.levels:
             return self.levels[kind]
         own = self.own(kind)
@@ -222,7 +216,6 @@ class Account:
         return (own or 0) + self.below[kind]
 
     def own_tree_use(self) -> tuple[int, ...]:
-        """Return what the run itself adds to its ancestors, by kind of `TREE_USE`."""
         return tuple(self.own(kind) or 0 for kind in TREE_USE)
 
 

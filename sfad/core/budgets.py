@@ -22,7 +22,6 @@ class Budget:
     period: Literal["day", "week", "month"] = "day"
     begins: str = ""
     renews: str = ""
-    """When the period ends, for people."""
     charged: int = 0
     """Nano-dollars in this period, reservations included."""
     partial: bool = False
@@ -45,7 +44,6 @@ class Budget:
 
     @property
     def told(self) -> str:
-        """Its name, numbers and renewal in a few words."""
         spent = f"{format_usd(to_usd(self.charged))} of {format_usd(to_usd(self.allowed))} USD a {self.period}"
         return f"{self.scope} {self.name} has used {spent}; it renews at {self.renews}"
 

@@ -65,7 +65,6 @@ class ActiveLimit:
         return used >= self.threshold if self.limit.kind is LimitKind.TIME else used > self.threshold
 
     def nears(self, used: float, share: float) -> bool:
-        """Return whether `used` has reached a share of the threshold."""
         if self.limit.kind is LimitKind.TIME:
             return used >= share * self.threshold  # the very number that the timer was armed with
         return used / self.threshold >= share  # exact, where 0.55 * 20 would be above 11
@@ -188,7 +187,6 @@ def _narrow(limits: dict[LimitKind, Limit], above: Parent) -> None:
 
 
 def replaced(limit: Limit, *, threshold: float | None = None, action: Action | None = None, source: str | None = None) -> Limit:
-    """Return `limit` with other values; `None` keeps the old one."""
     return Limit(
         kind=limit.kind,
         threshold=limit.threshold if threshold is None else threshold,
@@ -214,7 +212,6 @@ def check(limit: Limit, policy: Policy) -> None:
 
 
 def most_of(kind: LimitKind, policy: Policy) -> float | None:
-    """Return the upper end of the range of a kind; `None` where it has none."""
     key = KINDS[kind].most
     most: float | None = getattr(policy, key) if key else None
     return most

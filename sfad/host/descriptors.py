@@ -69,7 +69,6 @@ def soft_of(hard: int) -> int:
 
 
 def hold_back() -> int:
-    """Set the soft limit; return what it was."""
     global _limits
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     _limits = soft_of(hard), hard

@@ -31,7 +31,6 @@ class Cgroups:
     """Where runs can be contained, and what the kernel can do there."""
 
     mount: str | None
-    """The cgroup2 mount."""
     own: str | None
     """The directory of this process's cgroup below the mount."""
     writable: bool
@@ -124,7 +123,6 @@ def subreaper() -> bool:
 
 
 def systemd_runs() -> bool:
-    """Return whether systemd is this machine's pid 1 (sd_booted(3))."""
     return os.path.isdir("/run/systemd/system")
 
 

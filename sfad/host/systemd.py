@@ -88,7 +88,6 @@ class FdStore:
         address = os.environ.get("NOTIFY_SOCKET", "")
         self._socket = _connected(address) if address else None
         self._unwanted: deque[str] = deque()
-        """Names whose descriptors systemd has yet to close."""
 
     @property
     def there(self) -> bool:

@@ -55,7 +55,6 @@ class Background:
         self._one_walk = trio.CapacityLimiter(1)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run tasks until cancelled."""
         async with trio.open_nursery() as self._nursery:
             for task in self._waiting:
                 self._nursery.start_soon(task)

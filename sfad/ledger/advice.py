@@ -31,7 +31,6 @@ ROWS = 1000
 """Ended runs that are read, the newest: older ones say little about what an agent does now."""
 
 HEAD_ROOM = 1.25
-"""The suggestion as a multiple of what was used."""
 
 BUILT_IN = Policy()
 """Its ranges bound a suggestion if no other policy is given."""
@@ -43,11 +42,8 @@ _FIELDS = {kind: spec.learned_from for kind, spec in KINDS.items() if spec.learn
 
 @dataclass(frozen=True, slots=True)
 class EndedRun:
-    """What one run says about limits."""
-
     status: Status
     broke: str | None
-    """The kind of limit whose breach ended it."""
     used: Mapping[LimitKind, float]
     """As far as it is known, counted as the limit counts: `tokens` and `cost` include the descendants'."""
     limits: Mapping[LimitKind, float]

@@ -21,7 +21,6 @@ from .opening import configure
 from .schema import APPLICATION_ID
 
 BACKUP = Path("backup") / FILE
-"""The newest backup, below the state directory."""
 
 _STEP = 64
 """Pages copied between two pauses, 256 KiB: 0.2 ms."""
@@ -157,8 +156,6 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class PutBack:
-    """Connections to the copy, which is in place now."""
-
     writer: sqlite3.Connection
     guard: sqlite3.Connection
     """See `Writer`."""

@@ -44,7 +44,6 @@ class Inbox(Generic[_Item]):
             self._calls.put(enough)
 
     def wake(self) -> None:
-        """Make the taker take at once."""
         self._calls.put(True)
 
     def take(self, patience: float | None) -> list[_Item]:

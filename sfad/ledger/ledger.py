@@ -38,8 +38,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """What a ledger that takes writes has: the writer, and the callbacks of `Ledger.start`."""
-
     writer: Writer
     token: trio.lowlevel.TrioToken
     on_committed: Callable[[list[RunId]], object]

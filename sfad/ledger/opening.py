@@ -95,7 +95,6 @@ def mark_damaged(directory: Path, found: str) -> None:
 
 
 def forget_mark(directory: Path) -> None:
-    """Remove the mark: the file that it was about has been set aside."""
     _unmark(directory / _UNCHECKED)
 
 

@@ -40,7 +40,6 @@ MOST_BELOW = 20_000
 _NO_NUMBER = 2**63 - 1
 
 LIVE = f"runs.status IN ({', '.join(repr(status.value) for status in Status if not status.terminal)})"
-"""The SQL condition that a run has not ended; `runs_status` is its index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +122,6 @@ class Reader:
         return 0.0 if row is None else float(row[0])
 
     def find(self, prefix: str, limit: int) -> list[RunId]:
-        """Return at most `limit` ids that begin with `prefix`, in order of admission."""
         numbers = numbers_of(prefix)
         if numbers is None:
             return []
@@ -200,14 +198,11 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One condition of a query."""
-
     plain: str
     values: tuple[Any, ...]
     driving: str | None = None
     """Its SQL where its index drives the query."""
     source: str = "runs"
-    """The tables of that query."""
     also: Term | None = None
     """Finds the one row that matches but is not in the index."""
     bounded: bool = False
@@ -317,7 +312,6 @@ def _label(key: str, values: Sequence[str]) -> Term:
 
 
 def filters(page: Page) -> Iterator[Term]:
-    """Yield the conditions of a page, the most selective first."""
     query = page.query
     if page.within is not None:
         yield Term(f"+{_BELOW}", (number_of(page.within),), _BELOW, bounded=True)

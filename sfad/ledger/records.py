@@ -52,7 +52,6 @@ class Records:
         return None if found is None else found[1]
 
     def find(self, prefix: str) -> list[RunId]:
-        """Return at most `FOUND` ids that begin with `prefix`, in order of admission."""
         unwritten = (run_id for run_id in self._unwritten if run_id.startswith(prefix))
         return sorted({*self._reader.find(prefix, FOUND), *unwritten})[:FOUND]
 
@@ -63,7 +62,6 @@ class Records:
         return Selection.of(runs.values(), page.query.rows, found.reached)
 
     def unwritten(self, page: Page) -> Iterator[tuple[RunInfo, RunExtra]]:
-        """Yield the runs of a page whose present state is not in the file yet."""
         for held in self._unwritten.values():
             if page.admits(held.info, () if page.within is None else self.chain(held.info.id)):
                 yield held.info, held.extra

@@ -161,7 +161,6 @@ def _ended_trees(connection: sqlite3.Connection, cutoff: float) -> Iterator[list
 
 
 def _last(tree: Sequence[_OldRun]) -> float:
-    """Return when the last run of a tree ended."""
     return max((run.at for run in tree), default=0.0)
 
 

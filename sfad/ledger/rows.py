@@ -20,7 +20,6 @@ from ..protocol.types import Event, LimitState, Reason, RunId, RunInfo, Source, 
 from .totals import at_least
 
 RESULT_HEAD = 1024
-"""Bytes of a run's result that its row keeps."""
 
 
 class RunExtra(Struct, frozen=True, kw_only=True):
@@ -38,7 +37,6 @@ class RunExtra(Struct, frozen=True, kw_only=True):
     model: str | None = None
     provider: str | None = None
     result_head: bytes | None = None
-    """Beginning of the result; cut to `RESULT_HEAD` bytes."""
 
 
 Kind = Literal["admit", "refuse", "upsert", "save", "event", "count", "charge"]
@@ -189,12 +187,10 @@ def run_info(row: Iterable[Any]) -> RunInfo:
 
 
 def run_extra(row: Iterable[Any]) -> RunExtra:
-    """Return the rest of the same row."""
     return RunExtra(**_fields(row, RunExtra.__struct_fields__))
 
 
 def event_of(row: Sequence[Any]) -> Event:
-    """Return the event of a row that holds `EVENT_COLUMNS`."""
     *known, body = row
     fields = dict(zip(EVENT_COLUMNS, known, strict=False))
     return msgspec.convert({**msgspec.json.decode(body), **fields, "time": _moment(fields["time"])}, Event)
@@ -254,7 +250,6 @@ def statements(batch: Sequence[Op]) -> Iterator[Statement]:
 
 
 def upserts(ops: Sequence[Op]) -> Iterator[Statement]:
-    """Yield the statements that insert runs, or bring their rows up to date."""
     for op in ops:
         yield _UPSERT_RUN, op.row
         yield from (("INSERT OR IGNORE INTO labels (key, value, number) VALUES (?, ?, ?)", label) for label in op.labels)

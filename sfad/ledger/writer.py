@@ -177,11 +177,9 @@ class Writer:
         self._thread.start()
 
     def put(self, op: Op) -> None:
-        """Queue a write. Never waits."""
         self._inbox.put(op, urgent=op.urgent)
 
     def wake(self) -> None:
-        """Have the urgent operations written now."""
         self._inbox.wake()
 
     def flush(self, done: Callable[[bool], None]) -> None:

@@ -37,7 +37,6 @@ class OutputBounds:
         self._short = False
         """A try has failed because the machine is short of something."""
         self._unable = False
-        """The file system cannot free a part of a file."""
 
     def check(self, tailed: TailedRun) -> None:
         """Have those files of a run freed that hold too much."""

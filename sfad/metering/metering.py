@@ -79,7 +79,6 @@ class Metering:
     # ---- the life of a run
 
     def begin_attempt(self, live: Live) -> None:
-        """Call this before each attempt is launched."""
         run = live.run.id
         if run not in self._runs:
             self._begin(live, fresh=True)
@@ -121,7 +120,6 @@ class Metering:
                     self._sampled(above.id, kind, 0, True)
 
     def may_wait(self, run: Run) -> bool:
-        """Return whether `settle` has anything to wait for."""
         loads = not self._prices.settled and any(self._has_meter(each.id) for each in run.subtree())
         return loads or run.id in self._sessions
 
@@ -149,7 +147,6 @@ class Metering:
         return tuple(learnt)
 
     def forget(self, run: RunId) -> None:
-        """Release what belongs to a run of which no process is alive."""
         if run in self._runs:
             self._tail.forget(run)  # it may still read the last output
             self._sessions.forget(run)
@@ -160,7 +157,6 @@ class Metering:
 
     @property
     def waiting(self) -> int:
-        """The number of threads that wait for file systems of agents."""
         return self._sessions.waiting
 
     def look_after(self) -> None:
@@ -178,7 +174,6 @@ class Metering:
         return metered.reserve(request) if metered is not None else hold_of(request, self._prices.current)[0]
 
     def use_of_settlement(self, run: RunId, hold: Hold, request: m.Settle) -> Use:
-        """Return what was used instead of what was held."""
         return self.use_of_report(run, report_of_settlement(hold, request))
 
     def when_priced(self, run: RunId, model: str | None, then: Callable[[], None], unsure: Callable[[str], None]) -> None:

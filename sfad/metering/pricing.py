@@ -36,8 +36,6 @@ _BEDROCK = re.compile(r"(?:[a-z-]+\.)?[a-z0-9]+\.[a-z]")
 
 
 class Catalogue:
-    """The library's prices. There is one, whatever prices the config adds, now or after a reload."""
-
     def __init__(self) -> None:
         self.library: _Library | None = None
         self.failure: str | None = None
@@ -240,7 +238,6 @@ class PriceList:
         self.current = Prices(own, self._catalogue)
 
     async def serve(self) -> None:
-        """Load the library when it is needed, until cancelled."""
         async with trio.open_nursery() as nursery:
             async for task in self._started:
                 nursery.start_soon(task)

@@ -101,7 +101,6 @@ def hold_of(request: m.Reserve, prices: Prices) -> tuple[Hold, Unpriced]:
 
 
 def report_of_settlement(hold: Hold, request: m.Settle) -> m.Report:
-    """Return what was used instead of what was held."""
     told = {name: getattr(request, name) for name in m.Settle.__struct_fields__ if name != "reservation"}
     cache = {name: told[name] or None for name in ("cached_tokens", "cache_write_tokens")}
     return m.Report(**told | cache, model=hold.model, role=hold.role)
@@ -128,7 +127,6 @@ Feed = Callable[[e.Event], None]
 Publish = Callable[[str, RunId, str], None]
 
 MAX_UNPRICED = 16
-"""Models without a price that are named for one run."""
 
 
 class MeteredRun:
@@ -138,25 +136,20 @@ class MeteredRun:
         self.live = live
         self._price_list = price_list
         self.prices = price_list.current
-        """The prices that were in force when it began."""
         self._feed = feed
         self._publish = publish
         self._stream: Sequence[Reading] = ()
         self._session: Sequence[Reading] = ()
         self._said = _said(Reading())
         self._skipped = 0
-        """Unmetered lines that have been told of."""
         self._unpriced: set[str] = set()
-        """Models that have been told to have no price."""
         self._told_unloaded = False
 
     @property
     def has_meter(self) -> bool:
-        """Whether the daemon reads what its agent tells."""
         return self.live.program is not None or self.live.session_files is not None
 
     def resume(self, readings: Sequence[Reading]) -> None:
-        """Continue from what an earlier daemon's meter had read, which the core knows already."""
         self._stream = readings
         if readings:
             self._said = _said(readings[-1])

@@ -87,8 +87,6 @@ def _last_pid() -> int:
 
 @dataclass(slots=True, eq=False)
 class _Watched:
-    """One limit of one run."""
-
     run: RunId
     kind: str
     threshold: float
@@ -96,7 +94,6 @@ class _Watched:
     due: float
     """The machine's sum at which the run must be looked at again."""
     room: float = 0.0
-    """How much the machine may grow until then."""
     by: float = 0.0
     """When it must be looked at in any case."""
     told: float = -1
@@ -131,9 +128,7 @@ class Sampler:
         self._pids: dict[RunId, _Watched] = {}
         self._memory: dict[RunId, _Watched] = {}
         self._small: set[RunId] = set()
-        """Runs with a limit of processes that can be passed within moments."""
         self._forks = 0
-        """Forks of the machine from the first look to the last."""
         self._earliest = 0.0
         """The number of forks before which no limit of processes is due."""
         self._rate = 0.0
@@ -171,7 +166,6 @@ class Sampler:
         self._small.discard(run)
 
     async def serve(self) -> None:
-        """Look while there is something to watch, until cancelled."""
         took = 0.0
         while True:
             self._sooner = trio.Event()
@@ -206,7 +200,6 @@ class Sampler:
         return HELD if held else IDLE if self._blind is False else _BLIND
 
     def _look(self) -> float:
-        """Look at the machine and at what is due. Return how long that took."""
         began = trio.current_time()
         try:
             self._look_at_pids(began)
@@ -245,7 +238,6 @@ class Sampler:
         return before is not None and self._ooms != before
 
     def _count(self, kind: str, due: list[_Watched]) -> Iterable[tuple[_Watched, int]]:
-        """Return what these runs use, and tell it if it matters."""
         if not due:
             return []
         used = self._launcher.uses(kind, {one.run: one.near for one in due})

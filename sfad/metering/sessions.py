@@ -69,7 +69,6 @@ class Session:
         self.session_id: str | None = None
         self.ended = False
         self.readings: tuple[Reading, ...] = ()
-        """One for each file."""
         self.spent = 0.0
         """Seconds for which the last look has kept a CPU busy."""
         self._succeeded = False
@@ -182,7 +181,6 @@ def _merged(readings: list[Reading], *, final: bool) -> Iterator[Reading]:
 
 
 INTERVAL = 1.0
-"""Seconds between two looks at a run's session."""
 PATIENCE = 1.0
 """Seconds that the end of a run waits for the last look."""
 REST = 4
@@ -206,7 +204,6 @@ class Sessions:
         self._trouble = trouble
         self._runs: dict[RunId, Session] = {}
         self._before: dict[RunId, tuple[Reading, ...]] = {}
-        """Readings of earlier attempts."""
         self._wanted: dict[int, dict[RunId, list[trio.Event]]] = {}
         """By uid: the runs to look at, and the events to set then."""
         self._looking: dict[int, float] = {}
@@ -230,7 +227,6 @@ class Sessions:
         self._runs[run] = session
 
     def told(self, run: RunId) -> tuple[Reading, ...]:
-        """Return what the sessions of all attempts have told so far."""
         session = self._runs.get(run)
         return self._before.get(run, ()) + (session.readings if session is not None else ())
 

@@ -128,7 +128,6 @@ class StdoutMeter:
         return not more
 
     def unread(self) -> int:
-        """Return the number of bytes that are not read yet. Raises `OSError`."""
         if not self._opened():
             return 0
         size = os.fstat(self._descriptor).st_size
@@ -248,7 +247,6 @@ class StdoutMeter:
                 self._lost(f"{total} bytes of its stdout {why}")
 
     def _end_line(self) -> None:
-        """End the line that was begun, because what comes next does not continue it."""
         if self._at.within_line:
             self._at.within_line = False
             self._meter.feed(b"\n")

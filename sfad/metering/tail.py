@@ -68,7 +68,6 @@ class Tail:
         self._trouble = trouble
         self._runs: dict[RunId, TailedRun] = {}
         self._behind: dict[RunId, TailedRun] = {}
-        """Runs to look at, the next one first."""
         self._waiting = trio.CancelScope()
         self._away: dict[RunId, TailedRun] = {}
         """Metered runs whose stdout was moved: the kernel does not tell when they write."""
@@ -147,7 +146,6 @@ class Tail:
             self.look(run)
 
     def look(self, run: RunId) -> None:
-        """Look at the run soon, as if it had written something."""
         tailed = self._runs.get(run)
         if tailed is not None:
             self._behind[run] = tailed
@@ -185,7 +183,6 @@ class Tail:
                         await self._told(growth)
 
     def close(self) -> None:
-        """Close all descriptors. In an orderly shutdown all runs have been forgotten before."""
         for tailed in self._runs.values():
             tailed.close()
         self._runs.clear()

@@ -51,7 +51,6 @@ class TailedRun:
     ) -> None:
         self.run = run
         self.limit = limit
-        """Bytes kept of stdout, and of stderr."""
         self.stdout: StdoutMeter | None = None
         self._store = store
         self._seen = seen
@@ -63,7 +62,6 @@ class TailedRun:
         """Files that have been told to be no longer where they were."""
         self._closed = False
         self._errors: set[int | None] = set()
-        """Kinds of errors that have been told."""
 
     def set_limit(self, limit: int | None) -> None:
         self.limit = limit

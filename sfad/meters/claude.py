@@ -139,8 +139,6 @@ class _ClaudeState(msgspec.Struct, array_like=True):
 
 
 class ClaudeMeter(LineMeter[_ClaudeEvent, _ClaudeState]):
-    """One attempt of Claude Code."""
-
     wanted = lines_of_type("system", "assistant", "message_start", "content_block_delta", "message_delta", "result")
     decoder = msgspec.json.Decoder(_ClaudeEvent)
     state_type = _ClaudeState

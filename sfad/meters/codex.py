@@ -78,8 +78,6 @@ class _CodexState(msgspec.Struct, array_like=True):
 
 
 class CodexMeter(LineMeter[_CodexEvent, _CodexState]):
-    """One attempt of Codex."""
-
     wanted = lines_of_type("thread.started", "item.started", "item.completed", "turn.completed", "turn.failed", "error")
     decoder = msgspec.json.Decoder(_CodexEvent)
     state_type = _CodexState

@@ -29,7 +29,6 @@ V = TypeVar("V")
 
 
 def number(value: Any) -> int:
-    """Return a count as a program printed it, or 0 if it is not a number, negative or absurd."""
     return int(value) if type(value) in {int, float} and 0 <= value <= MOST_COUNTED else 0
 
 
@@ -105,7 +104,6 @@ def recognised(reading: Reading) -> None:
 
 
 def total(counted: int | None, more: Any) -> int:
-    """Return the sum of a count and a number that a program printed."""
     return _within((counted or 0) + number(more))
 
 
@@ -162,7 +160,6 @@ class RecentIds(msgspec.Struct, Generic[V], array_like=True):
     """A value for each of the last `MAX_IDS` ids. An id that is empty or too long is never remembered."""
 
     kept: dict[str, V] = {}
-    """The oldest first."""
 
     def get(self, key: str) -> V | None:
         return self.kept.get(key)
@@ -175,7 +172,6 @@ class RecentIds(msgspec.Struct, Generic[V], array_like=True):
         return not known
 
     def put(self, key: str, value: V) -> None:
-        """Remember an id and its value; forget the oldest id if there are too many."""
         if 0 < len(key) <= MAX_NAME:
             self.kept[key] = value
             if len(self.kept) > MAX_IDS:

@@ -69,8 +69,6 @@ class _GeminiState(msgspec.Struct, array_like=True):
 
 
 class GeminiMeter(LineMeter[_GeminiEvent, _GeminiState]):
-    """One attempt of Gemini CLI."""
-
     wanted = lines_of_type("init", "message", "tool_use", "result", "error")
     decoder = msgspec.json.Decoder(_GeminiEvent)
     state_type = _GeminiState

@@ -58,7 +58,6 @@ def values(words: Sequence[str], *options: str) -> list[str]:
 
 
 def first_id(argv: Sequence[str], program: str, *options: str) -> str | None:
-    """Return the first value of the options that can be a session id."""
     return next((value for value in values(arguments(argv, program) or [], *options) if SESSION_ID.fullmatch(value)), None)
 
 
@@ -70,8 +69,6 @@ class SessionPlace(NamedTuple):
 
 
 class SessionHead(NamedTuple):
-    """What the beginning of a session file says."""
-
     session: str
     project: str
     """The working directory, in the form that `SessionFiles.project` returns."""
@@ -80,8 +77,6 @@ class SessionHead(NamedTuple):
 
 
 class SessionSearch(NamedTuple):
-    """What is known of a session whose files are to be found."""
-
     env: Mapping[str, str]
     """Those of `meters.SESSION_VARIABLES` that the run's environment sets."""
     cwd: str
@@ -89,7 +84,6 @@ class SessionSearch(NamedTuple):
     session: str | None
 
     def directory(self, variable: str, default: str) -> str:
-        """Return the directory that the variable names, else `default` in the home directory."""
         return self.env.get(variable) or f"{self.env.get('HOME', '')}/{default}"
 
 
@@ -102,9 +96,7 @@ class SessionFiles(ABC):
 
     program: str
     variable: str
-    """The environment variable that, beside `HOME`, says where the files are."""
     resume_words: frozenset[str]
-    """Words by which a command continues an earlier session."""
     tells_end = True
     """Whether the file tells a reply that calls a tool from the last reply, after which the model is not called again."""
 
@@ -116,7 +108,6 @@ class SessionFiles(ABC):
         return not self.resume_words.isdisjoint(argv)
 
     def project(self, cwd: str) -> str:
-        """Return how a file says that it belongs to this working directory."""
         return cwd
 
     @abstractmethod

@@ -60,7 +60,6 @@ class Log:
         self._line("info", {"message": message, **fields})
 
     def warning(self, message: str, **fields: Any) -> None:
-        """Log what the operator should look at some time."""
         self._line("warning", {"message": message, **fields})
 
     def error(self, message: str, **fields: Any) -> None:

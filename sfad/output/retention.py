@@ -12,7 +12,6 @@ from ..protocol.types import RunId
 from .files import SUFFIXES
 
 STEP = 256
-"""Files between two pauses."""
 
 Ends = Callable[[Sequence[RunId]], Mapping[RunId, float | None]]
 """Returns when runs ended, in seconds since the epoch; `None` for a live run. Unknown runs are missing."""

@@ -28,7 +28,6 @@ class BadMessage(ProtocolError):
 
 
 HEADER = 4
-"""Bytes of the length in front of each body."""
 
 MAX_REQUEST = 4 * 1024 * 1024
 """Bytes of one request. A spawn carries argv and environment, and Linux holds those to 6 MiB (3/4 of `_STK_LIM`, execve(2)),
@@ -61,7 +60,6 @@ class FrameDecoder:
 
     @property
     def rest(self) -> bytes:
-        """Those bytes."""
         return bytes(self._buffer)
 
     def feed(self, data: bytes) -> Iterator[bytes]:

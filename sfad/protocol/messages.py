@@ -417,8 +417,6 @@ class Refused(Reply, tag="refused"):
 
 
 class Failure(Struct, frozen=True, kw_only=True):
-    """Why one of several runs was left out."""
-
     run: str
     code: ErrorCode
     message: str
@@ -433,8 +431,6 @@ class Selected(Reply, tag="selected"):
 
 
 class Stopped(Reply, tag="stopped"):
-    """The runs are stopped; `survivors` are processes that are still alive."""
-
     stopped: list[RunId]
     survivors: list[Survivor]
     elapsed_s: float
@@ -529,8 +525,6 @@ class Setting(Struct, frozen=True, kw_only=True):
 
 
 class AgentInfo(Struct, frozen=True, kw_only=True):
-    """A registered agent: how a run of it is started."""
-
     name: str
     description: str
     command: list[str]
@@ -551,8 +545,6 @@ class ConfigReply(Reply, tag="config"):
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """A setting that changed with a reload."""
-
     key: str
     old: Any
     new: Any
@@ -566,8 +558,6 @@ class Reloaded(Reply, tag="reloaded"):
 
 
 class Pruned(Reply, tag="pruned"):
-    """What was removed; after a dry run, what would be removed."""
-
     trees: int
     runs: int
     events: int
@@ -599,17 +589,14 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def tag(kind: type[Request | Reply]) -> str:
-    """Return what the key `type` says of messages of this kind."""
     return str(kind.__struct_config__.tag)
 
 
 def pack(value: Any) -> bytes:
-    """Return `value` in msgpack."""
     return _encoder.encode(value)
 
 
 def pack_message(message: Request | Reply) -> bytes:
-    """Return a frame that holds `message`."""
     return frame(_encoder.encode(message))
 
 
@@ -627,7 +614,6 @@ def unpack_request(body: bytes) -> Request:
 
 
 def unpack_reply(body: bytes) -> Reply:
-    """Return the reply in a frame's body. Raise `BadMessage`."""
     return _unpack(_reply_decoder, body)
 
 

@@ -1,8 +1,8 @@
 """The nouns of the protocol: a run as it is shown, limits, refusals, reasons.
 
-Fields are a contract with clients: docs/protocol.md describes each. Unknown is `None`, never 0. Times are aware UTC datetimes: RFC 3339 in
-JSON, the timestamp extension in msgpack. Operating-system strings that must not change (argv, environment, cwd) are bytes in
-requests; they are shown as text in which bytes that are not UTF-8 appear as `\\xNN`.
+Fields are a contract with clients: docs/protocol.md describes each. Unknown is `None`, never 0. Times are aware UTC datetimes:
+RFC 3339 in JSON, the timestamp extension in msgpack. Operating-system strings that must not change (argv, environment, cwd) are
+bytes in requests; they are shown as text in which bytes that are not UTF-8 appear as `\\xNN`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,6 @@ class Status(Word):
 
 
 ENDED = frozenset({Status.COMPLETED, Status.FAILED, Status.TIMEOUT, Status.CANCELLED, Status.LOST})
-"""The ends of an admitted run."""
 
 _TERMINAL = ENDED | {s for s in Status if s.value.startswith("rejected_")}
 
@@ -134,8 +133,6 @@ class Limit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class LimitState(Struct, frozen=True, kw_only=True):
-    """A limit as it is shown: with what is used of it, and what enforces it."""
-
     kind: LimitKind
     threshold: float
     action: Action
@@ -188,7 +185,6 @@ class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True):
     elapsed_s: float | None = None
 
     def adding(self, words: str) -> Reason:
-        """Return the same reason with more words."""
         return structs.replace(self, message=f"{self.message}; {words}")
 
 
@@ -276,7 +272,6 @@ class RunInfo(Struct, frozen=True, kw_only=True):
 class Refusal(Struct, frozen=True, kw_only=True):
     kind: Rule
     detail: str
-    """The current value, the limit, and where the limit was set; for a loop the whole path."""
     message: str
     limit: int | None = None
     value: int | None = None
@@ -312,8 +307,6 @@ class Survivor(Struct, frozen=True, kw_only=True):
 
 
 class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Something that happened to a run or to the daemon (docs/protocol.md)."""
-
     type: str
     severity: Literal["low", "medium", "high"] = "low"
     time: datetime | UnsetType = UNSET

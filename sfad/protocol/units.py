@@ -154,5 +154,4 @@ def _decimals(number: float, most: int) -> str:
 
 
 def counted(number: int, one: str, many: str = "") -> str:
-    """Return `1 run`, `2 runs`, and with `many` `2 processes`."""
     return f"{number} {one if number == 1 else many or f'{one}s'}"

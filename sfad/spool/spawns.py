@@ -70,7 +70,6 @@ class Spawns:
             return file.read()
 
     def forget(self, run: RunId) -> None:
-        """Remove what was saved for the run, if anything. Raises `OSError`."""
         _unlink(self._path(run, _SUFFIX))
 
     def runs(self) -> list[RunId]:
