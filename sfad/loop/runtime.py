@@ -125,7 +125,7 @@ class Runtime:
             self.log.internal_error(event)
             token = getattr(event, "token", None)
             if token is not None:
-                answer = c.RequestFailed(ErrorCode.INTERNAL, "internal error; the daemon's log has the traceback")
+                answer = c.ErrorAnswer(ErrorCode.INTERNAL, "internal error; the daemon's log has the traceback")
                 self.requests.answer(token, answer)
             return
         changed = self.saver.save_snapshots(outcome)

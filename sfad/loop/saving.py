@@ -152,7 +152,7 @@ class Saver:
         """These admissions could not be recorded."""
         runs = list(runs)
         self.resources.journal.skip_number(max(map(run_number, runs)))
-        self.resources.log.error(f"the ledger cannot be written: {error}", runs=runs)
+        self.resources.log.error(f"an admission could not be recorded: {error}", runs=runs)
         self.feed(e.CommitFailed(trio.current_time(), tuple(runs), error))
 
     def _recorded(self, runs: Iterable[RunId]) -> None:
