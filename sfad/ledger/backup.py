@@ -72,8 +72,7 @@ def back_up(directory: Path, target: Path, *, replace: bool, between: Callable[[
         _claim(target)
     partial = target.with_name(f"{target.name}.part")
     try:
-        partial.unlink(missing_ok=True)
-        _claim(partial)
+        os.close(create(partial))
         _copy(directory, partial, between)
         os.replace(partial, target)
     except BaseException:
@@ -102,17 +101,22 @@ def _claim(path: Path) -> None:
 
 
 def _copy(directory: Path, partial: Path, between: Callable[[], object]) -> None:
-    with closing(open_reader(directory)) as source, closing(sqlite3.connect(partial, isolation_level=None)) as copy:
-        # the copy does not count until it has its name, so it needs neither a journal nor waiting for the disk
-        copy.execute("PRAGMA synchronous = OFF")
+    with closing(open_reader(directory)) as source:
         # in a transaction each step sees the same; without one each write of the daemon would restart the copy
         source.execute("BEGIN")
         source.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-        source.backup(copy, pages=_STEP, progress=lambda *_: between())
-        copy.execute("PRAGMA journal_mode = DELETE").fetchone()  # one file, without a log beside it
-    sync(partial)
+        _write(source, partial, between)
     between()
     _verify(partial)
+
+
+def _write(source: sqlite3.Connection, target: Path, between: Callable[[], object]) -> None:
+    with closing(sqlite3.connect(target, isolation_level=None)) as copy:
+        # the copy does not count until it has its name, so it needs neither a journal nor waiting for the disk
+        copy.execute("PRAGMA synchronous = OFF")
+        source.backup(copy, pages=_STEP, progress=lambda *_: between())
+        copy.execute("PRAGMA journal_mode = DELETE").fetchone()  # one file, without a log beside it
+    sync(target)
 
 
 def _verify(partial: Path) -> None:
@@ -169,7 +173,7 @@ def put_back(directory: Path, source: sqlite3.Connection) -> PutBack:
     Raises `LedgerError`; then `source` stays the only ledger, as before."""
     path = directory / FILE
     try:
-        _copy_open(source, path.with_name(f"{FILE}.new"))
+        _copy_back(source, path.with_name(f"{FILE}.new"))
         kept = [str(aside) for name in (path, *beside(path)) if (aside := set_aside(name)) is not None]
         path.with_name(f"{FILE}.new").rename(path)
         writer, guard, reader = _opened(path, source)
@@ -182,18 +186,14 @@ def put_back(directory: Path, source: sqlite3.Connection) -> PutBack:
     return PutBack(writer, guard, reader, note)
 
 
-def _copy_open(source: sqlite3.Connection, target: Path) -> None:
+def _copy_back(source: sqlite3.Connection, target: Path) -> None:
     pages, size = (source.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
     check_room(pages * size, target.parent)
     for name in beside(target):
         set_aside(name)
     os.close(create(target))
     try:
-        with closing(sqlite3.connect(target, isolation_level=None)) as copy:
-            copy.execute("PRAGMA synchronous = OFF")
-            source.backup(copy)
-            copy.execute("PRAGMA journal_mode = DELETE").fetchone()  # one file, without a log beside it
-        sync(target)
+        _write(source, target, lambda: None)
     except BaseException:
         target.unlink(missing_ok=True)
         raise

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from operator import attrgetter
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
-from ..core.ids import run_number
+from ..core.ids import number_or_zero, run_number
 from ..protocol.types import Event, LimitState, Reason, RunId, RunInfo, Source, Status, Usage
 from .totals import at_least
 
@@ -203,10 +203,7 @@ _MOST_DIGITS = 13
 
 def number_of(text: str) -> int:
     """Return the number of an id; for text that is no id return 0, which no row has."""
-    try:
-        number = run_number(text)
-    except ValueError:
-        return 0
+    number = number_or_zero(text)
     return number if number <= _HIGHEST else 0
 
 
@@ -237,11 +234,11 @@ parameters, of 32 766 allowed. The three events of a short run go in one stateme
 
 def statements(batch: Sequence[Op]) -> Iterator[Statement]:
     inserts = [op for op in batch if op.kind in ("admit", "refuse")]
-    yield from _many(_insert_runs, [op.row for op in inserts])
-    yield from _many(_insert_labels, [label for op in inserts for label in op.labels])
+    yield from _many(partial(_insert, "runs"), [op.row for op in inserts])
+    yield from _many(partial(_insert, "labels"), [label for op in inserts for label in op.labels])
     yield from upserts([op for op in batch if op.kind == "upsert"])
     yield from _updates(list({op.run_id: op.row for op in batch if op.kind == "save"}.values()))
-    yield from _many(_insert_events, [op.row for op in batch if op.kind == "event"])
+    yield from _many(partial(_insert, "events"), [op.row for op in batch if op.kind == "event"])
     for op in batch:
         if op.kind == "count":
             yield "UPDATE runs SET refusals_counted = refusals_counted + 1 WHERE number = ?", op.row
@@ -271,28 +268,18 @@ def _many(sql: Callable[[int], str], rows: Sequence[tuple[Any, ...]]) -> Iterato
             start += size
 
 
-def _insert(table: str, columns: Sequence[str], rows: int) -> str:
+_COLUMNS = {"runs": RUN_COLUMNS, "labels": ("key", "value", "number"), "events": EVENT_COLUMNS}
+
+
+@cache
+def _insert(table: str, rows: int) -> str:
+    columns = _COLUMNS[table]
     return f"INSERT INTO {table} ({', '.join(columns)}) {_values(rows, len(columns))}"
 
 
 def _values(rows: int, columns: int) -> str:
     row = f"({', '.join('?' * columns)})"
     return f"VALUES {', '.join([row] * rows)}"
-
-
-@cache
-def _insert_runs(rows: int) -> str:
-    return _insert("runs", RUN_COLUMNS, rows)
-
-
-@cache
-def _insert_labels(rows: int) -> str:
-    return _insert("labels", ("key", "value", "number"), rows)
-
-
-@cache
-def _insert_events(rows: int) -> str:
-    return _insert("events", EVENT_COLUMNS, rows)
 
 
 def _assignments(value: str) -> str:
@@ -304,7 +291,7 @@ def _assignments(value: str) -> str:
 
 _UPDATE_ONE = f"UPDATE runs SET {_assignments('?')} WHERE number = ?"  # noqa: S608
 
-_UPSERT_RUN = f"{_insert('runs', RUN_COLUMNS, 1)} ON CONFLICT DO UPDATE SET {_assignments('excluded.{}')}"
+_UPSERT_RUN = f"{_insert('runs', 1)} ON CONFLICT DO UPDATE SET {_assignments('excluded.{}')}"
 
 
 def _updates(rows: Sequence[tuple[Any, ...]]) -> Iterator[Statement]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from signal import SIGKILL
 
 import trio
@@ -54,7 +55,7 @@ class Metering:
         self._launcher = launcher
         self._runs: dict[RunId, MeteredRun] = {}
         self._prices = PriceList(prices, loaded=self._price_again, trouble=trouble)
-        self._tail = Tail(output, seen=self._read_in_stream, lost=self._stream_lost, trouble=trouble)
+        self._tail = Tail(output, seen=self._read_in_stream, lost=partial(publish, "meter_gap"), trouble=trouble)
         self._sessions = Sessions(seen=self._read_in_session, lost=self._session_lost, trouble=trouble)
         self._sampler = Sampler(launcher, self._sampled, nearing=nearing)
 
@@ -228,9 +229,6 @@ class Metering:
         if run in self._runs:
             self._runs[run].read_in_stream(readings)
             self._sessions.name(run, readings[-1].session)
-
-    def _stream_lost(self, run: RunId, message: str) -> None:
-        self._publish("meter_gap", run, message)
 
     def _read_in_session(self, run: RunId, readings: tuple[Reading, ...]) -> None:
         if run in self._runs:

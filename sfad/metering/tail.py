@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from functools import partial
 
 import trio
@@ -179,7 +180,7 @@ class Tail:
                     await self._work(again)
                     await trio.sleep_until(again)
                 else:
-                    with growth:
+                    with closing(growth):
                         await self._told(growth)
 
     def close(self) -> None:

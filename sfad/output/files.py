@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
-from ..core.ids import run_number
+from ..core.ids import number_or_zero, run_number
 from ..host.private_files import make_directory, set_aside
 from ..protocol.types import RunId
 from . import holes
@@ -157,7 +157,7 @@ class OutputStore:
 
     def highest_number(self) -> int:
         """Return the highest run number of a file here, 0 without files. A new ledger continues above it."""
-        numbers = (_number(entry.name) for entry in os.scandir(self.directory))
+        numbers = (number_or_zero(entry.name.partition(".")[0]) for entry in os.scandir(self.directory))
         return max((number for number in numbers if number <= _HIGHEST), default=0)
 
     def _path(self, run_id: RunId, suffix: str) -> str:
@@ -248,11 +248,3 @@ def _split_character(data: bytes) -> int:
     # at most three continuation bytes belong to a character; more are not UTF-8, and are kept
     count = next((i for i, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), len(data[:4]))
     return count if count < 4 else 0
-
-
-def _number(name: str) -> int:
-    stem, _, _ = name.partition(".")
-    try:
-        return run_number(stem)
-    except ValueError:
-        return 0

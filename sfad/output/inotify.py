@@ -6,7 +6,6 @@ import ctypes
 import os
 import re
 from pathlib import Path
-from types import TracebackType
 
 from ..protocol.types import RunId
 
@@ -44,12 +43,6 @@ class Inotify:
             self.close()
             raise error
         self._identity = self._look()
-
-    def __enter__(self) -> Inotify:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     def fileno(self) -> int:
         return self._descriptor

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ..core.ids import run_number
+from ..core.ids import number_or_zero
 from ..protocol.types import RunId
 from .files import SUFFIXES
 
@@ -79,8 +79,4 @@ def _remove_if_old(path: Path, cutoff: float, known: Mapping[RunId, float | None
 
 def _run(name: str) -> RunId | None:
     run, dot, suffix = name.partition(".")
-    try:
-        run_number(run)
-    except ValueError:
-        return None
-    return run if dot + suffix in SUFFIXES else None
+    return run if number_or_zero(run) and dot + suffix in SUFFIXES else None

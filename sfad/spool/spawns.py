@@ -12,7 +12,7 @@ import stat
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from ..core.ids import run_number
+from ..core.ids import number_or_zero, run_number
 from ..host.private_files import create, is_regular, make_directory, set_aside
 from ..protocol.types import RunId
 
@@ -75,18 +75,11 @@ class Spawns:
     def runs(self) -> list[RunId]:
         """Return the runs for which something is saved, in order of their ids. Raises `OSError`."""
         stems = (name.removesuffix(_SUFFIX) for name in os.listdir(self._directory) if name.endswith(_SUFFIX))
-        return sorted(stem for stem in stems if _is_id(stem))
+        return sorted(stem for stem in stems if number_or_zero(stem))
 
     def _path(self, run: RunId, suffix: str) -> str:
         run_number(run)  # raises for anything that is not an id, such as a path
         return f"{self._directory}/{run}{suffix}"
-
-
-def _is_id(text: str) -> bool:
-    try:
-        return run_number(text) > 0
-    except ValueError:
-        return False
 
 
 def _unlink(path: str) -> None:
