@@ -132,8 +132,8 @@ def _shown(words: Sequence[bytes]) -> str:
 
 
 def _sorted_out(entry: Registered, request: Spawn) -> tuple[list[bytes], str | None]:
-    """Return the words that go to the program unchanged, and the task. The task is the first or the last word, because only the
-    program knows which words in between are values of options."""
+    """Return the words that go to the program unchanged, and the task: the first or the last word, because only the program
+    knows which words in between are values of options."""
     words, needed = request.argv, any("{task}" in word for word in entry.agent.command)
     before, after = _around_dashes(words)
     if not needed or "task" in request.placeholders:

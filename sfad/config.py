@@ -210,9 +210,7 @@ class _FileValues:
 
 
 def config_files(env: Mapping[str, str], flag: str | None = None) -> tuple[list[Path], bool]:
-    """Return the config files, the weakest first, and whether they must exist.
-
-    The only one is that of `flag` or SFAD_CONFIG. Without these, they are the system's and the user's, which may be missing."""
+    """Return the config files, the weakest first, and whether they must exist, as the one of `flag` or SFAD_CONFIG must."""
     chosen = flag or env.get("SFAD_CONFIG")
     if chosen:
         return [Path(chosen).absolute()], True

@@ -90,8 +90,8 @@ class Crossing:
 
 
 def limits_of(asked: Asked, above: Parent | None, policy: Policy) -> Limits:
-    """Return the limits of a new run: for each kind what was asked for, else what was learned, else the profile's, else the
-    configured default; never more than the parent has. Raise `Invalid`."""
+    """Return the limits of a new run: what was asked for, else learned, else the profile's, else the default; never more than
+    the parent has. Raise `Invalid`."""
     chosen = dict(policy.defaults)
     if above is not None:
         for kind in BY_KERNEL:  # their defaults bound the whole tree

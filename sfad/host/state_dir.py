@@ -61,8 +61,7 @@ class StateLock:
 
 
 def take_state_dir(path: Path, instance: str) -> StateLock:
-    """Make the state directory if it is missing, and lock it. Raises `AlreadyRunning`, naming the pid of its daemon, and
-    `PathError`."""
+    """Make the state directory if it is missing, and lock it. Raises as `lock_state_dir` does."""
     _refuse_claimed(path, instance)  # before making anything at the path of an older daemon whose directory was removed
     prepare_state_dir(path)
     return lock_state_dir(path, instance)

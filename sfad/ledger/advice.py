@@ -76,9 +76,7 @@ def learn(
 
 
 def percentile(values: Sequence[float]) -> float:
-    """Return the 95th percentile by nearest rank: the smallest value that at least 95 in 100 of the values do not exceed.
-
-    Raises `IndexError` for no values."""
+    """Return the 95th percentile by nearest rank: the smallest value that at least 95 in 100 do not exceed."""
     return sorted(values)[math.ceil(len(values) * _PERCENTILE / 100) - 1]
 
 

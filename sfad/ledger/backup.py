@@ -46,9 +46,9 @@ def newest_backup(directory: Path) -> Backup | None:
 
 
 def keep_apart(backup: Backup) -> str:
-    """Give a backup a name of its own, so that the next one does not replace it. Return a line about it. Raises `OSError`.
+    """Rename a backup, so that the next one does not replace all that remains of a lost ledger. Return a line about it.
 
-    For an operator whose ledger was lost: the backup is then all that remains of it."""
+    Raises `OSError`."""
     stamp = int(backup.at.timestamp())
     while (target := backup.path.with_name(f"{backup.path.name}.{stamp}")).exists():
         stamp += 1

@@ -269,9 +269,7 @@ class Ledger(Records):
         self.backup = backup
 
     def close(self, timeout: float = 5.0) -> int:
-        """Write what is queued and close the file. Return how many operations could not be written within `timeout` seconds.
-
-        The ledger cannot be used afterwards."""
+        """Write what is queued and close the file. Return how many operations could not be written within `timeout` seconds."""
         # the reader first: the last connection to close checkpoints, and a read-only one cannot
         self._reader.close()
         if self._started is not None:
@@ -337,11 +335,8 @@ class Ledger(Records):
             tell.on_trouble(outcome.error, len(outcome.lost))
         if committed := [op.run_id for op in outcome.committed if op.kind == "admit" and op.run_id]:
             tell.on_committed(committed)
-        if ended := [op.run_id for op in (*outcome.committed, *outcome.lost) if op.run_id and _is_end(op)]:
+        ends = (op for op in (*outcome.committed, *outcome.lost) if op.urgent and op.kind in ("save", "upsert"))
+        if ended := [op.run_id for op in ends if op.run_id]:
             tell.on_ended(ended)
         if failed := [op.run_id for op in outcome.failed if op.run_id]:
             tell.on_failed(failed, outcome.error or "the ledger cannot be written")
-
-
-def _is_end(op: Op) -> bool:
-    return op.urgent and op.kind in ("save", "upsert")

@@ -144,9 +144,7 @@ def open_writer(directory: Path, notes: list[str], *, busy_timeout: float, hande
     """Open the file, and make it if it is missing.
 
     Set a corrupt one aside, untouched, and add a line about that to `notes`. Raises `LedgerError` for everything else that
-    keeps it from being opened. `busy_timeout` is in seconds. `handed_over`: this process flushed the file before it
-    re-executed itself, so there is nothing to check.
-    """
+    keeps it from being opened. `handed_over`: see `Ledger`."""
     path = directory / FILE
     try:
         _clear(path, notes)

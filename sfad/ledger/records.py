@@ -37,9 +37,7 @@ class Records:
         return self._reader.size()
 
     def root_spawns(self, since: datetime) -> list[tuple[str, datetime]]:
-        """Return user and time of each root that was admitted after `since`, by time: what a rate of spawns counts.
-
-        While the clock was ahead, runs got times in the future."""
+        """Return user and time of each root that was admitted after `since`, by time: what a rate of spawns counts."""
         return self._reader.root_spawns(since.timestamp())
 
     def get(self, run_id: RunId) -> RunInfo | None:

@@ -24,7 +24,7 @@ import msgspec
 
 from ..protocol.types import Tokens
 from . import counters
-from .base import MAX_NAME, AgentFailure, FinalText, Meter, Speech, TextBreak, TextDelta, ToolCall, WholeText
+from .base import MAX_NAME, AgentFailure, FinalText, Speech, TextBreak, TextDelta, ToolCall, WholeText
 from .lines import LineMeter, SessionMeter, lines_of_type
 from .program import ANY_NAME, AgentProgram, FileName, SessionFiles, SessionPlace, SessionSearch, first_id, values
 
@@ -304,6 +304,7 @@ class ClaudeSession(SessionMeter[_ClaudeLine]):
 
 class _ClaudeFiles(SessionFiles):
     program = "claude"
+    meter = ClaudeSession
     variable = "CLAUDE_CONFIG_DIR"
     resume_words = frozenset({"--resume", "-r", "--continue", "-c"})
 
@@ -325,9 +326,6 @@ class _ClaudeFiles(SessionFiles):
 
     def said(self, line: dict[str, Any]) -> tuple[Any, Any, Any]:
         return line.get("sessionId"), line.get("cwd"), line.get("timestamp")
-
-    def meter(self, since: str) -> Meter:
-        return ClaudeSession(since)
 
 
 class Claude(AgentProgram):

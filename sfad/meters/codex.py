@@ -24,7 +24,7 @@ import msgspec
 
 from ..protocol.types import Tokens
 from . import counters
-from .base import MAX_NAME, AgentFailure, Meter, Speech, ToolCall, WholeText
+from .base import MAX_NAME, AgentFailure, Speech, ToolCall, WholeText
 from .lines import LineMeter, SessionMeter, lines_of_type
 from .program import AgentProgram, SessionFiles, SessionPlace, SessionSearch, arguments, values
 
@@ -208,6 +208,7 @@ class CodexSession(SessionMeter[_CodexLine]):
 
 class _CodexFiles(SessionFiles):
     program = "codex"
+    meter = CodexSession
     variable = "CODEX_HOME"
     resume_words = frozenset({"resume"})
 
@@ -232,9 +233,6 @@ class _CodexFiles(SessionFiles):
         if not isinstance(meta, dict):
             return None, None, None
         return meta.get("session_id") or meta.get("id"), meta.get("cwd"), meta.get("timestamp")
-
-    def meter(self, since: str) -> Meter:
-        return CodexSession(since)
 
 
 class Codex(AgentProgram):

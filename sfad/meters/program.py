@@ -16,7 +16,7 @@ import msgspec
 
 from ..core.naming import program_name
 from .base import Meter, Speech
-from .lines import LineMeter
+from .lines import LineMeter, SessionMeter
 
 SESSION_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,127}")
 """A session id that may be put into a file name. Agents use UUIDs."""
@@ -95,6 +95,7 @@ class SessionFiles(ABC):
     """
 
     program: str
+    meter: type[SessionMeter[Any]]
     variable: str
     resume_words: frozenset[str]
     tells_end = True
@@ -128,10 +129,6 @@ class SessionFiles(ABC):
     @abstractmethod
     def said(self, line: dict[str, Any]) -> tuple[Any, Any, Any]:
         """Return what a line says of the fields of a `SessionHead`, in its order; any other type than text counts as nothing."""
-
-    @abstractmethod
-    def meter(self, since: str) -> Meter:
-        """Return a new meter of one file. It leaves out what the file tells of the time before `since`."""
 
 
 def timestamp(time: datetime) -> str:

@@ -95,9 +95,7 @@ class OutputStore:
 
     @contextmanager
     def stdout(self, run_id: RunId) -> Iterator[int]:
-        """Yield a descriptor for reading stdout, and close it at the end.
-
-        Raises `OSError`; `Replaced`; `FileNotFoundError` if no output was kept."""
+        """Yield a descriptor for reading stdout. Raises `OSError`; `Replaced`; `FileNotFoundError` if no output was kept."""
         descriptor = self._open_to_read(run_id, ".out")
         try:
             yield descriptor
@@ -105,10 +103,9 @@ class OutputStore:
             os.close(descriptor)
 
     def tail(self, run_id: RunId, max_bytes: int) -> tuple[bytes, bool]:
-        """Return the newest `max_bytes` bytes of stdout, and whether there were more.
+        """Return the newest `max_bytes` bytes of stdout without a character cut in two, and whether there were more.
 
-        A character that would be cut in two is left out, so the result is as valid UTF-8 as the file. Raises `OSError`;
-        `Replaced`; `FileNotFoundError` if no output was kept."""
+        Raises as `stdout` does."""
         with self.stdout(run_id) as descriptor:
             return _tail(descriptor, max_bytes)
 

@@ -40,9 +40,8 @@ def remove_old(directory: Path, cutoff: float, *, ends: Ends, live: Collection[R
 
 
 def remove(directory: Path, runs: Collection[RunId], *, dry: bool, between: Callable[[], object]) -> tuple[int, int]:
-    """Delete the files of `runs`, or only count them if `dry`. Return how many files, and the bytes that they take on the disk.
-
-    For a thread, as `remove_old`. Raises the first `OSError` when all files have been tried."""
+    """Delete the files of `runs`, or only count them if `dry`. Return how many, and their bytes on the disk. Else as
+    `remove_old`."""
     count, freed, failed = 0, 0, []
     for position, path in enumerate(directory / f"{run}{suffix}" for run in runs for suffix in SUFFIXES):
         try:

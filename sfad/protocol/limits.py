@@ -35,8 +35,7 @@ LIMIT_FORM = "KIND=N or KIND=N:ACTION, as in turns=50, time=90s, cost=2.50:warn,
 
 
 def parse_limit(text: str, source: str = "--limit") -> Limit:
-    """Return `turns=50` or `cost=2.50:warn` as a limit whose source is `source` and its kind, and whose action is `None` where
-    none is written. Raise `ValueError` with `source`, what is wrong, and what is allowed."""
+    """Return `turns=50` or `cost=2.50:warn` as a limit. Raise `ValueError` with `source`, what is wrong, and what is allowed."""
     word, equals, rest = text.partition("=")
     amount, colon, action = rest.partition(":")
     if not (word.strip() and equals and amount.strip()):

@@ -118,15 +118,13 @@ class Spawn(Request, tag="spawn"):
     watch: bool = False
     """Push the events of the run and its descendants, from its admission on, as `Watch` does. They carry the id of this request."""
     key: str | None = None
-    """A random word of the client, at most 64 characters. If the same user asks again from the same run with the same key, for
-    example after a lost connection, the daemon replies with the run that it admitted before, and starts nothing."""
+    """A random word of the client. The same user asking again from the same run with the same key gets the run admitted before."""
     descriptors: int = 0
 
 
 class Stop(Request, tag="stop"):
-    """Stop runs and everything below them. Answered by `Stopped` when none of their processes is alive, or if some still are
-    `stop.kill_wait` after SIGKILL. `everything`, `name` and `labels` choose among the live runs, and narrow each other; `runs`
-    are stopped as well."""
+    """Stop runs and everything below them: `runs`, and the live ones that `everything`, `name` and `labels` choose together.
+    Answered by `Stopped` when none of their processes is alive, or if some still are `stop.kill_wait` after SIGKILL."""
 
     repeats = ALWAYS
 
@@ -139,9 +137,8 @@ class Stop(Request, tag="stop"):
 
 
 class Select(Request, tag="select"):
-    """Find the runs that a command line means: each of `runs`, by id, name or prefix; and the live ones that `everything`, `name`
-    and `labels` choose, as in `Stop`. Of the latter, `pause` takes the topmost running ones, and `resume` those that are paused
-    themselves. Answered by `Selected`."""
+    """Find the runs that a command line means: `runs`, by id, name or prefix, and those chosen as in `Stop`. Answered by
+    `Selected`. Of those chosen, `pause` takes the topmost running ones, and `resume` those that are paused themselves."""
 
     repeats = 1
     access = "none"
@@ -174,8 +171,7 @@ class Resume(Request, tag="resume"):
 
 
 class Approve(Request, tag="approve"):
-    """Grant the increase that a run waits for, and thaw it. A limit with the action `request_increase` has frozen it. Answered by
-    `RunReply`."""
+    """Grant the increase for which the action `request_increase` has frozen a run, and thaw it. Answered by `RunReply`."""
 
     access = "outside"
 
@@ -199,8 +195,7 @@ class ChangeLimits(Request, tag="limit"):
 
 
 class Report(Request, tag="report"):
-    """Add what an agent has used since its last report; an unknown amount is `None`. Answered by `RunReply`. Charged to the run
-    and, for tokens and money, to each ancestor, its user and its teams."""
+    """Add what an agent has used since its last report; an unknown amount is `None`. Answered by `RunReply`."""
 
     run: str | None = None
     model: str | None = None
@@ -264,21 +259,18 @@ class Info(Request, tag="info"):
 
 
 class Wait(Request, tag="wait"):
-    """Wait for the end of a run. Answered by `RunReply` when the ledger holds its end, or after `timeout` seconds with the run as
-    it is then."""
+    """Wait for the end of a run, until the ledger holds it, or for `timeout` seconds. Answered by `RunReply`."""
 
     repeats = ALWAYS
 
     run: str
     timeout: float | None = None
     tie: bool = False
-    """Stop the run when this connection ends, as `Spawn.tied` does: for the client of a foreground run that has lost its
-    connection. A tied run is stopped if its client does not come back within 10 s of a restart of the daemon."""
+    """As `Spawn.tied`, for the client of a foreground run that has lost its connection."""
 
 
 class List(Request, tag="list"):
-    """Return a page of runs: the live ones, and the newest `rows` of the ended ones. Answered by `RunList`, which says where the
-    next page begins."""
+    """Return a page of runs: the live ones, and the newest `rows` of the ended ones. Answered by `RunList`."""
 
     repeats = 1
 
@@ -306,8 +298,7 @@ class Summarise(Request, tag="summary"):
 
 
 class Logs(Request, tag="logs"):
-    """Open the run's output files for reading. Answered by `LogFiles` with two descriptors. The files exist as soon as the run is
-    admitted, so a reader may begin before the run does. A `Wait` on the same connection tells when the run has ended."""
+    """Open the run's output files, which exist from its admission on, for reading. Answered by `LogFiles` with two descriptors."""
 
     repeats = 1
 
@@ -316,8 +307,7 @@ class Logs(Request, tag="logs"):
 
 
 class Text(Request, tag="text"):
-    """Return more of the text in the events of a run's stdout, if `LogFiles.text` says that there is any. A line that is no event
-    is text as it is. Answered by `TextPart` at once: when the file grows, there may be more."""
+    """Return more of the text in the events of a run's stdout, if `LogFiles.text` says so. Answered by `TextPart` at once."""
 
     repeats = 1
     access = "none"
@@ -371,7 +361,7 @@ class Config(Request, tag="config"):
 
 
 class Reload(Request, tag="reload"):
-    """Read the config again, as SIGHUP does. Answered by `Reloaded`. If the config is wrong, the reply is an `Error`, and nothing
+    """Read the config again, as SIGHUP does. Answered by `Reloaded`; by `Error` if the config is wrong, and then nothing
     changes."""
 
     repeats = 1

@@ -25,9 +25,7 @@ class Spawns:
     """The files of all runs in one directory. Each method raises `ValueError` for text that is not an id."""
 
     def __init__(self, directory: Path) -> None:
-        """Make the directory, 0700, or set its mode to that, and remove unfinished files of an earlier daemon. Raises `OSError`.
-
-        Anything else of that name is set aside."""
+        """Make the directory as `make_directory` does, and remove unfinished files of an earlier daemon. Raises `OSError`."""
         make_directory(directory)
         self._directory = directory
         for name in os.listdir(directory):
