@@ -20,8 +20,7 @@ import pytest
 from sfactl.connection import Client
 from sfad.launch.contain.cgroup import cgroupfs
 from sfad.protocol import messages as m
-from sfad.protocol.errors import ErrorCode
-from sfad.protocol.types import RunInfo, Status
+from sfad.protocol.types import ErrorCode, RunInfo, Status
 from tests import unprivileged
 from tests.harness import PATIENCE, Daemon, alive, ended, running, spawn, started, stopped, unkillable, wait_until, with_fuse
 from tests.leaks import cgroups

@@ -17,7 +17,7 @@ from sfactl.connection import DaemonError
 from sfactl.exits import ExitCode
 from sfad.host.descriptors import soft_of
 from sfad.protocol import messages as m
-from sfad.protocol.errors import ErrorCode
+from sfad.protocol.types import ErrorCode
 from tests.conftest import GENEROUS, Start
 from tests.harness import Daemon, agent, ended, started, stopped, wait_until
 

@@ -20,7 +20,7 @@ from trio.testing import MockClock
 
 from sfad import meters
 from sfad.core.ids import run_id
-from sfad.host.threads import in_thread
+from sfad.host.tasks import in_thread
 from sfad.metering import tail as module
 from sfad.metering.bounds import SETTLE
 from sfad.metering.stream import PIECE
