@@ -1,4 +1,4 @@
-"""Fixtures every test may use."""
+"""Fixtures for every test."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from tests.harness import Daemon, argv, instance_of, running, stopped
 from tests.leaks import cgroups, no_leaks, stays
 
-# how fast this machine generates examples says nothing about the product
+# slow generation of examples says nothing about the product
 hypothesis.settings.register_profile("shared machine", suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("shared machine")
 
@@ -78,17 +78,17 @@ def _no_leaks() -> Iterator[None]:
 
 
 _SESSION = "TESTS_OF_SFAD"
-"""In the environment of everything that is started from here on: another session may be running on this machine."""
+"""Variable in the environment of each process that this session starts, because another session may run on this machine."""
 
 
 _WORKER = "PYTEST_XDIST_WORKER" in os.environ
-"""One of several processes of a session: what is left behind is looked for by the one that started them, when they are gone."""
+"""Whether this is one of several processes of a session. Only the process that started them looks for remains."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart() -> None:
-    """Marks what this session starts."""
-    # otherwise each of a thousand processes of the tests compiles the checkout again
+    """Mark the processes that this session starts."""
+    # otherwise each of a thousand processes compiles the checkout again
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
     if not _WORKER:
@@ -102,14 +102,14 @@ def pytest_sessionstart() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fails for what the suite as a whole has left on this machine."""
+    """Fail if the suite as a whole has left processes or cgroups behind."""
     left = [] if _WORKER else _remains(session.config)
     if left and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """And says so, either way."""
+    """Report them, or that there are none."""
     terminalreporter.section("left behind")
     terminalreporter.write_line("\n".join(_remains(config)) or "nothing: no process, no cgroup")
 
@@ -128,13 +128,13 @@ def _remains(config: pytest.Config) -> list[str]:
 
 @pytest.fixture(params=["cgroup", "tags"])
 def containment(request: pytest.FixtureRequest) -> str:
-    """Both ways to hold a run's processes together."""
+    """Each containment in turn."""
     return str(request.param)
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts daemons that must end well: `start(config=..., mode=...)`."""
+    """Start daemons that must end well: `start(config=..., mode=...)`."""
     with ExitStack() as stack:
 
         def start_one(**options: Any) -> Daemon:
@@ -150,7 +150,7 @@ GENEROUS = "[quotas]\nspawns_per_hour = 100000"
 
 @pytest.fixture
 def daemon(start: Start) -> Daemon:
-    """One daemon with the built-in configuration and generous rates."""
+    """Start a daemon with the built-in configuration and generous rates."""
     return start(config=GENEROUS)
 
 

@@ -1,4 +1,4 @@
-"""A real daemon in a private place, and what to ask the kernel about it afterwards."""
+"""A real daemon in a private directory, and questions to the kernel about it."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from tests.leaks import cgroups
 from tests.unprivileged import Place
 
 PATIENCE = 60.0
-"""Seconds that a test waits for what should come in milliseconds: the machine is shared."""
+"""Seconds that a test waits for something that takes milliseconds, because the machine may be loaded."""
 
 
 def instance_of(state_dir: Path) -> str:
-    """What the cgroups and cookies of a daemon with this state directory are named after."""
+    """Return the name in the cgroups and cookies of a daemon with this state directory."""
     return hashlib.sha256(os.fsencode(state_dir.resolve())).hexdigest()[:12]
 
 
 def wait_until(condition: Callable[[], Any], what: str, *, seconds: float = PATIENCE) -> Any:
-    """Looks again until the condition holds, and returns what it gave. Only for conditions nobody reports."""
+    """Poll until the condition holds; return its value. Only for conditions that no event reports."""
     end = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
@@ -48,12 +48,12 @@ def wait_until(condition: Callable[[], Any], what: str, *, seconds: float = PATI
 
 
 class Daemon:
-    """`sfad serve` below a directory of the test's own."""
+    """`sfad serve` in a directory of the test."""
 
     def __init__(
         self, directory: Path, *, config: str = "", mode: str = "auto", nobody: Place | None = None, wrap: Sequence[str] = ()
     ) -> None:
-        """`nobody`: it runs as that user, there. `wrap`: words before the interpreter, such as prlimit(1)."""
+        """Start the daemon. `nobody`: run it as that user, there. `wrap`: words before the interpreter, such as prlimit(1)."""
         self.directory = directory
         self._nobody = nobody
         self._wrap = tuple(wrap)
@@ -66,7 +66,7 @@ class Daemon:
 
     @property
     def python(self) -> str:
-        """An interpreter that its user can execute."""
+        """The interpreter that its user can execute."""
         return self._nobody.python if self._nobody else sys.executable
 
     def _start(
@@ -97,12 +97,12 @@ class Daemon:
 
     @property
     def instance(self) -> str:
-        """What its cgroups and cookies are named after."""
+        """The name in its cgroups and cookies."""
         return instance_of(self.state_dir)
 
     @property
     def env(self) -> dict[str, str]:
-        """An environment whose `sfactl` talks to this daemon."""
+        """The environment of an `sfactl` that talks to this daemon."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("SFA_", "SFAD_"))}
         kept |= self._nobody.env if self._nobody else {}
         return kept | {"SFAD_SOCKET": str(self.socket), "SFAD_STATE_DIR": str(self.state_dir), "SFAD_CONFIG": str(self.config)}
@@ -113,41 +113,41 @@ class Daemon:
         return self.process.pid
 
     def client(self) -> Client:
-        """A new connection."""
+        """Open a connection."""
         return Client(self.socket)
 
     def sfactl(self, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
-        """The command line, to its end."""
+        """Run the command line to its end."""
         return subprocess.run(
             [sys.executable, "-m", "sfactl", *words], capture_output=True, text=True, timeout=2 * PATIENCE, env=self.env, **options
         )
 
     def descriptors(self) -> int:
-        """How many the daemon has open."""
+        """Return how many descriptors the daemon has open."""
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     def leftovers(self) -> list[str]:
-        """Processes and cgroups of its runs that are still there."""
+        """Return the processes and cgroups of its runs that still exist."""
         found = [f"process {stray.pid} {argv(stray.pid)}" for stray in strays(self.instance)]
         return found + [path for path in cgroups() if path.endswith(f"/sfad-{self.instance}")]
 
     def kill(self) -> None:
-        """kill -9; its runs are left behind."""
+        """Kill the daemon with SIGKILL; its runs stay."""
         self.process.kill()
         self.process.wait()
 
     def restart(self, **environment: str) -> None:
-        """Another one in its place, with more in its environment if that is given."""
+        """Start another daemon in its place, with these variables in its environment."""
         self.process = self._start(environment)
 
     def reexecute(self) -> None:
-        """SIGUSR2, and until it serves anew."""
+        """Send SIGUSR2, and wait until the daemon serves again."""
         before = self.log.read_text().count('"message":"serving"')
         self.process.send_signal(signal.SIGUSR2)
-        wait_until(lambda: self.log.read_text().count('"message":"serving"') > before, "it serves anew")
+        wait_until(lambda: self.log.read_text().count('"message":"serving"') > before, "it serves again")
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Ends the daemon as its user would; its exit code."""
+        """End the daemon as an operator would; return its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(PATIENCE)
@@ -155,7 +155,7 @@ class Daemon:
 
 @contextmanager
 def running(directory: Path, **options: Any) -> Iterator[Daemon]:
-    """A daemon that must end well: exit code 0, and nothing of it left."""
+    """Run a daemon that must end well: with exit code 0, and without processes or cgroups left."""
     daemon = Daemon(directory, **options)
     try:
         yield daemon
@@ -174,19 +174,19 @@ def running(directory: Path, **options: Any) -> Iterator[Daemon]:
 
 
 def strays(instance: str) -> list[psutil.Process]:
-    """Live processes that carry the cookie of one of the instance's runs."""
+    """Return the live processes with a cookie of the instance's runs."""
     return [process for process, _ in carriers(instance)]
 
 
 def other_boot(state_dir: Path) -> None:
-    """Makes the spool one of another boot of the machine."""
+    """Change the spool to one of another boot of the machine."""
     with closing(Store(state_dir / "spool" / "runs")) as spool:
         assert spool.items["boot"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip().encode()
         spool.write({"boot": b"another"})
 
 
 def alive(pid: int | None) -> bool:
-    """Whether it is a process that has not ended; a zombie has."""
+    """Return whether the process has not ended. A zombie has."""
     try:
         return pid is not None and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -194,13 +194,13 @@ def alive(pid: int | None) -> bool:
 
 
 def argv(pid: int) -> list[str]:
-    """The command line of a process; empty for one that has ended, reaped or not: what a test looks at may end under its eyes."""
+    """Return the command line of a process; empty if it has ended meanwhile, reaped or not."""
     content = procfs.read(f"/proc/{pid}/cmdline") or b""
     return [os.fsdecode(word) for word in content.split(b"\0")[:-1]]
 
 
 def carriers(instance: str) -> list[tuple[psutil.Process, str]]:
-    """And the run that the cookie names."""
+    """Return those processes, each with the run that its cookie names."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -213,7 +213,7 @@ def carriers(instance: str) -> list[tuple[psutil.Process, str]]:
 
 
 def spawn(client: Client, argv: Sequence[str | Path], **options: Any) -> m.Reply:
-    """Asks for a run as a client of another language would, without the command line."""
+    """Request a run as a client in another language would, without the command line."""
     where = {"cwd": os.getcwdb(), "env": [key + b"=" + value for key, value in os.environb.items()]}
     request = m.Spawn(id=client.next_id(), argv=[os.fsencode(word) for word in argv], **(where | options))
     client.send(request)
@@ -224,19 +224,19 @@ def spawn(client: Client, argv: Sequence[str | Path], **options: Any) -> m.Reply
 
 
 def started(client: Client, argv: Sequence[str | Path], **options: Any) -> RunInfo:
-    """A run that the guard let through."""
+    """Request a run that must be admitted."""
     reply = spawn(client, argv, **options)
     assert isinstance(reply, m.RunReply), reply
     return reply.run
 
 
 def ended(client: Client, run: str) -> RunInfo:
-    """The run, once it is terminal."""
+    """Return the run once it has ended."""
     return client.call(m.Wait(id=client.next_id(), run=run, timeout=PATIENCE), m.RunReply).run
 
 
 def stopped(client: Client, *runs: str, **options: Any) -> m.Stopped:
-    """Stops runs."""
+    """Stop runs."""
     return client.call(m.Stop(id=client.next_id(), runs=list(runs), **options), m.Stopped)
 
 
@@ -246,7 +246,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="takes root to act as ano
 
 
 def as_nobody(call: Callable[[], object]) -> str:
-    """What a process of another user gets from `call`: its result, or what it raises, as text."""
+    """Return as text what `call` returns or raises in a process of the user nobody."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -271,7 +271,7 @@ def _text_of(call: Callable[[], object]) -> str:
 
 @contextmanager
 def _fuse(directory: Path) -> Iterator[tuple[int, Callable[[], None]]]:
-    """A mount, the descriptor of its server, and what makes the server go away."""
+    """Mount a FUSE file system; yield the descriptor of its server, and a function that makes the server go away."""
     directory.mkdir()
     server = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     libc = ctypes.CDLL(None, use_errno=True)
@@ -287,7 +287,7 @@ def _fuse(directory: Path) -> Iterator[tuple[int, Callable[[], None]]]:
 
 @contextmanager
 def unanswered(directory: Path) -> Iterator[Callable[[], None]]:
-    """A mount whose server does not answer; what it yields makes the server go away."""
+    """Mount a file system whose server does not answer; yield a function that makes the server go away."""
     with _fuse(directory) as (_, go_away):
         yield go_away
 
@@ -322,7 +322,7 @@ with_fuse = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK) or os.geteuid
 
 
 def agent(directory: Path, name: str, text: str) -> list[str]:
-    """A scripted agent: Python, with `sfactl(*words)` that returns the finished command."""
+    """Return the command of an agent in Python, with a function `sfactl(*words)` that returns the finished command."""
     path = directory / f"{name}.py"
     path.write_text(_PRELUDE + text)
     return [sys.executable, str(path)]

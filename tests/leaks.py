@@ -1,4 +1,4 @@
-"""What a test must not leave: children, descriptors, threads, cgroups."""
+"""A test must not leave children, descriptors, threads or cgroups behind."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 _PATIENCE = 10.0
-"""Seconds that what is on its way out gets: a killed process becomes a zombie and is reaped by whoever owns it."""
+"""Seconds that what is on its way out gets: a killed process is a zombie until its parent reaps it."""
 _KEPT_THREADS = ("Trio thread", "Trio worker", "MainThread", "pydevd", "Tokio")
-"""trio keeps idle worker threads for the next one who needs them."""
+"""trio keeps idle worker threads for later use."""
 
 _cgroups: set[str] = set()
 """Directories like `…/sfad-INSTANCE/…` that this process has made. Other test runs of the machine make theirs."""
@@ -38,7 +38,7 @@ sys.addaudithook(_audit)  # cannot be removed again, so it is added once
 
 @contextmanager
 def no_leaks() -> Iterator[None]:
-    """Fails if the body leaves a child process, an open descriptor, a thread, or a cgroup of ours behind."""
+    """Fail if the body leaves a child process, an open descriptor, a thread, or a cgroup of ours behind."""
     children, descriptors, threads = _children(), set(_descriptors()), set(threading.enumerate())
     yield
     left = _left(children, descriptors, threads)
@@ -61,7 +61,7 @@ def _left(children: set[int], descriptors: set[tuple[int, str]], threads: set[th
 
 
 def cgroups() -> set[str]:
-    """The cgroup of every daemon on this machine. Others come and go while this looks."""
+    """Return the cgroup of each daemon on this machine. Other cgroups may come and go meanwhile."""
     found: set[str] = set()
     for directory, below, _ in os.walk("/sys/fs/cgroup"):
         ours = [name for name in below if name.startswith("sfad-")]
@@ -71,7 +71,7 @@ def cgroups() -> set[str]:
 
 
 def _children() -> set[int]:
-    """Of every thread, zombies included."""
+    """Return the children of every thread, zombies included."""
     found: set[int] = set()
     for task in os.listdir("/proc/self/task"):
         with suppress(OSError), open(f"/proc/self/task/{task}/children") as file:

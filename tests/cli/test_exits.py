@@ -1,4 +1,4 @@
-"""Every outcome has the exit code that SPEC section 6 gives it."""
+"""Every outcome has its documented exit code."""
 
 from __future__ import annotations
 

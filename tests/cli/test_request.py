@@ -1,4 +1,4 @@
-"""Command line and environment make the `Spawn` that SPEC sections 2, 3 and 15 say they make."""
+"""The `Spawn` that the command line and the environment make."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def attempt(root: Path, point: Point) -> Outcome:
 
 
 AFTER_EXECVE = 60
-"""Effects after a process has decided to execute itself anew of which each is tried: likewise."""
+"""Effects after a process has decided to re-execute itself, of which each is tried: likewise."""
 
 
 class Series:

@@ -25,7 +25,7 @@ from tests.leaks import cgroups
 from .victim import Diary
 
 SETTLED = 8.0
-"""Seconds that what is shown may take to follow what is: somebody else reaps adopted processes, and the machine is shared."""
+"""Seconds that what is shown may take to follow what is: another process reaps adopted processes, and the machine may be loaded."""
 
 _TRUE = frozenset({Status.COMPLETED, Status.FAILED, Status.LOST})
 
@@ -167,7 +167,7 @@ def _ended(path: Path) -> set[RunId]:
 
 
 def _remembered(daemon: Daemon) -> list[str]:
-    """From a copy: whoever opens a journal may mend it."""
+    """Read a copy, because opening a store may repair it."""
     with tempfile.TemporaryDirectory() as directory:
         copy = shutil.copy(daemon.state_dir / "spool" / "runs", directory)
         journal = Store(Path(copy))

@@ -127,7 +127,7 @@ class Player:
         return True
 
     def until_renewed(self) -> None:
-        """Until another daemon serves, or the same one anew."""
+        """Wait until another daemon serves, or the same one after a re-execution."""
         wait_until(lambda: self._daemon.log.read_text().count('"message":"serving"') > 1, "there is another daemon")
 
     def until_begun(self, run: RunId) -> bool:
@@ -217,7 +217,7 @@ def seven(player: Player) -> None:
 
 
 def short(player: Player) -> None:
-    """Is over before anybody looks; and leaves somebody behind."""
+    """End before the daemon looks, and leave a process behind."""
     player.wait(player.start("short", "sleep 60 & end 0"))
 
 

@@ -59,7 +59,7 @@ def test_the_key_of_a_run_that_has_ended_starts_nothing_after_a_crash(share: Sta
 
 
 @pytest.mark.parametrize("after", [0.0, 0.1, 0.3])
-def test_sigterm_while_the_daemon_executes_itself_anew_is_not_lost(start: Start, after: float) -> None:
+def test_sigterm_during_a_reexecution_is_not_lost(start: Start, after: float) -> None:
     daemon = start()
     with daemon.client() as client:
         started(client, ["sleep", "60"])
@@ -69,7 +69,7 @@ def test_sigterm_while_the_daemon_executes_itself_anew_is_not_lost(start: Start,
     assert daemon.process.wait(PATIENCE) == 0
 
 
-def test_what_a_main_process_left_is_not_taken_for_it(share: Start, tmp_path: Path, containment: str) -> None:
+def test_the_remains_of_a_main_process_are_not_mistaken_for_it(share: Start, tmp_path: Path, containment: str) -> None:
     """It has ended and said how, and what it left is a session of its own; the daemon dies while it stops that."""
     agents = Agents(tmp_path)
     left = "( trap '' TERM; setsid sh -c \"trap '' TERM; while :; do sleep 1; done\" & )"
@@ -83,7 +83,7 @@ def test_what_a_main_process_left_is_not_taken_for_it(share: Start, tmp_path: Pa
     assert (final.status, final.exit_code, final.signal) == (Status.FAILED, 4, None)
 
 
-def test_what_is_left_of_a_start_nobody_heard_of_is_not_taken_for_the_run(tmp_path: Path, containment: str) -> None:
+def test_the_remains_of_an_unreported_start_are_not_mistaken_for_the_run(tmp_path: Path, containment: str) -> None:
     """Its main process has ended before the next daemon looked: how is not known, and the run is over."""
     agents = Agents(tmp_path)
     daemon = Victim(tmp_path, config="", mode=containment, crash_at="launched+1")
@@ -106,7 +106,7 @@ def test_what_is_left_of_a_start_nobody_heard_of_is_not_taken_for_the_run(tmp_pa
 
 
 @pytest.mark.parametrize("effect", ["spawned", "main noted"])
-def test_a_start_that_the_daemon_did_not_live_to_let_through_has_run_nothing(tmp_path: Path, containment: str, effect: str) -> None:
+def test_a_start_that_a_crash_interrupted_has_executed_nothing(tmp_path: Path, containment: str, effect: str) -> None:
     agents = Agents(tmp_path)
     daemon = Victim(tmp_path, config="", mode=containment, crash_at=f"{effect}+1")
     try:
@@ -129,7 +129,7 @@ def test_a_start_that_the_daemon_did_not_live_to_let_through_has_run_nothing(tmp
 
 
 @pytest.mark.parametrize(("what", "containment"), [("power cut", "cgroup"), ("damage", "tags")])
-def test_of_an_incomplete_spool_it_is_not_concluded_that_nothing_has_run(tmp_path: Path, containment: str, what: str) -> None:
+def test_an_incomplete_spool_does_not_prove_that_a_command_was_not_executed(tmp_path: Path, containment: str, what: str) -> None:
     daemon = Victim(tmp_path, config="", mode=containment, crash_at="spawned+1")
     try:
         with daemon.client() as client:

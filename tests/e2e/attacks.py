@@ -251,7 +251,7 @@ def headless() -> None:
 
 
 def trace(pid: str) -> None:
-    """Traces a process of somebody else's and never waits."""
+    """Trace a process of another run and never wait for it."""
     assert _libc.ptrace(_PTRACE_SEIZE, int(pid), 0, 0) == 0, os.strerror(ctypes.get_errno())
     ready()
     nap()

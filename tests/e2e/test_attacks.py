@@ -72,7 +72,7 @@ def target(directory: Path, user: str, **options: Any) -> Iterator[Target]:
 
 @pytest.fixture(scope="module", params=["root", "nobody"])
 def user(request: pytest.FixtureRequest) -> str:
-    """Whose the daemon and its agents are; `root` is whoever runs the tests."""
+    """Whose the daemon and its agents are; `root` is the user who runs the tests."""
     return str(request.param)
 
 
@@ -164,7 +164,7 @@ def test_an_orphan_without_marks_is_stopped_with_the_only_tree(attacked: Target)
         assert not alive(escaped)
 
 
-def test_what_is_left_of_no_run_ends_with_the_daemon(tmp_path: Path, user: str, mode: str) -> None:
+def test_a_process_of_an_unknown_run_ends_with_the_daemon(tmp_path: Path, user: str, mode: str) -> None:
     with target(tmp_path, user, mode=mode) as attacked:
         with attacked.daemon.client() as client:
             sleeper(client)
@@ -229,7 +229,7 @@ def test_cgroups_whose_paths_are_too_long(by_cgroup: Target) -> None:
         stopped(client, other.id)
 
 
-def test_cgroups_nested_deeper_than_a_recursion_goes(tmp_path: Path) -> None:
+def test_cgroups_nested_deeper_than_the_recursion_limit(tmp_path: Path) -> None:
     depth = sys.getrecursionlimit() + 100
     with target(tmp_path / "one", "root", mode="cgroup") as attacked:
         with attacked.daemon.client() as client:
@@ -253,7 +253,7 @@ def test_cgroups_nested_deeper_than_a_recursion_goes(tmp_path: Path) -> None:
         attacked.daemon.restart()
 
 
-def test_access_rights_that_were_taken_away_are_regained(attacked: Target) -> None:
+def test_the_daemon_regains_access_rights_that_an_agent_removed(attacked: Target) -> None:
     with attacked.daemon.client() as client:
         run = attacked.agent(client, "lock_up")
         child = attacked.pid_said(run)
@@ -267,7 +267,7 @@ def cgroup_of(daemon: Daemon, run: str) -> str:
     return f"{base}/{run}/self"
 
 
-def test_a_process_in_the_cgroup_of_another_run_has_not_its_rights(by_cgroup: Target) -> None:
+def test_a_process_in_the_cgroup_of_another_run_does_not_get_its_rights(by_cgroup: Target) -> None:
     attacked = by_cgroup
     with attacked.daemon.client() as client:
         victim = sleeper(client)
@@ -287,7 +287,7 @@ def test_a_daemon_that_was_moved_into_a_run_stops_it(tmp_path: Path, user: str) 
         assert ended(client, sleeper(client, limits=[limit("time", 1)]).id).status is Status.TIMEOUT
 
 
-def test_a_spoiled_base_takes_the_next_run(tmp_path: Path, user: str) -> None:
+def test_the_next_run_starts_in_a_spoiled_base_cgroup(tmp_path: Path, user: str) -> None:
     with target(tmp_path, user, mode="cgroup") as attacked, attacked.daemon.client() as client:
         run = attacked.agent(client, "spoil", "a2")
         attacked.said(run)
@@ -375,7 +375,7 @@ def test_stopping_many_runs_with_few_descriptors(tmp_path: Path, user: str) -> N
 
 
 @with_fuse
-def test_what_cannot_be_killed_is_listed_and_does_not_keep_the_daemon(tmp_path: Path, containment: str) -> None:
+def test_processes_that_cannot_be_killed_are_listed_and_do_not_hold_up_the_daemon(tmp_path: Path, containment: str) -> None:
     config = "[stop]\ngrace = 0.2\nkill_wait = 0.5"
     daemon = Daemon(tmp_path, mode=containment, config=config)
     with unkillable(tmp_path / "mount") as asked, daemon.client() as client:

@@ -148,7 +148,7 @@ PIDS = Path("/sys/fs/cgroup/pids")
 
 @contextmanager
 def no_more_threads(daemon: Daemon) -> Iterator[None]:
-    """As under TasksMax or `ulimit -u`, when somebody's fork bomb has taken the rest."""
+    """As under TasksMax or `ulimit -u`, when a fork bomb has taken the rest."""
     group = PIDS / f"sfad-test-{daemon.pid}"
     group.mkdir()
     try:
@@ -165,8 +165,8 @@ def no_more_threads(daemon: Daemon) -> Iterator[None]:
 
 @pytest.mark.skipif(not os.access(PIDS / "cgroup.procs", os.W_OK), reason="needs the pids controller of cgroup v1")
 @pytest.mark.parametrize("what", ["recommend", "output"])
-def test_no_thread_to_be_had_does_not_end_the_daemon(tmp_path: Path, what: str) -> None:
-    """What needs one is put off."""
+def test_a_daemon_survives_a_shortage_of_threads(tmp_path: Path, what: str) -> None:
+    """Work that needs a thread is delayed."""
     daemon = Daemon(tmp_path)
     talk = "import os, time\ntime.sleep(0.5)\nos.write(1, b'x' * (8 << 20))\ntime.sleep(60)"
     try:

@@ -1,4 +1,4 @@
-"""What a machine runs short of, or what somebody does to it: said clearly, costs no run, and passes (SPEC section 10)."""
+"""Shortages and interference: the daemon reports them, loses no run, and recovers afterwards (docs/durability.md)."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def test_a_full_disk_refuses_starts_and_keeps_what_runs(cramped: Daemon) -> None
         )
 
 
-def test_a_ledger_that_is_locked_at_a_start_keeps_no_run_from_its_daemon(start: Start) -> None:
-    """Promise: no agent is left unmanaged. Somebody sits in a shell of the ledger, within a transaction, when the daemon dies."""
+def test_a_ledger_that_is_locked_at_a_start_does_not_prevent_adoption(start: Start) -> None:
+    """Promise: no agent is left unmanaged. An operator has an open transaction in a shell when the daemon dies."""
     daemon = start(config="[quotas]\nspawns_per_hour = 100000")
     with daemon.client() as client:
         run = started(client, ["sleep", "300"])
@@ -141,7 +141,7 @@ def test_a_crash_on_a_full_disk_loses_no_run(cramped: Daemon) -> None:
         stopped(client, run.id)
 
 
-def test_output_that_finds_no_room_costs_the_run_its_output_only(cramped: Daemon) -> None:
+def test_a_run_loses_only_its_output_when_the_disk_is_full(cramped: Daemon) -> None:
     with cramped.client() as client:
         script = f"head -c {2 * ROOM} /dev/zero | tr '\\\\0' x; echo $? >&2; exit 3"
         done = ended(client, started(client, ["sh", "-c", script]).id)
@@ -182,7 +182,7 @@ def test_a_state_directory_that_becomes_read_only(daemon: Daemon) -> None:
         stopped(client, run.id)
 
 
-def test_a_read_only_state_directory_is_said_at_the_start(tmp_path: Path) -> None:
+def test_a_read_only_state_directory_is_reported_at_the_start(tmp_path: Path) -> None:
     directory = tmp_path / "d"
     with disk(directory) as state:
         subprocess.run(["mount", "-o", "remount,bind,ro", state], check=True)
@@ -196,7 +196,7 @@ def test_a_read_only_state_directory_is_said_at_the_start(tmp_path: Path) -> Non
     assert "Traceback" not in found.stderr
 
 
-def test_a_ledger_that_somebody_locks_for_ten_seconds(daemon: Daemon) -> None:
+def test_a_ledger_that_another_process_locks_for_ten_seconds(daemon: Daemon) -> None:
     with daemon.client() as client:
         run = started(client, ["sh", "-c", "sleep 1; exit 7"])
         with closing(sqlite3.connect(daemon.state_dir / "ledger.db", isolation_level=None)) as other:
@@ -220,7 +220,7 @@ def test_a_ledger_that_somebody_locks_for_ten_seconds(daemon: Daemon) -> None:
         )
 
 
-def test_no_descriptor_left(daemon: Daemon) -> None:
+def test_no_descriptors_left(daemon: Daemon) -> None:
     with daemon.client() as client, daemon.client() as other:
         run = started(client, ["sleep", "60"])
         soft, hard = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
@@ -290,7 +290,7 @@ from sfad.__main__ import main
 sys.argv[0] = "sfad"
 main()
 """
-"""A daemon whose wall clock somebody else sets; nobody sets this machine's."""
+"""A daemon with a wall clock of its own, which the test sets."""
 
 
 def test_a_clock_that_is_set_back_and_forth_ends_nothing_and_loses_no_order(start: Start, tmp_path: Path) -> None:

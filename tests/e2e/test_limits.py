@@ -1,4 +1,4 @@
-"""No run uses more than it was given, and whoever watches is told so: once near, once above."""
+"""No run uses more than it was given, and its watchers are notified twice: near the limit and above it."""
 
 from __future__ import annotations
 
@@ -155,13 +155,13 @@ def test_a_profile_and_its_precedence(daemon: Daemon) -> None:
         (["--meter", "nosuch"], "claude"),
     ],
 )
-def test_what_is_outside_its_range_is_refused_with_the_range(daemon: Daemon, words: list[str], told: str) -> None:
+def test_a_limit_outside_its_range_is_refused_with_the_range(daemon: Daemon, words: list[str], told: str) -> None:
     done = daemon.sfactl("spawn", *words, "--", "true")
     assert done.returncode == 2, done.stderr
     assert told in done.stderr
 
 
-def test_what_cannot_be_known_is_said_loudly(daemon: Daemon) -> None:
+def test_a_limit_that_cannot_be_enforced_is_reported(daemon: Daemon) -> None:
     done = daemon.sfactl("spawn", "--limit", "cost=0.50", "--", "sleep", "60")
     assert "not enforceable" in done.stderr.lower()
     shown = daemon.sfactl("info", done.stdout.strip())

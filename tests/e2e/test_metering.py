@@ -102,7 +102,7 @@ def test_a_model_that_cannot_be_reached_is_visible(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("recording", ["claude-api-failure", "codex-turn-failed"])
-def test_an_agent_that_says_it_failed_has_failed_though_it_exits_0(tmp_path: Path, daemon: Daemon, recording: str) -> None:
+def test_an_agent_that_reports_failure_has_failed_even_if_it_exits_0(tmp_path: Path, daemon: Daemon, recording: str) -> None:
     program = recording.partition("-")[0]
     with daemon.client() as client:
         run = ended(client, started(client, [recorded(tmp_path, program, recording), *ASKED[program]]).id)
@@ -202,8 +202,8 @@ def test_use_is_in_the_ledger_while_the_run_goes_on(daemon: Daemon) -> None:
         stopped(client, run.id)
 
 
-def test_the_end_of_a_tree_does_not_stop_the_daemon_for_seconds(tmp_path: Path, daemon: Daemon) -> None:
-    """What all of them have not had read yet is not read at once, however densely they write."""
+def test_the_end_of_a_tree_does_not_block_the_daemon_for_seconds(tmp_path: Path, daemon: Daemon) -> None:
+    """Their unread output is not read in one go, however much they write."""
     flood = (
         'import os, time\nline = b\'{"type": "turn"}\\n\' * 4096\nend = time.time() + 2\n'
         "while time.time() < end: os.write(1, line)\ntime.sleep(60)"
@@ -234,8 +234,8 @@ time.sleep(1)
 
 
 @pytest.mark.parametrize("how", ["os.unlink(path)", "os.rename(path, path + '.old')"])
-def test_who_takes_its_output_away_is_found_out(daemon: Daemon, how: str) -> None:
-    """It is metered all the same, and said not to be bounded any more."""
+def test_a_run_that_removes_its_output_file_is_still_metered(daemon: Daemon, how: str) -> None:
+    """It is still metered, and reported to be no longer bounded."""
     script = f"""
 import os, time
 path = os.readlink('/proc/self/fd/1')

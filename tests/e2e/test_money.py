@@ -35,7 +35,7 @@ def test_a_report_is_priced_and_ends_the_run_that_it_takes_too_far(daemon: Daemo
     assert daemon.sfactl("wait", run.id).returncode == 4
 
 
-def test_a_model_without_a_price_costs_null_and_is_said_once(daemon: Daemon) -> None:
+def test_a_model_without_a_price_costs_null_and_is_reported_once(daemon: Daemon) -> None:
     with daemon.client() as client:
         run = sleeper(client)
         for _ in range(3):
@@ -120,7 +120,7 @@ ABSURD: list[tuple[dict[str, Any], tuple[str, ...]]] = [
 """What an agent may report, and what it is told."""
 
 
-def test_an_amount_that_cannot_be_is_refused_and_costs_nothing(tmp_path: Path) -> None:
+def test_an_impossible_amount_is_refused_and_costs_nothing(tmp_path: Path) -> None:
     config = f"[budgets.users.{getpass.getuser()}]\ndaily_usd = 5"
     with running(tmp_path, config=config) as daemon, daemon.client() as client:
         run = sleeper(client, ("cost", 1))

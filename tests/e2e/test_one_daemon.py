@@ -70,7 +70,7 @@ def test_the_older_daemon_keeps_its_runs(start: Start, attack: Callable[[Path], 
         assert stopped(client, run.id).stopped == [run.id]
 
 
-def test_kill_9_frees_everything(start: Start, containment: str) -> None:
+def test_kill_9_releases_every_lock(start: Start, containment: str) -> None:
     daemon = start(mode=containment)
     with daemon.client() as client:
         run = started(client, ["sleep", "300"])
@@ -100,7 +100,7 @@ def told(daemon: Daemon, kind: str) -> bool:
     return f'"type":"{kind}"' in daemon.log.read_text()
 
 
-def test_a_directory_that_is_moved_is_told_and_nothing_new_is_started(start: Start) -> None:
+def test_no_run_starts_while_the_state_directory_is_moved_away(start: Start) -> None:
     daemon = start()
     away = daemon.state_dir.with_name("elsewhere")
     with daemon.client() as client:
@@ -122,7 +122,7 @@ def test_a_directory_that_is_moved_is_told_and_nothing_new_is_started(start: Sta
         stopped(client, run.id)
 
 
-def test_a_directory_that_is_gone_is_noticed_without_being_asked_and_not_executed_upon(start: Start) -> None:
+def test_the_daemon_notices_a_removed_state_directory_and_does_not_reexecute(start: Start) -> None:
     daemon = start()
     with daemon.client() as client:
         run = ticking(client)
@@ -214,17 +214,17 @@ def test_a_person_sends_nothing_to_an_agent_that_listens_at_the_daemons_socket(s
         stopped(client, run.id)
 
 
-def test_a_socket_that_an_agent_removed_or_replaced_is_made_anew(start: Start) -> None:
+def test_a_socket_that_an_agent_removed_or_replaced_is_created_again(start: Start) -> None:
     daemon = start(mode="tags")
     with daemon.client() as client:
         ended(client, started(client, ["rm", str(daemon.socket)], leaf=True).id)
         said = daemon.sfactl("doctor").stdout
         assert f"pid {daemon.pid} holds the state directory" in said or "answers at" in said
-        wait_until(daemon.socket.exists, "it is made anew")
+        wait_until(daemon.socket.exists, "it is created again")
         daemon.sfactl("list", check=True)
         daemon.reexecute()
         replaced = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1] + '2')"
         script = f'"$0" -c "{replaced}" "$1" && mv "$1"2 "$1"'
         ended(client, started(client, ["sh", "-c", script, sys.executable, str(daemon.socket)], leaf=True).id)
-        wait_until(lambda: daemon.log.read_text().count('"type":"daemon_socket_renewed"') == 2, "it is made anew again")
+        wait_until(lambda: daemon.log.read_text().count('"type":"daemon_socket_renewed"') == 2, "it is created a second time")
         daemon.sfactl("list", check=True)

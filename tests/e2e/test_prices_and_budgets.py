@@ -84,13 +84,13 @@ def test_an_end_that_waits_for_prices_is_priced_before_a_reexecution(start: Star
         os.kill(daemon.pid, signal.SIGUSR2)
         wait_until(lambda: "re-executing" in daemon.log.read_text(), "the re-execution has begun")
         gate.touch()
-    wait_until(lambda: daemon.log.read_text().count('"message":"serving"') > 2, "it serves anew")
+    wait_until(lambda: daemon.log.read_text().count('"message":"serving"') > 2, "it serves again")
     with daemon.client() as client:
         over = ended(client, run.id)
     assert (over.exit_code, over.usage.cost_usd) == (3, 3.0075)
 
 
-def test_what_a_run_has_cost_is_not_taken_back_by_a_daemon_without_prices(start: Start, tmp_path: Path) -> None:
+def test_a_daemon_without_prices_does_not_lower_the_cost_of_a_run(start: Start, tmp_path: Path) -> None:
     """Nor does a tree stay paused for a budget that was raised while no daemon was there."""
     daemon, go = start(config=f"[budgets.users.{USER}]\ndaily_usd = 3"), tmp_path / "go"
     wait = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)"
@@ -116,7 +116,7 @@ def test_what_a_run_has_cost_is_not_taken_back_by_a_daemon_without_prices(start:
     wait_until(lambda: abs(charged(daemon) - 3.03) < 1e-9, "the budget was charged once")
 
 
-def test_a_retry_does_not_forget_what_the_attempt_before_has_cost(start: Start) -> None:
+def test_a_retry_keeps_the_cost_of_the_attempt_before(start: Start) -> None:
     """An attempt that died before it could tell its cost is priced; that the next one tells its own changes nothing about it."""
     daemon = start(config=f"[budgets.users.{USER}]\ndaily_usd = 50")
     usage = {"input_tokens": 200_000, "output_tokens": 100}
@@ -146,7 +146,7 @@ for _ in range(2000):
 """
 
 
-def test_what_was_used_is_not_given_back_by_a_reload(start: Start) -> None:
+def test_a_reload_does_not_lower_the_cost_of_earlier_use(start: Start) -> None:
     """A stream's sum is priced as a whole: at other prices all that was ever used would cost something else."""
     daemon = start(config=f"[budgets.users.{USER}]\ndaily_usd = 5000")
     with daemon.client() as client:
@@ -164,7 +164,7 @@ def test_what_was_used_is_not_given_back_by_a_reload(start: Start) -> None:
 
 
 def test_a_reload_while_prices_are_loaded_lets_nothing_through(start: Start) -> None:
-    """Whoever waits for the price list is answered with prices, although the config is another one meanwhile."""
+    """A request that waits for the price list is answered with prices, even if the config is reloaded meanwhile."""
     through = []
     for delay in (0.02, 0.04, 0.06):
         daemon = start()
@@ -184,8 +184,8 @@ def test_a_reload_while_prices_are_loaded_lets_nothing_through(start: Start) -> 
     assert through == []
 
 
-def test_a_shortage_while_prices_are_loaded_is_not_for_ever(daemon: Daemon) -> None:
-    """No descriptor to import the price list with is not the same as no price list."""
+def test_prices_are_loaded_after_a_shortage_of_descriptors(daemon: Daemon) -> None:
+    """The import of the price list failed for want of a descriptor; it is tried again."""
     with daemon.client() as client:
         run = started(client, ["sleep", "60"], limits=[limit("cost", 1)])
         wait_until(lambda: info(client, run.id).status is Status.RUNNING, "it runs")
@@ -230,7 +230,7 @@ def test_a_budget_that_refused_too_much_still_says_when_it_is_exceeded(start: St
     assert any((used or 0) >= 5 for used in exceeded), exceeded
 
 
-def test_trees_stand_while_their_users_budget_has_run_out(start: Start) -> None:
+def test_trees_are_paused_while_their_users_budget_is_used_up(start: Start) -> None:
     """The idle one too; and they go on when it is raised."""
     daemon = start(config=f"[budgets.users.{USER}]\ndaily_usd = 1")
     with daemon.client() as client:
@@ -281,7 +281,7 @@ while time.time() < end: os.write(1, line)
     assert len([event for event in events if event.type == "meter_gap"]) <= 30  # each time that it has doubled
 
 
-def test_a_cost_that_cannot_be_known_is_not_said_to_be_kept_by_a_meter(daemon: Daemon) -> None:
+def test_an_unknown_cost_is_not_shown_as_enforced(daemon: Daemon) -> None:
     """`Live._enforcer` asks whether anything is metered, not whether this kind is: no price, no word of tokens, and `cost` is
     "kept by meter and reports"."""
     with daemon.client() as client:
@@ -292,8 +292,8 @@ def test_a_cost_that_cannot_be_known_is_not_said_to_be_kept_by_a_meter(daemon: D
         stopped(client, run.id)
 
 
-def test_approving_one_limit_does_not_lift_another_that_nobody_was_asked_about(daemon: Daemon) -> None:
-    """Two limits are exceeded in one moment. Who gives more of the one has said nothing of the other."""
+def test_approving_one_limit_does_not_lift_another(daemon: Daemon) -> None:
+    """Two limits are exceeded at the same time. Raising one does not raise the other."""
     uses = """
 import time
 for _ in range(8):

@@ -1,4 +1,4 @@
-"""A daemon that is killed, or re-executes itself: nothing is lost, nothing runs unmanaged (SPEC section 10)."""
+"""A daemon that is killed, or re-executes itself: nothing is lost, no process runs unmanaged."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_eight_ticking_runs_outlive_their_daemon(share: Start, containment: str)
         assert numbers == list(range(len(numbers)))
 
 
-def test_what_is_queued_and_has_not_changed_is_not_written_again(start: Start) -> None:
+def test_unchanged_queued_runs_are_not_written_again(start: Start) -> None:
     daemon = start(config="[quotas]\ntrees = 1\nspawns_per_hour = 1000")
     with daemon.client() as client:
         runs = [started(client, ["sleep", "60"]) for _ in range(100)]
@@ -115,7 +115,7 @@ def test_a_tree_is_the_same_tree_afterwards(share: Start, containment: str) -> N
         assert {run.status for run in every(client, root.id)} == {Status.CANCELLED}
 
 
-def test_from_inside_an_adopted_run_a_peer_is_still_inside_it(share: Start, containment: str, tmp_path: Path) -> None:
+def test_a_peer_in_an_adopted_run_is_identified_with_it(share: Start, containment: str, tmp_path: Path) -> None:
     daemon = share(mode=containment)
     go, said = tmp_path / "go", tmp_path / "said"
     os.mkfifo(go)
@@ -128,7 +128,7 @@ def test_from_inside_an_adopted_run_a_peer_is_still_inside_it(share: Start, cont
     wait_until(lambda: said.exists() and "looper → looper" in said.read_text(), "the loop rule knows the chain")
 
 
-def test_deadlines_hold_that_pass_while_no_daemon_is_there_and_afterwards(share: Start) -> None:
+def test_deadlines_are_enforced_that_pass_while_no_daemon_runs_and_afterwards(share: Start) -> None:
     daemon = share()
     with daemon.client() as client:
         first = started(client, ["sleep", "60"], limits=[limit("time", 1)])
@@ -145,7 +145,7 @@ def test_deadlines_hold_that_pass_while_no_daemon_is_there_and_afterwards(share:
         assert 2.9 <= (run.ended_at - run.started_at).total_seconds() <= 20
 
 
-def test_what_ended_meanwhile_is_lost_or_has_its_exit_code(share: Start, tmp_path: Path) -> None:
+def test_a_run_that_ended_while_no_daemon_ran_is_lost_or_has_its_exit_code(share: Start, tmp_path: Path) -> None:
     daemon = share()
     go = tmp_path / "go"
     os.mkfifo(go)
@@ -178,7 +178,9 @@ os.write(1, b"".join(lines[told:last]))
 
 
 @pytest.mark.parametrize(("containment", "saved"), [("cgroup", True), ("tags", False)], ids=["saved", "not saved"])
-def test_what_ended_meanwhile_is_metered_to_its_end(start: Start, containment: str, tmp_path: Path, saved: bool) -> None:
+def test_a_run_that_ended_while_no_daemon_ran_is_metered_to_its_end(
+    start: Start, containment: str, tmp_path: Path, saved: bool
+) -> None:
     """Three agents print the rest of what was recorded, one of them without its result, and end while no daemon is there."""
     daemon = start(mode=containment, config=f"[budgets.users.{getpass.getuser()}]\ndaily_usd = 9\n")
     recordings = {"claude": "claude-success", "codex": "codex-success", "killed": "claude-success"}
@@ -219,7 +221,7 @@ def _saved(daemon: Daemon, run: str) -> bool:
     return f"meter/{run}".encode() in (daemon.state_dir / "spool" / "runs").read_bytes()
 
 
-def test_what_a_dead_main_process_left_is_stopped(share: Start, containment: str, tmp_path: Path) -> None:
+def test_the_descendants_of_a_dead_main_process_are_stopped(share: Start, containment: str, tmp_path: Path) -> None:
     daemon = share(mode=containment)
     go = tmp_path / "go"
     os.mkfifo(go)
@@ -312,7 +314,7 @@ def test_a_stop_under_way_ends(start: Start) -> None:
         assert ended(client, run.id).status is Status.CANCELLED
 
 
-def test_what_is_paused_stays_paused(share: Start, containment: str) -> None:
+def test_a_paused_run_stays_paused(share: Start, containment: str) -> None:
     daemon = share(mode=containment)
     with daemon.client() as client:
         run = ticking(client, limits=[limit("time", 5)])
@@ -330,7 +332,7 @@ def test_what_is_paused_stays_paused(share: Start, containment: str) -> None:
         assert ended(client, run.id).status is Status.TIMEOUT
 
 
-def test_what_was_queued_is_queued_again_and_starts_in_order(start: Start) -> None:
+def test_queued_runs_stay_queued_and_start_in_order(start: Start) -> None:
     daemon = start(config="[quotas]\ntrees_per_user = 1")
     with daemon.client() as client:
         first = ticking(client)
@@ -350,7 +352,7 @@ def test_what_was_queued_is_queued_again_and_starts_in_order(start: Start) -> No
     assert spooled(daemon) == []
 
 
-def test_an_environment_is_kept_as_long_as_it_may_be_needed_and_nowhere_else(share: Start) -> None:
+def test_an_environment_is_kept_only_until_the_last_start_and_only_in_the_spool(share: Start) -> None:
     daemon = share()
     with daemon.client() as client:
         env = [b"PATH=" + os.environb[b"PATH"], b"TOKEN=very-secret-indeed"]
@@ -381,7 +383,7 @@ def test_a_run_between_two_attempts_is_tried_again(share: Start, tmp_path: Path)
     assert count.read_text().split() == ["1", "2"]
 
 
-def test_what_was_used_is_remembered_and_counted_once(share: Start) -> None:
+def test_usage_is_saved_and_counted_once(share: Start) -> None:
     daemon = share()
     with daemon.client() as client:
         run, _ = watched(client, turns(8, then="sys.stdin.read() if 0 else time.sleep(60)"), limit("turns", 50))
@@ -400,7 +402,7 @@ def test_what_was_used_is_remembered_and_counted_once(share: Start) -> None:
         assert reserve(client, run.id, 1, 1).reservation != held.reservation
 
 
-def test_a_limit_on_turns_holds_over_a_crash(share: Start) -> None:
+def test_a_limit_on_turns_is_enforced_across_a_crash(share: Start) -> None:
     daemon = share()
     with daemon.client() as client:
         run, _ = watched(client, turns(40, then="time.sleep(60)"), limit("turns", 30))
@@ -415,7 +417,7 @@ def test_a_limit_on_turns_holds_over_a_crash(share: Start) -> None:
         assert 31 <= (done.usage.turns or 0) <= 40
 
 
-def test_an_approval_is_still_asked_for(share: Start) -> None:
+def test_a_request_for_approval_stays_open(share: Start) -> None:
     daemon = share()
     with daemon.client() as client:
         run, _ = watched(client, turns(4, then="time.sleep(60)"), limit("turns", 2, "request_increase"))
@@ -427,7 +429,7 @@ def test_an_approval_is_still_asked_for(share: Start) -> None:
         assert client.call(m.Approve(id=client.next_id(), run=run.id), m.RunReply).run.status is Status.RUNNING
 
 
-def test_a_foreground_client_comes_back_and_gets_all_of_the_output_and_the_code(daemon: Daemon, tmp_path: Path) -> None:
+def test_a_foreground_client_reconnects_and_gets_the_whole_output_and_the_exit_code(daemon: Daemon, tmp_path: Path) -> None:
     go = tmp_path / "go"
     os.mkfifo(go)
     script = f"echo one; read line < {go}; echo two; exit 7"
@@ -450,7 +452,7 @@ def connections(client: Client) -> int:
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_a_run_whose_foreground_client_does_not_come_back_is_stopped_unless_it_is_to_be_kept(daemon: Daemon, keep: bool) -> None:
+def test_a_run_is_stopped_if_its_foreground_client_does_not_reconnect(daemon: Daemon, keep: bool) -> None:
     with daemon.client() as client:
         run = ticking(client, tied=not keep)
     if keep:
@@ -505,7 +507,7 @@ def process_with_pid(pid: int) -> subprocess.Popen[bytes]:
             return process
         process.kill()
         process.wait()
-    pytest.skip("somebody else takes the pid each time")
+    pytest.skip("another process takes the pid each time")
 
 
 def test_after_a_reboot_everything_is_closed_and_the_queue_goes_on(start: Start) -> None:
@@ -529,7 +531,7 @@ def test_after_a_reboot_everything_is_closed_and_the_queue_goes_on(start: Start)
 
 
 def ruin_ledger(daemon: Daemon) -> None:
-    """The file and its log, from which the file could be mended."""
+    """Overwrite the ledger and its log, from which SQLite could restore it."""
     for name in ("ledger.db", "ledger.db-wal"):
         (daemon.state_dir / name).write_bytes(b"this is not a database, whatever its name says" * 1000)
 
@@ -587,7 +589,7 @@ def test_a_lost_ledger_and_a_damaged_spool_leave_no_money(start: Start) -> None:
         assert refused.refused.kind == "rejected_budget" or "budget" in refused.refused.message
 
 
-def test_what_is_on_record_as_ended_is_not_made_lost_by_an_old_spool(share: Start) -> None:
+def test_an_old_spool_does_not_make_an_ended_run_lost(share: Start) -> None:
     """As after a power cut, or from a copy that was put back."""
     daemon = share()
     with daemon.client() as client:

@@ -47,8 +47,8 @@ def survives_sigusr2(daemon: Daemon) -> bool:
 def test_sigusr2_while_another_process_holds_the_ledger(start: Start) -> None:
     """Promise: a daemon that would not come back is not re-executed; a locked ledger costs no run its supervision.
 
-    The old daemon goes on with a locked ledger for ever. The one that it becomes waits 15 s and exits 69; its runs go on with
-    nobody there, and every connection is lost."""
+    The old daemon can work with a locked ledger as long as necessary. The new program would wait 15 s and exit with 69: its runs
+    would be unmanaged, and every connection lost."""
     daemon = start()
     with daemon.client() as client:
         ticking(client)
@@ -118,7 +118,7 @@ def test_runs_have_the_same_descriptor_limit_after_a_reexecution(start: Start) -
         assert soft_limit() == "512"
 
 
-def test_what_has_run_is_not_run_again_because_the_spool_is_older_than_the_ledger(start: Start, tmp_path: Path) -> None:
+def test_a_spool_older_than_the_ledger_does_not_run_a_command_twice(start: Start, tmp_path: Path) -> None:
     """Promise: what may have run is never run again.
 
     The spool is not synced. After a power cut it may say that a run is queued of which the ledger says that it was running."""
@@ -147,7 +147,7 @@ def test_what_has_run_is_not_run_again_because_the_spool_is_older_than_the_ledge
     assert now.status is Status.LOST
 
 
-def test_a_containment_that_was_changed_leaves_nothing_unmanaged(start: Start) -> None:
+def test_a_changed_containment_leaves_no_process_unmanaged(start: Start) -> None:
     """Promise: no agent is left unmanaged; a stop says that nothing is alive only when nothing is.
 
     What a dead daemon held by cgroup is in that cgroup still, although the config says "tags" now. Its orphans that cleared their
@@ -224,7 +224,7 @@ def sfad(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "sfad", *words], capture_output=True, text=True, timeout=60, env=daemon.env)
 
 
-def test_a_watcher_is_told_of_an_end_that_fell_into_the_execve(daemon: Daemon, tmp_path: Path) -> None:
+def test_a_watcher_is_notified_of_an_end_during_the_execve(daemon: Daemon, tmp_path: Path) -> None:
     """Promise: connections and what they wait for outlive a re-execution.
 
     What the launcher has seen before the runs are taken over is published before the watchers are there again."""
@@ -246,7 +246,7 @@ def test_a_watcher_is_told_of_an_end_that_fell_into_the_execve(daemon: Daemon, t
         assert "run_completed" in [event.type for event in events]
 
 
-def test_the_last_who_tied_a_run_is_the_one_over_a_reexecution(daemon: Daemon) -> None:
+def test_a_run_stays_tied_to_the_last_client_across_a_reexecution(daemon: Daemon) -> None:
     """Promise: a re-execution changes nothing for clients.
 
     A `wait` with `tie` that is open is carried out once more, and takes the run from who has tied it since. When the earlier
@@ -270,10 +270,10 @@ def connections(client: Client) -> int:
     return int(client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).connections)
 
 
-def test_two_who_ask_with_the_same_key_at_once_are_both_answered(daemon: Daemon) -> None:
+def test_two_simultaneous_requests_with_one_key_are_both_answered(daemon: Daemon) -> None:
     """Promise: every request is answered; the same key gets the same run.
 
-    While the run is not started yet, who asks second replaces who asked first, and that one waits for ever."""
+    While the run is not started yet, the second request once replaced the first, which was never answered."""
     with daemon.client() as client:
         client.be_patient(5)
 
@@ -286,10 +286,10 @@ def test_two_who_ask_with_the_same_key_at_once_are_both_answered(daemon: Daemon)
         assert len(runs) == 1
 
 
-def test_what_could_not_be_recorded_may_be_tried_again_with_its_key(daemon: Daemon) -> None:
+def test_a_spawn_that_could_not_be_recorded_may_be_repeated_with_its_key(daemon: Daemon) -> None:
     """Promise: "try again then" (75); a key stands for a run that was admitted.
 
-    The key of an admission that was taken back stays with the run that never was: trying again gives that, for ever."""
+    The key of an admission that was taken back once stayed with the run that never existed: each retry returned that run."""
     with daemon.client() as client:
         ended(client, started(client, ["true"]).id)
         with closing(sqlite3.connect(daemon.state_dir / "ledger.db", isolation_level=None)) as outsider:
@@ -305,11 +305,11 @@ def test_what_could_not_be_recorded_may_be_tried_again_with_its_key(daemon: Daem
         assert ended(client, run.id).status is Status.COMPLETED
 
 
-def test_an_environment_goes_with_the_run_that_never_was(start: Start) -> None:
+def test_the_environment_of_a_run_that_was_never_recorded_is_removed(start: Start) -> None:
     """Promise: an environment lies in the spool no longer than until its run's last start.
 
     Killed between writing `ID.spawn` and the journal, the daemon leaves a file that nobody looks for. It stays until the same id is
-    given to a run that is started, and for ever if a refusal gets it."""
+    given to a run that is started, and permanently if a refusal gets the id."""
     daemon = start()
     daemon.stop()
     daemon.restart(SFAD_CRASH_AT="spawn kept+1")

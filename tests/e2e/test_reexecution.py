@@ -1,4 +1,4 @@
-"""A daemon that re-executes itself, in place: nobody notices (SPEC section 10)."""
+"""A daemon that re-executes itself: neither clients nor runs notice."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_stdin_outlives_a_reexecution_and_ends_with_a_crash(start: Start) -> Non
         assert ended(client, run.id).status in {Status.LOST, Status.COMPLETED}
 
 
-def test_a_daemon_that_would_not_come_back_is_not_executed_anew(daemon: Daemon) -> None:
+def test_a_daemon_whose_next_start_would_fail_is_not_reexecuted(daemon: Daemon) -> None:
     with daemon.client() as client:
         run = ticking(client)
         good = daemon.config.read_text()
@@ -96,7 +96,7 @@ def test_a_daemon_that_would_not_come_back_is_not_executed_anew(daemon: Daemon) 
         assert info(client, run.id).pid == run.pid
 
 
-def test_a_ledger_that_what_is_installed_does_not_know_is_no_reason_to_end(daemon: Daemon) -> None:
+def test_a_ledger_newer_than_the_installed_version_does_not_end_the_daemon(daemon: Daemon) -> None:
     with daemon.client() as client:
         run = ticking(client)
         with closing(sqlite3.connect(daemon.state_dir / "ledger.db", isolation_level=None)) as ledger:
@@ -119,7 +119,7 @@ def test_nothing_leaks_over_many_reexecutions(daemon: Daemon) -> None:
         assert daemon.descriptors() <= before
 
 
-def test_a_reexecution_executes_what_is_installed_not_what_lies_in_the_working_directory(start: Start, tmp_path: Path) -> None:
+def test_a_reexecution_ignores_a_package_in_the_working_directory(start: Start, tmp_path: Path) -> None:
     daemon = start()
     daemon.stop()
     project = tmp_path / "project"

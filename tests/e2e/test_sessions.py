@@ -67,7 +67,7 @@ def test_a_limit_counts_what_the_session_file_tells(tmp_path: Path, daemon: Daem
     assert over.meter is None
 
 
-def test_what_ended_while_no_daemon_was_there_is_read_from_its_session(tmp_path: Path, start: Start, containment: str) -> None:
+def test_the_session_of_a_run_that_ended_while_no_daemon_ran_is_read(tmp_path: Path, start: Start, containment: str) -> None:
     """The next daemon knows where the agent kept it, though the run and its environment are gone."""
     desk, daemon = Desk(tmp_path), start(mode=containment)
     with daemon.client() as client:
@@ -102,7 +102,7 @@ TWICE = CLAUDE.replace("call(2)", "os.environ['SFA_ATTEMPT'] == '1' and sys.exit
 """The same, but its first attempt fails at the gate."""
 
 
-def test_what_an_earlier_attempt_used_is_known_to_the_next_daemon(tmp_path: Path, start: Start) -> None:
+def test_the_usage_of_an_earlier_attempt_is_known_to_the_next_daemon(tmp_path: Path, start: Start) -> None:
     """Each attempt has a session of its own; the next daemon looks only for the one of the latest."""
     desk, daemon = Desk(tmp_path), start()
     desk.program.write_text(TWICE)

@@ -91,7 +91,7 @@ def test_ten_stubborn_runs_cost_one_grace(tmp_path: Path, start: Start, containm
         assert {row.reason.kind for row in rows if row.reason and row.id != run.id} == {"ancestor"}
 
 
-def test_what_a_finished_run_left_in_the_background_is_gone(daemon: Daemon) -> None:
+def test_background_processes_of_a_finished_run_are_gone(daemon: Daemon) -> None:
     with daemon.client() as client:
         # a length of sleep that nobody else has: one of them can be found by its arguments only
         script = "setsid sh -c 'setsid sleep 4321.25 & env -i sleep 4321.25 &' & sleep 4321.25 & exit 7"
@@ -101,7 +101,7 @@ def test_what_a_finished_run_left_in_the_background_is_gone(daemon: Daemon) -> N
         assert "4321.25" not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
 
 
-def test_a_timeout_is_one_though_the_agent_exits_0(daemon: Daemon) -> None:
+def test_a_timeout_is_reported_even_if_the_agent_exits_0(daemon: Daemon) -> None:
     done = daemon.sfactl("run", "--timeout", "1", "--json", "--", "sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.05; done")
     assert done.returncode == 3, done.stderr
     run = json.loads(done.stdout)
@@ -141,7 +141,7 @@ def test_pause_holds_the_whole_tree_and_its_clock(daemon: Daemon) -> None:
         assert stopped(client, run.id).survivors == []
 
 
-def test_the_daemon_takes_every_tree_along(start: Start, containment: str) -> None:
+def test_a_stopping_daemon_stops_every_tree(start: Start, containment: str) -> None:
     daemon = start(mode=containment, config="[stop]\ngrace = 1")
     with daemon.client() as client:
         begun(daemon, client, "crowd", "20")
@@ -152,7 +152,7 @@ def test_the_daemon_takes_every_tree_along(start: Start, containment: str) -> No
 
 
 @pytest.mark.parametrize(("containment", "number"), [("cgroup", 15), ("tags", 2)])
-def test_a_vanished_client_takes_its_foreground_run_along(start: Start, containment: str, number: int) -> None:
+def test_a_foreground_run_is_stopped_when_its_client_vanishes(start: Start, containment: str, number: int) -> None:
     daemon = start(mode=containment)
     client = daemon.client()
     run = started(client, ["sleep", "300"], tied=True)

@@ -91,7 +91,7 @@ def by_name(attack: Attack) -> str:
 
 
 @pytest.mark.parametrize("attack", [directory, fifo, symlink, nothing, other_file], ids=by_name)
-def test_output_that_was_replaced_is_not_shown(daemon: Daemon, attack: Attack) -> None:
+def test_a_replaced_output_file_is_not_shown(daemon: Daemon, attack: Attack) -> None:
     with daemon.client() as client:
         live = started(client, ["sh", "-c", "echo secret; exec sleep 60"])
         over = ended(client, started(client, ["echo", "secret"]).id)
@@ -138,7 +138,7 @@ def test_an_output_directory_that_was_removed_is_made_again(daemon: Daemon) -> N
 
 
 @pytest.mark.parametrize("attack", [directory, fifo, symlink, nothing, empty, dropped, of_another_program, unreadable], ids=by_name)
-def test_whatever_the_ledger_is_at_a_start_live_runs_are_adopted(start: Start, attack: Attack) -> None:
+def test_live_runs_are_adopted_in_whatever_state_the_ledger_is(start: Start, attack: Attack) -> None:
     daemon = start()
     with daemon.client() as client:
         live = started(client, ["sleep", "60"])
@@ -161,7 +161,7 @@ def test_whatever_the_ledger_is_at_a_start_live_runs_are_adopted(start: Start, a
 
 
 @pytest.mark.parametrize("attack", [nothing, other_file, directory, fifo], ids=by_name)
-def test_a_ledger_that_goes_away_under_the_daemon_is_put_back(start: Start, attack: Attack) -> None:
+def test_a_ledger_that_was_removed_is_put_back(start: Start, attack: Attack) -> None:
     daemon = start()
     with daemon.client() as client:
         before = ended(client, started(client, ["sh", "-c", "exit 6"]).id)
@@ -200,7 +200,7 @@ def test_an_idle_daemon_puts_its_files_back(start: Start) -> None:
         stopped(client, live.id)
 
 
-def test_a_spool_that_goes_away_under_the_daemon_is_written_again(start: Start) -> None:
+def test_a_spool_that_was_replaced_by_a_link_is_written_again(start: Start) -> None:
     daemon = start(config="[quotas]\ntrees = 1\ntrees_per_user = 1\n")
     spool = daemon.state_dir / "spool"
     with daemon.client() as client:
@@ -251,7 +251,7 @@ def test_damage_to_the_log_of_the_ledger_loses_no_end(start: Start, attack: Atta
         stopped(client, live.id)
 
 
-def test_thousands_of_files_of_others(start: Start) -> None:
+def test_thousands_of_foreign_files(start: Start) -> None:
     daemon = start()
     with daemon.client() as client:
         live = started(client, ["sleep", "60"])

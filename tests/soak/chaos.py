@@ -19,7 +19,7 @@ from tests.crash.victim import Victim
 from tests.harness import PATIENCE
 
 UNAVAILABLE = 69
-"""What a daemon that finds its ledger locked, or no room, exits with: whoever starts it tries again."""
+"""What a daemon that finds its ledger locked, or no room, exits with: the client that starts it tries again."""
 
 ROOM = 48 << 20
 """Bytes of the small disk."""
