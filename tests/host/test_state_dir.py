@@ -55,7 +55,7 @@ sys.stdin.read()
 def held_by(code: str, *words: object) -> Iterator[subprocess.Popen[bytes]]:
     """A Python process that has reported that it holds its locks."""
     command = [sys.executable, "-c", code, *map(str, words)]
-    env = {"PYTHONPATH": str(Path(__file__).parents[1])}
+    env = {"PYTHONPATH": str(Path(__file__).parents[2])}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, env=env) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
@@ -173,7 +173,7 @@ def test_locks_that_release_0_1_0_hands_over_are_completed(state: Path) -> None:
     file = os.open(state / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     lock = resume_lock(state, INSTANCE, directory=-1, file=file, claim=-1)
     attempt = [sys.executable, "-c", HOLDER, str(state), INSTANCE]
-    done = subprocess.run(attempt, capture_output=True, text=True, cwd=Path(__file__).parents[1], check=False)
+    done = subprocess.run(attempt, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
     assert "AlreadyRunning" in done.stderr
     lock.close()
 

@@ -370,7 +370,7 @@ def test_a_client_that_connects_in_a_loop_does_not_delay_the_others(daemon: Daem
         thread.start()
     try:
         with daemon.client() as client:
-            for _ in range(40):
+            for _ in range(15):
                 client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus)
     finally:
         stop.set()
