@@ -19,7 +19,7 @@ from sfad.core.ids import run_number
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
-from tests.harness import Daemon, alive, argv, ended, other_boot, spawn, started, stopped, strays, wait_until
+from tests.harness import PATIENCE, Daemon, alive, argv, ended, other_boot, spawn, started, stopped, strays, wait_until
 
 from .agents import info, until_over, watched
 from .test_recovery import spooled, ticking
@@ -275,7 +275,7 @@ def test_two_simultaneous_requests_with_one_key_are_both_answered(daemon: Daemon
 
     While the run is not started yet, the second request once replaced the first, which was never answered."""
     with daemon.client() as client:
-        client.be_patient(5)
+        client.be_patient(PATIENCE)
 
         def ask() -> int:
             request = m.Spawn(id=client.next_id(), argv=[b"sleep", b"60"], cwd=b"/", env=[b"PATH=/bin:/usr/bin"], key="k")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sfad.core.ids import run_id
+from sfad.core.ids import run_id, run_number
 from sfad.protocol import messages as m
 from sfad.protocol.types import Status
 from tests.conftest import Start
@@ -91,7 +91,8 @@ def by_name(attack: Attack) -> str:
 
 
 @pytest.mark.parametrize("attack", [directory, fifo, symlink, nothing, other_file], ids=by_name)
-def test_a_replaced_output_file_is_not_shown(daemon: Daemon, attack: Attack) -> None:
+def test_a_replaced_output_file_is_not_shown(common: Daemon, attack: Attack) -> None:
+    daemon = common
     with daemon.client() as client:
         live = started(client, ["sh", "-c", "echo secret; exec sleep 60"])
         over = ended(client, started(client, ["echo", "secret"]).id)
@@ -108,9 +109,10 @@ def test_a_replaced_output_file_is_not_shown(daemon: Daemon, attack: Attack) -> 
                     assert f"the output of run {run.id} is not there" in said.stderr
                 else:
                     assert f"{run.id}.out is not the file that the daemon made for run {run.id}: another process" in said.stderr
-        # what was planted for the runs to come
-        (daemon.state_dir / "output" / f"{run_id(3)}.out").mkdir()
-        os.mkfifo(daemon.state_dir / "output" / f"{run_id(4)}.out")
+        # planted for the runs to come
+        following = run_number(over.id) + 1
+        (daemon.state_dir / "output" / f"{run_id(following)}.out").mkdir()
+        os.mkfifo(daemon.state_dir / "output" / f"{run_id(following + 1)}.out")
         for _ in range(2):
             assert ended(client, started(client, ["true"]).id).status is Status.COMPLETED
         stopped(client, live.id)
