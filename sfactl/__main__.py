@@ -13,7 +13,7 @@ from .options import NotPlain, before_command, read
 
 
 def main() -> None:
-    """Runs the command line and exits."""
+    """Run the command line and exits."""
     _own_standard_descriptors()
     sys.exit(_guarded(sys.argv[1:]))
 
@@ -40,7 +40,7 @@ def _guarded(arguments: list[str]) -> int:
 
 
 def _harmless(message: str) -> str:
-    """Words of a user or an agent may be in it, and must not steer the terminal."""
+    """Return a message in which the words of a user or an agent cannot steer the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in message)
 
 
@@ -85,8 +85,8 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
-    """What stands before the verb, the verb, and what follows it. `--socket` is the one option with a value that may
-    come before it; an unknown word counts as no verb, so that typer complains."""
+    """Return what is before the verb, the verb, and what follows it. `--socket` is the only option with a value that
+    may be before the verb. An unknown word is not a verb, so that typer reports it."""
     position = 0
     while position < len(arguments) and arguments[position].startswith("-"):
         position += 2 if arguments[position] == "--socket" else 1

@@ -12,7 +12,8 @@ from .connection import ABSENT, Client, Unreachable
 
 
 def connect(flag: str | None) -> Client:
-    """A connection to the daemon, which is started if there is none and that is allowed. Raises `Unreachable`, `Quit`."""
+    """Return a connection to the daemon. Start the daemon if none is running and that is allowed. Raise
+    `Unreachable`, `Quit`."""
     try:
         return connection.connect(flag)
     except Unreachable as error:
@@ -27,7 +28,7 @@ def connect(flag: str | None) -> Client:
 
 
 def _forbidden(flag: str | None, error: Unreachable) -> str | None:
-    """Why no daemon may be started here; empty where that goes without saying."""
+    """Return why no daemon may be started here: `None` if one may, empty if the error needs no explanation."""
     if error.kind not in ABSENT or flag is not None:
         return ""
     inside = environment.inside_run()

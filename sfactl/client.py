@@ -106,7 +106,7 @@ class Reservation:
         messages: int | None = None,
         cost_usd: float | None = None,
     ) -> RunInfo:
-        """Replaces the estimate by what was used. Cached tokens are part of `input_tokens`. Raises `SfadError`."""
+        """Replace the estimate by what was used. Cached tokens are part of `input_tokens`. Raise `SfadError`."""
         if self.settled:
             raise SfadError(f"reservation {self.id} is settled already")
         request = m.Settle(
@@ -125,7 +125,7 @@ class Reservation:
         return run
 
     def cancel(self) -> RunInfo:
-        """Settles with nothing: the call was not made, or is not billed. Raises `SfadError`."""
+        """Settle with nothing: the call was not made, or is not billed. Raise `SfadError`."""
         return self.settle(input_tokens=0, output_tokens=0)
 
     def __enter__(self) -> Reservation:
@@ -160,19 +160,20 @@ class Sfad:
         self.close()
 
     def close(self) -> None:
-        """Closes the connection. The next call makes another one."""
+        """Close the connection. The next call makes another one."""
         with self._lock:
             self._drop()
             self._client = None
 
     @property
     def run_id(self) -> str | None:
-        """The run that the daemon found this process in, whatever `run` says; `None` outside any. Raises `DaemonUnreachable`."""
+        """The run in which the daemon found this process, independent of `run`; `None` outside any run. Raise
+        `DaemonUnreachable`."""
         with self._lock:
             return self._connected().welcome.run
 
     def info(self) -> RunInfo:
-        """The run as it is now: its limits, with what is used of each. Raises `SfadError`."""
+        """Return the current state of the run: its limits, and what is used of each. Raise `SfadError`."""
         run = self._run or self.run_id
         if run is None:
             raise NotInARun("this process is in no run of the daemon's: name one, as in Sfad(run='a1')")
@@ -191,8 +192,8 @@ class Sfad:
         cost_usd: float | None = None,
         role: Role | None = None,
     ) -> RunInfo:
-        """Adds what was used since the last report. Cached tokens are part of `input_tokens`; `model` gives the tokens their
-        price where `cost_usd` is not known. Raises `SfadError`, and `ValueError` for a report that tells no amount."""
+        """Add what was used since the last report. Cached tokens are part of `input_tokens`; `model` gives the tokens their
+        price where `cost_usd` is not known. Raise `SfadError`, and `ValueError` for a report that tells no amount."""
         request = m.Report(
             id=0,
             run=self._run,
@@ -211,7 +212,7 @@ class Sfad:
         return self._ask(request, m.RunReply).run
 
     def reserve(self, model: str, *, input_tokens: int, max_output_tokens: int, role: Role | None = None) -> Reservation:
-        """Asks before a call to a model, and holds what it may use at most. Raises `LimitReached`, other `SfadError`."""
+        """Ask before a call to a model, and holds what it may use at most. Raise `LimitReached`, other `SfadError`."""
         request = m.Reserve(
             id=0, run=self._run, model=model, input_tokens=input_tokens, max_output_tokens=max_output_tokens, role=role
         )
@@ -223,7 +224,7 @@ class Sfad:
         return Reservation(self, reserved, reserved.reservation)
 
     def _ask(self, request: m.Request, expected: type[R]) -> R:
-        """One request and its answer. It is sent again if only the answer is missing, and that is allowed."""
+        """Send a request and return its reply. Send it again if only the reply is missing and the request allows it."""
         for _ in range(1 + request.repeats):
             try:
                 return self._answered(request, expected)
@@ -233,7 +234,7 @@ class Sfad:
         raise Unanswered(f"the {tag} was sent, but not answered, and may have been taken; it is not sent again: {missing.message}")
 
     def _answered(self, request: m.Request, expected: type[R]) -> R:
-        """Raises `Unreachable` if the request was sent, and `SfadError` for everything else."""
+        """Raise `Unreachable` if the request was sent, and `SfadError` for everything else."""
         with self._lock:
             try:
                 client = self._sent(request)
@@ -301,7 +302,7 @@ class Sfad:
         return self._client
 
     def _drop(self) -> None:
-        """Closes the connection, and remembers that there was one."""
+        """Close the connection, and remembers that there was one."""
         if self._client is not None:
             self._client.close()
 

@@ -86,9 +86,10 @@ class Answer(NamedTuple):
 
 
 def connect(flag: str | None) -> Client:
-    """A connection to the daemon: at `--socket`, SFA_SOCKET, SFAD_SOCKET, or the first of the user's and the system's places
-    where there is one. A daemon that hangs or denies is not passed over for another, except for root's at the system's place,
-    which serves no other user. Raises `Unreachable`: for the first place, or for one where at least a socket is."""
+    """Connect to the daemon at `--socket`, SFA_SOCKET, SFAD_SOCKET, or the first of the user's and the system's
+    sockets that exists. If a daemon hangs or denies access, the next place is not tried, with one exception: root's
+    daemon at the system's place may serve no other user. Raise `Unreachable` for the first place, or for one that has
+    a socket."""
     try:
         places = client_sockets(os.environ, os.getuid(), flag)
     except ValueError as error:
@@ -144,7 +145,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Closes the connection and every descriptor that nobody has taken."""
+        """Close the connection and every descriptor that nobody has taken."""
         self._socket.close()
         unclaimed = [*self._received, *(d for answer in self._answers for d in answer.descriptors)]
         self._received.clear()
@@ -153,8 +154,8 @@ class Client:
             os.close(descriptor)
 
     def reconnect(self, advice: str, pause: Callable[[], None] = lambda: time.sleep(AGAIN), patience: float | None = None) -> None:
-        """Connects again, at the same place, to a daemon that is restarting, and starts none. What was asked before is not answered
-        any more; ids go on. `pause` is called between attempts and takes `AGAIN` seconds. Raises `Unreachable` with `advice` after
+        """Connect again, at the same place, to a daemon that is restarting, and starts none. What was asked before is not answered
+        any more; ids go on. `pause` is called between attempts and takes `AGAIN` seconds. Raise `Unreachable` with `advice` after
         `patience` seconds, or `RECONNECT`, and `DaemonError` if the daemon still has no room for another connection then."""
         self.close()
         patience = RECONNECT if patience is None else patience
@@ -181,17 +182,17 @@ class Client:
         return self._socket.fileno() < 0
 
     def fileno(self) -> int:
-        """For poll: readable when `arrived` has something to take."""
+        """Return the descriptor to poll: it is readable when `arrived` has something to return."""
         return self._socket.fileno()
 
     def be_patient(self, seconds: float | None) -> None:
-        """From now on waits so long for each piece of an answer; `None` is for ever, as it is from the start. After `Unreachable`
-        of the kind `silent` the answer may still come: close the connection."""
+        """Set the seconds to wait for each piece of a reply; `None`, the initial value, waits without end. After
+        `Unreachable` of kind `silent` the reply may still come: close the connection."""
         self._patience = seconds
         self._socket.settimeout(seconds)
 
     def closed_by_daemon(self) -> bool:
-        """Whether nobody is at the other end any more, as far as the kernel tells; what is sent now would be lost."""
+        """Whether the other end is closed, as far as the kernel knows: anything sent now would be lost."""
         if self.closed:
             return True
         poll = select.poll()
@@ -202,7 +203,7 @@ class Client:
             return True
 
     def next_id(self) -> int:
-        """An id that no earlier request of this connection has."""
+        """Return an id that no earlier request of this connection has."""
         self._last_id += 1
         return self._last_id
 
@@ -226,7 +227,8 @@ class Client:
         return request.id
 
     def _lost(self) -> exits.Quit:
-        """What to raise now that the daemon has closed the connection: its own words, if it is short of something."""
+        """Return the error to raise now that the daemon has closed the connection. If the daemon is short of
+        something, its own message."""
         words = self._last_words
         if words is None:
             return ConnectionLost(self.path)
@@ -239,12 +241,12 @@ class Client:
         self._socket.sendall(memoryview(frame)[sent:])
 
     def call(self, request: m.Request, expected: type[R], descriptors: Sequence[int] = ()) -> R:
-        """Sends and waits for the reply, of type `expected`. Where the connection is lost meanwhile, connects again and asks
-        again, if that is allowed. Raises `DaemonError`, `Unreachable`."""
+        """Send and waits for the reply, of type `expected`. Where the connection is lost meanwhile, connects again and asks
+        again, if that is allowed. Raise `DaemonError`, `Unreachable`."""
         return self.ask(request, expected, descriptors)[0]
 
     def ask(self, request: m.Request, expected: type[R], descriptors: Sequence[int] = ()) -> tuple[R, list[int]]:
-        """`call`, with the descriptors that came along."""
+        """Do what `call` does, and return the descriptors that came with the reply."""
         repeated = 0
         while True:
             asked, sent = time.monotonic(), False
@@ -260,7 +262,7 @@ class Client:
             request = again(request, time.monotonic() - asked)
 
     def answer(self, wanted: int, expected: type[R]) -> tuple[R, list[int]]:
-        """Waits for the reply to the request with the id `wanted`; `send` has sent it. Raises `DaemonError`, `Unreachable`."""
+        """Wait for the reply to the request with the id `wanted`; `send` has sent it. Raise `DaemonError`, `Unreachable`."""
         others: list[Answer] = []
         mine: list[Answer] = []
         try:
@@ -281,7 +283,8 @@ class Client:
         return reply
 
     def arrived(self) -> list[Answer]:
-        """Everything that is there, after waiting for at least one read from the socket. Raises `Unreachable` at its end."""
+        """Return all replies and events received so far, after at least one read from the socket if there are none.
+        Raise `Unreachable` at the end of the connection."""
         if not self._answers:
             self._read()
         answers = list(self._answers)
@@ -329,14 +332,14 @@ def again(request: Q, elapsed: float) -> Q:
 
 
 def _time_for(request: m.Request, elapsed: float) -> float:
-    """Seconds to wait for the daemon before `request` is repeated."""
+    """Return the seconds to wait for the daemon before `request` is repeated."""
     if isinstance(request, m.Wait) and request.timeout is not None:
         return min(RECONNECT, max(request.timeout - elapsed, 0.0))
     return RECONNECT
 
 
 def unanswered(request: m.Request) -> str:
-    """What to say of a request that is not sent again."""
+    """Return the message for a request that is not sent again."""
     what = type(request).__struct_config__.tag
     if request.repeats and not isinstance(request, _CHANGES):
         return f"it closes the connection whenever it is asked this ({what})"
@@ -347,7 +350,7 @@ def unanswered(request: m.Request) -> str:
 
 
 def advice(request: m.Request) -> str:
-    """What to say if the daemon does not come back to be asked again."""
+    """Return what to tell the user if the daemon does not come back."""
     if isinstance(request, m.Stop):
         return "what was being stopped may be alive still: stop it again when it is back"
     if isinstance(request, _CHANGES):
@@ -365,7 +368,7 @@ def _look(request: m.Request) -> str:
 
 
 def check(reply: m.Reply) -> None:
-    """Raises `DaemonError` for an `Error`."""
+    """Raise `DaemonError` for an `Error`."""
     if isinstance(reply, m.Error):
         raise DaemonError(reply.code, reply.message)
 
@@ -387,7 +390,7 @@ def _connected(path: Path, seconds: float) -> socket.socket:
 
 
 def explain(path: Path, error: OSError) -> Unreachable:
-    """What a failed `socket` or `connect` means for the person in front of it."""
+    """Return the error for a failed `socket` or `connect`, with what the user can do."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return Unreachable(path, "missing", "the socket does not exist: no daemon is running; start one with 'sfad serve'")
     if error.errno == errno.ECONNREFUSED:

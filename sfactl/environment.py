@@ -25,8 +25,9 @@ def flag(name: str, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def bound(option: str, given: str | None, variable: str, environ: Mapping[str, str] = os.environ) -> Bound | None:
-    """`--max-depth` or its variable with where it came from. `None` is "inherited, else the default": neither given, or
-    not positive. Raises `UsageError` for what is no whole number, or too large a one."""
+    """Return the value of `--max-depth`, or of its variable, with its source. `None` means inherited, else the
+    default: neither is given, or the value is not positive. Raise `UsageError` for a value that is not a whole number
+    or is too large."""
     source, text = (option, given) if given is not None else (variable, environ.get(variable))
     if text is None or not text.strip():
         return None
@@ -55,7 +56,8 @@ def duration(source: str, text: str) -> float:
 
 
 def claim(environ: Mapping[str, str] = os.environ) -> Claim:
-    """The chain this process says it comes from. The daemon adds it for peers outside any run and ignores it for others."""
+    """Return the chain that this process says it belongs to. The daemon adds it for peers outside any run and ignores
+    it for others."""
     chain, own = _text("SFA_CALL_CHAIN", environ), _text("SFA_NAME", environ)
     names = [name for name in [*chain.split(","), own] if name]
     return Claim(names=names, depth=max(_depth(environ), len(names)))
@@ -77,7 +79,7 @@ def _depth(environ: Mapping[str, str]) -> int:
 
 
 def inside_run(environ: Mapping[str, str] = os.environ) -> str | None:
-    """What tells that this process is inside a run, or `None`. Inside, no daemon is ever started."""
+    """Return the evidence that this process is inside a run, or `None`. No daemon is started inside a run."""
     for name in INSIDE:
         if name in environ:
             return f"{name} is set"

@@ -43,7 +43,7 @@ class ExitCode(IntEnum):
 
 
 def table() -> str:
-    """The exit codes as `--help` shows them."""
+    """Return the exit codes as `--help` shows them."""
     lines = [f"{member.value:>5}  {member.meaning}" for member in ExitCode]
     return "\n".join([*lines, " else  the run's own exit code, 128 + n for signal n"])
 
@@ -76,7 +76,7 @@ def understood(source: str, read: Callable[..., T], *arguments: object) -> T:
 
 
 def worst(codes: Iterable[int]) -> int:
-    """The exit code of a command about several runs, given that of each."""
+    """Return the exit code of a command about several runs, given the code of each."""
     return min(codes, key=_FROM_WORST.index, default=ExitCode.DONE)
 
 
@@ -85,7 +85,7 @@ _FROM_WORST = (5, 70, 69, 75, 77, 66, 2, 1, 0)
 
 
 def of_run(run: RunInfo) -> int:
-    """The exit code for a run as it is now: the outcome of a terminal one, `UNAVAILABLE` for one that is not over."""
+    """Return the exit code for the current state of a run: its outcome if it has ended, else `UNAVAILABLE`."""
     status = run.status.value
     if status == "failed":
         return _of_failed(run)
@@ -140,12 +140,12 @@ def _of_rejection(status: str) -> int:
 
 
 def of_refusal(refusal: Refusal) -> int:
-    """1, or 77 where the rule was permission."""
+    """Return 77 if permission was the rule, else 1."""
     return _of_rejection(refusal.kind.status.value)
 
 
 def of_error(code: ErrorCode) -> int:
-    """The exit code for the daemon's `Error`."""
+    """Return the exit code for the daemon's `Error`."""
     return _BY_ERROR.get(code.value, ExitCode.LOST)
 
 

@@ -34,13 +34,13 @@ class FileWatch:
         self.timeout: float | None = None if self.descriptor >= 0 else RETRY
 
     def watch(self, descriptor: int) -> None:
-        """Watches the file behind an open descriptor, whatever its name is by now."""
+        """Watch the file behind an open descriptor, whatever its name is by now."""
         path = f"/proc/self/fd/{descriptor}".encode()
         if self.descriptor >= 0 and self._libc.inotify_add_watch(self.descriptor, path, IN_MODIFY) < 0:
             self.timeout = RETRY
 
     def drain(self) -> None:
-        """Forgets what has been told. Call it before reading the files, never after."""
+        """Forget what has been told. Call it before reading the files, never after."""
         if self.descriptor < 0:
             return
         try:
@@ -50,7 +50,7 @@ class FileWatch:
             return
 
     def close(self) -> None:
-        """Gives the instance back."""
+        """Give the instance back."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -73,22 +73,22 @@ class Follower:
 
     @property
     def wants_to_write(self) -> bool:
-        """Whether something is read and not yet written."""
+        """Whether bytes are read and not yet written."""
         return bool(self._pending)
 
     def fill(self) -> bool:
-        """Reads what is next, unless something still waits to be written. Says whether there is something to write."""
+        """Read what is next, unless something still waits to be written. Says whether there is something to write."""
         if not self._pending:
             self._pending = memoryview(self._read())
         return bool(self._pending)
 
     def flush(self) -> None:
-        """Writes at most one chunk. The caller has polled the target: this does not block."""
+        """Write at most one chunk. The caller has polled the target: this does not block."""
         written = os.write(self.target, self._pending[: self._chunk])
         self._pending = self._pending[written:]
 
     def take(self) -> bytes:
-        """What has been read, for who writes it in another form."""
+        """Return the bytes that were read, for a subclass that writes them in another form."""
         data, self._pending = bytes(self._pending), memoryview(b"")
         return data
 
@@ -110,13 +110,14 @@ class Follower:
         return b""
 
     def _go_on(self, offset: int, why: str) -> None:
-        """What is read next is not what follows."""
+        """Continue to read at `offset`, which is not where the last read ended."""
         self._note(why)
         self.offset = offset
 
 
 def data_from(file: int, offset: int) -> int | None:
-    """The first offset from `offset` on that is not in a hole; `None` if there is only a hole, or nothing, up to the end."""
+    """Return the first offset at or after `offset` that is not in a hole; `None` if the rest of the file is a hole or
+    empty."""
     try:
         return os.lseek(file, offset, os.SEEK_DATA)
     except OSError as error:
@@ -138,11 +139,11 @@ class Copying:
 
     @property
     def timeout(self) -> float | None:
-        """Seconds after which to look anyway."""
+        """Seconds after which to look at the files without an event."""
         return self._growth.timeout
 
     def interests(self) -> dict[int, int]:
-        """What to poll for. Reads ahead, so that only what is there to be written asks for its target."""
+        """Return what to poll for. Read ahead, so that a target is polled only when there is something to write."""
         self._growth.drain()
         wanted = {f.target: select.POLLOUT for f in self._followers if f.fill()}
         if self._growth.descriptor >= 0:
@@ -150,17 +151,17 @@ class Copying:
         return wanted
 
     def advance(self, ready: dict[int, int]) -> None:
-        """Writes what can be written without blocking. Raises `BrokenPipeError` when the reader has gone."""
+        """Write what can be written without blocking. Raise `BrokenPipeError` when the reader has gone."""
         for follower in self._followers:
             if follower.target in ready and follower.wants_to_write:
                 follower.flush()
 
     def drained(self) -> bool:
-        """Whether everything that the files hold now has been written."""
+        """Whether everything that the files now hold has been written."""
         return not any(follower.fill() for follower in self._followers)
 
     def close(self) -> None:
-        """Closes the files."""
+        """Close the files."""
         self._growth.close()
         for follower in self._followers:
             os.close(follower.source)

@@ -91,7 +91,7 @@ class Foreground:
         self._signalled: list[int] = []
 
     def carry_out(self) -> int:
-        """Starts the run, stays until its end, and returns the exit code. Raises what ends the program."""
+        """Start the run, stays until its end, and returns the exit code. Raise what ends the program."""
         try:
             with poll.Signals(HANDLED) as self._signals:
                 self._start()
@@ -153,7 +153,7 @@ class Foreground:
             self._reconnect()
 
     def _turn(self, fixed: Sequence[int], timeout: float | None = None) -> dict[int, int]:
-        """Waits once, and does everything but listen."""
+        """Wait once, and does everything but listen."""
         ready = poll.wait([self._signals.descriptor, *fixed], self._activities, timeout)
         for number in self._signals.taken():
             self._on_signal(number)
@@ -495,8 +495,8 @@ def _used(final: RunInfo) -> str | None:
 
 
 def clear_status(path: str) -> None:
-    """Makes sure, before anything is started, that `path` can be written, and that it does not tell of an earlier run.
-    Raises `UsageError`."""
+    """Make sure, before anything is started, that `path` can be written, and that it does not tell of an earlier run.
+    Raise `UsageError`."""
     try:
         with open(f"{path}.{os.getpid()}.tmp", "wb") as file:
             os.unlink(file.name)
@@ -507,7 +507,7 @@ def clear_status(path: str) -> None:
 
 
 def write_status(path: str, run: RunInfo) -> None:
-    """Puts the run as JSON where `path` is, whole or not at all. Raises `Quit` where that cannot be done."""
+    """Put the run as JSON where `path` is, whole or not at all. Raise `Quit` where that cannot be done."""
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
         with open(temporary, "wb") as file:

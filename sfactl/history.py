@@ -20,7 +20,7 @@ from .exits import ExitCode, Quit
 
 def connect(flag: str | None) -> Client:
     """Connect to the daemon, or if it is not running, to the history in the state directory of the user's daemon, and say so
-    on stderr. Raises `Unreachable`, and `Quit` for a history that cannot be read.
+    on stderr. Raise `Unreachable`, and `Quit` for a history that cannot be read.
 
     Not for a socket that `--socket` or SFA_SOCKET names, whose daemon may have any state directory; and not inside a run, which may
     read its own subtree only."""
@@ -36,7 +36,7 @@ def connect(flag: str | None) -> Client:
 
 
 def _readable(missing: Unreachable) -> Path:
-    """The state directory of the user's daemon, if there is a ledger that this user may read."""
+    """Return the state directory of the user's daemon, if it has a ledger that this user may read."""
     try:
         state = state_dir(os.environ, os.getuid())
     except ValueError:

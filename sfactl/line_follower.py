@@ -38,7 +38,7 @@ class LineForm:
 
     @property
     def plain(self) -> bool:
-        """Whether bytes can be copied as they are."""
+        """Whether bytes can be copied unchanged."""
         return not (self._prefix or self._stamped or self._json)
 
     def __call__(self, line: bytes, seen: float | None) -> bytes:
@@ -74,7 +74,7 @@ class LineFollower(follow.Follower):
         self._partial = b""
 
     def flush(self) -> None:
-        """Writes every line that is complete."""
+        """Write every line that is complete."""
         *complete, self._partial = (self._partial + self.take()).split(b"\n")
         position = self.offset - len(self._partial) - sum(len(line) + 1 for line in complete)
         shown = []
@@ -87,7 +87,7 @@ class LineFollower(follow.Follower):
         self._write(b"".join(shown))
 
     def finish(self) -> None:
-        """Writes what the run never ended with a newline."""
+        """Write what the run never ended with a newline."""
         if self._partial:
             self._write(self._shown(self._partial, self.offset))
             self._partial = b""

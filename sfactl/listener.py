@@ -27,7 +27,7 @@ def distrusted(connection: socket.socket) -> str | None:
 
     Outside of any run it may not be a process of a run: an agent can remove the daemon's socket and listen in its place.
 
-    The kernel shows who called listen(2): under socket activation that is pid 1, uid 0. Raises `OSError`, and `UsageError` for a
+    The kernel shows who called listen(2): under socket activation that is pid 1, uid 0. Raise `OSError`, and `UsageError` for a
     service user that does not exist."""
     pid, uid, _gid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     if uid in (0, os.getuid()) or uid == _service_uid():

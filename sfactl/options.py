@@ -60,7 +60,7 @@ class NotPlain(Exception):
 
 
 def read(parameters: Sequence[Parameter], arguments: Sequence[str]) -> Values:
-    """The values for a verb's `main`, by the rules of the other reader. Raises `NotPlain` where it cannot be certain."""
+    """Return the values for a verb's `main`, by typer's rules. Raise `NotPlain` if typer has to read the line."""
     options = {flag: p for p in parameters if isinstance(p, Option) for flag in p.flags}
     values: Values = {}
     positional: list[str] = []
@@ -77,7 +77,7 @@ def read(parameters: Sequence[Parameter], arguments: Sequence[str]) -> Values:
 
 
 def before_command(parameters: Sequence[Parameter], arguments: Sequence[str]) -> int:
-    """How many of `arguments` are options and their values: what follows is `--`, or the name of an agent."""
+    """Return how many of `arguments` are options and their values; `--` or the name of an agent follows."""
     valued = {flag for p in parameters if isinstance(p, Option) and p.metavar for flag in p.flags}
     at = 0
     while at < len(arguments) and arguments[at].startswith("-") and arguments[at] not in {"-", "--"}:
@@ -86,7 +86,7 @@ def before_command(parameters: Sequence[Parameter], arguments: Sequence[str]) ->
 
 
 def pair(option: str, text: str) -> tuple[str, str]:
-    """Return key and value of `K=V`. Raises `UsageError`."""
+    """Return key and value of `K=V`. Raise `UsageError`."""
     key, equals, value = text.partition("=")
     if not (key and equals):
         raise UsageError(f"{option}: {text[:80]!r} is not of the form K=V")

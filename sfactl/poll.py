@@ -16,19 +16,19 @@ class Activity(Protocol):
 
     @property
     def timeout(self) -> float | None:
-        """Seconds after which to go round even if nothing is ready."""
+        """Seconds after which to advance even if nothing is ready."""
 
     def interests(self) -> dict[int, int]:
-        """Descriptors and what to poll them for, now."""
+        """Return the descriptors to poll, with their events."""
 
     def advance(self, ready: dict[int, int]) -> None:
-        """Moves what can be moved without blocking."""
+        """Move what can be moved without blocking."""
 
     def drained(self) -> bool:
-        """Whether nothing is left to move, once the run has ended."""
+        """Whether nothing is left to move once the run has ended."""
 
     def close(self) -> None:
-        """Closes what it owns."""
+        """Close what it owns."""
 
 
 class Signals:
@@ -54,7 +54,7 @@ class Signals:
         os.close(self._write_end)
 
     def taken(self) -> Sequence[int]:
-        """The signals since the last call, in order."""
+        """Return the signals since the last call, in order."""
         try:
             return os.read(self.descriptor, 64)
         except BlockingIOError:
@@ -88,7 +88,7 @@ def _noticed(_number: int, _frame: FrameType | None) -> None:
 
 
 def wait(fixed: Iterable[int], activities: Sequence[Activity], timeout: float | None = None) -> dict[int, int]:
-    """Waits until one of `fixed` is readable, an activity can go on, or `timeout` seconds are over. Returns the poll events
+    """Wait until one of `fixed` is readable, an activity can go on, or `timeout` seconds are over. Return the poll events
     by descriptor."""
     poll = select.poll()
     masks = dict.fromkeys(fixed, select.POLLIN)
@@ -102,7 +102,7 @@ def wait(fixed: Iterable[int], activities: Sequence[Activity], timeout: float | 
 
 
 def carry_on(activities: Sequence[Activity], seconds: float) -> None:
-    """Nothing but the activities for that long."""
+    """Advance the activities for some seconds."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         ready = wait([], activities, left)

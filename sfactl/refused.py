@@ -12,7 +12,7 @@ from . import exits, output
 
 
 def as_quit(reply: Refused, *, as_json: bool) -> exits.Quit:
-    """Ends the program with 1, or 77 for permission: the message for people and models, then the detail. With JSON the
+    """End the program with 1, or 77 for permission: the message for people and models, then the detail. With JSON the
     refusal goes to stdout, so that a script reads it where it reads everything."""
     refusal = reply.refused
     code = exits.of_refusal(refusal)
@@ -26,6 +26,6 @@ def as_quit(reply: Refused, *, as_json: bool) -> exits.Quit:
 
 
 def survivors(found: Sequence[Survivor]) -> str:
-    """One line a process."""
+    """Return a line for each process that survived SIGKILL, below a heading."""
     lines = [output.plain(f"  pid {s.pid} of run {s.run_id}: {s.why}") for s in found]
     return "\n".join([f"{counted(len(found), 'process is', 'processes are')} still there after SIGKILL:", *lines])

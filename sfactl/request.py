@@ -159,7 +159,7 @@ def default_limits() -> str:
 
 
 def check(wanted: Wanted) -> None:
-    """Raises `UsageError` for what cannot be meant, or is not in this release."""
+    """Raise `UsageError` for what cannot be meant, or is not in this release."""
     for option in LATER:
         if getattr(wanted, option.target):
             raise UsageError(f"{option.flags[0]} is not in this release")
@@ -189,7 +189,8 @@ def _check_text(wanted: Wanted) -> None:
 
 
 def message(wanted: Wanted, environ: Mapping[str, str] = os.environ) -> Spawn:
-    """The `Spawn` for a checked command line, in the background: `foreground` ties it and passes descriptors."""
+    """Return the `Spawn` message for a checked command line. It starts a run in the background; `Foreground` ties it
+    and adds descriptors."""
     inherit: Literal["files", "inherit"] = "inherit" if wanted.stdio == "inherit" else "files"
     log = not (wanted.no_log or environment.flag("SFA_NO_LOG", environ))
     return Spawn(
@@ -230,8 +231,7 @@ def message(wanted: Wanted, environ: Mapping[str, str] = os.environ) -> Spawn:
 
 
 def unenforceable(run: RunInfo, message: Spawn) -> str | None:
-    """What to say of limits in `message` that nobody can keep for the run that it started; `None` where there are none, or
-    nothing is to be said."""
+    """Return a warning about limits in `message` that cannot be enforced for the run; `None` if there are none."""
     if message.quiet or run.status.terminal or not any(state.enforced_by == "nothing" for state in run.limits):
         return None
     from . import limits
@@ -240,7 +240,7 @@ def unenforceable(run: RunInfo, message: Spawn) -> str | None:
 
 
 def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
-    """`K=V` texts as a dict. Raises `UsageError`."""
+    """Return `K=V` texts as a dict. Raise `UsageError`."""
     return dict(pair(option, text) for text in given)
 
 

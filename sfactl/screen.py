@@ -79,7 +79,7 @@ def _fitted(lines: list[list[str]], least_first: Sequence[str], room: int) -> li
 
 
 def _rest(lines: Sequence[Sequence[str]], room: int) -> int:
-    """Columns that are left for the last cell."""
+    """Return the columns that are left for the last cell."""
     return room - sum(max(columns_of(line[i]) for line in lines) + 2 for i in range(len(lines[0]) - 1))
 
 

@@ -31,7 +31,7 @@ PASSED_ON = ("SFAD_SOCKET", "SFAD_STATE_DIR", "SFAD_CONFIG")
 
 
 def start() -> Client:
-    """Starts a daemon and connects to it, or to the one that somebody else has started meanwhile. Raises `Quit`."""
+    """Start a daemon and connects to it, or to the one that somebody else has started meanwhile. Raise `Quit`."""
     for name in PASSED_ON:
         if os.environ.get(name):  # the daemon runs elsewhere
             os.environ[name] = os.path.abspath(os.environ[name])
@@ -76,7 +76,7 @@ def _connect_started(state: Path) -> Client:
 
 
 def by_systemd() -> str | None:
-    """Has the user's systemd start it: its own unit, else a transient one that may have cgroups. `None` where there is no
+    """Have the user's systemd start it: its own unit, else a transient one that may have cgroups. `None` where there is no
     such systemd, or it would not."""
     if (environ := _users_systemd()) is None:
         return None
@@ -97,10 +97,11 @@ def _users_systemd() -> dict[str, str] | None:
 
 
 def transient(environ: Mapping[str, str]) -> list[str]:
-    """The command that starts the daemon in a delegated unit, so that it can contain runs by cgroup. `KillMode=process`:
-    stopping the unit is answered by the daemon, which stops every tree; if it dies, its runs go on, and the daemon that systemd
-    starts in its place adopts them. After five deaths in ten seconds systemd gives up, and the daemon that the next `spawn`
-    starts adopts them. Exit codes 2 and 69 say that another start would not help (config, ledger, another daemon)."""
+    """Return the command that starts the daemon in a delegated unit, so that it can contain runs by cgroup.
+    `KillMode=process`: when the unit is stopped, the daemon stops each tree; when the daemon dies, its runs stay
+    alive, and the daemon that systemd starts next adopts them. After five deaths in ten seconds systemd gives up, and
+    the daemon that the next `spawn` starts adopts them. After exit codes 2 and 69 systemd does not restart the
+    daemon, because that would not help (config, ledger, another daemon)."""
     settings = [f"--setenv={name}={environ[name]}" for name in PASSED_ON if name in environ]
     properties = ["Delegate=yes", "KillMode=process", "Type=notify", "NotifyAccess=main", "Restart=on-failure"]
     properties += ["RestartPreventExitStatus=2 69", "FileDescriptorStoreMax=4096"]
@@ -112,7 +113,7 @@ def transient(environ: Mapping[str, str]) -> list[str]:
 
 
 def daemon_command() -> list[str]:
-    """The daemon that belongs to this client: the same interpreter, the same installation."""
+    """Return the command of the daemon of this installation, with the same interpreter."""
     return [sys.executable, "-P", "-m", "sfad", "serve"]  # -P: not a program of that name in the working directory
 
 
@@ -127,7 +128,7 @@ def _quietly(environ: Mapping[str, str], *command: str) -> bool:
 
 
 def by_itself(state: Path, place: Path) -> str:
-    """Starts the daemon without help: a session of its own, nobody's child, its words in a log file. Returns once it
+    """Start the daemon without help: a session of its own, nobody's child, its words in a log file. Return once it
     listens or has failed; raises `Quit` with what it said in the second case, unless another daemon holds the place."""
     log = state / LOG
     said_before = log.stat().st_size if log.exists() else 0
@@ -153,7 +154,7 @@ def _answers(place: Path) -> bool:
 
 
 def _told_ready(descriptor: int) -> bool:
-    """Waits for the byte that says the daemon listens. The end without it is the daemon's death."""
+    """Wait for the byte that says the daemon listens. The end without it is the daemon's death."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     try:
@@ -163,7 +164,7 @@ def _told_ready(descriptor: int) -> bool:
 
 
 def _become_daemon(ready: int, log: bytes) -> None:
-    """In the first child: never returns."""
+    """Continue in the first child as the daemon. Never return."""
     try:
         os.setsid()
         if os.fork():

@@ -50,28 +50,28 @@ class Terminal:
         self.raw = False
 
     def resize(self) -> None:
-        """Gives the run's terminal the size of ours. The kernel tells the run (SIGWINCH)."""
+        """Give the run's terminal the size of ours. The kernel tells the run (SIGWINCH)."""
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, fcntl.ioctl(0, termios.TIOCGWINSZ, b"\0" * 8))
 
     def handed_over(self) -> None:
-        """The run has its own copy: without ours, the end of the run hangs the master up."""
+        """Close our copy of the slave; with it open, the master would not hang up at the end of the run."""
         os.close(self.slave)
         self.slave = -1
 
     def enter_raw(self) -> None:
-        """Pass every key to the run from now on. Raises `InterruptedError` for a signal in the background."""
+        """Pass every key to the run from now on. Raise `InterruptedError` for a signal in the background."""
         await_foreground()
         tty.setraw(0, termios.TCSADRAIN)
         self.raw = True
 
     def leave_raw(self) -> None:
-        """Our terminal as it was."""
+        """Restore our terminal's settings."""
         if self.raw:
             termios.tcsetattr(0, termios.TCSADRAIN, self._saved)
             self.raw = False
 
     def expect_end(self) -> None:
-        """The run is over: what it wrote last may still be on its way, but nothing new will come."""
+        """Note that the run has ended: its last output may still arrive, but input is not read any more."""
         self.timeout = LAST_WORDS
         self._ending = True
         self._input_open = False
@@ -100,7 +100,7 @@ class Terminal:
         self._was_stopped = False
 
     def interests(self) -> dict[int, int]:
-        """Reads one chunk each way at a time: a side that is slow holds up only its own direction."""
+        """Read one chunk each way at a time: a side that is slow holds up only its own direction."""
         wanted: dict[int, int] = {}
         if self._input_open and not self._to_run:
             wanted[0] = select.POLLIN
@@ -112,7 +112,7 @@ class Terminal:
         return {descriptor: mask for descriptor, mask in wanted.items() if mask}
 
     def advance(self, ready: dict[int, int]) -> None:
-        """Moves what is ready."""
+        """Move what is ready."""
         if not ready and self._ending:
             self._hung_up = True
         if self._to_user and 1 in ready:
@@ -139,11 +139,11 @@ class Terminal:
             self._hung_up = True
 
     def drained(self) -> bool:
-        """Whether the run's last words have reached the user."""
+        """Whether the run's last output has reached the user."""
         return self._hung_up and not self._to_user
 
     def close(self) -> None:
-        """Restores the user's terminal and closes the pseudo-terminal."""
+        """Restore the user's terminal and closes the pseudo-terminal."""
         self.leave_raw()
         os.close(self.master)
         if self.slave >= 0:
@@ -151,7 +151,7 @@ class Terminal:
 
 
 def _state(pid: int) -> str | None:
-    """The letter of proc_pid_stat(5) for what a process does; `None` if it is gone, or not to be seen."""
+    """Return the state letter of a process, as in proc_pid_stat(5); `None` if it is gone or hidden."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return chr(file.read().rsplit(b") ", 1)[1][0])

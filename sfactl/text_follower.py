@@ -25,7 +25,7 @@ class TextFollower(Follower):
         """No more text will come."""
 
     def fill(self) -> bool:
-        """Asks what is next, unless something still waits to be written. Says whether there is something to write."""
+        """Ask what is next, unless something still waits to be written. Says whether there is something to write."""
         size = os.fstat(self.source).st_size
         if not (self._pending or self._waiting or self.finished) and (self._more or size != self._size):
             self._size, self._waiting = size, True
@@ -33,7 +33,7 @@ class TextFollower(Follower):
         return bool(self._pending)
 
     def take_in(self, part: TextPart) -> None:
-        """Writes this from now on."""
+        """Write this from now on."""
         for note in part.notes:
             self._note(note)
         self._pending, self._cursor = memoryview(part.text), part.cursor
@@ -41,9 +41,9 @@ class TextFollower(Follower):
         self.finished = part.ended and not part.more
 
     def run_ended(self) -> None:
-        """The run has ended: what is left comes with the next answers."""
+        """Note that the run has ended: the next answers bring the rest of its text."""
         self._more = True
 
     def give_up(self) -> None:
-        """Nothing can be asked any more."""
+        """Stop asking, because no answer will come."""
         self.finished = True

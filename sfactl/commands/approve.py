@@ -22,7 +22,7 @@ PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS, limits.OPTION)
 
 
 def main(*, runs: Sequence[str], limit: Sequence[str] = (), socket: str | None = None, json: bool = False) -> int:
-    """Approves an increase."""
+    """Approve an increase."""
     room = limits.of_flags(limit)
     with connect(socket) as client:
         return Choice("approve", runs).each(

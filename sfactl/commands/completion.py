@@ -23,7 +23,7 @@ PARAMETERS: tuple[Parameter, ...] = (*COMMON, Argument("shell", "SHELL", "bash, 
 
 
 def main(*, shell: str, socket: str | None = None, json: bool = False) -> int:
-    """Prints a completion script. Exits by itself."""
+    """Print a completion script. Exits by itself."""
     del socket, json
     if shell not in SHELLS:
         raise UsageError(f"unknown shell {shell!r}; choose from: {', '.join(SHELLS)}")

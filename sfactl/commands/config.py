@@ -23,7 +23,7 @@ PARAMETERS: tuple[Parameter, ...] = (
 
 
 def main(*, what: str | None = None, socket: str | None = None, json: bool = False) -> int:
-    """Shows the configuration."""
+    """Show the configuration."""
     if what is not None:
         return _schema(what)
     found = call(socket, Config(id=0), ConfigReply).settings

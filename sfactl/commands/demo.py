@@ -67,7 +67,7 @@ STATES = {
 
 
 def main(*, socket: str | None = None, json: bool = False) -> int:
-    """Shows what a daemon is for."""
+    """Show what a daemon is for."""
     del socket, json
     inside = environment.inside_run()
     if inside is not None:
@@ -149,7 +149,7 @@ class Stage:
         self._socket = directory / "sock"
 
     def tree(self) -> None:
-        """Three agents, each started by the one above through the same daemon."""
+        """Show three agents, each started by the one above through the same daemon."""
         _say("1. A planner asks a reviewer, which asks a summariser. Each start goes through the daemon.")
         planner = self._run("spawn", "--name", "planner", "--", "sh", "planner")
         self._await_started(planner, "summariser")
@@ -159,17 +159,17 @@ class Stage:
         self._run("logs", planner)
 
     def loop(self) -> None:
-        """The same name twice in one chain."""
+        """Show that the guard refuses one name twice in a chain."""
         _say("2. An agent whose helper calls it again. The guard refuses what would be a loop:")
         self._run("run", "-q", "--name", "self-caller", "--", "sh", "self-caller")
 
     def depth(self) -> None:
-        """One level more than allowed."""
+        """Show that the guard refuses one level more than is allowed."""
         _say("3. An agent that delegates to a deeper one, for ever. Three levels are allowed here:")
         self._run("run", "-q", "--max-depth", "3", "--name", "level-0", "--", "sh", "deeper")
 
     def stubborn(self) -> None:
-        """Stopped to the last process."""
+        """Show that `stop` ends a run to its last process."""
         _say("4. An agent that ignores SIGTERM, double-forks and changes session, three times over:")
         run = self._run("spawn", "--name", "stubborn", "--", sys.executable, "stubborn")
         processes = self._told_pids()
@@ -197,7 +197,7 @@ class Stage:
         return lines[0] if lines else ""
 
     def _await_started(self, run: str, name: str) -> None:
-        """Waits until an agent called `name` runs below `run`. Watches first and looks then, so that it cannot be missed."""
+        """Wait until an agent called `name` runs below `run`. Watches first and looks then, so that it cannot be missed."""
         with Client(self._socket) as client:
             client.send(m.Watch(id=0, run=run))
             while name not in self._running(client, run):

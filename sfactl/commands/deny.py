@@ -21,6 +21,6 @@ PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS)
 
 
 def main(*, runs: Sequence[str], socket: str | None = None, json: bool = False) -> int:
-    """Denies an increase."""
+    """Deny an increase."""
     with connect(socket) as client:
         return Choice("deny", runs).each(client, lambda run: output.changed(client.call(Deny(id=0, run=run), RunReply).run, json))

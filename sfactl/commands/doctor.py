@@ -50,7 +50,7 @@ class Finding(Struct, frozen=True):
 
 
 def main(*, socket: str | None = None, json: bool = False) -> int:
-    """Prints the report."""
+    """Print the report."""
     status, reachable = _daemon(socket)
     asked = (check(status) for check in (_ledger, _containment, _cgroups, _linger))
     findings = [reachable, *chain.from_iterable(asked), *(f for check in CHECKS for f in check())]

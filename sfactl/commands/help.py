@@ -13,7 +13,7 @@ PARAMETERS: tuple[Parameter, ...] = (Argument("verb", "VERB", "What to explain",
 
 
 def main(*, verb: str | None = None) -> int:
-    """Prints help."""
+    """Print help."""
     name = verbs.ALIASES.get(verb, verb) if verb is not None else None
     if name is not None and verbs.load(name) is None:
         raise UsageError(f"there is no verb {name!r}; the verbs are: {', '.join(verbs.names())}")

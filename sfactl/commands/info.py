@@ -20,7 +20,7 @@ PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS)
 
 
 def main(*, runs: Sequence[str], socket: str | None = None, json: bool = False) -> int:
-    """Shows runs."""
+    """Show runs."""
     with connect(socket) as client:
         return Choice("info", runs).each(client, lambda run: _show(client.call(Info(id=0, run=run), RunReply).run, json))
 
@@ -34,7 +34,7 @@ def _show(run: RunInfo, json: bool) -> None:
 
 
 def facts(run: RunInfo) -> Iterator[tuple[str, str]]:
-    """What is known, as name and text. What is unknown is left out."""
+    """Yield what is known of a run, as name and text; leave out what is unknown."""
     yield "id", run.id
     yield "name", f"{output.plain(run.name)} ({run.kind}{', ' + output.plain(run.type) if run.type else ''})"
     yield "status", output.outcome(run)

@@ -67,7 +67,7 @@ def main(
     socket: str | None = None,
     json: bool = False,
 ) -> int:
-    """Lists runs."""
+    """List runs."""
     wanted = m.List(
         id=0,
         status=[_status(text) for text in status],
@@ -100,7 +100,8 @@ def _status(text: str) -> Status:
 
 
 def moment(text: str) -> float:
-    """Unix seconds of `--since`: a duration ago, or a time, local unless it says its zone. Raises `UsageError`."""
+    """Return Unix seconds for `--since`: a duration before now, or a time, which is local if it has no zone. Raise
+    `UsageError`."""
     from datetime import datetime
 
     try:
@@ -142,7 +143,7 @@ class Found(Generic[T]):
         self.partial |= usage.partial or bool(usage.unpriced_tokens)
 
     def in_order(self) -> list[T]:
-        """Oldest first."""
+        """Return the runs, oldest first."""
         return [self.runs[run] for run in sorted(self.runs)]
 
 
@@ -198,7 +199,7 @@ class Column(NamedTuple):
     """Left out if no run has anything in it."""
 
     def shown(self, *, live: bool, labels: bool, wide: bool) -> bool:
-        """Whether it is wanted."""
+        """Whether the options ask for this column."""
         return not self.needs or wide or {"live": live, "labels": labels}.get(self.needs, False)
 
 
@@ -234,7 +235,7 @@ LEAST_FIRST = ("DEPTH", "PARENT", "TURNS", "AGE", "TOTAL", "TOKENS", "RAN", "END
 
 
 def drawn(columns: Sequence[Column], found: Found[list[str]], *, sum_: bool = False, room: int | None = None) -> str:
-    """The table, within `room` columns if that is given."""
+    """Return the table, at most `room` columns wide if that is given."""
     rows = [[output.plain(cell) for cell in row] for row in found.in_order()]
     if sum_:
         rows.append([_sums(found).get(column.name, "") for column in columns])

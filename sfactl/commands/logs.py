@@ -65,7 +65,7 @@ class View(NamedTuple):
     json: bool
 
     def sources(self, descriptors: Sequence[int]) -> list[Source]:
-        """The files that are wanted. Both go to streams of their own; one alone, and JSON, goes to stdout."""
+        """Return the files to show. stdout and stderr go to their own streams; one alone, and JSON, goes to stdout."""
         both = self.stdout == self.stderr
         wanted = [both or self.stdout, both or self.stderr]
         return [
@@ -199,8 +199,8 @@ class Start:
 
 
 def last_lines(file: int, end: int, count: int) -> int:
-    """The offset at which the last `count` lines of the first `end` bytes begin; 0 if there are not so many. Reads backwards,
-    no more than needed, and not into the hole where the oldest bytes were freed."""
+    """Return the offset at which the last `count` lines of the first `end` bytes begin; 0 if there are fewer. Read
+    backwards, no more than needed, and never in the hole where the oldest bytes were freed."""
     if count == 0:
         return end
     first = follow.data_from(file, 0) or 0

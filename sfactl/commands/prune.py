@@ -33,7 +33,7 @@ def main(
     socket: str | None = None,
     json: bool = False,
 ) -> int:
-    """Removes runs that have ended."""
+    """Remove runs that have ended."""
     if older_than is None and keep is None:
         raise UsageError("say what to remove: --older-than 7d, --keep 100, or --keep 0 for everything that has ended")
     wanted = Prune(

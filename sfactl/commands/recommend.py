@@ -33,7 +33,7 @@ HEADER = ("KIND", "IN FORCE", "FROM", "P95", "SUGGESTED", "FAILED ON IT", "RUNS"
 
 
 def main(*, type: str | None = None, name: str | None = None, socket: str | None = None, json: bool = False) -> int:  # noqa: A002
-    """Recommends limits."""
+    """Recommend limits."""
     if type is not None and name is not None:
         raise UsageError("--type and --name exclude each other: say which runs to learn from")
     found = call(socket, Recommend(id=0, run_type=type, name=name), Recommended)
@@ -46,7 +46,7 @@ def main(*, type: str | None = None, name: str | None = None, socket: str | None
 
 
 def rows(found: Recommended) -> Iterable[tuple[str, ...]]:
-    """One row for each kind that there is advice on or a limit of, in the order of the kinds."""
+    """Yield a row for each kind that has advice or a limit, in the order of the kinds."""
     advice = {item.kind: item for item in found.advice}
     in_force = {limit.kind: limit for limit in found.in_force}
     for kind in LimitKind:
@@ -70,7 +70,7 @@ def _amount(kind: LimitKind, amount: float | None) -> str:
 
 
 def verdict(found: Recommended) -> str:
-    """What the table rests on, and what is to be said of single rows."""
+    """Return how many runs the table rests on, and the notes on single rows."""
     runs = counted(found.runs, "successful run")
     told = any(item.suggested is not None for item in found.advice)
     first = f"learnt from {runs}" if told else f"{runs} in the ledger: too few to recommend anything; keep the limits in force"

@@ -22,7 +22,7 @@ PARAMETERS: tuple[Parameter, ...] = COMMON
 
 
 def main(*, socket: str | None = None, json: bool = False) -> int:
-    """Reloads the daemon's config."""
+    """Reload the daemon's config."""
     found = call(socket, Reload(id=0), Reloaded)
     if json:
         output.print_json(output.content(found))

@@ -28,7 +28,7 @@ PARAMETERS: tuple[Parameter, ...] = (
 def main(
     *, runs: Sequence[str], max_bytes: str | None = None, raw: bool = False, socket: str | None = None, json: bool = False
 ) -> int:
-    """Prints the results of runs."""
+    """Print the results of runs."""
     most = environment.count("--max-bytes", max_bytes)
     with connect(socket) as client:
         return Choice("result", runs).each(client, lambda run: _show(_asked(client, run, most, raw), json))

@@ -31,7 +31,7 @@ EPILOG = request.default_limits
 
 
 def main(**given: Any) -> int:
-    """Starts a run in the foreground."""
+    """Start a run in the foreground."""
     wanted = request.Wanted(**given)
     request.check(wanted)
     return spawn.foreground(wanted)

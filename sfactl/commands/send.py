@@ -29,7 +29,7 @@ PARAMETERS: tuple[Parameter, ...] = (
 
 
 def main(*, run: str, words: Sequence[str] = (), eof: bool = False, socket: str | None = None, json: bool = False) -> int:
-    """Writes to a run's stdin."""
+    """Write to a run's stdin."""
     sent = 0
     with connect(socket) as client:
         for data in _data(words):

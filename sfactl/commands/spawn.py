@@ -33,7 +33,7 @@ EPILOG = request.default_limits
 
 
 def main(**given: Any) -> int:
-    """Starts a run in the background, or with `--wait` in the foreground."""
+    """Start a run in the background, or with `--wait` in the foreground."""
     wanted = request.Wanted(**given)
     request.check(wanted)
     if wanted.wait:
@@ -45,7 +45,7 @@ def main(**given: Any) -> int:
 
 
 def foreground(wanted: request.Wanted) -> int:
-    """Starts a run and stays with it until its end. Returns its exit code."""
+    """Start a run and stays with it until its end. Return its exit code."""
     message = request.message(wanted)
     client = connect(wanted.socket)
     from ..foreground import Foreground

@@ -19,7 +19,7 @@ PARAMETERS: tuple[Parameter, ...] = COMMON
 
 
 def main(*, socket: str | None = None, json: bool = False) -> int:
-    """Shows the daemon."""
+    """Show the daemon."""
     found = call(socket, DaemonInfo(id=0), DaemonStatus)
     if json:
         output.print_json(output.content(found))
@@ -29,7 +29,7 @@ def main(*, socket: str | None = None, json: bool = False) -> int:
 
 
 def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
-    """What it says, as name and text."""
+    """Yield what the daemon says about itself, as name and text."""
     yield "daemon", f"sfad {status.version}, pid {status.pid}, up {output.seconds(status.uptime_s)}"
     yield "socket", status.socket
     yield "state", status.state_dir

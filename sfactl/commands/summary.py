@@ -45,7 +45,7 @@ def main(
     socket: str | None = None,
     json: bool = False,
 ) -> int:
-    """Prints the report."""
+    """Print the report."""
     wanted = m.Summarise(id=0, since=moment(since), by=_by(by), name=list(name) or None, user=user, labels=labels(label))
     with connect(socket) as client:
         found = client.call(wanted, m.Summarised).summary
@@ -64,7 +64,7 @@ def _by(text: str) -> By:
 
 
 def parts(found: Summary, by: str) -> Iterator[list[str]]:
-    """The parts of the report, each as its lines."""
+    """Yield each part of the report as its lines."""
     yield list(_head(found))
     if not found.runs:
         return
@@ -117,7 +117,7 @@ def _breaches(found: Summary) -> Iterator[str]:
 
 
 def failures(failed: Sequence[Failed]) -> Iterator[str]:
-    """A line for each reason, the most frequent first, with the runs that failed for it."""
+    """Yield a line for each reason, the most frequent first, with the runs that failed for it."""
     by_reason: defaultdict[str, list[Failed]] = defaultdict(list)
     for one in failed:
         by_reason[one.reason].append(one)

@@ -24,7 +24,7 @@ PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS)
 
 
 def main(*, runs: Sequence[str], socket: str | None = None, json: bool = False) -> int:
-    """Says why."""
+    """Say why."""
     with connect(socket) as client:
         return Choice("info", runs).each(client, lambda run: _show(client.call(Info(id=0, run=run), RunReply).run, json))
 
@@ -37,7 +37,7 @@ def _show(run: RunInfo, json: bool) -> None:
 
 
 def sentence(run: RunInfo, now: datetime | None = None) -> str:
-    """The answer, with the numbers."""
+    """Return the sentence that answers `why` for a run."""
     used = output.at_least(run.usage)
     return _sentence(run, now or datetime.now(UTC)) + _trouble(run) + (f"; it used {used}" if used else "")
 
@@ -83,7 +83,7 @@ def _completed(run: RunInfo) -> str:
 
 
 def _warned(run: RunInfo) -> str:
-    """Limits that were exceeded and only warned."""
+    """Return the limits that were exceeded and only warned."""
     passed = [
         f"{state.kind} {share(state.kind, state.used, state.threshold)}"
         for state in run.limits
@@ -93,7 +93,7 @@ def _warned(run: RunInfo) -> str:
 
 
 def _numbers(run: RunInfo) -> str:
-    """What the message of a breach does not say: by how much, and whose use was counted."""
+    """Return what the message of a breach leaves out: by how much, and whose use was counted."""
     reason = run.reason
     if reason is None or reason.limit_kind not in set(LimitKind) or not reason.exceeded_by:
         return ""
@@ -111,7 +111,7 @@ def _stopping(run: RunInfo) -> str:
 
 
 def _waiting(run: RunInfo, now: datetime) -> str:
-    """What a paused run waits for."""
+    """Return what a paused run waits for."""
     if run.reason is not None and run.reason.kind == "budget":
         return (
             f"{_message(run.reason)}. It goes on when the budget is renewed, or raised in [budgets] of the config "
