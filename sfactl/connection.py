@@ -1,7 +1,7 @@
 """The connection to the daemon: synchronous, one request at a time or several in flight, matched by id.
 
-A daemon may be killed and started again at any moment; runs go on meanwhile. `call` and `ask` connect again then, and send again
-what `Request.repeats` says may be sent twice. Who has several requests in flight does the same with `reconnect` and `again`.
+The daemon may be killed and started again at any moment; its runs continue. `call` and `ask` then connect again, and repeat the
+requests that `Request.repeats` allows to repeat. A caller with several requests in flight uses `reconnect` and `again`.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from . import exits
 from .listener import distrusted
 
 HANDSHAKE_TIMEOUT = 10.0
-"""Seconds for connect and `Welcome`. A daemon that adopts a thousand runs again is to serve within 2 s."""
+"""Seconds for connect and `Welcome`. A daemon that adopts a thousand runs should answer within 2 s."""
 
 CHUNK = 256 * 1024
-"""Bytes of one read from the socket."""
+"""Maximum bytes of one read from the socket."""
 
 MAX_UNCLAIMED = 65_536
-"""Replies and events that may arrive before the one that is waited for. A daemon sends far fewer."""
+"""Replies and events that may arrive before the expected reply. A daemon sends far fewer."""
 
 RECONNECT = 10.0
-"""Seconds a daemon that restarts is waited for (SPEC section 6)."""
+"""Seconds to wait for a daemon that restarts (docs/protocol.md)."""
 
 AGAIN = 0.1
-"""Seconds between attempts: nothing tells when somebody begins to listen at a socket, so here, and only here, we ask again."""
+"""Seconds between attempts to connect. The kernel does not tell when a process begins to listen at a socket."""
 
 ABSENT = frozenset({"missing", "refused"})
-"""Kinds of `Unreachable` that mean there is no daemon. The others mean that this process may not, or cannot, speak to it."""
+"""Kinds of `Unreachable` that mean no daemon is running. With the others, this process may not or cannot speak to it."""
 
 R = TypeVar("R", bound=m.Reply)
 Q = TypeVar("Q", bound=m.Request)
@@ -54,7 +54,7 @@ Q = TypeVar("Q", bound=m.Request)
 
 class Unreachable(exits.Quit):
     """No daemon answers at this socket. `kind`: `missing`, `refused`, `denied` (file permissions), `sandbox` (the system
-    call itself was refused to this process), `untrusted` (another user listens), `silent` (nothing said in time) or `gone` (it
+    call was refused to this process), `untrusted` (another user listens), `silent` (no reply in time) or `gone` (the daemon
     closed the connection)."""
 
     def __init__(self, path: Path, kind: str, detail: str) -> None:
@@ -64,7 +64,7 @@ class Unreachable(exits.Quit):
 
 
 class ConnectionLost(Unreachable):
-    """The connection has ended while something was still to come, or to be sent: `gone`. The daemon may come back."""
+    """The connection ended while a request was to be sent or a reply to come: `gone`. The daemon may come back."""
 
     def __init__(self, path: Path, detail: str = "it closed the connection") -> None:
         super().__init__(path, "gone", detail)
@@ -79,7 +79,7 @@ class DaemonError(exits.Quit):
 
 
 class Answer(NamedTuple):
-    """A reply and the descriptors it owns. They are the caller's to close."""
+    """A reply and its descriptors, which the caller closes."""
 
     reply: m.Reply
     descriptors: list[int]
@@ -112,7 +112,7 @@ def call(flag: str | None, request: m.Request, expected: type[R]) -> R:
 
 
 class Client:
-    """A connection that has shaken hands. Raises `Unreachable`, and `DaemonError` if the daemon has no room for it."""
+    """A connection after the handshake. Raises `Unreachable`, and `DaemonError` if the daemon has no room for the connection."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -145,7 +145,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connection and every descriptor that nobody has taken."""
+        """Close the connection, and each descriptor that no caller has taken."""
         self._socket.close()
         unclaimed = [*self._received, *(d for answer in self._answers for d in answer.descriptors)]
         self._received.clear()
@@ -154,14 +154,14 @@ class Client:
             os.close(descriptor)
 
     def reconnect(self, advice: str, pause: Callable[[], None] = lambda: time.sleep(AGAIN), patience: float | None = None) -> None:
-        """Connect again, at the same place, to a daemon that is restarting, and starts none. What was asked before is not answered
-        any more; ids go on. `pause` is called between attempts and takes `AGAIN` seconds. Raise `Unreachable` with `advice` after
-        `patience` seconds, or `RECONNECT`, and `DaemonError` if the daemon still has no room for another connection then."""
+        """Connect again to a restarting daemon, at the same place; never start one. Earlier requests get no reply any more; ids
+        continue. `pause` is called between attempts and takes `AGAIN` seconds. After `patience` seconds (default: `RECONNECT`)
+        raise `Unreachable` with `advice`, or `DaemonError` if the daemon still has no room for the connection."""
         self.close()
         patience = RECONNECT if patience is None else patience
         give_up = time.monotonic() + patience
         if time.monotonic() - self._opened_at < AGAIN:
-            pause()  # who greets and hangs up is not asked in a hot loop
+            pause()  # do not connect in a hot loop to a daemon that greets and hangs up
         while True:
             try:
                 return self._open(min(HANDSHAKE_TIMEOUT, max(give_up - time.monotonic(), AGAIN)))
@@ -221,7 +221,7 @@ class Client:
             self._send_all(frame, descriptors)
         except (BrokenPipeError, ConnectionResetError):
             with suppress(exits.Quit):
-                while True:  # until the end of what the daemon said before it closed the connection
+                while True:  # until the end of what the daemon sent before it closed the connection
                     self._read()
             raise self._lost() from None
         return request.id
@@ -241,8 +241,8 @@ class Client:
         self._socket.sendall(memoryview(frame)[sent:])
 
     def call(self, request: m.Request, expected: type[R], descriptors: Sequence[int] = ()) -> R:
-        """Send and waits for the reply, of type `expected`. Where the connection is lost meanwhile, connects again and asks
-        again, if that is allowed. Raise `DaemonError`, `Unreachable`."""
+        """Send a request and return its reply, of type `expected`. If the connection is lost, connect again, and repeat the request
+        if that is allowed. Raise `DaemonError`, `Unreachable`."""
         return self.ask(request, expected, descriptors)[0]
 
     def ask(self, request: m.Request, expected: type[R], descriptors: Sequence[int] = ()) -> tuple[R, list[int]]:
@@ -270,7 +270,7 @@ class Client:
                 for answer in self.arrived():
                     (mine if answer.reply.id == wanted and not mine else others).append(answer)
                 if len(others) > MAX_UNCLAIMED:
-                    what = f"what answers there sent {len(others)} messages, and no answer to request {wanted} among them"
+                    what = f"it sent {len(others)} messages, but no reply to request {wanted}, so it is not a daemon"
                     raise Unreachable(self.path, "gone", what)
         finally:
             self._answers.extend(others)
@@ -307,11 +307,11 @@ class Client:
             for body in self._decoder.feed(data):
                 self._answers.append(self._complete(m.unpack_reply(body)))
         except ProtocolError as error:
-            raise Unreachable(self.path, "gone", f"what answers there does not speak this protocol: {error}") from error
+            raise Unreachable(self.path, "gone", f"the process there does not speak this protocol: {error}") from error
 
     def _complete(self, reply: m.Reply) -> Answer:
         if isinstance(reply, m.Error) and not reply.id:
-            self._last_words = reply  # about the connection, which the daemon closes next
+            self._last_words = reply  # id 0 is about the connection, which the daemon closes next
         wanted = reply.descriptors if isinstance(reply, m.LogFiles) else 0
         if wanted > len(self._received):
             raise exits.Quit(exits.ExitCode.LOST, f"the daemon announced {wanted} descriptors and sent fewer")
@@ -342,29 +342,28 @@ def unanswered(request: m.Request) -> str:
     """Return the message for a request that is not sent again."""
     what = type(request).__struct_config__.tag
     if request.repeats and not isinstance(request, _CHANGES):
-        return f"it closes the connection whenever it is asked this ({what})"
+        return f"it closes the connection each time it receives this {what}"
     return (
-        f"it closed the connection before it answered. It is not known whether this {what} was carried out, and it is not sent "
-        f"again; {_look(request)}"
+        f"it closed the connection before it replied. The {what} may have been carried out, and is not sent again; {_look(request)}"
     )
 
 
 def advice(request: m.Request) -> str:
     """Return what to tell the user if the daemon does not come back."""
     if isinstance(request, m.Stop):
-        return "what was being stopped may be alive still: stop it again when it is back"
+        return "the runs may still be alive: stop them again when the daemon is back"
     if isinstance(request, _CHANGES):
-        return f"it is not known whether this {type(request).__struct_config__.tag} was carried out; {_look(request)}"
-    return "runs may go on without it"
+        return f"the {type(request).__struct_config__.tag} may have been carried out; {_look(request)}"
+    return "runs may continue without it"
 
 
 _CHANGES = (m.Spawn, m.Stop, m.Pause)
-"""What may be sent again although it changes something."""
+"""Requests that change something and may still be repeated."""
 
 
 def _look(request: m.Request) -> str:
     run = getattr(request, "run", None) or "RUN"
-    return f"look with: sfactl {'list' if isinstance(request, m.Spawn | m.Stop | m.Prune) else f'info {run}'}"
+    return f"check with: sfactl {'list' if isinstance(request, m.Spawn | m.Stop | m.Prune) else f'info {run}'}"
 
 
 def check(reply: m.Reply) -> None:
@@ -377,7 +376,7 @@ def _connected(path: Path, seconds: float) -> socket.socket:
     sock = None
     try:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # not settimeout(): a non-blocking connect() fails at once where the backlog is full, and does not wait for a place
+        # not settimeout(): a non-blocking connect() fails at once if the backlog is full, instead of waiting for a place
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), int(seconds % 1 * 1e6)))
         connect_path(sock, path)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 0))
@@ -397,8 +396,8 @@ def explain(path: Path, error: OSError) -> Unreachable:
         return Unreachable(
             path,
             "refused",
-            "the socket exists, but no process listens on it: the daemon has died, or is starting or stopping. Its runs go on; "
-            "'sfad serve', or the next 'sfactl spawn', starts it again",
+            "the socket exists, but no process listens on it: the daemon has died, or is starting or stopping. Its runs continue; "
+            "start it again with 'sfad serve' or the next 'sfactl spawn'",
         )
     if isinstance(error, TimeoutError) or error.errno == errno.EAGAIN:
         return Unreachable(
@@ -410,7 +409,7 @@ def explain(path: Path, error: OSError) -> Unreachable:
 
 
 def _denied(path: Path, error: OSError) -> Unreachable:
-    # A socket whose mode forbids it answers EACCES. Seccomp and Landlock answer EPERM, or EACCES although the mode allows.
+    # The mode of a socket causes EACCES. Seccomp and Landlock cause EPERM, or EACCES although the mode allows access.
     name = errno.errorcode.get(error.errno or 0, "?")
     try:
         allowed = os.access(path, os.W_OK) and error.errno == errno.EACCES
@@ -421,8 +420,8 @@ def _denied(path: Path, error: OSError) -> Unreachable:
         return Unreachable(
             path,
             "sandbox",
-            f"connecting was denied to this process itself ({name}), probably by the sandbox it runs in; "
-            "the daemon may well be up. Allow Unix sockets in that sandbox, or start children from outside it",
+            f"this process may not connect ({name}), probably because of its sandbox; the daemon may be running. "
+            "Allow Unix sockets in the sandbox, or start runs from outside it",
         )
     owner = "" if hidden else _owner(path)
     return Unreachable(path, "denied", f"permission denied ({name}){owner}; use the daemon of your own user")

@@ -1,4 +1,4 @@
-"""What the environment says: defaults, claims of a chain from elsewhere, and whether this process is inside a run."""
+"""Defaults and the claimed chain from the environment, and whether this process is inside a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sfad.protocol.units import MOST_WHOLE, parse_duration, parse_whole
 from .exits import UsageError, understood
 
 INSIDE = ("SFA_RUN_ID", "SFA_SOCKET", "SFA_COOKIE", "SFA_CALL_CHAIN", "SFA_DEPTH")
-"""Variables that only the daemon gives, and only to runs."""
+"""Variables that the daemon sets, only for runs."""
 
 _RUN_CGROUP = re.compile(r"(?:^|/)sfad-[0-9a-f]{12}(?:/|$)")
 
@@ -74,7 +74,7 @@ def _text(name: str, environ: Mapping[str, str]) -> str:
 
 def _depth(environ: Mapping[str, str]) -> int:
     text = environ.get("SFA_DEPTH", "")
-    # Garbage must not count as "no runs above": the guard fails closed.
+    # An invalid depth must not count as 0: the guard fails closed.
     return whole("SFA_DEPTH", text, 0, MOST_WHOLE) + 1 if text.strip() else 0
 
 
@@ -84,9 +84,9 @@ def inside_run(environ: Mapping[str, str] = os.environ) -> str | None:
         if name in environ:
             return f"{name} is set"
     if _RUN_CGROUP.search(_own_cgroup()):
-        return "its cgroup is that of a run"
+        return "its cgroup belongs to a run"
     if _tagged():
-        return "it carries the tag of a run (RLIMIT_MSGQUEUE)"
+        return "it has the tag of a run (RLIMIT_MSGQUEUE)"
     return None
 
 

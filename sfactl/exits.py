@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ExitCode(IntEnum):
-    """What `$?` holds. Stable from the first release. `else` in the table: the run's own code, or 128 + its signal."""
+    """The exit code, stable from the first release. `else` in the table: the run's own code, or 128 + its signal."""
 
     meaning: str
 
@@ -49,7 +49,7 @@ def table() -> str:
 
 
 class Quit(Exception):
-    """Ends the program: `message` on stderr, then exit `code`."""
+    """End the program: `message` on stderr, then exit `code`."""
 
     def __init__(self, code: int, message: str = "") -> None:
         super().__init__(message)
@@ -58,7 +58,7 @@ class Quit(Exception):
 
 
 class UsageError(Quit):
-    """The command line or the environment holds something that cannot be meant. Exit 2."""
+    """The command line or the environment has an invalid value. Exit code 2."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ExitCode.USAGE, message)
@@ -81,7 +81,7 @@ def worst(codes: Iterable[int]) -> int:
 
 
 _FROM_WORST = (5, 70, 69, 75, 77, 66, 2, 1, 0)
-"""Something is alive that should not be; a bug; what may work the next time; what will not."""
+"""Survivors first, then bugs, then errors that may not occur the next time, then the others."""
 
 
 def of_run(run: RunInfo) -> int:
@@ -119,20 +119,20 @@ def _of_failed(run: RunInfo) -> int:
 
 
 _SAID_FAILED = 1
-"""What a program exits with that knows that it failed: the agent said so, and exited with 0 or not at all."""
+"""For a run whose agent reported failure, although it exited with 0 or did not exit by itself."""
 
 
 def _of_launch(run: RunInfo) -> int:
     reason = run.reason
     if reason is not None and reason.errno in _SHORT:
         return ExitCode.UNAVAILABLE
-    # ENOENT may also be about the working directory; a shell's 127 is about the command alone
+    # ENOENT may also be about the working directory; 127 is only about the command
     missing = reason is not None and reason.errno == errno.ENOENT and reason.about != "directory"
     return ExitCode.NOT_FOUND if missing else ExitCode.NOT_EXECUTABLE
 
 
 _SHORT = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC})
-"""Not the command's fault: the machine, or the daemon, is short of something."""
+"""Errors that the command does not cause: the machine or the daemon is short of something."""
 
 
 def _of_rejection(status: str) -> int:

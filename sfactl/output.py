@@ -1,4 +1,4 @@
-"""What is printed: JSON and tables on stdout, notes on stderr. No rich; the widths of a table are computed once."""
+"""Printing: JSON on stdout, notes on stderr, and the texts for people of figures, times and the state of a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 import re
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -84,18 +83,6 @@ def _columns(character: str) -> int:
     if unicodedata.combining(character):
         return 0
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Columns separated by two spaces; the last one is not padded."""
-    lines = [list(header), *([plain(cell) for cell in row] for row in rows)]
-    widths = [max(width(line[i]) for line in lines) for i in range(len(header))]
-    widths[-1] = 0
-    return "\n".join(_line(line, widths) for line in lines)
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return "  ".join(cell + " " * (w - width(cell)) for cell, w in zip(cells, widths, strict=True)).rstrip()
 
 
 def seconds(value: float | None) -> str:
@@ -201,19 +188,19 @@ def outcome(run: RunInfo) -> str:
 
 
 ANSWER_EXPECTED = 30.0
-"""Seconds after the start in which the first answer of a model is told, on a machine that is not overloaded."""
+"""Seconds from the start to the first answer of a model, at most, on a machine that is not overloaded."""
 
 
 def unanswered(run: RunInfo) -> bool:
-    """Return whether the program ought to have told an answer of its model by now, and would not tell why there is none."""
+    """Whether the model should have answered by now, in an agent that does not report retries."""
     late = (run.usage.elapsed_s or 0.0) >= ANSWER_EXPECTED and not run.usage.messages
     silent = run.meter in METERED and METERED[run.meter].retries_silently
     return run.status is Status.RUNNING and silent and late
 
 
 def failure(run: RunInfo, *, own: bool = True) -> str | None:
-    """Return the line that says why a run ended, for stderr; `None` for a run that goes on or completed, and without `own` for one
-    that failed with an exit code of its own."""
+    """Return the line for stderr that says why a run ended; `None` if it has not ended or completed, and without `own` also if it
+    failed with its own exit code."""
     reason = run.reason
     if not run.status.terminal or run.status is Status.COMPLETED or (not own and reason is not None and reason.kind == "exit"):
         return None
@@ -229,4 +216,4 @@ def exit_unknown(run: RunInfo) -> bool:
 
 
 _BY_ITSELF = ("exit", "agent", "result")
-"""Kinds of reasons of an end that nothing but the agent brought about."""
+"""Kinds of reasons for an end that only the agent caused."""

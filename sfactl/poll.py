@@ -1,4 +1,4 @@
-"""One poll over everything a waiting client waits for: the daemon, signals, growing files, terminals."""
+"""One poll over the daemon, signals, growing files and terminals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Protocol
 
 
 class Activity(Protocol):
-    """Something that moves bytes while we wait."""
+    """An object that moves bytes while this process waits."""
 
     @property
     def timeout(self) -> float | None:
@@ -22,18 +22,18 @@ class Activity(Protocol):
         """Return the descriptors to poll, with their events."""
 
     def advance(self, ready: dict[int, int]) -> None:
-        """Move what can be moved without blocking."""
+        """Move bytes without blocking."""
 
     def drained(self) -> bool:
         """Whether nothing is left to move once the run has ended."""
 
     def close(self) -> None:
-        """Close what it owns."""
+        """Close its descriptors."""
 
 
 class Signals:
-    """Signals as bytes on a pipe, so that they are polled for like everything else and never interrupt a write halfway.
-    Those that are ignored already (nohup, a shell's background job) stay ignored."""
+    """Signals as bytes on a pipe, which can be polled and never interrupt a write. Signals that are already ignored (nohup, a
+    background job of a shell) stay ignored."""
 
     def __init__(self, wanted: Iterable[signal.Signals]) -> None:
         self._wanted = [s for s in wanted if signal.getsignal(s) is not signal.SIG_IGN]
@@ -62,8 +62,8 @@ class Signals:
 
 
 def stop_self(*, group: bool) -> None:
-    """Stop this process, or its whole process group, as Ctrl-Z does; return when it is continued. In an orphaned process group,
-    where nothing would continue it, the kernel does not stop it."""
+    """Stop this process, or its process group, as Ctrl-Z does; return when it is continued. In an orphaned process group, which
+    no shell would continue, the kernel does not stop it."""
     if signal.getsignal(signal.SIGTSTP) is signal.SIG_IGN:
         return
     before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
@@ -72,7 +72,7 @@ def stop_self(*, group: bool) -> None:
 
 
 def await_foreground() -> None:
-    """Wait until this process is in the foreground of its terminal, descriptor 0: the kernel stops it while it is not. Raises
+    """Wait until this process is in the foreground of its terminal, descriptor 0: the kernel stops it while it is not. Raise
     `InterruptedError` for a signal."""
     import termios
 
@@ -83,7 +83,7 @@ def await_foreground() -> None:
 
 
 def _noticed(_number: int, _frame: FrameType | None) -> None:
-    # The interpreter has written the number to the pipe; a handler must exist for it to do so.
+    # The interpreter writes the number to the pipe, but only if a handler exists.
     return
 
 

@@ -1,4 +1,4 @@
-"""The daemon's no, and what would not die, as they are shown."""
+"""How refusals, and processes that survived SIGKILL, are shown."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from . import exits, output
 
 
 def as_quit(reply: Refused, *, as_json: bool) -> exits.Quit:
-    """End the program with 1, or 77 for permission: the message for people and models, then the detail. With JSON the
-    refusal goes to stdout, so that a script reads it where it reads everything."""
+    """Return the error that ends the program with 1, or 77 for permission: the message for people and models, then the detail.
+    With `as_json` print the refusal on stdout, as scripts read all results there."""
     refusal = reply.refused
     code = exits.of_refusal(refusal)
     if as_json:

@@ -1,6 +1,6 @@
 """Show the daemon.
 
-The daemon itself: where it is, how runs are contained, how much it holds.
+Shows where the daemon is, how it contains runs, and how much it holds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
     if status.ledger_trouble is not None:
         yield "LEDGER", f"CANNOT BE WRITTEN, nothing new is started: {status.ledger_trouble}"
     if status.enforcement:
-        who = (f"{kind} by {'nobody' if by == 'nothing' else by}" for kind, by in status.enforcement.items())
+        who = (f"{kind} by {by}" for kind, by in status.enforcement.items())
         yield "enforcement", ", ".join(who)
     if status.linger_command is not None:
         yield "LOGOUT", f"ends this daemon and its runs; to prevent that: {status.linger_command}"

@@ -1,6 +1,6 @@
 """Show runs as a tree.
 
-Live runs below their parents, and those that ended lately. With RUN, only the tree it is in or the root of.
+Shows live runs and those that ended recently, below their parents. With RUN, only its tree.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..options import COMMON, RUN, Option, Parameter
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
     RUN._replace(target="root", metavar="RUN", required=False),
-    Option(("--live",), "live", "Count processes and memory of each run"),
+    Option(("--live",), "live", "Show processes and memory of each run"),
 )
 
 Below = Mapping[str | None, Sequence[RunInfo]]
