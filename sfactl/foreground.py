@@ -22,7 +22,7 @@ from sfad.protocol.types import Event, RunId, RunInfo
 
 from . import exits, output, poll, refused, status_file
 from .connection import AGAIN, Client, ConnectionLost, again, check, unanswered
-from .progress import Progress
+from .progress import ProgressLines
 
 if TYPE_CHECKING:
     from .terminal import Terminal
@@ -36,7 +36,7 @@ Form = Literal["raw", "text", "auto"]
 Answered = Callable[[m.Reply, Sequence[int]], None]
 
 
-class Pending(NamedTuple):
+class OpenRequest(NamedTuple):
     """A request without a reply, and the function that takes the reply."""
 
     request: m.Request
@@ -69,13 +69,13 @@ class Foreground:
         self._message = message
         self._keep = keep
         self._json = as_json
-        self._progress = Progress(message, self._note, verbose=verbose)
+        self._progress = ProgressLines(message, self._note, verbose=verbose)
         self._status_file = status_file
         self._form: Form = form
         self._text: TextFollower | None = None
         self._terminal: Terminal | None = None
         self._activities: list[poll.Activity] = []
-        self._pending: dict[int, Pending] = {}
+        self._pending: dict[int, OpenRequest] = {}
         self._respawned = 0
         self._known: RunId | None = None
         """The run's id, from its first event. The reply comes later, when its command has been executed."""
@@ -136,7 +136,7 @@ class Foreground:
         with suppress(ConnectionLost):
             self._client.send(request, descriptors)
             sent = True
-        self._pending[request.id] = Pending(request, answered, descriptors, sent)
+        self._pending[request.id] = OpenRequest(request, answered, descriptors, sent)
 
     def _step(self) -> None:
         try:

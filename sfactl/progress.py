@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .limits import Notices
 
 
-class Progress:
+class ProgressLines:
     """What the user reads about a run while it runs. `note` prints a line on stderr."""
 
     def __init__(self, message: Spawn, note: Callable[[str], None], *, verbose: bool) -> None:
