@@ -463,7 +463,7 @@ def test_quiet_tells_of_a_lost_run(server: Scripted, life: Life, client: Starter
     assert err.splitlines()[-1] == "sfactl: a1 ended as lost: it ended while no daemon was there to see it"
 
 
-@pytest.mark.parametrize(("keep", "advice"), [(False, "it is stopped when the daemon is back"), (True, "run a1 may go on. Look")])
+@pytest.mark.parametrize(("keep", "advice"), [(False, "the daemon stops it when it is back"), (True, "run a1 may continue. Check")])
 def test_what_becomes_of_the_run_is_said_to_who_waited_in_vain(server: Scripted, client: Starter, keep: bool, advice: str) -> None:
     process = client("run", "-q", *["--keep"] * keep, "--", "true", impatient=True)
     server.until(m.Wait)
@@ -518,7 +518,7 @@ def test_waiting_in_vain_is_69(server: Scripted, client: Starter) -> None:
     server.until(m.Wait)
     server.stop()
     code, _, err = ended(process)
-    assert (code, "runs may go on without it" in err) == (69, True)
+    assert (code, "runs may continue without it" in err) == (69, True)
 
 
 def test_a_stop_is_asked_for_until_it_is_answered(server: Scripted, life: Life, client: Starter) -> None:
@@ -536,7 +536,7 @@ def test_a_stop_in_vain_says_what_may_live(server: Scripted, life: Life, client:
     server.until(m.Stop)
     server.stop()
     code, _, err = ended(process)
-    assert (code, "may be alive still" in err) == (69, True)
+    assert (code, "may still be alive" in err) == (69, True)
 
 
 @pytest.mark.parametrize("verb", ["wait", "stop"])
@@ -578,7 +578,7 @@ def test_following_in_vain_is_69_after_what_there_was(server: Scripted, client: 
     server.stop()
     code, out, err = ended(process)
     assert (code, out) == (69, "one\n")
-    assert "may go on" in err
+    assert "may continue" in err
 
 
 # ---- what is asked again, and what is not
