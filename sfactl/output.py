@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from sfad.protocol.known import METERED
 from sfad.protocol.types import RunInfo, Status, Usage
-from sfad.protocol.units import counted, format_size, format_usd
+from sfad.protocol.units import counted, format_elapsed, format_short, format_size, format_usd
 
 
 def print_json(value: Any) -> None:
@@ -86,19 +86,8 @@ def _columns(character: str) -> int:
 
 
 def seconds(value: float | None) -> str:
-    """Return a duration for people: `0.4s`, `12s`, `3m20s`, `2h05m`, `4d03h`; `-` if unknown or not finite."""
-    if value is None or not math.isfinite(value):
-        return "-"
-    if value < 10:
-        return f"{max(value, 0):.1f}s"
-    whole_s = int(value)
-    if whole_s < 60:
-        return f"{whole_s}s"
-    if whole_s < 3600:
-        return f"{whole_s // 60}m{whole_s % 60:02}s"
-    if whole_s < 86400:
-        return f"{whole_s // 3600}h{whole_s % 3600 // 60:02}m"
-    return f"{whole_s // 86400}d{whole_s % 86400 // 3600:02}h"
+    """Return a duration for people; `-` if unknown or not finite."""
+    return "-" if value is None or not math.isfinite(value) else format_elapsed(value)
 
 
 def size(value: int | None) -> str:
@@ -107,12 +96,8 @@ def size(value: int | None) -> str:
 
 
 def short(value: int | None) -> str:
-    """Return a count in at most five characters: `9999`, `12.3k`, `1.2M`; `-` if unknown."""
-    if value is None:
-        return "-"
-    if value < 10_000:
-        return str(value)
-    return f"{value / 1000:.1f}k" if value < 999_950 else f"{value / 1e6:.1f}M"
+    """Return a count in at most five characters; `-` if unknown."""
+    return "-" if value is None else format_short(value)
 
 
 def usd(value: float | None) -> str:

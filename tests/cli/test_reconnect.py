@@ -307,7 +307,7 @@ def test_a_signal_in_the_daemons_absence_is_carried_out_when_it_is_back(server: 
     server.stop()
     said(process, b"went away")
     process.send_signal(signal.SIGINT)
-    said(process, b"stopped as soon as the daemon is back")
+    said(process, b"stopped when the daemon is back")
     server.start()
     assert ended(process)[0] == 130
     assert [(stop.runs, stop.signal, stop.grace) for stop in server.all(m.Stop)] == [(["a1"], signal.SIGINT, 50.0)]
