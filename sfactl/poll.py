@@ -88,7 +88,7 @@ def _noticed(_number: int, _frame: FrameType | None) -> None:
 
 
 def wait(fixed: Iterable[int], activities: Sequence[Activity], timeout: float | None = None) -> dict[int, int]:
-    """Wait until one of `fixed` is readable, an activity can go on, or `timeout` seconds are over. Return the poll events
+    """Wait until one of `fixed` is readable, an activity can advance, or `timeout` seconds are over. Return the poll events
     by descriptor."""
     poll = select.poll()
     masks = dict.fromkeys(fixed, select.POLLIN)

@@ -157,9 +157,9 @@ class Wanted(NamedTuple):
 
 def default_limits() -> str:
     """Return the limits in force, for `--help`."""
-    from .defaults import told
+    from .defaults import paragraph
 
-    return told()
+    return paragraph()
 
 
 def check(wanted: Wanted) -> None:

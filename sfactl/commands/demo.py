@@ -165,7 +165,7 @@ class Stage:
 
     def depth(self) -> None:
         """Show that the guard refuses one level more than is allowed."""
-        _say("3. An agent that delegates to a deeper one, for ever. Three levels are allowed here:")
+        _say("3. An agent that delegates to a deeper one, without end. Three levels are allowed here:")
         self._run("run", "-q", "--max-depth", "3", "--name", "level-0", "--", "sh", "deeper")
 
     def stubborn(self) -> None:

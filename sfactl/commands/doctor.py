@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import chain
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from sfad.host import probe
 from sfad.protocol.messages import DaemonInfo, DaemonStatus
@@ -46,7 +46,8 @@ class Finding(Struct, frozen=True):
     verdict: str
     """`ok`, `warn` or `bad`."""
     detail: str
-    fix: str = ""
+    fix: str = field(default="", name="mend")
+    """How to fix it. In JSON the key keeps its old name."""
 
 
 def main(*, socket: str | None = None, json: bool = False) -> int:

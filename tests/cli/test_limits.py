@@ -224,7 +224,7 @@ def of(found: Event, *states: LimitState) -> str | None:
     ("action", "follows"),
     [
         (Action.TERMINATE, "terminating"),
-        (Action.WARN, "going on"),
+        (Action.WARN, "continuing"),
         (Action.PAUSE, "paused; more room: sfactl resume a1 --limit cost=N"),
         (Action.REQUEST_INCREASE, "waiting for approval: sfactl approve a1 [--limit cost=N], or sfactl deny a1"),
     ],
