@@ -27,8 +27,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from sfad.protocol import messages as m
-from sfad.protocol.errors import ErrorCode
-from sfad.protocol.types import LimitRefusal, Role, RunInfo
+from sfad.protocol.types import ErrorCode, LimitRefusal, Role, RunInfo
 
 from . import connection
 from .connection import DaemonError

@@ -22,10 +22,9 @@ from typing import NamedTuple, TypeVar
 from msgspec import structs
 
 from sfad.protocol import messages as m
-from sfad.protocol.errors import ErrorCode, ProtocolError
-from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, FrameDecoder
+from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, SUPPORTED, FrameDecoder, ProtocolError
 from sfad.protocol.paths import SYSTEM_SOCKET, client_sockets, connect_path
-from sfad.protocol.version import SUPPORTED
+from sfad.protocol.types import ErrorCode
 
 from . import exits
 from .listener import distrusted

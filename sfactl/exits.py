@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from sfad.protocol.errors import ErrorCode
-    from sfad.protocol.types import Refusal, RunInfo
+    from sfad.protocol.types import ErrorCode, Refusal, RunInfo
 
 
 class ExitCode(IntEnum):

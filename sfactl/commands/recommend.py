@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sfad.protocol.advice import Advice
 from sfad.protocol.limits import format_amount, format_limit
 from sfad.protocol.messages import Recommend, Recommended
+from sfad.protocol.reports import Advice
 from sfad.protocol.types import Limit, LimitKind
 from sfad.protocol.units import counted
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import get_args
 
 from sfad.protocol import messages as m
-from sfad.protocol.summary import By, Failed, Summary
+from sfad.protocol.reports import By, Failed, Summary
 from sfad.protocol.units import counted
 
 from .. import output, screen

@@ -18,8 +18,8 @@ from sfactl import connection
 from sfactl.connection import Client, ConnectionLost, DaemonError, Unreachable, explain
 from sfactl.exits import ExitCode, Quit
 from sfad.protocol import messages as m
-from sfad.protocol.errors import ErrorCode
 from sfad.protocol.framing import MAX_REQUEST, FrameDecoder
+from sfad.protocol.types import ErrorCode
 from tests.harness import as_nobody, as_root
 
 Script = Callable[[socket.socket, Callable[[], m.Request]], None]

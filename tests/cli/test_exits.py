@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from sfactl import exits
-from sfad.protocol.errors import ErrorCode
-from sfad.protocol.types import Refusal, Rule, Status
+from sfad.protocol.types import ErrorCode, Refusal, Rule, Status
 
 from .samples import reason, run
 

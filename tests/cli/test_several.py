@@ -11,8 +11,7 @@ import pytest
 from sfactl import completing, verbs
 from sfactl.connection import Client, DaemonError
 from sfad.protocol import messages as m
-from sfad.protocol.errors import ErrorCode
-from sfad.protocol.types import Claim, Status
+from sfad.protocol.types import Claim, ErrorCode, Status
 from tests.harness import ended, spawn, started, stopped
 
 from .conftest import World
