@@ -324,7 +324,7 @@ def test_the_second_skips_the_grace_and_the_third_lets_go(server: Scripted, life
         said(process, b"went away")
         for number in (signal.SIGINT, signal.SIGTERM):
             process.send_signal(number)
-            said(process, b"as soon as")
+            said(process, b"stopped when the daemon is back")
     left.send_signal(signal.SIGHUP)
     assert ended(left)[0] == 130
     server.start()
@@ -367,7 +367,7 @@ def test_a_signal_before_the_run_is_known_stops_it_once_it_is(server: Scripted, 
     server.stop()
     said(process, b"went away")
     process.send_signal(signal.SIGINT)
-    said(process, b"as soon as")
+    said(process, b"stopped when the daemon is back")
     life.keeps = []
     server.start()
     assert ended(process)[0] == 130
