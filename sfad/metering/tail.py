@@ -75,7 +75,6 @@ class Tail:
         self._bounds = OutputBounds(store, trouble=trouble)
         self._drained = 0.0
         self._spare = DRAIN_SECONDS
-        """Seconds of reading that the last drain has left over."""
         self._blind = False
 
     def follow(
