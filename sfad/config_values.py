@@ -35,6 +35,12 @@ LIMITS = {"unit": "limits"}
 
 _PARSERS: dict[str, Callable[[Any], float]] = {"duration": parse_duration, "size": parse_size, "count": parse_count}
 
+_WORDS = {
+    "path": "an absolute path",
+    "command": "a list of texts: the program and its arguments, one text each",
+    "limits": 'a list of limits as --limit takes them, such as "turns=50" or "cost=2.50:warn"',
+}
+
 
 def converted(kind: Any, value: Any) -> Any:
     """Return a value from TOML as the type of its field. Raises `ValueError`, `TypeError`, `OverflowError`."""
@@ -71,14 +77,10 @@ def _allowed_unbounded(kind: Any) -> str:
 
 def _allowed_range(kind: Any, meta: Meta) -> str:
     unit = _unit(kind)
-    if unit == "path":
-        return "an absolute path"
+    if unit in _WORDS:
+        return _WORDS[unit]
     if unit == "text":
         return f"a text of at most {meta.max_length} characters"
-    if unit == "command":
-        return "a list of texts: the program and its arguments, one text each"
-    if unit == "limits":
-        return 'a list of limits as --limit takes them, such as "turns=50" or "cost=2.50:warn"'
     if unit == "duration":
         return f"a duration of {_range(meta, format_duration)} ({DURATION_FORMS})"
     if unit == "size":
