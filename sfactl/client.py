@@ -266,7 +266,6 @@ class Sfad:
         client = self._connected()
         if isinstance(request, m.Report | m.Reserve) and request.run is None and client.welcome.run is None:
             raise NotInARun("this process is in no run of the daemon's: name one, as in Sfad(run='a1')")
-        request.id = client.next_id()
         try:
             client.send(request)
         except TimeoutError:

@@ -33,7 +33,7 @@ NOTIFY_RELOAD = 253
 """The first version of systemd that has Type=notify-reload."""
 
 ON_DEMAND = re.compile(r"sfad-on-demand-[\d-]+\.service")
-"""The unit of a daemon that a client started (`sfactl.starting`)."""
+"""The unit of a daemon that a client started (`sfactl.start_daemon`)."""
 
 TIMEOUT = 120.0
 """Seconds for one command of systemd. A stop may take the 90 s of TimeoutStopSec=."""
