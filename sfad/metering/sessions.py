@@ -181,6 +181,7 @@ def _merged(readings: list[Reading], *, final: bool) -> Iterator[Reading]:
 
 
 INTERVAL = 1.0
+"""Seconds between two looks at a run's session."""
 PATIENCE = 1.0
 """Seconds that the end of a run waits for the last look."""
 REST = 4
