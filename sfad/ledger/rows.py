@@ -233,6 +233,7 @@ def numbers_of(prefix: str) -> tuple[int, int] | None:
 
 
 Statement = tuple[str, Sequence[Any]]
+"""SQL and its parameters."""
 
 _SIZES = (64, 32, 16, 8, 4, 3, 2, 1)
 """Rows in one statement. There are few sizes, so that SQLite's prepared statements are reused; the largest takes 2 752

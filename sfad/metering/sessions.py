@@ -69,6 +69,7 @@ class Session:
         self.session_id: str | None = None
         self.ended = False
         self.readings: tuple[Reading, ...] = ()
+        """One for each file."""
         self.spent = 0.0
         """Seconds for which the last look has kept a CPU busy."""
         self._succeeded = False
