@@ -138,7 +138,7 @@ class Admission:
             self._ctx.slots.enqueue(root.id, root.user, root.asked.priority)
 
     def _changed_above(self, run: Run) -> None:
-        for above in run.lineage[:-1]:
+        for above in run.ancestors:
             self._ctx.changed(above)
 
     # ---- the ledger's answer

@@ -31,10 +31,7 @@ class AttemptTracker:
 
     # ---- the launch
 
-    def launch_succeeded(self, ev: e.LaunchSucceeded) -> None:
-        run = self._ctx.tree.get(ev.run)
-        if run is None:
-            return
+    def launch_succeeded(self, run: Run, ev: e.LaunchSucceeded) -> None:
         run.latest.pid = ev.pid
         if run.status is Status.STARTING:
             self.launched(run, ev.at)
@@ -59,10 +56,9 @@ class AttemptTracker:
             self._pausing.pause(run, at)
         self._lifecycle.answer_spawn(run)
 
-    def launch_failed(self, ev: e.LaunchFailed) -> None:
+    def launch_failed(self, run: Run, ev: e.LaunchFailed) -> None:
         """End the run without another attempt: a command that is not there will not be there a second later."""
-        run = self._ctx.tree.get(ev.run)
-        if run is None or run.status is not Status.STARTING:
+        if run.status is not Status.STARTING:
             return
         about = ev.about if ev.kind == "launch" else None
         reason = Reason(kind=ev.kind, message=ev.error, errno=ev.errno, about=about)
@@ -71,11 +67,8 @@ class AttemptTracker:
 
     # ---- the end
 
-    def main_exited(self, ev: e.MainExited) -> None:
+    def main_exited(self, run: Run, ev: e.MainExited) -> None:
         """Take note of how the main process ended, and decide what follows."""
-        run = self._ctx.tree.get(ev.run)
-        if run is None:
-            return
         latest = run.latest
         latest.exit, latest.pid = ProcessExit(ev.code, ev.signal), None
         self._ctx.changed(run)
@@ -113,9 +106,8 @@ class AttemptTracker:
         else:
             self._stopping.stop(run, at, ending)
 
-    def emptied(self, ev: e.Emptied) -> None:
-        run = self._ctx.tree.get(ev.run)
-        if run is not None and run.ladder is not None:
+    def emptied(self, run: Run, ev: e.Emptied) -> None:
+        if run.ladder is not None:
             self.empty(run, ev.at)
 
     def empty(self, run: Run, at: float) -> None:
@@ -161,10 +153,9 @@ class AttemptTracker:
 
     # ---- what the agent says
 
-    def agent_said(self, ev: e.AgentSaid) -> None:
+    def agent_said(self, run: Run, ev: e.AgentSaid) -> None:
         """Take note of the agent's words; an agent that has printed its final result is expected to exit."""
-        run = self._ctx.tree.get(ev.run)
-        if run is None or run.status is Status.STOPPING:
+        if run.status is Status.STOPPING:
             return
         latest = run.latest
         self._hear_of_trouble(run, latest, ev.trouble)

@@ -45,26 +45,23 @@ class Enforcement:
 
     # ---- what was used
 
-    def use_seen(self, ev: e.UseSeen) -> None:
-        run = self._ctx.tree.get(ev.run)
-        if run is not None and run.account.sources.get(ev.source) != ev.use:
+    def use_seen(self, run: Run, ev: e.UseSeen) -> None:
+        if run.account.sources.get(ev.source) != ev.use:
             self._spending.see(run, ev.source, ev.use)
             self.enforce(run, ev.at)
 
-    def level_seen(self, ev: e.LevelSeen) -> None:
-        run = self._ctx.tree.get(ev.run)
-        held = run.limits.get(ev.kind) if run is not None else None
-        if run is None or held is None:
+    def level_seen(self, run: Run, ev: e.LevelSeen) -> None:
+        held = run.limits.get(ev.kind)
+        if held is None:
             return
         # at the threshold the kernel lets nothing through: what it refused was the next byte or process
         level = max(ev.level, held.threshold + 1) if ev.refused else ev.level
         run.account.levels[ev.kind] = level
         self.enforce(run, ev.at)
 
-    def tools_called(self, ev: e.ToolsCalled) -> None:
-        run = self._ctx.tree.get(ev.run)
-        for tool in ev.tools if run is not None else ():
-            if run is None or run.status is Status.STOPPING:
+    def tools_called(self, run: Run, ev: e.ToolsCalled) -> None:
+        for tool in ev.tools:
+            if run.status is Status.STOPPING:
                 return
             forbidden = _forbidden(run, tool)
             if forbidden is not None and tool not in run.tools_said and len(run.tools_said) < MAX_TOOLS_SAID:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ..protocol.types import ApiTrouble, Limit, LimitKind, RunId, Source, Survivor
 from .access import Peer
@@ -26,7 +26,7 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class OfRun(At):
-    """Something happened to a run."""
+    """Something happened to a run. Nothing follows if the run has ended."""
 
     run: RunId
 
@@ -41,8 +41,9 @@ class OfPeer(At):
 
 @dataclass(frozen=True, slots=True)
 class OfPeerOnRun(OfPeer):
-    """A peer asked for something of a run."""
+    """A peer asked for something of a run, which it may only with this verb."""
 
+    verb: ClassVar[str]
     run: RunId
 
 
@@ -66,6 +67,7 @@ class StopRequested(OfPeer):
 class PauseRequested(OfPeerOnRun):
     """A peer asked to freeze a run and everything below it."""
 
+    verb = "pause"
     suspended: bool = False
     """The peer is its foreground client, which is about to stop itself."""
 
@@ -74,6 +76,7 @@ class PauseRequested(OfPeerOnRun):
 class ResumeRequested(OfPeerOnRun):
     """A peer asked to thaw a paused run. `limits` give more room to what paused it."""
 
+    verb = "resume"
     limits: tuple[Limit, ...] = ()
     suspended: bool = False
     """Only if it was paused as `suspended`."""
@@ -83,6 +86,7 @@ class ResumeRequested(OfPeerOnRun):
 class ApproveRequested(OfPeerOnRun):
     """A peer granted the increase that a run waits for."""
 
+    verb = "approve"
     limits: tuple[Limit, ...] = ()
 
 
@@ -90,11 +94,14 @@ class ApproveRequested(OfPeerOnRun):
 class DenyRequested(OfPeerOnRun):
     """A peer refused the increase that a run waits for."""
 
+    verb = "deny"
+
 
 @dataclass(frozen=True, slots=True)
 class LimitRequested(OfPeerOnRun):
     """A peer asked to change limits of a live run, up or down. Answered by `AnswerRequest(Changed)`."""
 
+    verb = "limit"
     limits: tuple[Limit, ...]
 
 
@@ -102,6 +109,7 @@ class LimitRequested(OfPeerOnRun):
 class ReportRequested(OfPeerOnRun):
     """A peer told what a run has used since it last did. Answered by `AnswerRequest(Changed)`."""
 
+    verb = "report"
     more: Use
 
 
@@ -109,6 +117,7 @@ class ReportRequested(OfPeerOnRun):
 class ReserveRequested(OfPeerOnRun):
     """A peer asked whether a run may use so much. Answered by `AnswerRequest(ReserveAnswer)`."""
 
+    verb = "reserve"
     hold: Hold
 
 
@@ -178,11 +187,10 @@ class ClientGone(At):
 
 
 @dataclass(frozen=True, slots=True)
-class ClientBack(At):
-    """A client that had lost its connection ties a run to the one it has now. Nothing happens if the run has ended."""
+class ClientBack(OfRun):
+    """A client that had lost its connection ties a run to the one it has now."""
 
     client: int
-    run: RunId
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,12 +294,13 @@ class Reconfigured(At):
     policy: Policy
 
 
-OfAdmission = SpawnRequested | Committed | CommitFailed
 OfLauncher = LaunchSucceeded | LaunchFailed | MainExited | Emptied | Frozen | Surveyed
 OfMeters = UseSeen | LevelSeen | ToolsCalled | AgentSaid
-OfAgents = ReportRequested | ReserveRequested | SettleRequested
-OfPeople = StopRequested | PauseRequested | ResumeRequested | ApproveRequested | DenyRequested | LimitRequested
-OfClients = ClientGone | ClientBack
-OfDaemon = TimerFired | BudgetsKnown | AdviceLearned | Reconfigured | DrainRequested | Recovered
+OfRuns = OfLauncher | OfMeters | ClientBack | TimerFired
+OfAgentsOnRuns = ReportRequested | ReserveRequested
+OfPeopleOnRuns = PauseRequested | ResumeRequested | ApproveRequested | DenyRequested | LimitRequested
+OfPeersOnRuns = OfAgentsOnRuns | OfPeopleOnRuns
+OfPeers = SpawnRequested | StopRequested | SettleRequested
+OfDaemon = Committed | CommitFailed | ClientGone | BudgetsKnown | AdviceLearned | Reconfigured | DrainRequested | Recovered
 
-Event = OfAdmission | OfLauncher | OfMeters | OfAgents | OfPeople | OfClients | OfDaemon
+Event = OfRuns | OfPeersOnRuns | OfPeers | OfDaemon

@@ -57,7 +57,7 @@ class Question:
     @property
     def chain_length(self) -> int:
         """Runs above the run to be, claimed ones included."""
-        return len(self.run.lineage) - 1 + self.run.root.birth.claimed_depth
+        return len(self.run.ancestors) + self.run.root.birth.claimed_depth
 
 
 def decide(question: Question) -> Refusal | None:
@@ -102,7 +102,7 @@ def _permission(q: Question) -> Refusal | None:
 
 
 def _loop(q: Question) -> Refusal | None:
-    known = [run.identity for run in q.run.lineage[:-1]]
+    known = [run.identity for run in q.run.ancestors]
     # a claim says names only, so it matches either kind
     own_kind, own = q.run.identity
     chain = [(kind or own_kind, name) for kind, name in (*q.run.root.birth.origin, *known)]

@@ -35,10 +35,7 @@ class Room:
 
     # ---- resume, approve, deny
 
-    def resume_requested(self, ev: e.ResumeRequested) -> None:
-        run = self._ctx.steered(ev.token, ev.peer, "resume", ev.run)
-        if run is None:
-            return
+    def resume_requested(self, run: Run, ev: e.ResumeRequested) -> None:
         if ev.suspended:
             self._pausing.end_suspension(run, ev.at)
             self._ctx.reply(ev.token, c.Changed(run))
@@ -49,14 +46,12 @@ class Room:
         else:
             self._let_go_on(ev, run)
 
-    def approve_requested(self, ev: e.ApproveRequested) -> None:
-        held = self._awaiting(ev, "approve")
-        if held is not None:
-            self._let_go_on(ev, held[0])
+    def approve_requested(self, run: Run, ev: e.ApproveRequested) -> None:
+        if self._awaiting(run, ev) is not None:
+            self._let_go_on(ev, run)
 
-    def deny_requested(self, ev: e.DenyRequested) -> None:
-        if (held := self._awaiting(ev, "deny")) is not None:
-            run, limit = held
+    def deny_requested(self, run: Run, ev: e.DenyRequested) -> None:
+        if (limit := self._awaiting(run, ev)) is not None:
             self._enforcement.publish_increase(EventType.INCREASE_DENIED, run, limit, f"denied by user {ev.peer.user}")
             self._enforcement.end_held(run, limit, f"the increase was denied by user {ev.peer.user}", ev.at)
             self._ctx.reply(ev.token, c.Changed(run))
@@ -68,13 +63,10 @@ class Room:
             self._enforcement.recheck(run, ev.at)
             self._ctx.reply(ev.token, c.Changed(run))
 
-    def _awaiting(self, ev: e.ApproveRequested | e.DenyRequested, verb: str) -> tuple[Run, ActiveLimit] | None:
-        run = self._ctx.steered(ev.token, ev.peer, verb, ev.run)
-        if run is None:
-            return None
+    def _awaiting(self, run: Run, ev: e.ApproveRequested | e.DenyRequested) -> ActiveLimit | None:
         held = run.held_by
         if held is not None and held.action is Action.REQUEST_INCREASE:
-            return run, held
+            return held
         by = f"; it is paused by its {held.limit.kind} limit: resume it" if held is not None else ""
         message = f"run {run.id} is {run.status} and does not wait for an approval{by}"
         self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, message)
@@ -123,9 +115,8 @@ class Room:
 
     # ---- limit
 
-    def limit_requested(self, ev: e.LimitRequested) -> None:
-        run = self._ctx.steered(ev.token, ev.peer, "limit", ev.run)
-        if run is None or not self._may_change(ev, run):
+    def limit_requested(self, run: Run, ev: e.LimitRequested) -> None:
+        if not self._may_change(ev, run):
             return
         kinds = {limit.kind for limit in ev.limits}
         freed = run.breach is not None and run.breach.kind in kinds
@@ -189,7 +180,7 @@ def _check_room(run: Run, limit: Limit) -> None:
 def _check_above(run: Run, limit: Limit) -> None:
     """Raise `Invalid` where an ancestor has less. An ancestor's clock runs beside the run's own, so that time needs no check."""
     unit = KINDS[limit.kind].suffix
-    for above in run.lineage[:-1] if limit.kind is not LimitKind.TIME else ():
+    for above in run.ancestors if limit.kind is not LimitKind.TIME else ():
         held = above.limits.get(limit.kind)
         if held is not None and held.binds and limit.threshold > held.limit.threshold:
             raise Invalid(
@@ -224,7 +215,7 @@ def _step(before: ActiveLimit | None, limit: Limit) -> str:
 
 
 def _not_resumable(run: Run) -> str:
-    for ancestor in reversed(run.lineage[:-1]):
+    for ancestor in reversed(run.ancestors):
         if ancestor.paused is not None:
             return f"run {run.id} stands still because its ancestor {ancestor.id} is paused; resume that one"
     return f"run {run.id} is {run.status}, not paused"

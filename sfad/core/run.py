@@ -241,46 +241,35 @@ class State:
 class Run(State):
     """A live run: its state, its birth and its place in the tree. Only the machine changes it; the shell reads it."""
 
-    __slots__ = ("asked", "birth", "children", "id", "name", "parent", "user")
+    __slots__ = ("ancestors", "asked", "birth", "chain", "children", "id", "identity", "name", "parent", "user")
 
     def __init__(self, birth: Birth, state: State, parent: Run | None) -> None:
         super().__init__(*_PARTS(state))
         self.birth = birth
         self.id, self.name, self.user, self.asked = birth.id, birth.name, birth.user, birth.asked
+        self.identity = (birth.kind, birth.asked.identity or birth.name)
+        """What the loop rule compares."""
         self.parent = parent
+        self.ancestors: tuple[Run, ...] = (*parent.ancestors, parent) if parent is not None else ()
+        """Root first."""
+        self.chain: tuple[RunId, ...] = (*parent.chain, birth.id) if parent is not None else (birth.id,)
+        """The ids of its ancestors, root first, and its own."""
         self.children: dict[RunId, Run] = {}
 
     @property
     def root(self) -> Run:
         """The top of the tree."""
-        run = self
-        while run.parent is not None:
-            run = run.parent
-        return run
+        return self.ancestors[0] if self.ancestors else self
 
     @property
     def lineage(self) -> list[Run]:
         """The chain: root first, this run last."""
-        chain = [self]
-        while chain[-1].parent is not None:
-            chain.append(chain[-1].parent)
-        chain.reverse()
-        return chain
-
-    @property
-    def identity(self) -> tuple[str, str]:
-        """What the loop rule compares."""
-        return (self.birth.kind, self.asked.identity or self.name)
+        return [*self.ancestors, self]
 
     @property
     def standing_still(self) -> bool:
         """Whether it is frozen, by itself or with an ancestor."""
-        run: Run | None = self
-        while run is not None:
-            if run.paused is not None:
-                return True
-            run = run.parent
-        return False
+        return self.paused is not None or any(above.paused is not None for above in self.ancestors)
 
     @property
     def shown_reason(self) -> Reason | None:
@@ -303,12 +292,8 @@ class Run(State):
     @property
     def deadline(self) -> float | None:
         """When its clock, or an ancestor's, ends it; `None` while its own is halted."""
-        found = self.own_deadline
-        above = self.parent
-        while found is not None and above is not None:
-            found = min(found, above.own_deadline or found)
-            above = above.parent
-        return found
+        own = self.own_deadline
+        return min([own, *(above.own_deadline or own for above in self.ancestors)]) if own is not None else None
 
     @property
     def own_deadline(self) -> float | None:

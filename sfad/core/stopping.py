@@ -59,7 +59,7 @@ class Stopping:
 
     def _to_ask(self, run: Run) -> frozenset[RunId]:
         """Return the runs in it whose program wants to be interrupted first, and where nothing was sent to all processes yet."""
-        above = len(run.lineage)
+        above = len(run.chain)
         return frozenset(
             each.id
             for each in run.subtree()

@@ -103,7 +103,7 @@ def _tighter(live: Live, held: ActiveLimit) -> Run | None:
     kind, found = held.limit.kind, live.run
     if found.parent is None or KINDS[kind].scope == "run":
         return None
-    for above in live.run.lineage[:-1]:
+    for above in live.run.ancestors:
         other = above.limits.get(kind)
         if other is not None and other.binds and other.limit.threshold < found.limits[kind].limit.threshold:
             found = above

@@ -391,7 +391,7 @@ class World:
     def _count_again(self) -> None:
         unheard = [x.run for x in self.batch if isinstance(x, c.Admit) and x.run.id not in self.books]
         for name, book in self.live.items():
-            book.unheard += sum(name in [above.id for above in run.lineage[:-1]] for run in unheard)
+            book.unheard += sum(name in [above.id for above in run.ancestors] for run in unheard)
             known = sum(book in other.ancestors and not other.failed_commit for other in self.books.values())
             book.descendants = known + book.unheard
             assert book.run.admitted == book.descendants
@@ -455,7 +455,7 @@ class World:
             assert run.status in {Status.FAILED, Status.STOPPING, Status.CANCELLED}, "started, but it was never committed"
             assert run.status is not Status.FAILED or old in {Status.ACCEPTED, Status.QUEUED}
         elif old in {Status.RUNNING, Status.PAUSED} and one.run.pid is not None and not one.run.status.terminal:
-            stopped_above = any(above.status is Status.STOPPING or above.clearing for above in run.lineage[:-1])
+            stopped_above = any(above.status is Status.STOPPING or above.clearing for above in run.ancestors)
             assert run.status is old or (stopped_above and run.status is Status.STOPPING)
         elif not one.begun:
             assert run.outcome is Status.FAILED
@@ -703,7 +703,7 @@ class World:
         run = command.run
         assert run.id not in self.books, "a run was admitted twice"
         assert all(run.id > other for other in self.books if len(other) == len(run.id)), "ids go up"
-        above = [self.books[ancestor.id] for ancestor in run.lineage[:-1]]
+        above = [self.books[ancestor.id] for ancestor in run.ancestors]
         depth, descendants = self._bounds(run, above)
         assert len(above) < depth, f"{run.id} is at depth {len(above)}, max_depth is {depth}"
         for book in above:

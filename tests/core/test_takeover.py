@@ -72,7 +72,7 @@ class Life(Transcript):
 
     def back(self, run: RunId, client: int) -> e.ClientBack:
         """A client has a connection again."""
-        return e.ClientBack(self.at, client, run)
+        return e.ClientBack(self.at, run, client)
 
     def gone(self, client: int) -> e.ClientGone:
         """A connection ended."""
