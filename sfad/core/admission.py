@@ -34,8 +34,6 @@ class _Refusals:
 
 
 class Admission:
-    """Spawn requests, from the guard's question to the start."""
-
     def __init__(self, context: Context, lifecycle: Lifecycle, spending: Spending, next_number: int) -> None:
         self._ctx = context
         self._lifecycle = lifecycle
@@ -53,7 +51,6 @@ class Admission:
         self.refused += refused
 
     def reconfigure(self) -> None:
-        """Follow a changed policy."""
         for rate in self._rates.values():
             rate.limit = self._ctx.policy.spawns_per_hour
 

@@ -22,8 +22,6 @@ from .vocabulary import EventType, ReasonKind, Timer
 
 @dataclass(frozen=True, slots=True)
 class AttemptTracker:
-    """Follows each attempt from its launch to its end."""
-
     _ctx: Context
     _lifecycle: Lifecycle
     _stopping: Stopping

@@ -59,7 +59,6 @@ class Context:
         self.slots.resize(per_user=policy.trees_per_user, total=policy.trees)
 
     def drain(self) -> None:
-        """Start nothing any more."""
         self.draining = True
 
     # ---- the outcome
@@ -82,15 +81,12 @@ class Context:
         self.do(c.Arm(run.id, timer, at))
 
     def disarm(self, run: Run, timer: Timer) -> None:
-        """Forget a timer of the run."""
         self.do(c.Disarm(run.id, timer))
 
     def reply(self, token: Token, answer: c.Answer) -> None:
-        """Answer the request that `token` names."""
         self.do(c.AnswerRequest(token, answer))
 
     def fail(self, token: Token, code: ErrorCode, message: str) -> None:
-        """Answer a request that cannot be done."""
         self.do(c.AnswerRequest(token, c.ErrorAnswer(code, message)))
 
     def publish(self, what: EventType, run: Run, message: str = "", severity: Severity = "low", **facts: Unpack[Facts]) -> None:
@@ -104,14 +100,12 @@ class Context:
     # ---- the tree
 
     def end(self, run: Run) -> None:
-        """Take a terminal run out of the tree."""
         self.tree.remove(run)
         if run.parent is None:
             self.slots.leave(run.id)
         self.ended.append(run)
 
     def take_ended(self) -> list[Run]:
-        """Return the runs that have ended since the last call."""
         ended, self.ended = self.ended, []
         return ended
 

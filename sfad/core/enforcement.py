@@ -35,8 +35,6 @@ MAX_TOOLS_SAID = 16
 
 @dataclass(frozen=True, slots=True)
 class Enforcement:
-    """Limits of live runs."""
-
     _ctx: Context
     _lifecycle: Lifecycle
     _stopping: Stopping
@@ -150,7 +148,6 @@ class Enforcement:
         self._stopping.stop(run, at, Ending(status, reason))
 
     def end_held(self, run: Run, held: ActiveLimit, why: str, at: float) -> None:
-        """Stop a run that is held by a limit."""
         crossing = Crossing(held, _used(run, held.limit.kind, at), exceeded=True)
         self.end(run, _reason(run, crossing, at, f"{_words(run, crossing, None)}; {why}"), at)
 
@@ -191,7 +188,6 @@ class Enforcement:
         )
 
     def publish_increase(self, what: EventType, run: Run, held: ActiveLimit, message: str) -> None:
-        """Publish what becomes of a request for an increase."""
         limit = held.limit
         self._ctx.publish(
             what,

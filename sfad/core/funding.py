@@ -18,8 +18,6 @@ from .vocabulary import ReasonKind
 
 @dataclass(frozen=True, slots=True)
 class Funding:
-    """Budgets of users and teams, held against the trees that spend them."""
-
     _ctx: Context
     _spending: Spending
     _pausing: Pausing

@@ -70,28 +70,23 @@ class Machine:
 
     @property
     def policy(self) -> Policy:
-        """The numbers that it decides by."""
         return self._ctx.policy
 
     @property
     def draining(self) -> bool:
-        """Whether nothing starts any more."""
         return self._ctx.draining
 
     @property
     def admitted(self) -> int:
-        """Runs admitted so far."""
         return self._admission.admitted
 
     @property
     def refused(self) -> int:
-        """Spawn requests refused so far."""
         return self._admission.refused
 
     # ---- events
 
     def handle(self, event: e.Event) -> c.Outcome:
-        """Return what `event` calls for."""
         outcome = self._ctx.begin()
         self._route(event)
         if self._ctx.ended or self._spending.budgets_changed or isinstance(event, e.Reconfigured | e.Recovered | e.DrainRequested):

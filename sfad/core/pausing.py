@@ -17,8 +17,6 @@ from .vocabulary import EventType, Timer
 
 @dataclass(frozen=True, slots=True)
 class Pausing:
-    """Pauses runs for requests, limits and budgets."""
-
     _ctx: Context
     _lifecycle: Lifecycle
     _stops: Stops

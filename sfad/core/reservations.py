@@ -24,8 +24,6 @@ MAX_RESERVATIONS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Reservations:
-    """Use that agents report, or reserve before it."""
-
     _ctx: Context
     _spending: Spending
     _enforcement: Enforcement

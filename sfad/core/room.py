@@ -26,8 +26,6 @@ MORE = "it goes on when the budget is renewed, or raised in [budgets] of the con
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Changes limits of live runs."""
-
     _ctx: Context
     _lifecycle: Lifecycle
     _pausing: Pausing

@@ -47,7 +47,6 @@ class Clock:
     """When it last began to count; `None` while it is halted."""
 
     def elapsed(self, at: float) -> float:
-        """Return the seconds counted up to `at`."""
         return self.spent + (at - self.since if self.since is not None else 0.0)
 
     def reaches(self, seconds: float) -> float | None:
@@ -55,12 +54,10 @@ class Clock:
         return self.since + seconds - self.spent if self.since is not None else None
 
     def start(self, at: float) -> None:
-        """Count from `at` on."""
         if self.since is None:
             self.since = at
 
     def halt(self, at: float) -> None:
-        """Stop counting at `at`."""
         self.spent = self.elapsed(at)
         self.since = None
 
@@ -80,7 +77,6 @@ class ProcessExit:
 
     @property
     def success(self) -> bool:
-        """Whether the exit code is 0."""
         return self.code == 0
 
 
@@ -102,7 +98,6 @@ class Attempt:
 
     @property
     def succeeded(self) -> bool:
-        """Whether it exited with 0 and the agent does not say that it failed."""
         return self.exit is not None and self.exit.success and self.failed is None
 
 
@@ -199,12 +194,10 @@ class State:
 
     @property
     def attempt(self) -> int:
-        """Attempts started so far."""
         return self.latest.number
 
     @property
     def pid(self) -> int | None:
-        """The main process, while it is alive."""
         return self.latest.pid
 
     @property
@@ -229,12 +222,10 @@ class State:
 
     @property
     def suspended(self) -> bool:
-        """Whether it is paused because its foreground client was suspended."""
         return self.paused is not None and self.paused.suspended
 
     @property
     def outcome(self) -> Status | None:
-        """How it ends, if that is decided."""
         return self.ending.outcome if self.ending is not None else None
 
 
@@ -258,7 +249,6 @@ class Run(State):
 
     @property
     def root(self) -> Run:
-        """The top of the tree."""
         return self.ancestors[0] if self.ancestors else self
 
     @property

@@ -20,8 +20,6 @@ _COST = TREE_USE.index(LimitKind.COST)
 
 
 class Spending:
-    """Counts what each run uses and holds, for it, its ancestors and its budgets."""
-
     def __init__(self, context: Context, reserved: int = 0) -> None:
         """`reserved`: so many reservations may have been made before; their names are not used again."""
         self._ctx = context

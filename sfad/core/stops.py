@@ -25,8 +25,6 @@ GONE = -1
 
 
 class Stops:
-    """Stop requests that wait for their runs, and runs that end with their client."""
-
     def __init__(self, context: Context, stopping: Stopping) -> None:
         self._ctx = context
         self._stopping = stopping
@@ -89,7 +87,6 @@ class Stops:
                 self._ctx.reply(ticket.token, done)
 
     def tickets(self) -> tuple[Ticket, ...]:
-        """Return the requests that wait."""
         return tuple(self._tickets)
 
     def restore(self, tickets: Iterable[Ticket]) -> None:
@@ -97,7 +94,6 @@ class Stops:
         self._tickets.extend(tickets)
 
     def drain_requested(self, ev: e.DrainRequested) -> None:
-        """Stop every tree; the second time without grace."""
         grace = 0.0 if self._ctx.draining else None
         self._ctx.drain()
         because = f": {ev.cause}" if ev.cause else ""

@@ -23,7 +23,6 @@ class Tree:
         return iter(self._runs.values())
 
     def roots(self) -> list[Run]:
-        """Return the live runs without a parent."""
         return [run for run in self if run.parent is None]
 
     def add(self, run: Run) -> None:

@@ -39,7 +39,6 @@ class News:
             self.failed(error)
 
     def launch_failed(self, run: RunId, error: LaunchError) -> None:
-        """Send `LaunchFailed`."""
         self.answer(LaunchFailed, run, error.errno, error.text, error.kind, error.about)
 
     def failed(self, error: Exception) -> None:

@@ -108,7 +108,6 @@ def is_alive(pid: int, started: int | None) -> bool:
 
 
 def lives(pid: int) -> bool:
-    """Return whether a process has not ended."""
     return is_alive(pid, None)
 
 

@@ -38,7 +38,6 @@ def lineage(pid: int) -> tuple[Stat, ...]:
 
 
 def same(one: tuple[Stat, ...], other: tuple[Stat, ...]) -> bool:
-    """Return whether two lineages are of the same processes."""
     return [(p.pid, p.started) for p in one] == [(p.pid, p.started) for p in other]
 
 

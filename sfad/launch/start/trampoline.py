@@ -231,7 +231,6 @@ class Trampoline:
         return [*self.prefix, SHELL, b"%03o" % umask, cwd, *files, b"", *argv]
 
     def close(self) -> None:
-        """Close the image."""
         if self.image is not None:
             os.close(self.image)
 

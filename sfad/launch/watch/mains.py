@@ -55,7 +55,6 @@ class Mains:
             self._orphans.owned.pop(main.pid, None)
 
     def fail(self, held: HeldRun, error: LaunchError) -> None:
-        """Report that a launch has failed."""
         held.failing = None
         self._news.launch_failed(held.id, error)
         self._answers.consider(held)
@@ -124,7 +123,6 @@ class Mains:
 
 
 def signal_mains(held: HeldRun, number: int, *, but: set[int] | list[int] | tuple[()] = ()) -> None:
-    """Send a signal to the main processes of a run and its descendants."""
     for main in held.mains:
         if main.pid not in but:
             main.signal(number)

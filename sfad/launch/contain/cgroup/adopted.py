@@ -23,8 +23,6 @@ _PASSES = 10
 
 
 class AdoptedCgroups(AdoptedRuns):
-    """Adopts the cgroups of runs, and moves into them the runs' processes that are elsewhere."""
-
     def __init__(self, runs: HeldRuns, cgroups: RunCgroups, limits: KernelLimits) -> None:
         self._runs = runs
         self._cgroups = cgroups
@@ -77,7 +75,6 @@ class AdoptedCgroups(AdoptedRuns):
         self._cgroups.forget(held)
 
     def own(self, held: HeldRun) -> None:
-        """Treat the run as one of this daemon's."""
         self._elsewhere.discard(held.id)
 
 

@@ -48,7 +48,6 @@ class Mount:
         return None if inside is None else _joined(self.point, inside)
 
     def path(self, directory: str) -> str | None:
-        """Return the path of a cgroup by its directory."""
         inside = below(directory, self.point)
         return None if inside is None else _joined(self.root, inside)
 
@@ -365,7 +364,6 @@ def unbind(directory: str) -> None:
 
 
 def seen(path: str | None) -> str | None:
-    """Return the directory of a cgroup in this mount namespace, by its path in the hierarchy."""
     found = (mount.directory(path) for mount in mounts()) if path is not None else ()
     return next((directory for directory in found if directory is not None), None)
 

@@ -19,8 +19,6 @@ _LEAST_QUOTA = 1000
 
 
 class KernelLimits(RunLimits):
-    """Has the kernel hold runs to their bounds, and counts how often it enforced them."""
-
     def __init__(self, cgroups: RunCgroups, controllers: Controllers, news: News) -> None:
         self._cgroups = cgroups
         self._controllers = controllers

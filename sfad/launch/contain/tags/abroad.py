@@ -18,8 +18,6 @@ from ..marks import Looks, Trace
 
 
 class Abroad(AdoptedRuns):
-    """Finds the processes of adopted runs."""
-
     def __init__(self, runs: HeldRuns) -> None:
         self._runs = runs
         self._looks = Looks()
