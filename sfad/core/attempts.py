@@ -5,15 +5,15 @@ An attempt succeeds, is followed by another, or fails the run.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
-from ..protocol.types import ApiTrouble, Reason, Status
+from ..protocol.types import ApiTrouble, Reason, RunId, Status
 from . import commands as c
 from . import events as e
 from .context import Context, grace_of
 from .lifecycle import Lifecycle
 from .pausing import Pausing
-from .retry import backoff
 from .run import Attempt, Ending, ProcessExit, Run
 from .stopping import Stopping, frozen_in
 from .stops import signal_name
@@ -214,3 +214,14 @@ def _failure(attempt: Attempt) -> Reason:
     if exit_.success:
         return Reason(kind=ReasonKind.AGENT, message=f"exited with code 0, but said that it failed: {said}")
     return Reason(kind=ReasonKind.EXIT, message=f"exited with code {exit_.code}{f': {said}' if said else ''}")
+
+
+def backoff(run: RunId, attempt: int, *, first: float, cap: float) -> float:
+    """Return the seconds to wait after the failure of attempt number `attempt` (1 is the first).
+
+    They double each time up to `cap`; of that, between half and all is taken, so that runs that failed together do not start
+    together. The jitter is a hash of run and attempt, so that the core stays reproducible.
+    """
+    ceiling = min(cap, first * 2.0 ** min(attempt - 1, 60))
+    digest = hashlib.blake2b(f"{run}:{attempt}".encode(), digest_size=8).digest()
+    return ceiling * (0.5 + 0.5 * int.from_bytes(digest, "big") / 2**64)

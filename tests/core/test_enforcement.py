@@ -10,8 +10,8 @@ import pytest
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import OUTSIDE, VERBS, Peer
+from sfad.core.attempts import backoff
 from sfad.core.enforcement import MAX_TOOLS_SAID
-from sfad.core.retry import backoff
 from sfad.protocol.errors import ErrorCode
 from sfad.protocol.types import Action, LimitKind, Reason, Status
 

@@ -9,11 +9,10 @@ from ...core.events import LaunchSucceeded, MainExited
 from ...faults import effect
 from .. import procfs
 from ..base import LaunchError
-from ..news import News
+from ..news import Answers, News
 from ..pidfd import ended, exit_status, reaped, tells_exits
 from ..runs import HeldRun, MainProcess
 from ..start.trampoline import REPORT, reported
-from .answers import Answers
 from .reactor import Reactor
 from .reaper import Orphans
 
