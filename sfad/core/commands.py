@@ -7,8 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from ..protocol import types
-from ..protocol.errors import ErrorCode
-from ..protocol.types import LimitRefusal, Refusal, RunId, Survivor
+from ..protocol.types import ErrorCode, LimitRefusal, Refusal, RunId, Survivor
 from .run import Run, Token
 from .vocabulary import Timer
 

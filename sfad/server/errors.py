@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..protocol.errors import ErrorCode
+from ..protocol.types import ErrorCode
 
 
 class RequestError(Exception):

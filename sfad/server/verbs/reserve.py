@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ...core import events as e
-from ...protocol.errors import ErrorCode
 from ...protocol.messages import Reserve
+from ...protocol.types import ErrorCode
 from ..call import Call, answers
 from ..spending import check_amounts, once_priced, spender
 
