@@ -7,11 +7,12 @@ once is answered with the strongest action. A run that a limit holds waits until
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Unpack
 
 from ..protocol.kinds import KINDS
 from ..protocol.types import Action, Limit, LimitKind, Reason, Status
 from . import events as e
-from .context import Context
+from .context import Context, Facts, Severity
 from .lifecycle import Lifecycle
 from .limits import ActiveLimit, Crossing, amount, bare, cross, crossed
 from .money import to_wire
@@ -127,7 +128,7 @@ class Enforcement:
             return
         for crossing in breaches:
             if crossing.held.action is Action.REQUEST_INCREASE:
-                self.publish_increase(EventType.INCREASE_REQUESTED, run, crossing.held, _words(run, crossing, refused))
+                self.publish(EventType.INCREASE_REQUESTED, run, crossing.held, _words(run, crossing, refused))
         if worst.held.action in _WAITING:
             self._hold(run, worst.held, _reason(run, worst, at, words, refused=refused is not None), at)
 
@@ -172,32 +173,25 @@ class Enforcement:
             self._pausing.resume(run, at)
 
     def _publish(self, run: Run, crossing: Crossing, refused: float | None) -> None:
-        held, limit = crossing.held, crossing.held.limit
-        self._ctx.publish(
-            EventType.LIMIT_EXCEEDED if crossing.exceeded else EventType.LIMIT_NEARING,
+        exceeded, kind = crossing.exceeded, crossing.held.limit.kind
+        self.publish(
+            EventType.LIMIT_EXCEEDED if exceeded else EventType.LIMIT_NEARING,
             run,
+            crossing.held,
             _words(run, crossing, refused),
-            severity="medium" if crossing.exceeded else "low",
-            scope=KINDS[limit.kind].scope,
-            action=held.action,
-            limit_kind=limit.kind,
-            threshold=limit.threshold,
-            used=_shown(limit.kind, crossing.used),
-            exceeded_by=_over(held, crossing.used) if crossing.exceeded else None,
-            refused=refused is not None and crossing.exceeded,
+            severity="medium" if exceeded else "low",
+            used=_shown(kind, crossing.used),
+            exceeded_by=_over(crossing.held, crossing.used) if exceeded else None,
+            refused=refused is not None and exceeded,
         )
 
-    def publish_increase(self, what: EventType, run: Run, held: ActiveLimit, message: str) -> None:
-        limit = held.limit
-        self._ctx.publish(
-            what,
-            run,
-            message,
-            scope=KINDS[limit.kind].scope,
-            action=held.action,
-            limit_kind=limit.kind,
-            threshold=limit.threshold,
-        )
+    def publish(
+        self, what: EventType, run: Run, held: ActiveLimit, message: str, severity: Severity = "low", **facts: Unpack[Facts]
+    ) -> None:
+        """Publish what becomes of a limit of the run."""
+        kind, threshold = held.limit.kind, held.limit.threshold
+        about = Facts(scope=KINDS[kind].scope, action=held.action, limit_kind=kind, threshold=threshold)
+        self._ctx.publish(what, run, message, severity, **(about | facts))
 
     # ---- time
 

@@ -49,7 +49,7 @@ class Room:
 
     def deny_requested(self, run: Run, ev: e.DenyRequested) -> None:
         if (limit := self._awaiting(run, ev)) is not None:
-            self._enforcement.publish_increase(EventType.INCREASE_DENIED, run, limit, f"denied by user {ev.peer.user}")
+            self._enforcement.publish(EventType.INCREASE_DENIED, run, limit, f"denied by user {ev.peer.user}")
             self._enforcement.end_held(run, limit, f"the increase was denied by user {ev.peer.user}", ev.at)
             self._ctx.reply(ev.token, c.Changed(run))
 
@@ -98,7 +98,7 @@ class Room:
             each.limit = replaced(each.limit, action=Action.WARN)
         if held is not None and asked:
             now = run.limits[held.limit.kind]
-            self._enforcement.publish_increase(EventType.INCREASE_APPROVED, run, now, f"approved by user {peer.user}")
+            self._enforcement.publish(EventType.INCREASE_APPROVED, run, now, f"approved by user {peer.user}")
         return True
 
     def _replace(self, run: Run, limit: Limit, peer: Peer) -> None:
@@ -122,7 +122,9 @@ class Room:
         for limit in ev.limits:
             before = run.limits.get(limit.kind)
             self._replace(run, limit, ev.peer)
-            self._publish_change(run, before, run.limits[limit.kind], ev.peer)
+            after, who = run.limits[limit.kind], ev.peer.who
+            step = f"{_step(before, after.limit)}, by {who}"
+            self._enforcement.publish(EventType.LIMIT_CHANGED, run, after, step, by=who)
         self._ctx.changed(run)
         self._ctx.used_more(run)  # its row shows its limits
         self._ctx.do(c.Rebound(run))
@@ -150,19 +152,6 @@ class Room:
             self._ctx.fail(ev.token, ErrorCode.BAD_REQUEST, str(invalid))
             return False
         return True
-
-    def _publish_change(self, run: Run, before: ActiveLimit | None, after: ActiveLimit, peer: Peer) -> None:
-        limit = after.limit
-        self._ctx.publish(
-            EventType.LIMIT_CHANGED,
-            run,
-            f"{_step(before, limit)}, by {peer.who}",
-            scope=KINDS[limit.kind].scope,
-            action=after.action,
-            limit_kind=limit.kind,
-            threshold=limit.threshold,
-            by=peer.who,
-        )
 
 
 def _check_room(run: Run, limit: Limit) -> None:

@@ -51,7 +51,7 @@ class AdoptedCgroups(AdoptedRuns):
     def _gather(self, held: HeldRun) -> None:
         """Move into its cgroup whatever carries the marks of the run."""
         carriers = [pid for look in self._looks.recent() for pid in look.carriers(held.cookie, self._runs.tag_of(held))]
-        if any(not self._cgroups.contains(held, pid) for pid in carriers if procfs.is_alive(pid, None)):
+        if any(not self._cgroups.contains(held, pid) for pid in carriers if procfs.is_alive(pid)):
             self._move_in(held)
 
     def _move_in(self, held: HeldRun) -> None:

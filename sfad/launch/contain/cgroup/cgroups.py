@@ -124,7 +124,7 @@ class RunCgroups:
         except FileExistsError:  # an earlier try got this far; or an agent made it, frozen, to hold what attaches itself
             cgroupfs.write(f"{path}/cgroup.freeze", b"0")
         except BlockingIOError:  # an agent has lowered `cgroup.max.descendants` or `cgroup.max.depth` of the base
-            cgroupfs.unbind(self.base.directory)
+            cgroupfs.bound(self.base.directory, None, None)
             os.mkdir(path)
 
     def _restore(self, held: HeldRun) -> None:
