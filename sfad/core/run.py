@@ -201,11 +201,6 @@ class State:
         return self.latest.pid
 
     @property
-    def exit(self) -> ProcessExit | None:
-        """How the main process of the latest attempt ended."""
-        return self.latest.exit
-
-    @property
     def clearing(self) -> bool:
         """Whether the ladder clears what a failed attempt left, and does not end the run."""
         return self.status is Status.RETRYING and self.ladder is not None

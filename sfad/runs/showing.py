@@ -23,7 +23,7 @@ def info_of(live: Live, now: float, load: RunLoad | None = None) -> RunInfo:
     """Return the run as it is shown at `now`, on the core's clock. `load`: what it holds then."""
     run = live.run
     lineage = run.lineage
-    exit_ = run.exit
+    exit_ = run.latest.exit
     elapsed = round(run.clock.elapsed(now), 3) if run.started_at is not None else None
     return RunInfo(
         id=run.id,

@@ -459,12 +459,12 @@ class World:
             assert run.status is old or (stopped_above and run.status is Status.STOPPING)
         elif not one.begun:
             assert run.outcome is Status.FAILED
-            assert run.exit is None
+            assert run.latest.exit is None
         elif old in {Status.RUNNING, Status.PAUSED, Status.STARTING} and run.pid is None:
             verdict = Status.COMPLETED if run.latest.failed is None else Status.FAILED
             assert run.outcome is (verdict if run.latest.finished else Status.LOST), run.outcome
-            assert run.exit is not None
-            assert run.exit.unknown
+            assert run.latest.exit is not None
+            assert run.latest.exit.unknown
         elif old is Status.STOPPING:
             assert run.outcome is before.outcome, "an end that was decided is decided"
         elif old is Status.QUEUED and not one.startable:
