@@ -4,8 +4,6 @@
 files; it creates, changes and migrates nothing. It is a process of its own so that the client imports nothing of the daemon.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import sqlite3
@@ -28,7 +26,7 @@ from .protocol.errors import ErrorCode
 from .protocol.framing import MAX_REQUEST, FrameDecoder
 from .protocol.types import Reason, RunId, RunInfo
 from .protocol.version import SUPPORTED
-from .server.errors import RequestError, unavailable, wrong_state
+from .server.checks import RequestError, unavailable, wrong_state
 from .server.handles import SHOWN, resolve
 from .server.reading import NOT_KEPT, no_output, result, summary_page
 

@@ -19,7 +19,7 @@ from ..durable.handover import Connected
 from ..host.closing import close_soon
 from ..protocol.framing import MAX_REQUEST, FrameDecoder
 from ..protocol.messages import MAX_DESCRIPTORS, Reply, Wait, Watch, Welcome, pack_message
-from .shares import Holder
+from .shares import Holder, Holding
 
 READ = 64 * 1024
 """Bytes read at once. They may hold thousands of requests, and the other clients wait while the daemon splits them."""
@@ -38,16 +38,6 @@ _ANCILLARY = socket.CMSG_SPACE(4 * 253) + socket.CMSG_SPACE(_UCRED.size)
 
 class DescriptorsLost(Exception):
     """The client sent more descriptors than any request carries, or the kernel found no room for them."""
-
-
-class Holding(NamedTuple):
-    """What a connection makes the daemon hold."""
-
-    descriptors: int = 0
-    input: int = 0
-    """Bytes of requests that have not been handled."""
-    output: int = 0
-    """Bytes of replies and events that the client has not read."""
 
 
 class Pending(NamedTuple):

@@ -1,7 +1,5 @@
 """The listening socket: it accepts connections, and is bound again when another process removes or replaces it."""
 
-from __future__ import annotations
-
 import select
 import socket
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The process at the other end of a socket, as the kernel knows it. What a client says of itself does not count."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

@@ -1,7 +1,5 @@
 """Reading what runs left, in the daemon and in `sfad.history` without one."""
 
-from __future__ import annotations
-
 from ..ledger.reader import Page
 from ..meters import named
 from ..meters.speech import answer
@@ -9,7 +7,7 @@ from ..output.files import OutputStore, Replaced
 from ..output.sanitise import cut_oldest, sanitise, wrap_result
 from ..protocol import messages as m
 from ..protocol.types import RunId, RunInfo
-from .errors import RequestError, wrong_state
+from .checks import RequestError, wrong_state
 
 MAX_RESULT = 1024 * 1024
 """Bytes of a result at most: it is meant for a model's context."""

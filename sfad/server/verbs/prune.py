@@ -1,11 +1,8 @@
 """`prune`: remove rows and output of trees that have ended."""
 
-from __future__ import annotations
-
 from ...protocol.messages import Prune
 from ..call import Call, answers
-from ..checks import MAX_SECONDS
-from ..errors import bad_request
+from ..checks import MAX_SECONDS, bad_request
 
 
 @answers(Prune)
