@@ -36,7 +36,8 @@ A package imports only packages above it:
 Every package but `protocol` and `core` may use these:
 
 `host`      what this machine is and lends: systemd, paths, descriptors, clocks, threads
-`config`    layered TOML → frozen Structs
+`config`    layered TOML → frozen Structs (`config_values`: the types of its values)
+`exits`     exit codes of `sfad`
 `agents`    known agent programs, and how they are started
 `faults`    ends the process at a chosen effect, for the crash test
 """

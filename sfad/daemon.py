@@ -120,7 +120,7 @@ class Daemon:
                     parent, detail = runtime.config.containment.cgroup_parent, runtime.launcher.detail
                     await trio.to_thread.run_sync(sweep_others, self.home, parent, log, adoption.held, detail)
                 if handed is not None:
-                    server.go_on(handed.clients)  # clients that watch are told what has happened meanwhile
+                    server.go_on(handed.clients)  # clients that watch are told what has happened since
                 await runtime.supervise(adoption, unwritten)
                 nursery.start_soon(keep_serving, server.serve, log.internal_error)
                 nursery.start_soon(keep_serving, server.look_after_socket, log.internal_error)
@@ -197,11 +197,11 @@ class Daemon:
             if (lost := self.lock.lost()) is not None:
                 raise reexec.Unfit(f"the next program would find nothing of what this one holds: {lost}")
             await reexec.check(self.home.state_dir, self.home.config_files)
-            self.log.info("executing itself anew", version=__version__, live=len(self.runtime.catalogue.live))
+            self.log.info("re-executing", version=__version__, live=len(self.runtime.catalogue.live))
             self._notify(systemd.reloading())
             await reexec.execute(self.runtime, self.server, self.lock, self.nofile)
         except Exception as error:  # noqa: BLE001 - whatever it was, it must not leave every tree without a supervisor
-            self.log.error(f"the daemon goes on as it is, and was not executed anew: {error or type(error).__name__}")
+            self.log.error(f"the daemon was not re-executed, and goes on as it is: {error or type(error).__name__}")
             self._notify("READY=1")
         finally:
             self._reexecuting = False

@@ -91,7 +91,7 @@ async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int
         await _threads_done(runtime)
         with _signals_held_back():
             # write something, to learn whether the ledger can be written: the next program does not start if it cannot
-            runtime.announcer.tell("daemon_reexecuting", f"sfad {__version__} executes itself anew")
+            runtime.announcer.tell("daemon_reexecuting", f"sfad {__version__} re-executes itself")
             for _ in range(ROUNDS):
                 runtime.ends.report_all()
                 if not await runtime.ledger.flush():

@@ -204,4 +204,4 @@ def sweep_others(home: DaemonHome, cgroup_parent: str | None, log: Log, spare: f
         )
         return
     if report.pids:
-        log.warning("killed processes that a dead daemon left and nobody remembers", pids=report.pids)
+        log.warning("killed processes that a dead daemon left, which belong to no known run", pids=report.pids)

@@ -56,6 +56,20 @@ def _why(skipped: BaseException) -> str:
     return str(given)
 
 
+_LONGEST = ("docs", "systemd", "e2e", "crash", "cli", "launch")
+"""Packages whose files take longest, because their tests start programs and wait for them."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start with the longest files: a worker that gets one of them last keeps the others waiting."""
+
+    def turn(item: pytest.Item) -> int:
+        package = item.path.parent.name
+        return _LONGEST.index(package) if package in _LONGEST else len(_LONGEST)
+
+    items.sort(key=turn)
+
+
 @pytest.fixture(autouse=True)
 def _no_leaks() -> Iterator[None]:
     """No test leaves a child, a descriptor, a thread or a cgroup behind."""

@@ -10,11 +10,11 @@ those before it in this list:
 `stopping`     the stop ladder
 `stops`        requests to stop, and runs that end with their client
 `pausing`      pause and resume
-`attempts`     what the launcher and the agent report of an attempt
+`attempts`     what the launcher tells of an attempt, and what its agent prints
 `enforcement`  limits of live runs
 `funding`      trees whose budgets have run out
 `room`         requests that change limits of a live run
-`reservations` requests by which an agent tells its own use
+`reservations` `report`, `reserve` and `settle`: an agent tells its own use
 `admission`    spawn requests, from the guard to the start
 `takeover`     runs of an earlier daemon
 `machine`      routes events and timers

@@ -159,12 +159,12 @@ class Admission:
                 self._lifecycle.start(run)
 
     def commit_failed(self, ev: e.CommitFailed) -> None:
-        """End runs that the ledger could not record. They cost nothing."""
+        """End runs that could not be recorded. They cost nothing."""
         for name in ev.runs:
             run = self._ctx.tree.get(name)
             if run is None or run.committed:
                 continue
-            message = f"run {run.id} was not started: the ledger could not record it ({ev.error}); try again when that is fixed"
+            message = f"run {run.id} was not started, because it could not be recorded: {ev.error}; try again when that is fixed"
             if run.admit_token is not None:
                 self._ctx.fail(run.admit_token, ErrorCode.UNAVAILABLE, message)
                 run.admit_token = None

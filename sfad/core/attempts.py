@@ -1,4 +1,7 @@
-"""The attempts of a run: what the launcher and the agent report of them, and what follows: success, another attempt, or failure."""
+"""The attempts of a run: what the launcher tells of them and the agent prints, and what follows.
+
+An attempt succeeds, is followed by another, or fails the run.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from .context import Context, grace_of
 from .lifecycle import Lifecycle
 from .pausing import Pausing
 from .retry import backoff
-from .run import Attempt, Ending, Exit, Run
+from .run import Attempt, Ending, ProcessExit, Run
 from .stopping import Stopping, frozen_in
 from .stops import signal_name
 from .vocabulary import EventType, ReasonKind, Timer
@@ -74,7 +77,7 @@ class AttemptTracker:
         if run is None:
             return
         latest = run.latest
-        latest.exit, latest.pid = Exit(ev.code, ev.signal), None
+        latest.exit, latest.pid = ProcessExit(ev.code, ev.signal), None
         self._ctx.changed(run)
         if run.status is Status.STOPPING:
             if ev.empty and not run.children:
@@ -96,7 +99,7 @@ class AttemptTracker:
         """End a run whose exit status is lost: as its agent said, if that had printed its final result, else as lost. It is not
         started again in either case: it may have done what it was started for."""
         ending = Ending(Status.LOST, Reason(kind=ReasonKind.DAEMON, message=why))
-        run.latest.exit = Exit(None, None)
+        run.latest.exit = ProcessExit(None, None)
         if run.latest.finished:
             outcome, said = _said(run.latest)
             ending = Ending(outcome, Reason(kind=ReasonKind.RESULT, message=f"{why}; before, the agent had printed {said}"))

@@ -64,7 +64,7 @@ class CountRefusal(WithId):
 @dataclass(frozen=True, slots=True)
 class Launch(WithRun):
     """Start the run's command in a containment nested in its parent's; answer `LaunchSucceeded` or `LaunchFailed`. If neither
-    has come when the time is over that is left to the run, its timer `deadline` fires."""
+    comes before the run's time is over, its timer `deadline` fires."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,26 +179,26 @@ class StopDone:
 
 @dataclass(frozen=True, slots=True)
 class Changed(WithRun):
-    """The run was paused or resumed."""
+    """The request was carried out; the reply shows the run as it is now."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReserveAnswer(WithRun):
-    """A reservation: what holds it, or why there is none."""
+    """The name of a reservation, or why there is none."""
 
     reservation: str | None
     refusal: LimitRefusal | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class RequestFailed:
+class ErrorAnswer:
     """The request cannot be done."""
 
     code: ErrorCode
     message: str
 
 
-Answer = Admitted | Known | SpawnRefused | StopDone | Changed | ReserveAnswer | RequestFailed
+Answer = Admitted | Known | SpawnRefused | StopDone | Changed | ReserveAnswer | ErrorAnswer
 
 ToLauncher = Launch | Terminate | Interrupt | Kill | Survey | Freeze | Thaw | Release
 ToLedger = Admit | Save | RecordRefusal | CountRefusal | Charge | Publish

@@ -94,10 +94,10 @@ class Context:
 
     def fail(self, token: Token, code: ErrorCode, message: str) -> None:
         """Answer a request that cannot be done."""
-        self.do(c.AnswerRequest(token, c.RequestFailed(code, message)))
+        self.do(c.AnswerRequest(token, c.ErrorAnswer(code, message)))
 
     def publish(self, what: EventType, run: Run, message: str = "", severity: Severity = "low", **facts: Unpack[Facts]) -> None:
-        """Notify each client that watches the run or an ancestor."""
+        """Have an event numbered, recorded, logged, and sent to each client that watches the run or an ancestor."""
         chain = tuple(map(_ID, run.lineage))
         event = types.Event(
             type=what, severity=severity, run_id=run.id, root_id=chain[0], agent_name=run.name, message=message, **facts

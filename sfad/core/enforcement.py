@@ -1,7 +1,7 @@
 """Keeps runs within their limits: looks at what they use, publishes what is near or exceeded, and takes the limit's action.
 
 Limits are looked at from the root down, because the outermost breach is the one that is reported. A breach of several limits at
-once is answered with the strongest action. ActiveLimit runs wait until a person decides (`room`), or until their time is up.
+once is answered with the strongest action. A run that a limit holds waits until a person decides (`room`), or until its time is up.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class Machine:
         """Return what `event` calls for."""
         outcome = self._ctx.begin()
         self._route(event)
-        if self._ctx.ended or self._spending.depleted or isinstance(event, e.Reconfigured | e.Recovered | e.DrainRequested):
+        if self._ctx.ended or self._spending.budgets_changed or isinstance(event, e.Reconfigured | e.Recovered | e.DrainRequested):
             self._follow_up(event)
         return outcome
 
@@ -102,7 +102,7 @@ class Machine:
         ended = self._ctx.take_ended()
         self._stops.settle(ended, event.at)
         self._admission.forget(ended)
-        if self._spending.depleted or isinstance(event, e.Reconfigured):
+        if self._spending.budgets_changed or isinstance(event, e.Reconfigured):
             self._funding.look(event.at)
         self._admission.start_waiting()
         if self._ctx.draining and not len(self.tree) and (ended or isinstance(event, e.DrainRequested)):

@@ -66,7 +66,7 @@ class Clock:
 
 
 @dataclass(slots=True)
-class Exit:
+class ProcessExit:
     """How the main process of an attempt ended: by its exit code or by a signal. Neither is known if it was not this daemon's
     child."""
 
@@ -92,7 +92,7 @@ class Attempt:
     """1 is the first; 0 until the command is launched."""
     pid: int | None = None
     """Of the main process, while it is alive."""
-    exit: Exit | None = None
+    exit: ProcessExit | None = None
     finished: bool = False
     """The agent has printed its final result."""
     failed: str | None = None
@@ -208,7 +208,7 @@ class State:
         return self.latest.pid
 
     @property
-    def exit(self) -> Exit | None:
+    def exit(self) -> ProcessExit | None:
         """How the main process of the latest attempt ended."""
         return self.latest.exit
 

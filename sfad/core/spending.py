@@ -27,7 +27,7 @@ class Spending:
         self._ctx = context
         self.budgets = Budgets()
         self._reserved = reserved
-        self.depleted = False
+        self.budgets_changed = False
         """A budget may have run out, or have been given back to, since `take_spent`."""
 
     def restore(self, runs: Iterable[Run]) -> None:
@@ -64,7 +64,7 @@ class Spending:
             add_below((above.account for above in run.lineage[:-1]), before, after)
             self._charge(run, after[_COST] - before[_COST], periods)
         self._ctx.used_more(run)
-        self.depleted |= any(budget.over or budget.exhausted for budget in self.budgets.of(run.user))
+        self.budgets_changed |= any(budget.over or budget.exhausted for budget in self.budgets.of(run.user))
 
     def _charge(self, run: Run, nanos: int, periods: Periods | None) -> None:
         """`periods`: when what is given back was charged."""
@@ -89,7 +89,7 @@ class Spending:
         for name, hold in list(account.holds.items()):
             account.release(name)
             account.sources["report"] = account.sources.get("report", NOTHING).plus(hold.use)
-            self.depleted = True  # what was only held is used now
+            self.budgets_changed = True  # what was only held is used now
         assert run.ending is not None
         if run.ending.outcome is Status.LOST:  # it may have used more than was read
             account.sources.update({source: replace(use, partial=True) for source, use in account.sources.items()})
@@ -134,7 +134,7 @@ class Spending:
 
     def take_spent(self) -> set[tuple[str, str]]:
         """Return `spent` of all budgets, and note that they were looked at."""
-        self.depleted = False
+        self.budgets_changed = False
         return self.spent(self.budgets)
 
     def spent(self, budgets: Iterable[Budget]) -> set[tuple[str, str]]:

@@ -215,7 +215,7 @@ class _Adopter:
     def _lost(self, saved: Set[RunId]) -> Iterator[tuple[RunInfo, RunExtra]]:
         """Runs whose rows have no end and that have no snapshot. The sweep ends what is alive of them."""
         reason = Reason(
-            kind="daemon", message="it was on record as live, and nothing was remembered of it; what was left was ended"
+            kind="daemon", message="the ledger has it as live, but the spool has no snapshot of it; what was left of it was ended"
         )
         now = wall_clock()
         for run, info in self._open.items():

@@ -56,7 +56,7 @@ class BudgetKeeper:
         """Write a charge to the ledger, in the present period."""
         self._ledger.charge(scope, name, self._periods[scope, name], to_usd(nanos))
 
-    def remember(self, scope: str, name: str) -> None:
+    def save(self, scope: str, name: str) -> None:
         """Save what a budget was charged together with the next snapshot."""
         budget = next(budget for budget in self._known if (budget.scope, budget.name) == (scope, name))
         self._journal.charge(scope, name, self._periods[scope, name], to_usd(budget.charged), partial=budget.partial)

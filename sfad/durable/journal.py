@@ -83,7 +83,7 @@ class RunJournal:
         self._recorded: dict[RunId, None] = {}
         """Ended runs that may be in the ledger's log only, in the order of their ends."""
         known = (key.removeprefix(_KEY) for key in self._items if key.startswith(_KEY))
-        ended = sorted((run for run in known if not self._has(run)), key=run_number)
+        ended = sorted((run for run in known if f"{_RUN}{run}" not in self._items), key=run_number)
         self._known = dict.fromkeys(ended)
         """Ended runs whose requests are known, the oldest first."""
         self.notes = self._store.notes
@@ -197,16 +197,13 @@ class RunJournal:
         changes: Changes = {}
         for live in runs:
             run = live.run.id
-            if not self._has(run):
+            if f"{_RUN}{run}" not in self._items:
                 continue  # it was refused
             changes[f"now/{run}"] = progress_of(live)
             if (where := position(run)) is not None:
                 changes[f"meter/{run}"] = where
         # after an adoption all runs are saved, and few have changed
         return {key: value for key, value in changes.items() if self._items.get(key) != value}
-
-    def _has(self, run: RunId) -> bool:
-        return f"{_RUN}{run}" in self._items
 
     def _save_late(self) -> None:
         self._delete(())
@@ -246,7 +243,7 @@ class RunJournal:
 
     def pruned(self, runs: Iterable[RunId]) -> None:
         """Forget runs that were deleted from the ledger. Else the next daemon would write their ends there again."""
-        self.forget_entirely([run for run in runs if self._has(run)])
+        self.forget_entirely([run for run in runs if f"{_RUN}{run}" in self._items])
 
     def forget_spawns(self, *, but: Container[RunId]) -> None:
         """Delete requests whose runs are not live: a daemon was killed before it had saved those."""

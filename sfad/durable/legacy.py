@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..core.account import Account
 from ..core.ladder import Ladder
 from ..core.limits import Limits
-from ..core.run import Attempt, Clock, Ending, Exit, LimitHold, Paused, State
+from ..core.run import Attempt, Clock, Ending, LimitHold, Paused, ProcessExit, State
 from ..protocol.types import ApiTrouble, LimitKind, Reason, Status
 
 
@@ -22,7 +22,7 @@ class FlatState:
     attempt: int
     retry_at: float
     pid: int | None
-    exit: Exit | None
+    exit: ProcessExit | None
     clock: Clock
     started_at: float | None
     ended_at: float | None

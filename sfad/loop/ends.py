@@ -86,7 +86,7 @@ class PendingEnds:
                 run = self._tree.get(first.run)
                 if run is not None:
                     await self._metering.settle(run, succeeded=isinstance(first, e.MainExited) and first.code == 0)
-                if pending.events:  # `report_all` may have been called meanwhile
+                if pending.events:  # else `report_all` was called in the meantime
                     self._report(pending.events.popleft())
         self._report_tree(pending)
         del self._pending[root]

@@ -74,7 +74,7 @@ class Starter:
                 self.resources.journal.save([live], self.metering.position)
             if not self.resources.journal.is_saved(run.id):
                 # the next daemon would take it for queued, and start it a second time
-                self._fail(run, errno.ENOSPC, "the disk has no room to remember that it was, free some", "output")
+                self._fail(run, errno.ENOSPC, "the disk has no room to save that it is launched; free some", "output")
                 return
             parent = run.parent.id if run.parent is not None else None
             self.resources.launcher.launch(run.id, parent, spec, partial(self._save_main, live))

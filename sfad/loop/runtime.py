@@ -127,7 +127,7 @@ class Runtime:
             self.log.internal_error(event)
             token = getattr(event, "token", None)
             if token is not None:
-                answer = c.RequestFailed(ErrorCode.INTERNAL, "internal error; the daemon's log has the traceback")
+                answer = c.ErrorAnswer(ErrorCode.INTERNAL, "internal error; the daemon's log has the traceback")
                 self.requests.answer(token, answer)
             return
         changed = self.saver.save_snapshots(outcome)
@@ -162,7 +162,7 @@ class Runtime:
             case c.Launch(launched):
                 self._starter.launch(launched)
             case c.Interrupt(run):
-                self.launcher.signal_main(run, SIGINT)  # if it has ended meanwhile, the core will hear of that
+                self.launcher.signal_main(run, SIGINT)  # if it has ended by now, the core will hear of that
             case c.Terminate(run, signal):
                 self.launcher.terminate(run, signal)
             case c.Kill(run):
@@ -262,7 +262,7 @@ class Runtime:
         for starting in (one.run for one in runs if one.starting):
             # not sooner: its time may come while ended runs are read, when the core does not know it yet
             self._starter.expect(starting)
-        self._budgets.look()  # a tree that was paused for a budget goes on if that was renewed or raised meanwhile
+        self._budgets.look()  # a tree that was paused for a budget goes on if that was renewed or raised since
         for one in adoption.runs:
             if one.exited is not None:
                 self.reported(one.exited)

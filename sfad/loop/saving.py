@@ -58,9 +58,13 @@ class Saver:
     def save_snapshots(self, outcome: c.Outcome) -> list[Live]:
         """Save what was decided, before any of it is done: the next daemon may find it half done. Where a run was admitted, return
         what is to be saved together with it instead."""
-        charges = [command for command in outcome.commands if isinstance(command, c.Charge)]
-        for charge in charges:
-            self.budgets.remember(charge.scope, charge.name)
+        admits = charges = False
+        for command in outcome.commands:
+            if isinstance(command, c.Charge):
+                self.budgets.save(command.scope, command.name)
+                charges = True
+            elif isinstance(command, c.Admit):
+                admits = True
         # a budget that was charged for use which is not saved would be charged for it again by the next daemon
         runs = outcome.changed | outcome.used if charges else outcome.changed
         changed = [live for run in runs if (live := self.catalogue.live.get(run)) is not None]
@@ -68,8 +72,9 @@ class Saver:
             now = wall_clock()  # the same for all: no run has ended before its descendants
             for live in changed:
                 live.look_at_the_clock(now)
-        self._note_use(outcome.used)
-        if any(isinstance(command, c.Admit) for command in outcome.commands):
+        if outcome.used:
+            self._note_use(outcome.used)
+        if admits:
             return changed
         if changed:
             self.resources.journal.save(changed, self.metering.position if charges else nowhere)
@@ -120,10 +125,9 @@ class Saver:
         live.close()
 
     def _note_use(self, runs: Iterable[RunId]) -> None:
-        for run in runs:
-            if not self._used:
-                self.resources.timers.arm("save use", trio.current_time() + SAVE_USE, self._save_use)
-            self._used.add(run)
+        if not self._used:
+            self.resources.timers.arm("save use", trio.current_time() + SAVE_USE, self._save_use)
+        self._used.update(runs)
 
     def _save_use(self) -> None:
         used, self._used = self._used, set()
@@ -148,7 +152,7 @@ class Saver:
         """These admissions could not be recorded."""
         runs = list(runs)
         self.resources.journal.skip_number(max(map(run_number, runs)))
-        self.resources.log.error(f"the ledger cannot be written: {error}", runs=runs)
+        self.resources.log.error(f"an admission could not be recorded: {error}", runs=runs)
         self.feed(e.CommitFailed(trio.current_time(), tuple(runs), error))
 
     def _recorded(self, runs: Iterable[RunId]) -> None:
@@ -161,7 +165,7 @@ class Saver:
         self._tell_ends(ended)
 
     def _trouble(self, error: str | None, lost: int) -> None:
-        """The ledger cannot be written, or can be again. Ends are held in memory meanwhile, and clients do not wait for that."""
+        # ends are held in memory while the ledger cannot be written, and clients do not wait for that
         self.storage.ledger_failing(error, lost)
         if error is not None:
             self._tell_ends(self.catalogue.unrecorded)

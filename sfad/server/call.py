@@ -138,7 +138,7 @@ class Call:
             case c.StopDone(stopped, survivors, elapsed):
                 gone, alive = list(stopped), list(survivors)
                 self.reply(m.Stopped(id=self.id, stopped=gone, survivors=alive, elapsed_s=round(elapsed, 4)))
-            case c.RequestFailed(code, message):
+            case c.ErrorAnswer(code, message):
                 self.fail(code, message)
             case _:
                 assert_never(answer)

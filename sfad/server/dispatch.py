@@ -99,7 +99,8 @@ class Dispatcher:
 
 
 def _answer(verb: Verb, call: Call, request: Any) -> None:
-    """The one place where the permission is checked, and the run resolved."""
+    """Check the permission and find the run of a request. The core checks again what it decides about: meanwhile a run may have
+    ended. The guard checks a `spawn` itself, so that its refusal is recorded."""
     if verb.permission is not None:
         call.permit(verb.permission)
     if verb.about_run:

@@ -307,7 +307,7 @@ class World:
                     assert getattr(kept, name) == getattr(now, name), f"{name} of {run.id} was not kept"
             check_account(kept.account, now.account, noted=run.id in self.noted)
 
-    # ---- the daemon dies, or executes itself anew
+    # ---- the daemon dies, or re-executes itself
 
     def die(self, fate: Callable[[Box], str], *, gap: float, reboot: bool, startable: Callable[[RunId], bool]) -> None:
         """The daemon is killed, whatever it was doing; after a while there is another one."""
@@ -332,7 +332,7 @@ class World:
         self.advance(0)
 
     def re_execute(self, startable: Callable[[RunId], bool]) -> None:
-        """The daemon executes itself anew: what is alive is its child still, and who waits does so."""
+        """The daemon re-executes itself: what is alive is its child still, and who waits does so."""
         self.save_use()
         tickets = self.machine.tickets()
         held, _ = self._what_is_remembered(reboot=False)

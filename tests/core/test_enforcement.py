@@ -185,7 +185,7 @@ def test_only_what_waits_for_an_approval_can_be_approved() -> None:
     for event in (t.approve(a), t.deny(a)):
         (t >> event).skip()
         answer = t.answers[event.token]
-        assert isinstance(answer, c.RequestFailed)
+        assert isinstance(answer, c.ErrorAnswer)
         assert answer.message.endswith("does not wait for an approval; it is paused by its turns limit: resume it")
 
 
@@ -764,7 +764,7 @@ def test_only_a_caller_outside_resumes_what_a_limit_holds() -> None:
             verb = "approve" if isinstance(event, e.ApproveRequested) else "deny"
             words = f"run {peer.run} may not '{verb}': only a caller outside any run may"
             (t >> event).skip()
-            assert t.answers[event.token] == c.RequestFailed(ErrorCode.NOT_PERMITTED, words)
+            assert t.answers[event.token] == c.ErrorAnswer(ErrorCode.NOT_PERMITTED, words)
     words = f"run {a} may not give run {{}} more room: only from outside any run"
     assert t.failed(t.resume(d, inside(a))) == words.format(d)
     assert t.failed(t.resume(d, inside(a), room="turns=50")) == words.format(d)
@@ -798,7 +798,7 @@ def test_use_is_told_and_reserved_for_the_own_subtree_only() -> None:
         for verb, event in asked:
             (t >> event).skip()
             answer = t.answers[event.token]
-            assert isinstance(answer, c.RequestFailed)
+            assert isinstance(answer, c.ErrorAnswer)
             assert answer.message == f"run {b} may not use '{verb}' on run {target}: it is not in the subtree of {b}"
     assert "may not use 'settle'" in t.failed(t.settle(name, inside(b), turns=1))
     (t >> t.settle(t.reserved(t.reserve(b, tokens=5, peer=inside(a))), inside(b), input_tokens=1)).skip()
@@ -817,7 +817,7 @@ def test_spending_verbs_can_be_denied(verb: str) -> None:
     event = event or t.settle(name, inside(a), turns=1)
     (t >> event).skip()
     answer = t.answers[event.token]
-    assert isinstance(answer, c.RequestFailed)
+    assert isinstance(answer, c.ErrorAnswer)
     assert "was started without permission" in answer.message
 
 
@@ -830,7 +830,7 @@ def test_events_about_runs_that_are_gone_call_for_nothing() -> None:
     t.quiet()
     for request in (t.report("zz"), t.reserve("zz"), t.approve("zz"), t.deny("zz"), t.resume("zz")):
         (t >> request).skip()
-        assert isinstance(t.answers[request.token], c.RequestFailed)
+        assert isinstance(t.answers[request.token], c.ErrorAnswer)
     assert "no reservation 'zz' is open" in t.failed(t.settle("zz"))
 
 

@@ -35,8 +35,8 @@ def test_a_commit_that_fails_gives_everything_back() -> None:
     t >> t.commit_failed("a1") << "reply 1 Failed unavailable" << "ended a1 failed"
     t.quiet()
     answer = t.answers[1]
-    assert isinstance(answer, c.RequestFailed)
-    assert "the ledger could not record it (disk full)" in answer.message
+    assert isinstance(answer, c.ErrorAnswer)
+    assert "it could not be recorded: disk full" in answer.message
     # its slot went to the one that waited, which starts once it is committed itself
     t >> t.committed("a2") << "publish run_accepted a2" << "launch a2"
     t.quiet()

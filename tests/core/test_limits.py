@@ -81,7 +81,7 @@ def test_each_range_includes_its_ends_and_nothing_outside(kind: str) -> None:
         event = t.spawn("a", limits=asking(kind, threshold))
         message = t.failed(event)
         answer = t.answers[event.token]
-        assert isinstance(answer, c.RequestFailed)
+        assert isinstance(answer, c.ErrorAnswer)
         assert answer.code is ErrorCode.BAD_REQUEST
         assert message.startswith(f"{kind} = {threshold:g}"), message
         assert "is outside its range: " in message

@@ -177,7 +177,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
         before = snapshot(self.world.machine, self.world.now)
         token = self.world.spawn(asked, peer)
         answer = self.world.answers.get(token)
-        if isinstance(answer, c.SpawnRefused | c.RequestFailed):
+        if isinstance(answer, c.SpawnRefused | c.ErrorAnswer):
             assert snapshot(self.world.machine, self.world.now) == before, "a refusal changed something"
             kinds = {type(command) for command in self.world.batch}
             assert kinds <= {c.RecordRefusal, c.CountRefusal, c.Publish, c.AnswerRequest}, "a refusal started something"
@@ -285,7 +285,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
         event = e.ApproveRequested(self.world.now, self.world.token(), peer, run, limits if more else ())
         with self.nothing_if_failed(event.token):
             answer = self.world.more_room(event)
-        assert isinstance(answer, c.RequestFailed) or (peer.run is None and self.was_held is Action.REQUEST_INCREASE)
+        assert isinstance(answer, c.ErrorAnswer) or (peer.run is None and self.was_held is Action.REQUEST_INCREASE)
 
     @precondition(lambda self: any(run.held_by for run in self.world.machine.tree))
     @rule(data=st.data(), agent=SELDOM)
@@ -295,7 +295,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
         event = e.DenyRequested(self.world.now, self.world.token(), peer, run)
         with self.nothing_if_failed(event.token):
             self.world.feed(event)
-        failed = isinstance(self.world.answers[event.token], c.RequestFailed)
+        failed = isinstance(self.world.answers[event.token], c.ErrorAnswer)
         assert failed or (peer.run is None and self.was_held is Action.REQUEST_INCREASE)
         assert failed or self.world.books[run].run.status in {Status.STOPPING, Status.FAILED, Status.TIMEOUT}
 
@@ -319,7 +319,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
         """What cannot be done changes nothing."""
         before = snapshot(self.world.machine, self.world.now)
         yield
-        if isinstance(self.world.answers.get(token), c.RequestFailed):
+        if isinstance(self.world.answers.get(token), c.ErrorAnswer):
             assert snapshot(self.world.machine, self.world.now) == before, "a request that failed changed something"
             assert {type(command) for command in self.world.batch} == {c.AnswerRequest}
 
@@ -352,7 +352,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
         """An agent or a person reports, wherever the run is."""
         book, peer = self.a_book(data), self.somebody(data, agent)
         answer = self.world.report(book, peer, more)
-        assert isinstance(answer, c.RequestFailed) is not self.within(book.run, peer)
+        assert isinstance(answer, c.ErrorAnswer) is not self.within(book.run, peer)
 
     @precondition(lambda self: self.world.live)
     @rule(data=st.data(), told=st.lists(uses(), min_size=2, max_size=4))
@@ -385,7 +385,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
         still = [name for name in names if name in self.world.reservations[name].holds and not self.world.reservations[name].ended]
         name = data.draw(st.sampled_from(names + still * 3))
         answer = self.world.settle(name, self.somebody(data, agent), used)
-        assert name in still or isinstance(answer, c.RequestFailed)
+        assert name in still or isinstance(answer, c.ErrorAnswer)
 
     def within(self, run: Run, peer: Peer) -> bool:
         return peer.run is None or peer.run in {each.id for each in run.lineage}
@@ -599,7 +599,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def re_execute(self, data: st.DataObject) -> None:
-        """The daemon executes itself anew. It does not while it ends."""
+        """The daemon re-executes itself. It does not while it ends."""
         if not self.drained:
             self.world.re_execute(lambda _: data.draw(st.sampled_from([True, True, True, False])))
 

@@ -315,7 +315,7 @@ def test_a_leak_of_reservations_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     event = t.reserve(a, tokens=1)
     assert t.failed(event) == "nothing is reserved: run a1 holds 20 reservations; settle some"
     answer = t.answers[event.token]
-    assert isinstance(answer, c.RequestFailed)
+    assert isinstance(answer, c.ErrorAnswer)
     assert answer.code is ErrorCode.WRONG_STATE
 
 

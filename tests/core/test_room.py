@@ -17,7 +17,7 @@ from .transcript import ANN, Transcript, inside
 def code(t: Transcript) -> ErrorCode:
     """Of the last answer."""
     answer = t.answers[max(t.answers)]
-    assert isinstance(answer, c.RequestFailed)
+    assert isinstance(answer, c.ErrorAnswer)
     return answer.code
 
 

@@ -439,6 +439,6 @@ def test_a_grace_outside_its_range_is_refused_with_the_range() -> None:
         for event in (t.stop(a, grace=grace), t.spawn("b", grace=grace)):
             (t >> event).skip()
             answer = t.answers[event.token]
-            assert isinstance(answer, c.RequestFailed)
+            assert isinstance(answer, c.ErrorAnswer)
             assert answer.code is ErrorCode.BAD_REQUEST
             assert "is outside 0 s to 60 s" in answer.message

@@ -11,7 +11,7 @@ from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.ladder import Rung
 from sfad.core.machine import Machine
-from sfad.core.run import Birth, Exit, Run, State
+from sfad.core.run import Birth, ProcessExit, Run, State
 from sfad.core.snapshot import Remembered, rebased
 from sfad.core.stops import GONE
 from sfad.durable.accounts import from_saved, to_saved
@@ -242,7 +242,7 @@ def test_what_somebody_who_has_gone_has_left_is_stopped() -> None:
     t >> t.anew(b) << "thaw a2" << "arm a2 deadline +96" << "terminate a1 SIGTERM" << "arm a1 grace +5"
     t.quiet()
     assert (t.run(a).outcome, t.run(b).outcome) == (Status.LOST, Status.CANCELLED)
-    assert t.run(a).exit == Exit(None, None)
+    assert t.run(a).exit == ProcessExit(None, None)
     t >> t.emptied(a) << "release a2" << "release a1"
     t.quiet()
 
@@ -701,7 +701,7 @@ def test_how_the_last_attempt_ended_is_known() -> None:
     run = event.runs[0].run
     (t >> event).skip()
     assert run.status is Status.LOST
-    assert run.exit == Exit(7, None)
+    assert run.exit == ProcessExit(7, None)
 
 
 def test_the_next_attempt_waits_for_an_ancestor_that_stands_still() -> None:
@@ -937,6 +937,6 @@ def test_who_asks_another_daemon_is_answered_as_by_the_first() -> None:
     (t >> t.anew(a)).skip()
     (t >> t.approve(a, peer=ANN)).skip()
     answer = t.answers[t._token]
-    assert isinstance(answer, c.RequestFailed)
+    assert isinstance(answer, c.ErrorAnswer)
     assert answer.code is ErrorCode.WRONG_STATE
     assert t.run(a).held_by is t.held(a, "turns")

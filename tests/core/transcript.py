@@ -327,7 +327,7 @@ class Transcript:
         """The request cannot be done, and changes nothing; why."""
         self >> event
         answer = self.answers[self._token]
-        assert isinstance(answer, c.RequestFailed), answer
+        assert isinstance(answer, c.ErrorAnswer), answer
         self << f"reply {self._token} Failed {answer.code}"
         self.quiet()
         return answer.message
@@ -379,5 +379,5 @@ def _answer(answer: c.Answer) -> str:
             return f"StopDone {' '.join((*stopped, *alive))}".rstrip()
         case c.ReserveAnswer(run, reservation, refusal):
             return f"Reserved {reservation}" if refusal is None else f"NotReserved {refusal.whose} {refusal.limit_kind}"
-        case c.RequestFailed(code, _):
+        case c.ErrorAnswer(code, _):
             return f"Failed {code}"

@@ -23,7 +23,7 @@ from .victim import Agents, Victim
 MODES = ("cgroup", "tags")
 KINDS = ("scenario", "recovery", "reexec")
 """`recovery`: the daemon is killed in the middle of everything, and it is the next one that dies at an effect. `reexec`: effects
-are counted from the moment on at which the daemon executes itself anew."""
+are counted from the moment on at which the daemon re-executes itself."""
 
 TIME = 90.0
 """Seconds that a point takes at most."""

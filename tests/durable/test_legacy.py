@@ -8,7 +8,7 @@ import pytest
 from sfad.core.account import Hold
 from sfad.core.ladder import Ladder, Rung
 from sfad.core.money import NANOS
-from sfad.core.run import Attempt, Ending, Exit, LimitHold, Paused, Run
+from sfad.core.run import Attempt, Ending, LimitHold, Paused, ProcessExit, Run
 from sfad.durable.accounts import to_saved
 from sfad.durable.snapshots import Origin, progress_from
 from sfad.protocol.types import ENDED, LimitKind, Status
@@ -89,7 +89,7 @@ def test_between_two_attempts() -> None:
     assert not waiting.clearing
     assert waiting.retry_at is not None
     assert 103 < waiting.retry_at < 104.1
-    assert clearing.exit == waiting.exit == Exit(3, None)
+    assert clearing.exit == waiting.exit == ProcessExit(3, None)
 
 
 @pytest.mark.parametrize(("name", "until"), [("held_increase", 702.0), ("held_pause", 86502.0)])

@@ -130,7 +130,7 @@ def test_a_directory_that_is_gone_is_noticed_without_being_asked_and_not_execute
         remove(daemon.state_dir)
         wait_until(lambda: told(daemon, "daemon_state_dir_lost"), "it looks by itself")
         daemon.process.send_signal(signal.SIGUSR2)
-        wait_until(lambda: "was not executed anew" in daemon.log.read_text(), "the next program would know nothing")
+        wait_until(lambda: "was not re-executed" in daemon.log.read_text(), "the next program would know nothing")
         assert info(client, run.id).status is Status.RUNNING
         stopped(client, run.id)
 

@@ -83,7 +83,7 @@ def test_an_end_that_waits_for_prices_is_priced_before_a_reexecution(start: Star
         run = started(client, [sys.executable, "-c", f"{said(1, 200_000)}\nraise SystemExit(3)"], meter="claude")
         wait_until(lambda: not alive(run.pid), "its main process has ended")
         os.kill(daemon.pid, signal.SIGUSR2)
-        wait_until(lambda: "executing itself anew" in daemon.log.read_text(), "the re-execution has begun")
+        wait_until(lambda: "re-executing" in daemon.log.read_text(), "the re-execution has begun")
         gate.touch()
     wait_until(lambda: daemon.log.read_text().count('"message":"serving"') > 2, "it serves anew")
     with daemon.client() as client:

@@ -1,4 +1,4 @@
-"""A daemon that is killed, or executes itself anew: nothing is lost, nothing runs unmanaged (SPEC section 10)."""
+"""A daemon that is killed, or re-executes itself: nothing is lost, nothing runs unmanaged (SPEC section 10)."""
 
 from __future__ import annotations
 

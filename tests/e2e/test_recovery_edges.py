@@ -33,7 +33,7 @@ def survives_sigusr2(daemon: Daemon) -> bool:
 
     def decided() -> bool:
         log = daemon.log.read_text()
-        return daemon.process.poll() is not None or "was not executed anew" in log or log.count('"message":"serving"') > before
+        return daemon.process.poll() is not None or "was not re-executed" in log or log.count('"message":"serving"') > before
 
     wait_until(decided, "it has decided", seconds=60)
     return daemon.process.poll() is None
@@ -41,7 +41,7 @@ def survives_sigusr2(daemon: Daemon) -> bool:
 
 @pytest.mark.parametrize("begin", ["BEGIN IMMEDIATE", "BEGIN EXCLUSIVE"])
 def test_sigusr2_while_somebody_holds_the_ledger(daemon: Daemon, begin: str) -> None:
-    """Promise: a daemon that would not come back is not executed anew; a locked ledger costs no run its supervision.
+    """Promise: a daemon that would not come back is not re-executed; a locked ledger costs no run its supervision.
 
     The old daemon goes on with a locked ledger for ever. The one that it becomes waits 15 s and exits 69; its runs go on with
     nobody there, and every connection is lost."""
@@ -60,7 +60,7 @@ def test_sigusr2_while_somebody_holds_the_ledger(daemon: Daemon, begin: str) -> 
     "setting", ['[log]\nfile = "/nonexistent/log"\n', '[containment]\nmode = "cgroup"\ncgroup_parent = "/nonexistent"\n']
 )
 def test_sigusr2_with_a_config_that_only_a_start_finds_wrong(daemon: Daemon, setting: str) -> None:
-    """Promise: a daemon that would not come back is not executed anew.
+    """Promise: a daemon that would not come back is not re-executed.
 
     `log.*` and `containment.*` are used at a start only. `check-start` reads the config and tries none of it, so the daemon
     exits 69 after execve(2). (With runs in its cgroups it stays where they are, and the second config does no harm.)"""
@@ -77,7 +77,7 @@ def test_sigusr2_with_a_config_that_only_a_start_finds_wrong(daemon: Daemon, set
 
 
 def test_sigusr2_when_the_script_that_it_was_started_by_is_gone(daemon: Daemon, tmp_path: Path) -> None:
-    """Promise: a daemon that would not come back is not executed anew.
+    """Promise: a daemon that would not come back is not re-executed.
 
     Checked is `python -m sfad`, executed is `sys.orig_argv`: `bin/sfad` of the installation that an upgrade has replaced."""
     daemon.stop()

@@ -1,4 +1,4 @@
-"""A daemon that executes itself anew, in place: nobody notices (SPEC section 10)."""
+"""A daemon that re-executes itself, in place: nobody notices (SPEC section 10)."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_daemon_that_would_not_come_back_is_not_executed_anew(daemon: Daemon) 
         good = daemon.config.read_text()
         daemon.config.write_text("nonsense")
         daemon.process.send_signal(signal.SIGUSR2)
-        wait_until(lambda: "was not executed anew" in daemon.log.read_text(), "it says why not")
+        wait_until(lambda: "was not re-executed" in daemon.log.read_text(), "it says why not")
         assert "not TOML" in daemon.log.read_text()
         assert info(client, run.id).status is Status.RUNNING
         daemon.config.write_text(good)
@@ -103,7 +103,7 @@ def test_a_ledger_that_what_is_installed_does_not_know_is_no_reason_to_end(daemo
             known = ledger.execute("PRAGMA user_version").fetchone()[0]
             ledger.execute("PRAGMA user_version = 99")
             daemon.process.send_signal(signal.SIGUSR2)
-            wait_until(lambda: "was not executed anew" in daemon.log.read_text(), "it says why not")
+            wait_until(lambda: "was not re-executed" in daemon.log.read_text(), "it says why not")
             ledger.execute(f"PRAGMA user_version = {known}")
         assert info(client, run.id).status is Status.RUNNING
         stopped(client, run.id)

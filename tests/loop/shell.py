@@ -73,7 +73,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def refused(runtime: Runtime) -> str:
     """Return why there is no run."""
     answer = await asked(runtime)
-    assert isinstance(answer, c.RequestFailed)
+    assert isinstance(answer, c.ErrorAnswer)
     return answer.message
 
 

@@ -72,7 +72,7 @@ async def test_a_run_whose_snapshot_cannot_be_saved_is_not_launched(tmp_path: Pa
         assert found is not None
         assert found.status is Status.FAILED
         assert found.reason is not None
-        assert "no room to remember" in found.reason.message
+        assert "no room to save" in found.reason.message
         assert await spawned(runtime) in runtime.catalogue.live
 
 

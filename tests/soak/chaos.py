@@ -95,11 +95,11 @@ class Chaos:
         self._daemon.process.wait()
 
     def renew(self) -> None:
-        """It executes itself anew."""
-        before = self._daemon.log.read_text().count("executing itself anew")
+        """It re-executes itself."""
+        before = self._daemon.log.read_text().count("re-executing")
         self._daemon.process.send_signal(signal.SIGUSR2)
         until = time.monotonic() + 5
-        while self._daemon.log.read_text().count("executing itself anew") == before and time.monotonic() < until:
+        while self._daemon.log.read_text().count("re-executing") == before and time.monotonic() < until:
             time.sleep(0.05)
         self.deaths.append(datetime.now(UTC))
 

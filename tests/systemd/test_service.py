@@ -82,7 +82,7 @@ def reloaded(service: Service) -> None:
     service.systemctl("reload", "sfad.service")
     until(lambda: "config reloaded" in service.journal(), "the config is reloaded")
     same_and_active(service, pid)
-    assert "executing itself anew" not in service.journal()
+    assert "re-executing" not in service.journal()
 
 
 def same_and_active(service: Service, pid: int) -> None:
@@ -124,7 +124,7 @@ def test_a_services_life(unified: Booted) -> None:
         assert service.swept() == "69\nfailed"  # a daemon is alive
         unified.write(f"{NEWER}/sfad-99.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: sfad\nVersion: 99.0\n")
         service.systemctl("reload", "sfad.service")
-        until(lambda: "executing itself anew" in service.journal(), "the other version is executed")
+        until(lambda: "re-executing" in service.journal(), "the other version is executed")
         unified.run("rm", "-r", f"{NEWER}/sfad-99.0.dist-info")
         same_and_active(service, pid)
         goes_on(service, runs)
@@ -138,7 +138,7 @@ def test_the_life_of_a_users_service(unified: Booted) -> None:
         runs = service.runs()
         reloaded(service)
         service.signal(signal.SIGUSR2)
-        until(lambda: "executing itself anew" in service.journal(), "SIGUSR2 is obeyed")
+        until(lambda: "re-executing" in service.journal(), "SIGUSR2 is obeyed")
         same_and_active(service, pid)
         goes_on(service, runs)
         given_up(service)
