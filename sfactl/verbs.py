@@ -8,7 +8,10 @@ from typing import Any
 
 ALIASES = {"ps": "list"}
 
-NEEDED_FIRST = "run spawn list info why logs result stop tree summary wait send pause resume limit approve deny status doctor demo".split()
+NEEDED_FIRST = (
+    "run", "spawn", "list", "info", "why", "logs", "result", "stop", "tree", "summary", "wait", "send", "pause", "resume", "limit",
+    "approve", "deny", "status", "doctor", "demo",
+)  # fmt: skip
 """The verbs that help lists first, in this order. The others follow by name."""
 
 _DIRECTORY = os.path.join(os.path.dirname(__file__), "commands")

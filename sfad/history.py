@@ -40,7 +40,6 @@ class PastRuns:
         self._reader = reader
 
     def info(self, run: RunId) -> RunInfo | None:
-        """Return a run by its whole id."""
         found = self._reader.get(run)
         return found[0] if found is not None else None
 
@@ -51,12 +50,10 @@ class PastRuns:
         return [max(info.id for info in runs)] if runs else []
 
     def newest_ended(self, name: str, within: RunId | None) -> RunInfo | None:
-        """Return the newest ended run of this name."""
         del within
         return next(iter(self._reader.select(Page(m.List(id=0, name=name, rows=1))).runs), None)
 
     def find(self, prefix: str, within: RunId | None) -> list[RunId]:
-        """Return ids that begin with `prefix`."""
         del within
         return self._reader.find(prefix, SHOWN + 1)
 
@@ -170,7 +167,6 @@ def _serve(answer: Callable[[m.Request], tuple[m.Reply, Sequence[int]]], sock: s
 
 
 def main() -> None:
-    """Serve the client at stdin, until it goes away."""
     try:
         with socket.socket(fileno=0) as sock:
             serve(Path(sys.argv[1]), sock)

@@ -1,7 +1,5 @@
 """Events: numbered, saved, logged, and pushed to the clients that watch their runs."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

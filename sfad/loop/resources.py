@@ -1,7 +1,5 @@
 """What a daemon opens before its loop begins."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,7 +25,6 @@ class Reports:
         self._deliver: Callable[[Event], None] = self._waiting.append
 
     def put(self, event: Event) -> None:
-        """Report an event."""
         self._deliver(event)
 
     def pass_on(self, deliver: Callable[[Event], None]) -> None:

@@ -1,7 +1,5 @@
 """The loop: feeds the machine with events and applies its commands, in the trio thread."""
 
-from __future__ import annotations
-
 import os
 from collections import deque
 from collections.abc import Callable, Iterable

@@ -111,7 +111,6 @@ class Call:
         self.reply(m.RunReply(id=self.id, run=shown))
 
     def fail(self, code: ErrorCode, message: str) -> None:
-        """Reply with an error."""
         self.reply(m.Error(id=self.id, code=code, message=message))
 
     def drop(self) -> None:

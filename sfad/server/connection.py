@@ -115,7 +115,6 @@ class Connection:
 
     @property
     def holding(self) -> Holding:
-        """What the connection makes the daemon hold now."""
         if self.closed:
             return Holding()
         descriptors = 1 + len(self.received) + sum(len(descriptors) for _, descriptors in self.unsent)
@@ -152,7 +151,6 @@ class Connection:
             self.bodies_size += len(body) + BODY
 
     def next_body(self) -> bytes:
-        """Take the next request from the queue."""
         body = self.bodies.popleft()
         self.bodies_size -= len(body) + BODY
         return body
@@ -164,7 +162,6 @@ class Connection:
         return [self.received.popleft() for _ in range(count)]
 
     def welcome(self, reply: Welcome) -> None:
-        """Answer the handshake."""
         self.greeted = True
         self.send(reply)
 
@@ -188,7 +185,6 @@ class Connection:
         self.messages += 1
 
     def flush(self) -> None:
-        """Send more of what is kept."""
         while self.unsent:
             data, descriptors = self.unsent[0]
             sent = self._send_some(data, descriptors)

@@ -51,7 +51,6 @@ class Dispatcher:
         )
 
     def handle(self, connection: Connection, request: m.Request) -> None:
-        """Answer a request, now or later."""
         verb = REGISTRY.get(type(request))
         call = self.open(connection, request.id, verb.permission if verb is not None else None)
         try:

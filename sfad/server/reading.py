@@ -20,7 +20,6 @@ NOT_KEPT = (FileNotFoundError, NotADirectoryError, Replaced)
 
 
 def summary_page(request: m.Summarise, within: RunId | None = None) -> Page:
-    """Return the page of the runs that a summary is about."""
     query = m.List(id=0, since=request.since, name=request.name, user=request.user, labels=request.labels)
     return Page(query, within=within)
 
@@ -43,6 +42,5 @@ def result(output: OutputStore, info: RunInfo, request: m.Result) -> m.ResultTex
 
 
 def no_output(run: RunId, error: OSError) -> RequestError:
-    """Return the error for a request for output that is not there."""
     missing = f"the output of run {run} is not there: it was not kept, or has been removed since"
     return wrong_state(error.message if isinstance(error, Replaced) else missing)

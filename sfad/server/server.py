@@ -116,7 +116,6 @@ class Server:
     # ---- the task
 
     async def serve(self) -> None:
-        """Serve until cancelled."""
         while True:
             await self._awake.wait()
             if self._turns:
@@ -141,7 +140,6 @@ class Server:
                 connection.flush()
 
     def close(self) -> None:
-        """End every connection."""
         self.listener.close()
         for connection in list(self._connections.values()):
             self._drop(connection)

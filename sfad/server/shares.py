@@ -112,11 +112,9 @@ class Shares:
         self._held: Counter[ShareGroup] = Counter()
 
     def share(self, group: ShareGroup) -> int:
-        """Return how much the group may hold."""
         return max(self._least, int(self.whole * FRACTIONS[group.scope]))
 
     def held(self, group: ShareGroup) -> int:
-        """Return how much the group holds."""
         return self._held[group]
 
     def add(self, holder: Holder, amount: int) -> None:
