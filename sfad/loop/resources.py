@@ -12,11 +12,6 @@ from ..observe.log import Log
 from ..output.files import OutputStore
 
 
-def never_lost() -> str | None:
-    """Return why `state_dir` leads elsewhere, which it never does."""
-    return None
-
-
 class Reports:
     """Keeps the launcher's reports until the core knows the runs that they are about, then passes each on at once."""
 
@@ -49,5 +44,5 @@ class Resources:
     """What `launcher` reports."""
     socket: str
     state_dir: str
-    state_dir_lost: Callable[[], str | None] = never_lost
+    state_dir_lost: Callable[[], str | None]
     """Returns why `state_dir` does not lead to the directory that was opened; `None` while it does."""

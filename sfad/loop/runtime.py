@@ -2,7 +2,7 @@
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -31,7 +31,7 @@ from ..host.descriptors import Descriptors
 from ..host.tasks import keep_serving
 from ..metering.metering import Metering
 from ..protocol.errors import ErrorCode
-from ..protocol.messages import Change, Prune, Pruned
+from ..protocol.messages import Change
 from ..protocol.types import RunId
 from ..runs.catalogue import RunCatalogue
 from ..runs.live import Live
@@ -341,11 +341,7 @@ class Runtime:
         self._budgets.know(self.config.budgets)
         self.adviser.configure(adaptive=self.config.limits.adaptive, policy=self.machine.policy)
 
-    async def prune(self, wanted: Prune, uid: int | None) -> Pruned:
-        """Remove ended runs, in a thread. Raises what `Maintenance.prune` raises."""
-        return await self.maintenance.prune(wanted, uid, self._forget)
-
-    def _forget(self, runs: Iterable[RunId]) -> None:
-        runs = list(runs)
+    def forget_pruned(self, runs: Collection[RunId]) -> None:
+        """Forget runs that were deleted from the ledger."""
         self.journal.pruned(runs)
         self.catalogue.forget(runs)
