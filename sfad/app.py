@@ -23,8 +23,8 @@ from .host.state_dir import claim_instance, lock_state_dir
 from .host.timers import Timers
 from .install import Installer, InstallError
 from .launch.base import CgroupImpossible
-from .launch.choose import check as check_containment
 from .launch.contain.cgroup.controllers import release_unit
+from .launch.local import check as check_containment
 from .launch.sweep import sweep as sweep_instance
 from .ledger import LedgerError, back_up
 from .ledger.checking import check_known

@@ -26,7 +26,7 @@ from .host.socket_file import PathError, prepare_socket
 from .host.state_dir import StateLock, resume_lock, take_state_dir
 from .host.timers import Timers
 from .launch.base import Launcher
-from .launch.choose import choose
+from .launch.local import choose
 from .launch.sweep import sweep
 from .ledger import Ledger, LedgerError
 from .loop.resources import Reports, Resources

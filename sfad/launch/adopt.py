@@ -15,13 +15,12 @@ from time import monotonic, sleep
 
 from ..protocol.types import RunId
 from . import procfs
-from .base import Adopted, Remains
+from .base import Adopted, LaunchError, Remains
 from .contain.affinity import RunCpus
 from .contain.interface import AdoptedRuns
-from .failure import LaunchError, reported
 from .procfs import Stat
 from .runs import HeldRun, HeldRuns, MainProcess
-from .start.trampoline import EXEC, REPORT, is_one
+from .start.trampoline import EXEC, REPORT, is_one, reported
 from .watch.mains import Mains
 from .watch.reactor import Reactor
 
@@ -132,7 +131,6 @@ class Adopter:
     # Handing over.
 
     def hand_over(self) -> dict[RunId, Remains]:
-        """See `Launcher.hand_over`."""
         try:
             return {run: self._bequest(held) for run, held in self._runs.items()}
         except OSError:
@@ -151,7 +149,6 @@ class Adopter:
         return remains
 
     def take_back(self) -> None:
-        """See `Launcher.take_back`."""
         while self._lent:
             os.close(self._lent.pop())
         for held in self._runs.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -150,11 +151,9 @@ class Launcher(Protocol):
         """Return the kinds of bound (`memory`, `pids`) that the kernel had to enforce since the run started or got other bounds.
         Known before `MainExited` of a main process that the kernel killed for it, and until the run's release."""
 
-    def load(self, run: RunId) -> RunLoad | None:
-        """Return what the run and its descendants hold; `None` if the run is not held, or this cannot be told now."""
-
     def loads(self, runs: Iterable[RunId]) -> dict[RunId, RunLoad]:
-        """Return what these runs hold, from one pass over the machine, without those of which it cannot be told now."""
+        """Return what each of these runs and its descendants hold, from one pass over the machine, without runs that are not held,
+        and those of which it cannot be told now."""
 
     def uses(self, kind: str, worth: Mapping[RunId, float]) -> dict[RunId, int]:
         """Return what counts against a limit of kind `memory` or `pids`, as `loads` does. `worth` says for each run from which
@@ -189,6 +188,27 @@ class Launcher(Protocol):
 
     def close(self) -> None:
         """Remove what the launcher made for itself. Every run was released before."""
+
+
+class LaunchError(Exception):
+    """A command cannot be started: the system's error, and a text that names the command or directory."""
+
+    def __init__(
+        self,
+        number: int,
+        doing: str,
+        what: bytes,
+        note: str = "",
+        *,
+        kind: Literal["launch", "output"] = "launch",
+        about: Literal["command", "directory"] = "command",
+    ) -> None:
+        self.errno = number
+        self.kind = kind
+        self.about = about
+        named = what.decode("utf-8", "backslashreplace") or "''"
+        self.text = f"{doing} {named}: {os.strerror(number)}{note}"
+        super().__init__(self.text)
 
 
 class Unplaceable(Exception):

@@ -1,17 +1,12 @@
-"""Runs as processes of this machine: the `Launcher` that the loop uses, put together from its parts.
-
-start/    spawns a trampoline into the run's containment
-contain/  signals, pauses, counts and places the processes of a run
-watch/    reads what trampolines report, reaps, and notices that a run is empty
-adopt     takes over the runs of an earlier daemon, and hands runs over
-loads     counts what runs hold
-"""
+"""Runs as processes of this machine: the `Launcher` that the loop uses, put together from its parts, and the choice of its
+containment: cgroups where that is possible, else tags."""
 
 from __future__ import annotations
 
 import ctypes
 import resource
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from signal import SIGKILL
 from typing import Literal
 
@@ -21,10 +16,25 @@ from ..core.events import Emptied, Frozen, Surveyed
 from ..protocol.types import RunId, Survivor
 from . import procfs
 from .adopt import Adopter
-from .base import Adopted, Bounds, Enforcement, Launcher, LaunchSpec, Remains, Remember, RunLoad
+from .base import (
+    Adopted,
+    Bounds,
+    CgroupImpossible,
+    Complain,
+    Emit,
+    Enforcement,
+    Launcher,
+    LaunchError,
+    LaunchSpec,
+    Remains,
+    Remember,
+    RunLoad,
+)
 from .contain.affinity import RunCpus
+from .contain.cgroup import cgroupfs
+from .contain.cgroup.containment import CgroupContainment
 from .contain.interface import Ground, RunContainment
-from .failure import LaunchError
+from .contain.tags.containment import TagsContainment
 from .loads import Loads
 from .news import News
 from .runs import HeldRun, HeldRuns
@@ -35,6 +45,8 @@ from .watch.answers import Answers
 from .watch.mains import Mains, signal_mains
 from .watch.reactor import Reactor
 from .watch.reaper import Orphans
+
+Mode = Literal["auto", "cgroup", "tags"]
 
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _libc = ctypes.CDLL(None)
@@ -157,9 +169,6 @@ class LocalLauncher(Launcher):
         survivors = tuple(Survivor(pid=pid, run_id=one, why=why) for pid, one in found.items() if (why := procfs.plight(pid)))
         self._reactor.soon(self._news.answer, Surveyed, run, survivors)
 
-    def load(self, run: RunId) -> RunLoad | None:
-        return self._loads.loads([run]).get(run)
-
     def loads(self, runs: Iterable[RunId]) -> dict[RunId, RunLoad]:
         return self._loads.loads(runs)
 
@@ -197,17 +206,14 @@ class LocalLauncher(Launcher):
         return self._adopter.adopt(run, parent, remains)
 
     def hand_over(self) -> dict[RunId, Remains]:
-        """See `Launcher.hand_over`."""
         return self._adopter.hand_over()
 
     def take_back(self) -> None:
-        """See `Launcher.take_back`."""
         self._adopter.take_back()
 
     # Serving.
 
     def child_signalled(self) -> None:
-        """See `Launcher.child_signalled`."""
         self._orphans.notice()
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -223,6 +229,50 @@ class LocalLauncher(Launcher):
         self._containment.close()
         self._reactor.close()
         self._spawner.close()
+
+
+def check(instance: str, mode: Mode, cgroup_parent: str | None) -> None:
+    """Raise `CgroupImpossible` where `choose` would."""
+    if mode == "cgroup":
+        cgroupfs.probe(cgroupfs.base_of(instance, cgroup_parent))
+
+
+def choose(
+    *,
+    instance: str,
+    emit: Emit,
+    mode: Mode = "auto",
+    cgroup_parent: str | None = None,
+    clock: Callable[[], float] = trio.current_time,
+    nofile: int | None = None,
+    complain: Complain = lambda _text: None,
+    trampoline: Trampoline | None = None,
+) -> LocalLauncher:
+    """Return the launcher of this machine.
+
+    `instance` is twelve hex digits that name the state directory. `cgroup_parent` is where its cgroups go, by default this
+    process's own cgroup; if anything of the instance is alive in cgroups elsewhere, runs stay there. `nofile` is the soft
+    RLIMIT_NOFILE of runs, by default this process's now. `complain` gets, every few seconds at most, what failed and is tried
+    again. Raises `CgroupImpossible` with the reason if `mode` is cgroup and that is impossible.
+    """
+    if mode == "tags" and cgroupfs.inhabited(instance, cgroup_parent) is None:
+        why = "set in the config"
+    else:
+        if mode == "tags":
+            complain("containment.mode = tags takes effect when nothing is alive any more in the cgroups of an earlier daemon")
+        try:
+            base = cgroupfs.base_of(instance, cgroup_parent)
+            cgroupfs.probe(base)
+            news = News(emit, clock, complain, remedy=partial(cgroupfs.regain_after, base=base.directory))
+            contain = partial(CgroupContainment, base=base, complain=complain)
+            return LocalLauncher(instance, news, contain, trampoline=trampoline, nofile=nofile)
+        except CgroupImpossible as reason:
+            if mode == "cgroup":
+                raise
+            why = str(reason)
+    return LocalLauncher(
+        instance, News(emit, clock, complain), partial(TagsContainment, why=why), trampoline=trampoline, nofile=nofile
+    )
 
 
 def _subreaper() -> int:

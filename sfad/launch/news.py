@@ -9,8 +9,7 @@ from time import monotonic
 
 from ..core.events import Event, LaunchFailed
 from ..protocol.types import RunId
-from .base import Complain, Emit
-from .failure import LaunchError
+from .base import Complain, Emit, LaunchError
 
 _COMPLAIN_EVERY = 10.0
 """Seconds between two complaints about something that is tried again."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from ..protocol.types import RunId
 from . import procfs
-from .base import UNBOUND, Bounds, Remains
+from .base import UNBOUND, Bounds, LaunchError, Remains
 from .contain.marks import cookie, cookie_run, tag
-from .failure import ITS_COMMAND, ITS_DIRECTORY, LaunchError
+from .start.trampoline import ITS_COMMAND, ITS_DIRECTORY
 
 
 @dataclass(slots=True)

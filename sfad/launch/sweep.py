@@ -19,9 +19,8 @@ from time import monotonic, sleep
 from ..core.ids import run_number
 from ..protocol.types import RunId
 from . import procfs
-from .contain import looks
+from .contain import marks
 from .contain.cgroup import cgroupfs, controllers
-from .contain.marks import cookie_run
 
 BOUND = 10.0
 """Seconds that a sweep takes at most for the cgroups, and again for the cookies; `stop.kill_wait`'s default."""
@@ -138,17 +137,17 @@ def _kill_carriers(instance: str, spare: Set[RunId], kept: Set[int]) -> Iterator
     prefix = f"{instance}:".encode()
     mine = set(procfs.ancestry(os.getpid()))
 
-    def swept(one: looks.Trace, inherited: RunId | None) -> RunId | None:
-        if inherited == looks.ANOTHERS or one.process.pid in kept:
-            return looks.ANOTHERS
+    def swept(one: marks.Trace, inherited: RunId | None) -> RunId | None:
+        if inherited == marks.ANOTHERS or one.process.pid in kept:
+            return marks.ANOTHERS
         if one.process.pid in mine:
             return None
         if one.cookie is None or not one.cookie.startswith(prefix):
             return inherited
-        return looks.ANOTHERS if cookie_run(one.cookie) in spare else _SWEPT
+        return marks.ANOTHERS if marks.cookie_run(one.cookie) in spare else _SWEPT
 
     while monotonic() < until:
-        found = [one.process for one, run in looks.look().placed(swept) if run == _SWEPT]
+        found = [one.process for one, run in marks.look().placed(swept) if run == _SWEPT]
         yield [process.pid for process in found]
         if not found:
             return

@@ -160,12 +160,8 @@ class FakeLauncher:
         """Return what `breached` says."""
         return frozenset(self.breached.get(run, ()))
 
-    def load(self, run: RunId) -> RunLoad | None:
-        """Return what `used` says, else a process and a MiB for each run of the subtree."""
-        return self.loads([run]).get(run)
-
     def loads(self, runs: Iterable[RunId]) -> dict[RunId, RunLoad]:
-        """Return `load` of each run."""
+        """Return what `used` says, else a process and a MiB for each run of the subtree."""
         return {run: RunLoad(self._use(run, "pids"), self._use(run, "memory")) for run in runs if run in self._runs}
 
     def uses(self, kind: str, worth: Mapping[RunId, float]) -> dict[RunId, int]:

@@ -18,10 +18,9 @@ import trio
 from sfad.core.events import Emptied, Event, Frozen, LaunchFailed, LaunchSucceeded, MainExited
 from sfad.launch import procfs
 from sfad.launch.base import CgroupImpossible, LaunchSpec, Remains
-from sfad.launch.choose import choose
 from sfad.launch.contain.cgroup.containment import CgroupContainment
 from sfad.launch.contain.tags.containment import TagsContainment
-from sfad.launch.local import LocalLauncher
+from sfad.launch.local import LocalLauncher, choose
 from sfad.launch.news import News
 from sfad.launch.runs import HeldRun, MainProcess
 from sfad.launch.start import trampoline

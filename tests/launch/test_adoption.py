@@ -20,7 +20,7 @@ import trio
 from sfad.core.events import Emptied, Frozen, LaunchSucceeded, MainExited, Surveyed
 from sfad.launch import procfs
 from sfad.launch.base import Adopted, Bounds, Remains
-from sfad.launch.contain import looks, marks
+from sfad.launch.contain import marks
 from sfad.launch.contain.cgroup import cgroupfs
 from sfad.launch.pidfd import tells_exits
 from sfad.launch.start.trampoline import is_one
@@ -75,7 +75,7 @@ async def test_an_adopted_run_continues_and_its_exit_code_is_known(containment: 
         assert rig.held("a1").remains() == remains["a1"]
         assert pid is not None
         assert rig.launcher.place(pid, None) == "a1"
-        assert (load := rig.launcher.load("a1"))
+        assert (load := rig.launcher.loads(["a1"]).get("a1"))
         assert load.processes in (1, 2)
         assert rig.launcher.signal_main("a1", signal.SIGTERM)
         exited = await rig.wait(MainExited, "a1")
@@ -510,7 +510,7 @@ async def test_the_tags_of_other_instances_are_not_ours(instance: str) -> None:
 
 
 def sleepers_below(pid: int) -> set[int]:
-    found = {one.process.pid for one, _ in looks.look().placed(lambda _one, _above: None, pid)}
+    found = {one.process.pid for one, _ in marks.look().placed(lambda _one, _above: None, pid)}
     return {pid for pid in found if procfs.read(f"/proc/{pid}/comm") == b"sleep\n"}
 
 

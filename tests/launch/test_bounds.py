@@ -41,7 +41,7 @@ def below(pid: int) -> list[psutil.Process]:
 
 def close(launcher: Launcher, run: str, counted: list[psutil.Process]) -> bool:
     """Return whether the run uses as much memory as psutil counts, within a twentieth."""
-    load = launcher.load(run)
+    load = launcher.loads([run]).get(run)
     return load is not None and load.memory_bytes == pytest.approx(sum(one.memory_info().rss for one in counted), rel=0.05)
 
 

@@ -3,8 +3,7 @@
 `interface`  what the launcher needs of a containment
 `cgroup`     containment in cgroup v2
 `tags`       containment by descent and inherited marks, where there is no cgroup
-`marks`      the cookie and the tag that the processes of a run inherit
+`marks`      the cookie and the tag that the processes of a run inherit, and looks for them
 `lineage`    which run a process is in, by its ancestors and its cookie
-`looks`      all processes of the machine, by their marks
 `affinity`   binding runs to CPUs, where no controller can throttle them
 """

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from ...protocol.types import RunId
 from ..news import News
@@ -56,27 +55,23 @@ class RunLimits:
         return frozenset()
 
 
-class AdoptedRuns(ABC):
+class AdoptedRuns(Protocol):
     """Runs that an earlier daemon launched. All methods but `forget` raise `OSError`."""
 
-    @abstractmethod
     def rejoin(self, held: HeldRun) -> None:
         """Adopt the run's containment, as far as that is there."""
 
-    @abstractmethod
     def forget(self, held: HeldRun) -> None:
         """Undo `rejoin`, and leave the processes as they are."""
 
-    @abstractmethod
     def carries(self, held: HeldRun, pid: int) -> bool:
         """Return whether a process is provably the run's."""
 
-    @abstractmethod
     def settle(self, held: HeldRun) -> bool:
         """Return whether anything is alive in the run. Called once, after its main process, if that is alive, was adopted."""
 
 
-class RunContainment(ABC):
+class RunContainment(Protocol):
     """Holds the processes of every run together, so that all of them can be found, signalled, paused and counted."""
 
     kind: Literal["cgroup", "tags"]
@@ -85,37 +80,29 @@ class RunContainment(ABC):
     limits: RunLimits
     adopted: AdoptedRuns
 
-    @abstractmethod
     def enter(self, held: HeldRun) -> Door:
         """Make the run's containment if it is not there. Raises `OSError`."""
 
-    @abstractmethod
     def leave(self, held: HeldRun) -> None:
         """Remove what `enter` made."""
 
-    @abstractmethod
     def terminate(self, held: HeldRun, number: int) -> None:
         """Signal every process."""
 
-    @abstractmethod
     def kill(self, held: HeldRun) -> None:
         """Kill every process, again and again until the run is empty."""
 
-    @abstractmethod
     def freeze(self, held: HeldRun) -> None:
         """Stop every process. Calls `Answers.stands_still` when that is done."""
 
-    @abstractmethod
     def thaw(self, held: HeldRun) -> None:
         """Continue every process but those of child runs that were paused by themselves."""
 
-    @abstractmethod
     def populated(self, held: HeldRun) -> bool:
         """Return whether anything is alive in the run, besides zombies and unreaped main processes of child runs. Raises `OSError`.
 
         While the run is being emptied, the containment calls `Answers.consider` when this may have become false."""
 
-    @abstractmethod
     def members(self, *tops: HeldRun) -> Iterable[tuple[int, RunId]]:
         """Yield every live process in these runs, of which none is in another, and the run that the process is in. Raises
         `OSError`."""
@@ -124,9 +111,9 @@ class RunContainment(ABC):
         """Yield live processes of the run that `members` does not find, because they have left its containment."""
         return ()
 
-    @abstractmethod
     def place(self, pid: int, pidfd: int | None) -> RunId | None:
         """See `Launcher.place`."""
 
-    def close(self) -> None:  # noqa: B027 - nothing, unless a subclass holds something
+    def close(self) -> None:
         """Remove what the containment made for itself."""
+        return

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable
 from typing import TypeVar
 
 from ...protocol.types import RunId
 from .. import procfs
 from ..base import Unplaceable
+from ..pidfd import reaped
 from ..procfs import Stat
 from ..runs import HeldRuns
 from .marks import cookie, cookie_run
@@ -88,12 +88,4 @@ def shown(path: str) -> str:
 
 def still(pidfd: int | None) -> bool:
     """Return whether the pidfd's process is still there, so that /proc/PID was about it: later its pid may be used again."""
-    if pidfd is None:
-        return True
-    try:
-        signal.pidfd_send_signal(pidfd, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    return pidfd is None or not reaped(pidfd)

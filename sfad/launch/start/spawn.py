@@ -14,8 +14,7 @@ import os
 import resource
 from collections.abc import Sequence
 
-from ..base import LaunchSpec
-from ..failure import LaunchError
+from ..base import LaunchError, LaunchSpec
 from .trampoline import FD_DOOR, FD_FREE, Trampoline, python
 
 _SETSIGDEF, _SETSIGMASK, _SETSID = 0x04, 0x08, 0x80

@@ -8,17 +8,18 @@ import signal
 from dataclasses import replace
 
 from ...faults import effect
-from ..base import LaunchSpec, Remember
+from ..base import LaunchError, LaunchSpec, Remember
 from ..contain.affinity import RunCpus
 from ..contain.interface import RunContainment
 from ..contain.marks import COOKIE
-from ..failure import LaunchError, shortage
 from ..runs import HeldRun, MainProcess
 from ..watch.mains import Mains
 from ..watch.reaper import Orphans
 from .spawn import Spawner, candidates
 
 _COOKIE_IS = COOKIE + b"="
+_HINTS = {errno.EAGAIN: " (no more processes or threads: RLIMIT_NPROC, pids.max, or kernel.pid_max)"}
+"""What the system's message does not say."""
 
 
 class CommandStarter:
@@ -45,7 +46,7 @@ class CommandStarter:
         try:
             far_gate, gate = os.pipe2(os.O_CLOEXEC)
         except OSError as error:
-            raise shortage(error, name) from error
+            raise _shortage(error, name) from error
         try:
             try:
                 pid, report = self._spawn(held, spec, files, far_gate)
@@ -84,7 +85,7 @@ class CommandStarter:
                 raise
             return pid, report
         except OSError as error:
-            raise shortage(error, name) from error
+            raise _shortage(error, name) from error
         finally:
             for fd in opened:
                 os.close(fd)
@@ -112,6 +113,11 @@ class CommandStarter:
         except BrokenPipeError:  # the trampoline failed before it came to the gate
             pass
         except OSError as error:  # no descriptor, or no memory, to look at it
-            main.failure = shortage(error, main.name)
+            main.failure = _shortage(error, main.name)
         if main.failure:
             main.signal(signal.SIGKILL)  # it may hang before the gate, for long
+
+
+def _shortage(error: OSError, name: bytes) -> LaunchError:
+    """Return the error for a command that the system had no resources to start."""
+    return LaunchError(error.errno or errno.EIO, "cannot start", name, _HINTS.get(error.errno or 0, ""))

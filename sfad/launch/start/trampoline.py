@@ -24,22 +24,24 @@ Tried and rejected: clone3(2) straight into the cgroup, from a few instructions 
 latency under load were the same, and isolated starts some milliseconds sooner; but a vforked child that is born in a frozen
 cgroup stands still before its execve(2), and the daemon with it. (The same is true of POSIX_SPAWN_SETCGROUP.)
 
-There are two trampolines. One is a static ELF image, for x86_64 and aarch64 (about 0.1 ms); tests/launch/test_trampoline.py
-runs both images, the other machine's under qemu, which .ci/run installs. The other is `trampoline_py`, for other machines
-and for commands with a terminal: there it also starts the processes that let Ctrl-Z stop the command.
+There are two trampolines. One is a static ELF image, for x86_64 (about 0.1 ms). The other is `trampoline_py` (10 to 20 ms), for
+other machines, for machines that forbid to execute the image, and for commands with a terminal: there it also starts the
+processes that let Ctrl-Z stop the command.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import platform
 import re
 import struct
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from ..base import LaunchError
 
 ATTACH, ENTER, CLOSE, EXEC, INTERPRET = 1, 2, 3, 4, 5
 """Stages of a failure: writing to fd 3, chdir(2), close_range(2), execve(2), and execve(2) of a file that is there (if that
@@ -47,10 +49,14 @@ fails with ENOENT, the interpreter is missing)."""
 
 REPORT = struct.Struct("=qq")
 SHELL = b"/bin/sh"
+ITS_COMMAND, ITS_DIRECTORY = b"its command", b"its directory"
+"""How an error names the command and the directory of an adopted run: their names are not saved."""
+
 FD_DOOR, FD_REPORT, FD_GATE, FD_IMAGE, FD_FREE = 3, 4, 5, 6, 7
 
 _NAME = "sfad-trampoline"
 _LOAD = 0x400000
+_EM_X86_64 = 62
 _X86_64 = """
 000 31 ff             xor edi, edi
 002 48 8b 74 24 10    mov rsi, [rsp+16]         ; argv[1], octal digits
@@ -187,131 +193,29 @@ _X86_64 = """
 13e 58                pop rax
 13f 0f 05             syscall
 """
-_AARCH64 = """
-000 52800000          mov w0, #0
-004 f9400be2          ldr x2, [sp, #16]         ; argv[1], octal digits
-008 38401443          ldrb w3, [x2], #1
-00c 34000083          cbz w3, 01c
-010 12000863          and w3, w3, #7
-014 0b000c60          add w0, w3, w0, lsl #3
-018 17fffffc          b 008
-01c d28014c8          mov x8, #166              ; umask(w0)
-020 d4000001          svc #0
-024 d2800033          mov x19, #1               ; stage = ATTACH
-028 d2800060          mov x0, #3                ; write(3, "0", 1)
-02c 10000b21          adr x1, 190
-030 d2800022          mov x2, #1
-034 d2800808          mov x8, #64
-038 d4000001          svc #0
-03c b7f80980          tbnz x0, #63, 16c
-040 d2800053          mov x19, #2               ; stage = ENTER
-044 f9400fe0          ldr x0, [sp, #24]         ; chdir(argv[2])
-048 d2800628          mov x8, #49
-04c d4000001          svc #0
-050 b7f808e0          tbnz x0, #63, 16c
-054 d2800073          mov x19, #3               ; stage = CLOSE
-058 d2800060          mov x0, #3                ; close_range(3, ~0, CLOSE_RANGE_CLOEXEC)
-05c 12800001          mov w1, #-1
-060 d2800082          mov x2, #4
-064 d2803688          mov x8, #436
-068 d4000001          svc #0
-06c b7f80800          tbnz x0, #63, 16c
-070 d2800093          mov x19, #4               ; stage = EXEC
-074 d28000a0          mov x0, #5                ; read(5, …, 1): 1, or the daemon has died
-078 d10043e1          sub x1, sp, #16
-07c d2800022          mov x2, #1
-080 d28007e8          mov x8, #63
-084 d4000001          svc #0
-088 f100041f          cmp x0, #1
-08c 540007c1          b.ne 184
-090 f94003e3          ldr x3, [sp]              ; x20 = envp
-094 8b236ff4          add x20, sp, x3, lsl #3
-098 91004294          add x20, x20, #16
-09c 910083f5          add x21, sp, #32          ; x21 = &argv[3], the files
-0a0 aa1503f6          mov x22, x21              ; x22 = what follows the empty one, ARGV
-0a4 f84086c0          ldr x0, [x22], #8
-0a8 39400003          ldrb w3, [x0]
-0ac 35ffffc3          cbnz w3, 0a4
-0b0 92800037          mov x23, #-2              ; x23 = -ENOENT
-0b4 d2801ba8          mov x8, #221
-0b8 f94002a0          ldr x0, [x21]             ; execve(*x21, x22, x20)
-0bc 39400003          ldrb w3, [x0]
-0c0 340003c3          cbz w3, 138
-0c4 aa1603e1          mov x1, x22
-0c8 aa1403e2          mov x2, x20
-0cc d4000001          svc #0
-0d0 b100201f          cmn x0, #8                ; ENOEXEC
-0d4 54000200          b.eq 114
-0d8 910022b5          add x21, x21, #8          ; the next one, after
-0dc b100081f          cmn x0, #2                ; ENOENT,
-0e0 54fffec0          b.eq 0b8
-0e4 b100501f          cmn x0, #20               ; ENOTDIR,
-0e8 54fffe80          b.eq 0b8
-0ec aa0003f7          mov x23, x0               ; and, to be reported in the end, all but
-0f0 b1001c1f          cmn x0, #7                ; E2BIG,
-0f4 54000220          b.eq 138
-0f8 b1002c1f          cmn x0, #11               ; EAGAIN,
-0fc 540001e0          b.eq 138
-100 b100301f          cmn x0, #12               ; ENOMEM,
-104 540001a0          b.eq 138
-108 b100681f          cmn x0, #26               ; ETXTBSY
-10c 54fffd61          b.ne 0b8
-110 1400000a          b 138
-114 f94002a3          ldr x3, [x21]             ; argv[0] = the file, after argv[-1] = SHELL
-118 f90002c3          str x3, [x22]
-11c f94007e0          ldr x0, [sp, #8]
-120 f81f8ec0          str x0, [x22, #-8]!
-124 aa1603e1          mov x1, x22               ; execve(SHELL, x22, x20)
-128 aa1403e2          mov x2, x20
-12c d4000001          svc #0
-130 aa0003f7          mov x23, x0
-134 1400000c          b 164
-138 b1000aff          cmn x23, #2               ; after ENOENT: access(*file, F_OK)?
-13c 54000161          b.ne 168
-140 910083f5          add x21, sp, #32
-144 d2800608          mov x8, #48
-148 f84086a1          ldr x1, [x21], #8
-14c 39400023          ldrb w3, [x1]
-150 340000c3          cbz w3, 168
-154 92800c60          mov x0, #-100
-158 d2800002          mov x2, #0
-15c d4000001          svc #0
-160 b5ffff40          cbnz x0, 148
-164 d28000b3          mov x19, #5               ; stage = INTERPRET
-168 aa1703e0          mov x0, x23
-16c a9bf03f3          stp x19, x0, [sp, #-16]!  ; write(4, {stage, -errno}, 16)
-170 d2800080          mov x0, #4
-174 910003e1          mov x1, sp
-178 d2800202          mov x2, #16
-17c d2800808          mov x8, #64
-180 d4000001          svc #0
-184 d2800fe0          mov x0, #127              ; exit(127)
-188 d2800ba8          mov x8, #93
-18c d4000001          svc #0
-190 30000000          .ascii "0"
-"""
-_MACHINES = {"x86_64": (62, _X86_64), "aarch64": (183, _AARCH64)}
 _MNEMONIC = 22
 
 
-def image(machine: str) -> bytes:
-    """Return the ELF file for `machine` (`platform.machine()`): a header, two segments (code, and a stack that is not executable)
-    and the instructions of the table. Raises `KeyError` where there is no table."""
-    number, table = _MACHINES[machine]
-    code = b"".join(_instruction(line) for line in table.strip().splitlines())
+def image() -> bytes:
+    """Return the ELF file: a header, two segments (code, and a stack that is not executable) and the instructions."""
+    code = bytes.fromhex("".join(line[4:_MNEMONIC] for line in _X86_64.strip().splitlines()))
     size = 64 + 2 * 56 + len(code)
     entry = _LOAD + size - len(code)
-    header = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 2, number, 1, entry, 64, 0, 0, 64, 56, 2, 0, 0, 0)
+    header = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 2, _EM_X86_64, 1, entry, 64, 0, 0, 64, 56, 2, 0, 0, 0)
     load = struct.pack("<IIQQQQQQ", 1, 5, 0, _LOAD, _LOAD, size, size, 0x1000)
     stack = struct.pack("<IIQQQQQQ", 0x6474E551, 6, 0, 0, 0, 0, 0, 16)
     return header + load + stack + code
 
 
-def _instruction(line: str) -> bytes:
-    written = line[4:_MNEMONIC].strip()
-    octets = bytes.fromhex(written)
-    # A64 listings show words; memory has them little-endian. The last line is data, shown as it is in memory.
-    return octets if " " in written or len(octets) != 4 or ".ascii" in line else octets[::-1]
+def reported(report: bytes, name: bytes = ITS_COMMAND, cwd: bytes = ITS_DIRECTORY) -> LaunchError:
+    """Return the error that a trampoline reported of a command and its working directory."""
+    stage, number = REPORT.unpack(report)
+    if stage == ATTACH:
+        return LaunchError(-number, "cannot contain", name)
+    if stage == ENTER:
+        return LaunchError(-number, "cannot enter directory", cwd, about="directory")
+    missing = stage == INTERPRET and number == -errno.ENOENT
+    return LaunchError(-number, "cannot execute", name, " (its interpreter is missing)" if missing else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,11 +236,6 @@ class Trampoline:
             os.close(self.image)
 
 
-def elf() -> Trampoline:
-    """Return the ELF trampoline of this machine. Raises `KeyError` if there is none, `OSError` if it cannot be stored."""
-    return Trampoline(b"/proc/self/fd/%d" % FD_IMAGE, image=_stored(image(platform.machine())))
-
-
 def python() -> Trampoline:
     """Return the trampoline in Python, which takes 10 to 20 ms for each start, in the child."""
     return Trampoline(os.fsencode(sys.executable), tuple(map(os.fsencode, _python())))
@@ -350,56 +249,33 @@ def is_one(pid: int) -> bool:
             words = file.read(4096).split(b"\0")
     except OSError:  # it has ended
         return False
-    return executed.startswith((f"/memfd:{_NAME}", f"{_directory()}/{_NAME}")) or words[1:6] == [*map(os.fsencode, _python()[1:])]
+    return executed.startswith(f"/memfd:{_NAME}") or words[1:6] == [*map(os.fsencode, _python()[1:])]
 
 
 def best() -> Trampoline:
-    """Return the ELF trampoline if there is one and the kernel has CLOSE_RANGE_CLOEXEC (5.11), else the one in Python."""
+    """Return the image on x86_64 with CLOSE_RANGE_CLOEXEC (Linux 5.11), if a memfd can be executed; else the one in Python."""
     release = tuple(int(number) for number in re.findall(r"\d+", platform.release())[:2])
-    return elf() if platform.machine() in _MACHINES and release >= (5, 11) else python()
+    fd = _memfd() if platform.machine() == "x86_64" and release >= (5, 11) else None
+    return python() if fd is None else Trampoline(b"/proc/self/fd/%d" % FD_IMAGE, image=fd)
 
 
-def _stored(content: bytes) -> int:
-    """Return a descriptor that can be executed: an unlinked file where `vm.memfd_noexec` or a security module forbids a memfd."""
-    fd = _memfd(content)
-    if fd is not None and os.access(f"/proc/self/fd/{fd}", os.X_OK):
-        return fd
-    if fd is not None:
-        os.close(fd)
-    return _unlinked(content)
-
-
-def _memfd(content: bytes) -> int | None:
+def _memfd() -> int | None:
+    """Return the image as a descriptor; `None` where `vm.memfd_noexec` or a security module forbids to execute that."""
     mfd_exec = 0x10
     for flags in (mfd_exec, 0):  # before Linux 6.3 the flag is EINVAL; with vm.memfd_noexec=2 it is EACCES
         try:
             fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
         except OSError:
             continue
-        os.write(fd, content)
+        os.write(fd, image())
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
-        return _high(fd)
+        high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FD_FREE)  # above the descriptors that the contract names
+        os.close(fd)
+        if os.access(f"/proc/self/fd/{high}", os.X_OK):
+            return high
+        os.close(high)
     return None
-
-
-def _unlinked(content: bytes) -> int:
-    with tempfile.TemporaryDirectory(prefix=_NAME, dir=_directory()) as directory:
-        file = Path(directory, "trampoline")
-        file.write_bytes(content)
-        file.chmod(0o500)
-        return _high(os.open(file, os.O_RDONLY | os.O_CLOEXEC))  # a writable descriptor would be ETXTBSY
 
 
 def _python() -> tuple[str, ...]:
     return (sys.executable, "-I", "-S", "-X", "utf8", str(Path(__file__).with_name("trampoline_py.py")))
-
-
-def _directory() -> str:
-    return os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-
-
-def _high(fd: int) -> int:
-    """Move a descriptor above those that the contract names."""
-    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FD_FREE)
-    os.close(fd)
-    return moved

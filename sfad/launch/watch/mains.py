@@ -8,11 +8,11 @@ from time import monotonic
 from ...core.events import LaunchSucceeded, MainExited
 from ...faults import effect
 from .. import procfs
-from ..failure import LaunchError, reported
+from ..base import LaunchError
 from ..news import News
 from ..pidfd import ended, exit_status, reaped, tells_exits
 from ..runs import HeldRun, MainProcess
-from ..start.trampoline import REPORT
+from ..start.trampoline import REPORT, reported
 from .answers import Answers
 from .reactor import Reactor
 from .reaper import Orphans

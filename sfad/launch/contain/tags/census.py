@@ -19,7 +19,7 @@ from ...base import Unplaceable
 from ...procfs import Stat
 from ...runs import HeldRuns
 from ...watch.reaper import Orphans, reap_orphan
-from .. import looks
+from .. import marks
 from ..lineage import by_cookie, descends, left, settled, still
 from .abroad import Abroad
 
@@ -136,7 +136,7 @@ class Census:
         found: RunId | None = None
         ours = descends(line)
         for ancestor in reversed(line[:-1] if ours else line if self._abroad else ()):
-            found = self._marked_below(ancestor.pid, found) if ours else self._abroad.run_of(looks.trace(ancestor), found)
+            found = self._marked_below(ancestor.pid, found) if ours else self._abroad.run_of(marks.trace(ancestor), found)
         return found or None, ours
 
     def _run_of_child(self, pid: int) -> RunId | None:
