@@ -1,7 +1,5 @@
 """One client's connection: frames in, frames out, descriptors both ways; never blocks."""
 
-from __future__ import annotations
-
 import array
 import os
 import socket
@@ -54,7 +52,7 @@ class Connection:
     """State of one client. `number` is never used twice; descriptors in `received` are owned until taken."""
 
     def __init__(
-        self, sock: socket.socket, number: int, peer: Peer, holder: Holder, on_unsent: Callable[[Connection], None]
+        self, sock: socket.socket, number: int, peer: Peer, holder: Holder, on_unsent: Callable[["Connection"], None]
     ) -> None:
         self.sock = sock
         self.fd = sock.fileno()

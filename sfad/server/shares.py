@@ -5,12 +5,10 @@ and all runs together leave enough to the owner of the daemon, who must be able 
 its tree, because it could start children to multiply its share.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 from ..core.access import Peer
 from ..host.descriptors import Descriptors, Need
@@ -69,7 +67,7 @@ class Holder:
     groups: tuple[ShareGroup, ...]
 
     @classmethod
-    def of(cls, peer: Peer, root: RunId | None) -> Holder:
+    def of(cls, peer: Peer, root: RunId | None) -> Self:
         """Return the groups of a peer. `root`: the root of the tree that it is in."""
         if peer.unplaced:
             inside = [ShareGroup("unplaced")]
