@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import verbs
-from .exits import Exit, Quit, UsageError
+from .exits import ExitCode, Quit, UsageError
 from .options import NotPlain, before_command, read
 
 
@@ -28,15 +28,15 @@ def _guarded(arguments: list[str]) -> int:
     except UnicodeEncodeError as error:
         # argv, environment and paths of a run travel as bytes; names, ids and labels are text
         print(f"sfactl: {error.object!a}: only the command, --env and --cwd may hold bytes that are not UTF-8", file=sys.stderr)
-        return Exit.USAGE
+        return ExitCode.USAGE
     except KeyboardInterrupt:
-        return Exit.INTERRUPTED
+        return ExitCode.INTERRUPTED
     except BrokenPipeError:
         return _unread()
     except OSError as error:
         _unread()
         print(f"sfactl: {error}", file=sys.stderr)
-        return Exit.UNAVAILABLE
+        return ExitCode.UNAVAILABLE
 
 
 def _harmless(message: str) -> str:
@@ -114,20 +114,20 @@ def _agent_or_command(words: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _by_typer(arguments: Sequence[str], verb: str | None, command: tuple[str, ...] = (), *, completing: bool = False) -> int:
-    from .app import invoke
+    from .typer_app import invoke
 
     try:
         invoke(arguments, verb, lambda name, values: _call(name, values, command), completing)
     except SystemExit as end:
-        return end.code if isinstance(end.code, int) else Exit.USAGE
-    return Exit.DONE
+        return end.code if isinstance(end.code, int) else ExitCode.USAGE
+    return ExitCode.DONE
 
 
 def _version() -> int:
     from sfad import __version__
 
     print(f"sfactl {__version__}")
-    return Exit.DONE
+    return ExitCode.DONE
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def connect(flag: str | None) -> Client:
             error.message += why_not
             raise
     # How daemons are started takes modules that no connection needs.
-    from .starting import start
+    from .start_daemon import start
 
     return start()
 

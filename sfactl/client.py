@@ -27,8 +27,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from sfad.protocol import messages as m
-from sfad.protocol.errors import ErrorCode
-from sfad.protocol.types import LimitRefusal, Role, RunInfo
+from sfad.protocol.types import ErrorCode, LimitRefusal, Role, RunInfo
 
 from . import connection
 from .connection import DaemonError
@@ -267,7 +266,6 @@ class Sfad:
         client = self._connected()
         if isinstance(request, m.Report | m.Reserve) and request.run is None and client.welcome.run is None:
             raise NotInARun("this process is in no run of the daemon's: name one, as in Sfad(run='a1')")
-        request.id = client.next_id()
         try:
             client.send(request)
         except TimeoutError:

@@ -13,8 +13,8 @@ from sfad.protocol.types import Action, LimitKind, RunInfo, Status
 
 from . import verbs
 from .connection import connect
+from .deadline import Late, within
 from .exits import Quit
-from .patience import Late, within
 
 PATIENCE = 0.5
 """Seconds that the daemon has for its answer."""
@@ -37,7 +37,7 @@ def candidates(kind: str, begun: str, socket: str | None = None) -> list[Candida
 
 def _listed(socket: str | None, status: Sequence[Status] = ()) -> list[RunInfo]:
     with connect(socket) as client:
-        return client.call(List(id=client.next_id(), status=list(status)), RunList).runs[::-1]
+        return client.call(List(id=0, status=list(status)), RunList).runs[::-1]
 
 
 def _live(socket: str | None) -> list[RunInfo]:
@@ -63,7 +63,7 @@ def _types(socket: str | None) -> Iterator[Candidate]:
 def _agents(socket: str | None) -> Iterator[Candidate]:
     try:
         with connect(socket) as client:
-            found = client.call(Agents(id=client.next_id()), AgentList).agents
+            found = client.call(Agents(id=0), AgentList).agents
     except Quit:
         yield from ((word, "") for word in AGENTS)
     else:

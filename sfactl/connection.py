@@ -22,10 +22,9 @@ from typing import NamedTuple, TypeVar
 from msgspec import structs
 
 from sfad.protocol import messages as m
-from sfad.protocol.errors import ErrorCode, ProtocolError
-from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, FrameDecoder
+from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, SUPPORTED, FrameDecoder, ProtocolError
 from sfad.protocol.paths import SYSTEM_SOCKET, client_sockets, connect_path
-from sfad.protocol.version import SUPPORTED
+from sfad.protocol.types import ErrorCode
 
 from . import exits
 from .listener import distrusted
@@ -58,7 +57,7 @@ class Unreachable(exits.Quit):
     closed the connection)."""
 
     def __init__(self, path: Path, kind: str, detail: str) -> None:
-        super().__init__(exits.Exit.UNREACHABLE, f"the daemon cannot be reached at {path}: {detail}")
+        super().__init__(exits.ExitCode.UNREACHABLE, f"the daemon cannot be reached at {path}: {detail}")
         self.path = path
         self.kind = kind
 
@@ -92,7 +91,7 @@ def connect(flag: str | None) -> Client:
     try:
         places = client_sockets(os.environ, os.getuid(), flag)
     except ValueError as error:
-        raise exits.Quit(exits.Exit.UNREACHABLE, str(error)) from None
+        raise exits.Quit(exits.ExitCode.UNREACHABLE, str(error)) from None
     failures: list[Unreachable] = []
     for place in places:
         try:
@@ -102,6 +101,12 @@ def connect(flag: str | None) -> Client:
                 raise
             failures.append(error)
     raise next((f for f in failures if f.kind == "refused"), failures[0])
+
+
+def call(flag: str | None, request: m.Request, expected: type[R]) -> R:
+    """Connect as `connect` does, send one request, and return its reply. Raise what `connect` and `Client.call` raise."""
+    with connect(flag) as client:
+        return client.call(request, expected)
 
 
 class Client:
@@ -201,9 +206,10 @@ class Client:
         return self._last_id
 
     def send(self, request: m.Request, descriptors: Sequence[int] = ()) -> int:
-        """Sends without waiting; the answer is had from `arrived` or `answer`. Returns the request's id. After `ConnectionLost`
-        nothing of it has been taken: a frame that is cut off is no request. Raises `DaemonError` where the daemon said why it
-        closed the connection."""
+        """Give the request the next id, send it without waiting, and return the id; `arrived` or `answer` receive the reply. After
+        `ConnectionLost` the daemon has not taken the request: a frame that is cut off is no request. Raise `DaemonError` if the
+        daemon said why it closed the connection."""
+        request.id = self.next_id()
         frame = m.pack_message(request)
         if len(frame) > MAX_REQUEST:
             raise exits.UsageError(f"the request is {len(frame)} bytes long; the daemon takes {MAX_REQUEST}")
@@ -250,7 +256,7 @@ class Client:
                     raise ConnectionLost(self.path, unanswered(request)) from None
             repeated += 1
             self.reconnect(advice(request), patience=_time_for(request, time.monotonic() - asked))
-            request = again(request, self.next_id(), time.monotonic() - asked)
+            request = again(request, time.monotonic() - asked)
 
     def answer(self, wanted: int, expected: type[R]) -> tuple[R, list[int]]:
         """Waits for the reply to the request with the id `wanted`; `send` has sent it. Raises `DaemonError`, `Unreachable`."""
@@ -270,7 +276,7 @@ class Client:
     def _expect(self, reply: m.Reply, expected: type[R]) -> R:
         check(reply)
         if not isinstance(reply, expected):
-            raise exits.Quit(exits.Exit.LOST, f"the daemon answered {type(reply).__name__}, not {expected.__name__}")
+            raise exits.Quit(exits.ExitCode.LOST, f"the daemon answered {type(reply).__name__}, not {expected.__name__}")
         return reply
 
     def arrived(self) -> list[Answer]:
@@ -304,21 +310,21 @@ class Client:
             self._last_words = reply  # about the connection, which the daemon closes next
         wanted = reply.descriptors if isinstance(reply, m.LogFiles) else 0
         if wanted > len(self._received):
-            raise exits.Quit(exits.Exit.LOST, f"the daemon announced {wanted} descriptors and sent fewer")
+            raise exits.Quit(exits.ExitCode.LOST, f"the daemon announced {wanted} descriptors and sent fewer")
         return Answer(reply, [self._received.popleft() for _ in range(wanted)])
 
     def _shake_hands(self) -> m.Welcome:
-        hello = m.Hello(id=self.next_id(), versions=list(SUPPORTED), client=f"sfactl {os.getpid()}")
+        hello = m.Hello(id=0, versions=list(SUPPORTED), client=f"sfactl {os.getpid()}")
         welcome, _ = self.answer(self.send(hello), m.Welcome)
         self._socket.settimeout(self._patience)
         return welcome
 
 
-def again(request: Q, number: int, elapsed: float) -> Q:
-    """`request` as it is sent a second time, `elapsed` seconds after the first."""
+def again(request: Q, elapsed: float) -> Q:
+    """Return `request` as it is sent a second time, `elapsed` seconds after the first."""
     if isinstance(request, m.Wait) and request.timeout is not None:
-        return structs.replace(request, id=number, timeout=max(request.timeout - elapsed, 0.0))
-    return structs.replace(request, id=number)
+        return structs.replace(request, timeout=max(request.timeout - elapsed, 0.0))
+    return request
 
 
 def _time_for(request: m.Request, elapsed: float) -> float:

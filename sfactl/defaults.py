@@ -17,8 +17,8 @@ from sfad.protocol.messages import Config, ConfigReply, Setting
 from sfad.protocol.types import LimitKind
 
 from .connection import connect
+from .deadline import Late, within
 from .exits import Quit
-from .patience import Late, within
 
 PATIENCE = 1.0
 """Seconds to wait for the daemon's answer."""
@@ -46,7 +46,7 @@ def told() -> str:
 def _settings() -> list[Setting]:
     try:
         with within(PATIENCE), connect(None) as client:
-            return client.call(Config(id=client.next_id()), ConfigReply).settings
+            return client.call(Config(id=0), ConfigReply).settings
     except (Quit, Late):
         pass  # help is wanted also where there is no daemon yet
     done = subprocess.run([sys.executable, "-P", "-m", "sfad.config"], capture_output=True, text=True, check=False)

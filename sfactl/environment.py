@@ -39,6 +39,16 @@ def whole(source: str, text: str, *limits: int) -> int:
     return understood(source, parse_whole, text, *limits)
 
 
+def count(option: str, text: str | None) -> int | None:
+    """Return a whole number that is not negative, `None` if the option is not given. Raise `UsageError`."""
+    return None if text is None else whole(option, text, 0, MOST_WHOLE)
+
+
+def seconds(option: str, text: str | None) -> float | None:
+    """Return the seconds of an option, `None` if it is not given. Raise `UsageError`."""
+    return None if text is None else duration(option, text)
+
+
 def duration(source: str, text: str) -> float:
     """Return seconds. Raise `UsageError` naming `source`."""
     return understood(source, parse_duration, text)

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from sfad.protocol.errors import ErrorCode
-    from sfad.protocol.types import Refusal, RunInfo
+    from sfad.protocol.types import ErrorCode, Refusal, RunInfo
 
 
-class Exit(IntEnum):
+class ExitCode(IntEnum):
     """What `$?` holds. Stable from the first release. `else` in the table: the run's own code, or 128 + its signal."""
 
     meaning: str
 
-    def __new__(cls, value: int, meaning: str) -> Exit:
+    def __new__(cls, value: int, meaning: str) -> ExitCode:
         member = int.__new__(cls, value)
         member._value_ = value
         member.meaning = meaning
@@ -44,7 +43,7 @@ class Exit(IntEnum):
 
 def table() -> str:
     """The exit codes as `--help` shows them."""
-    lines = [f"{member.value:>5}  {member.meaning}" for member in Exit]
+    lines = [f"{member.value:>5}  {member.meaning}" for member in ExitCode]
     return "\n".join([*lines, " else  the run's own exit code, 128 + n for signal n"])
 
 
@@ -61,7 +60,7 @@ class UsageError(Quit):
     """The command line or the environment holds something that cannot be meant. Exit 2."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(Exit.USAGE, message)
+        super().__init__(ExitCode.USAGE, message)
 
 
 T = TypeVar("T")
@@ -77,7 +76,7 @@ def understood(source: str, read: Callable[..., T], *arguments: object) -> T:
 
 def worst(codes: Iterable[int]) -> int:
     """The exit code of a command about several runs, given that of each."""
-    return min(codes, key=_FROM_WORST.index, default=Exit.DONE)
+    return min(codes, key=_FROM_WORST.index, default=ExitCode.DONE)
 
 
 _FROM_WORST = (5, 70, 69, 75, 77, 66, 2, 1, 0)
@@ -91,23 +90,23 @@ def of_run(run: RunInfo) -> int:
         return _of_failed(run)
     if status.startswith("rejected_"):
         return _of_rejection(status)
-    return _BY_STATUS.get(status, Exit.UNAVAILABLE)
+    return _BY_STATUS.get(status, ExitCode.UNAVAILABLE)
 
 
 _BY_STATUS = {
-    "completed": Exit.DONE,
-    "timeout": Exit.TIMEOUT,
-    "cancelled": Exit.TERMINATED,
-    "lost": Exit.LOST,
+    "completed": ExitCode.DONE,
+    "timeout": ExitCode.TIMEOUT,
+    "cancelled": ExitCode.TERMINATED,
+    "lost": ExitCode.LOST,
 }
 
 
 def _of_failed(run: RunInfo) -> int:
     why = run.reason.kind if run.reason else "exit"
     if why == "limit":
-        return Exit.LIMIT
+        return ExitCode.LIMIT
     if why in ("output", "ledger"):
-        return Exit.UNAVAILABLE
+        return ExitCode.UNAVAILABLE
     if why == "launch":
         return _of_launch(run)
     if why in ("agent", "result"):
@@ -115,7 +114,7 @@ def _of_failed(run: RunInfo) -> int:
     if run.signal is not None:
         return 128 + run.signal
     # An exit status of 0 with the status `failed` must not read as success to a script.
-    return run.exit_code or Exit.LOST
+    return run.exit_code or ExitCode.LOST
 
 
 _SAID_FAILED = 1
@@ -125,10 +124,10 @@ _SAID_FAILED = 1
 def _of_launch(run: RunInfo) -> int:
     reason = run.reason
     if reason is not None and reason.errno in _SHORT:
-        return Exit.UNAVAILABLE
+        return ExitCode.UNAVAILABLE
     # ENOENT may also be about the working directory; a shell's 127 is about the command alone
     missing = reason is not None and reason.errno == errno.ENOENT and reason.about != "directory"
-    return Exit.NOT_FOUND if missing else Exit.NOT_EXECUTABLE
+    return ExitCode.NOT_FOUND if missing else ExitCode.NOT_EXECUTABLE
 
 
 _SHORT = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC})
@@ -136,7 +135,7 @@ _SHORT = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errn
 
 
 def _of_rejection(status: str) -> int:
-    return Exit.NOT_PERMITTED if status == "rejected_permission" else Exit.REFUSED
+    return ExitCode.NOT_PERMITTED if status == "rejected_permission" else ExitCode.REFUSED
 
 
 def of_refusal(refusal: Refusal) -> int:
@@ -146,15 +145,15 @@ def of_refusal(refusal: Refusal) -> int:
 
 def of_error(code: ErrorCode) -> int:
     """The exit code for the daemon's `Error`."""
-    return _BY_ERROR.get(code.value, Exit.LOST)
+    return _BY_ERROR.get(code.value, ExitCode.LOST)
 
 
 _BY_ERROR = {
-    "bad_request": Exit.USAGE,
-    "unsupported_version": Exit.UNREACHABLE,
-    "no_such_run": Exit.NO_RUN,
-    "ambiguous_run": Exit.NO_RUN,
-    "not_permitted": Exit.NOT_PERMITTED,
-    "wrong_state": Exit.REFUSED,
-    "unavailable": Exit.UNAVAILABLE,
+    "bad_request": ExitCode.USAGE,
+    "unsupported_version": ExitCode.UNREACHABLE,
+    "no_such_run": ExitCode.NO_RUN,
+    "ambiguous_run": ExitCode.NO_RUN,
+    "not_permitted": ExitCode.NOT_PERMITTED,
+    "wrong_state": ExitCode.REFUSED,
+    "unavailable": ExitCode.UNAVAILABLE,
 }

@@ -25,7 +25,7 @@ RETRY = 0.2
 """Seconds between looks at the files when there is no inotify instance (fs.inotify.max_user_instances is 128 a user)."""
 
 
-class Growth:
+class FileWatch:
     """Readable when a watched file has changed. Without inotify, `timeout` says how long to wait before looking anyway."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class Follower:
         if size < self.offset:
             self._go_on(0, "the run truncated its output; starting again at its beginning")
         while size > self.offset and (data := os.pread(self.source, FILE_CHUNK, self.offset)):
-            # Asked after reading: bytes are freed meanwhile, and never come back. What is data now was data then.
+            # Pending after reading: bytes are freed meanwhile, and never come back. What is data now was data then.
             start = data_from(self.source, self.offset)
             if start is None:
                 break
@@ -132,7 +132,7 @@ class Copying:
 
     def __init__(self, followers: Sequence[Follower]) -> None:
         self._followers = followers
-        self._growth = Growth()
+        self._growth = FileWatch()
         for follower in followers:
             self._growth.watch(follower.source)
 

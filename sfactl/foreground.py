@@ -20,13 +20,13 @@ from msgspec import json, structs
 from sfad.protocol import messages as m
 from sfad.protocol.types import Event, RunId, RunInfo, Status
 
-from . import exits, loop, output, refused, request
+from . import exits, output, poll, refused, request
 from .connection import AGAIN, Client, ConnectionLost, again, check, unanswered
 
 if TYPE_CHECKING:
     from .limits import Notices
     from .terminal import Terminal
-    from .text import TextFollower
+    from .text_follower import TextFollower
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 HANDLED = (*STOPPING, signal.SIGQUIT, signal.SIGWINCH, signal.SIGTSTP)
@@ -36,7 +36,7 @@ Form = Literal["raw", "text", "auto"]
 Answered = Callable[[m.Reply, Sequence[int]], None]
 
 
-class Asked(NamedTuple):
+class Pending(NamedTuple):
     """A request without an answer, and who takes that."""
 
     request: m.Request
@@ -77,8 +77,8 @@ class Foreground:
         self._notices: Notices | None = None
         self._early: list[Event] = []
         """Events of the run that came before the answer that says which one it is."""
-        self._activities: list[loop.Activity] = []
-        self._pending: dict[int, Asked] = {}
+        self._activities: list[poll.Activity] = []
+        self._pending: dict[int, Pending] = {}
         self._respawned = 0
         self._known: RunId | None = None
         """Its id, which its first event tells; the answer comes when its command has been executed."""
@@ -87,13 +87,13 @@ class Foreground:
         self._output_asked = False
         """Its descriptors may arrive after the news that a short run has ended."""
         self._queued = False
-        self._signals: loop.Signals
+        self._signals: poll.Signals
         self._signalled: list[int] = []
 
     def carry_out(self) -> int:
         """Starts the run, stays until its end, and returns the exit code. Raises what ends the program."""
         try:
-            with loop.Signals(HANDLED) as self._signals:
+            with poll.Signals(HANDLED) as self._signals:
                 self._start()
                 while self._final is None or self._output_asked or (self._text and not self._text.finished):
                     self._step()
@@ -140,7 +140,7 @@ class Foreground:
         with suppress(ConnectionLost):
             self._client.send(request, descriptors)
             sent = True
-        self._pending[request.id] = Asked(request, answered, descriptors, sent)
+        self._pending[request.id] = Pending(request, answered, descriptors, sent)
 
     def _step(self) -> None:
         try:
@@ -154,7 +154,7 @@ class Foreground:
 
     def _turn(self, fixed: Sequence[int], timeout: float | None = None) -> dict[int, int]:
         """Waits once, and does everything but listen."""
-        ready = loop.wait([self._signals.descriptor, *fixed], self._activities, timeout)
+        ready = poll.wait([self._signals.descriptor, *fixed], self._activities, timeout)
         for number in self._signals.taken():
             self._on_signal(number)
         for activity in self._activities:
@@ -162,7 +162,7 @@ class Foreground:
         return ready
 
     def _drain(self) -> None:
-        ready = loop.wait([self._signals.descriptor], self._activities)
+        ready = poll.wait([self._signals.descriptor], self._activities)
         for number in self._signals.taken():
             if number in STOPPING:
                 raise exits.Quit(128 + number)
@@ -206,13 +206,13 @@ class Foreground:
         for event in self._early:
             self._event(event)
         self._copy_output(run)
-        self._ask(m.Wait(id=self._client.next_id(), run=run.id), self._ended)
+        self._ask(m.Wait(id=0, run=run.id), self._ended)
         self._learn(run.id)
 
     def _copy_output(self, run: RunInfo) -> None:
         if self._message.stdio == "files" and self._message.log and not self._json:
             self._output_asked = True
-            self._ask(m.Logs(id=self._client.next_id(), run=run.id, form=self._form), self._opened)
+            self._ask(m.Logs(id=0, run=run.id, form=self._form), self._opened)
 
     def _opened(self, reply: m.Reply, descriptors: Sequence[int]) -> None:
         self._output_asked = False
@@ -228,14 +228,14 @@ class Foreground:
         self._activities.append(follow.Copying([stdout, follow.Follower(err, 2, self._note)]))
 
     def _text_from(self, source: int) -> TextFollower:
-        from .text import TextFollower
+        from .text_follower import TextFollower
 
         self._text = TextFollower(source, 1, self._note, self._ask_for_text)
         return self._text
 
     def _ask_for_text(self, cursor: bytes) -> None:
         assert self._run is not None  # whose files these are
-        self._ask(m.Text(id=self._client.next_id(), run=self._run.id, cursor=cursor), self._told)
+        self._ask(m.Text(id=0, run=self._run.id, cursor=cursor), self._told)
 
     def _told(self, reply: m.Reply, _descriptors: Sequence[int]) -> None:
         assert self._text is not None  # it has asked
@@ -305,7 +305,7 @@ class Foreground:
 
     def _forward(self, number: int) -> None:
         if self._run is not None:
-            self._ask(m.Signal(id=self._client.next_id(), run=self._run.id, signal=number), self._answered)
+            self._ask(m.Signal(id=0, run=self._run.id, signal=number), self._answered)
 
     def _suspend(self, *, group: bool) -> None:
         """Pause the run, then stop as Ctrl-Z asks. Where the run's program has stopped itself, which the shell does not see, the
@@ -313,7 +313,7 @@ class Foreground:
         if self._run is None or self._client.closed:
             self._stand_still(group=group)
         else:
-            request = m.Pause(id=self._client.next_id(), run=self._run.id, suspended=True)
+            request = m.Pause(id=0, run=self._run.id, suspended=True)
             self._ask(request, lambda reply, _descriptors: self._paused(reply, group=group))
 
     def _paused(self, reply: m.Reply, *, group: bool) -> None:
@@ -326,9 +326,9 @@ class Foreground:
         if self._terminal:
             self._terminal.leave_raw()
         self._tell_pause()
-        loop.stop_self(group=group)
+        poll.stop_self(group=group)
         if self._regain_terminal() and self._run is not None:
-            self._ask(m.Resume(id=self._client.next_id(), run=self._run.id, suspended=True), self._continued)
+            self._ask(m.Resume(id=0, run=self._run.id, suspended=True), self._continued)
 
     def _tell_pause(self) -> None:
         self._progress("paused until this job continues (fg)")
@@ -349,7 +349,7 @@ class Foreground:
                 if self._terminal:
                     self._terminal.enter_raw()
                 elif self._message.stdio == "inherit" and os.isatty(0):
-                    loop.await_foreground()
+                    poll.await_foreground()
                 return True
             except InterruptedError:
                 continue  # by a signal, which is handled first
@@ -372,12 +372,12 @@ class Foreground:
             # -q too: who pressed Ctrl-C at a terminal has to know why the prompt does not come, and what helps
             self._note(f"sfactl: stopping {self._known}; Ctrl-C again to kill")
         grace = 0.0 if count == 2 else self._message.grace
-        request = m.Stop(id=self._client.next_id(), runs=[self._known], signal=number, grace=grace)
+        request = m.Stop(id=0, runs=[self._known], signal=number, grace=grace)
         self._ask(request, self._stopped)
 
     def _stopped(self, reply: m.Reply, _descriptors: Sequence[int]) -> None:
         if isinstance(reply, m.Stopped) and reply.survivors:
-            raise exits.Quit(exits.Exit.SURVIVORS, refused.survivors(reply.survivors))
+            raise exits.Quit(exits.ExitCode.SURVIVORS, refused.survivors(reply.survivors))
 
     def _reconnect(self) -> None:
         if self._final is not None and self._text:
@@ -406,13 +406,13 @@ class Foreground:
                 raise ConnectionLost(self._client.path, unanswered(request))
         if isinstance(request, m.Wait):
             request = structs.replace(request, tie=not self._keep)
-        return again(request, self._client.next_id(), 0.0)
+        return again(request, 0.0)
 
     def _watch_again(self, run: RunInfo) -> None:
-        self._ask(m.Watch(id=self._client.next_id(), run=run.id), self._answered)
+        self._ask(m.Watch(id=0, run=run.id), self._answered)
         if self._queued:
             # Whatever happened before this was told to nobody.
-            self._ask(m.Info(id=self._client.next_id(), run=run.id), self._looked)
+            self._ask(m.Info(id=0, run=run.id), self._looked)
 
     def _looked(self, reply: m.Reply, _descriptors: Sequence[int]) -> None:
         if isinstance(reply, m.RunReply) and reply.run.started_at is not None:
@@ -464,7 +464,7 @@ class Foreground:
     def _code(self, final: RunInfo | None) -> int:
         if self._signalled:
             return 128 + self._signalled[0]
-        return exits.Exit.LOST if final is None else exits.of_run(final)
+        return exits.ExitCode.LOST if final is None else exits.of_run(final)
 
     def _progress(self, what: str) -> None:
         if not self._message.quiet and self._run is not None:
@@ -514,4 +514,4 @@ def write_status(path: str, run: RunInfo) -> None:
             file.write(json.encode(run) + b"\n")
         os.replace(temporary, path)
     except OSError as error:
-        raise exits.Quit(exits.Exit.UNAVAILABLE, f"--status-file {path}: {error.strerror}") from error
+        raise exits.Quit(exits.ExitCode.UNAVAILABLE, f"--status-file {path}: {error.strerror}") from error

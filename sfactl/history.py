@@ -15,7 +15,7 @@ from sfad.protocol.paths import LEDGER, state_dir
 
 from . import connection, environment, output
 from .connection import ABSENT, HANDSHAKE_TIMEOUT, Client, DaemonError, Unreachable
-from .exits import Exit, Quit
+from .exits import ExitCode, Quit
 
 
 def connect(flag: str | None) -> Client:
@@ -45,12 +45,12 @@ def _readable(missing: Unreachable) -> Path:
     try:
         owner = ledger.stat().st_uid
     except PermissionError:
-        raise Quit(Exit.NOT_PERMITTED, f"{missing.message}. Its history {ledger} is not yours to read") from None
+        raise Quit(ExitCode.NOT_PERMITTED, f"{missing.message}. Its history {ledger} is not yours to read") from None
     except OSError:
         missing.message += f". There is no history either: {ledger} does not exist"
         raise missing from None
     if not os.access(ledger, os.R_OK):
-        raise Quit(Exit.NOT_PERMITTED, f"{missing.message}. Its history {ledger} belongs to uid {owner}; you may not read it")
+        raise Quit(ExitCode.NOT_PERMITTED, f"{missing.message}. Its history {ledger} belongs to uid {owner}; you may not read it")
     return state
 
 
@@ -58,7 +58,7 @@ def _opened(state: Path) -> Client:
     try:
         return _History(state)
     except DaemonError as error:
-        raise Quit(Exit.UNREACHABLE, f"no daemon is running, and {error.message}") from None
+        raise Quit(ExitCode.UNREACHABLE, f"no daemon is running, and {error.message}") from None
 
 
 class _History(Client):

@@ -12,7 +12,7 @@ from sfad.protocol.types import Action, Kind, Limit, LimitKind, RunInfo
 from sfad.protocol.units import MOST_WHOLE
 
 from . import environment
-from .exits import Exit, Quit, UsageError
+from .exits import ExitCode, Quit, UsageError
 from .options import COMMON, Argument, Option, Parameter, pair
 
 LATER = (
@@ -188,12 +188,12 @@ def _check_text(wanted: Wanted) -> None:
             raise UsageError(f"--text and {option} exclude each other: {why}")
 
 
-def message(wanted: Wanted, request_id: int, environ: Mapping[str, str] = os.environ) -> Spawn:
+def message(wanted: Wanted, environ: Mapping[str, str] = os.environ) -> Spawn:
     """The `Spawn` for a checked command line, in the background: `foreground` ties it and passes descriptors."""
     inherit: Literal["files", "inherit"] = "inherit" if wanted.stdio == "inherit" else "files"
     log = not (wanted.no_log or environment.flag("SFA_NO_LOG", environ))
     return Spawn(
-        id=request_id,
+        id=0,
         argv=[os.fsencode(word) for word in wanted.command],
         cwd=_cwd(wanted.cwd),
         env=_environment(wanted.env),
@@ -208,8 +208,8 @@ def message(wanted: Wanted, request_id: int, environ: Mapping[str, str] = os.env
         on_limit=_on_limit(wanted.on_limit),
         meter=_meter(wanted, log),
         attempts=1 if wanted.attempts is None else environment.whole("--attempts", wanted.attempts, 1, MOST_WHOLE),
-        retry_delay=_seconds("--retry-delay", wanted.retry_delay),
-        grace=_seconds("--grace", wanted.grace),
+        retry_delay=environment.seconds("--retry-delay", wanted.retry_delay),
+        grace=environment.seconds("--grace", wanted.grace),
         detach=wanted.detach,
         leaf=wanted.leaf,
         queue=not wanted.no_queue,
@@ -286,17 +286,13 @@ def _meter(wanted: Wanted, log: bool) -> str | None:
     return wanted.meter
 
 
-def _seconds(option: str, text: str | None) -> float | None:
-    return None if text is None else environment.duration(option, text)
-
-
 def _cwd(given: str | None) -> bytes:
     if given is not None and os.path.isabs(given):
         return os.fsencode(given)
     try:
         here = os.getcwdb()
     except FileNotFoundError:
-        raise Quit(Exit.NOT_EXECUTABLE, "the current directory does not exist any more; use --cwd DIR") from None
+        raise Quit(ExitCode.NOT_EXECUTABLE, "the current directory does not exist any more; use --cwd DIR") from None
     return here if given is None else os.path.normpath(os.path.join(here, os.fsencode(given)))
 
 

@@ -17,7 +17,7 @@ import termios
 import tty
 from contextlib import suppress
 
-from .loop import await_foreground
+from .poll import await_foreground
 
 CHUNK = 64 * 1024
 

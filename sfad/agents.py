@@ -61,16 +61,12 @@ class AgentError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """An agent, and where it is defined."""
-
     name: str
     agent: Agent
     source: str
-    """The config file, or `built-in`."""
 
     @property
     def info(self) -> AgentInfo:
-        """The agent as it is shown."""
         return msgspec.convert(msgspec.structs.asdict(self.agent) | {"name": self.name, "source": self.source}, AgentInfo)
 
 
@@ -116,7 +112,6 @@ def session_of(first: str, attempt: int) -> str:
 
 
 def argv_of(spawn: Spawn, attempt: int) -> list[bytes]:
-    """Return the command of an attempt."""
     if spawn.session is None or attempt <= 1:
         return spawn.argv
     first, fresh = spawn.session.encode(), session_of(spawn.session, attempt).encode()
@@ -137,8 +132,8 @@ def _shown(words: Sequence[bytes]) -> str:
 
 
 def _sorted_out(entry: Registered, request: Spawn) -> tuple[list[bytes], str | None]:
-    """Return the words that go to the program unchanged, and the task. The task is the first or the last word, because only the
-    program knows which words in between are values of options."""
+    """Return the words that go to the program unchanged, and the task: the first or the last word, because only the program
+    knows which words in between are values of options."""
     words, needed = request.argv, any("{task}" in word for word in entry.agent.command)
     before, after = _around_dashes(words)
     if not needed or "task" in request.placeholders:

@@ -18,17 +18,17 @@ from . import __version__, exits, serving
 from . import config as configuration
 from .durable.journal import RunJournal
 from .host import systemd
+from .host.clock import Timers
 from .host.socket_file import PathError
 from .host.state_dir import claim_instance, lock_state_dir
-from .host.timers import Timers
 from .install import Installer, InstallError
 from .launch.base import CgroupImpossible
 from .launch.contain.cgroup.controllers import release_unit
 from .launch.local import check as check_containment
 from .launch.sweep import sweep as sweep_instance
 from .ledger import LedgerError, back_up
-from .ledger.checking import check_known
-from .ledger.connections import FILE as LEDGER_FILE
+from .ledger.database import FILE as LEDGER_FILE
+from .ledger.opening import check_known
 from .serving import die, load, place
 from .spool import StoreError
 from .spool.store import check_version

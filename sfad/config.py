@@ -36,7 +36,6 @@ BUILT_IN = "built-in"
 """The source of a value that no file sets."""
 
 MAX_FILE = 1 << 20
-"""The most bytes of a config file: an endless file must not keep the daemon reading."""
 
 NAME_MAX = 256
 """The most characters of a name that the operator chooses (a model, a user, a team)."""
@@ -47,32 +46,22 @@ class ConfigError(Exception):
 
 
 class GuardConfig(Struct, frozen=True, kw_only=True):
-    """How deep and how wide a tree may grow."""
-
     max_depth: Annotated[int, Meta(ge=1, le=1000)] = 5
     max_descendants: Annotated[int, Meta(ge=1, le=1_000_000)] = 64
     depth_ceiling: Annotated[int, Meta(ge=1, le=1000)] = 32
-    """The most that a flag or the environment may ask for at a root; `descendants_ceiling` likewise."""
     descendants_ceiling: Annotated[int, Meta(ge=1, le=1_000_000)] = 1024
     allow_detach: bool = False
-    """Whether a run may start new roots."""
 
 
 class DefaultsConfig(Struct, frozen=True, kw_only=True):
-    """Limits of a spawn that names none."""
-
     timeout: Annotated[float, Meta(ge=1, extra=DURATION)] = 120.0
     program_profile: Literal["coding-agent", "off"] = "coding-agent"
-    """The profile of a known agent program if its spawn names none."""
     turns: Annotated[int, Meta(ge=1, le=1_000_000)] | None = 25
     """Tool calls, at most `limits.max_turns`. `None`, here and below, means no limit."""
     cost: Annotated[float, Meta(ge=0.01, le=1_000_000)] | None = 1.0
-    """USD, of a run and its descendants, at most `limits.max_cost`."""
     messages: Annotated[int, Meta(ge=1, extra=COUNT)] | None = None
     tokens: Annotated[int, Meta(ge=1, extra=COUNT)] | None = None
-    """Input and output, of a run and its descendants."""
     output: Annotated[int, Meta(ge=64 * 1024, extra=SIZE)] = 64 * 1024 * 1024
-    """Bytes kept of stdout, and of stderr."""
     memory: Annotated[int, Meta(ge=1024 * 1024, extra=SIZE)] | None = None
     """Bytes, of a run and its descendants. The ranges are those of `sfad.protocol.kinds`."""
     pids: Annotated[int, Meta(ge=1, le=4_194_304)] | None = 1024
@@ -82,121 +71,77 @@ class DefaultsConfig(Struct, frozen=True, kw_only=True):
 
 
 class LimitsConfig(Struct, frozen=True, kw_only=True):
-    """Bounds on the limits themselves; see docs/limits.md."""
-
     max_time: Annotated[float, Meta(ge=1, le=31 * 86400, extra=DURATION)] = 3600.0
-    """The longest `time` that a spawn can ask for; its breach always terminates."""
     max_turns: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
     max_cost: Annotated[float, Meta(ge=0.01, le=1_000_000)] = 100.0
-    """USD: the largest limit of each kind of cost that a spawn can ask for."""
     nearing: Annotated[float, Meta(gt=0, lt=1)] = 0.8
-    """The part of a limit at which the event `limit_nearing` is published."""
     pause_max: Annotated[float, Meta(ge=1, le=31 * 86400, extra=DURATION)] = 86400.0
-    """The longest that a limit may keep a run paused before it terminates the run."""
     approval_timeout: Annotated[float, Meta(ge=1, le=31 * 86400, extra=DURATION)] = 600.0
-    """How long a request for an increase waits for an answer before the run is terminated."""
     adaptive: bool = False
-    """Whether suggestions from past runs (`sfactl recommend`) replace the defaults."""
 
 
 class StopConfig(Struct, frozen=True, kw_only=True):
-    """The stop ladder."""
-
     grace: Annotated[float, Meta(ge=0, le=60, extra=DURATION)] = 5.0
-    """Between the stop signal and SIGKILL."""
     polite: Annotated[float, Meta(ge=0, le=60, extra=DURATION)] = 1.0
-    """The part of the grace in which only the main process has been signalled, for programs with `stop = "SIGINT-main"`."""
     kill_wait: Annotated[float, Meta(ge=0.1, le=600, extra=DURATION)] = 10.0
-    """After SIGKILL, before a process that is still there is reported as a survivor."""
     result_wait: Annotated[float, Meta(ge=0, le=3600, extra=DURATION)] = 30.0
-    """How long an agent may stay after it has printed its final result."""
 
 
 class ProgramConfig(Struct, frozen=True, kw_only=True):
-    """What an agent program needs."""
-
     stop: Literal["SIGINT-main", "SIGTERM"]
-    """`SIGTERM`: the stop signal to every process. `SIGINT-main`: first SIGINT to the main process alone."""
 
 
 class QuotasConfig(Struct, frozen=True, kw_only=True):
-    """Bounds on users and on the daemon."""
-
     trees_per_user: Annotated[int, Meta(ge=1, le=100_000)] = 32
     trees: Annotated[int, Meta(ge=1, le=100_000)] = 64
     spawns_per_hour: Annotated[int, Meta(ge=1, le=1_000_000)] = 600
-    """Root spawns of one user, in a sliding window."""
 
 
 class AttemptsConfig(Struct, frozen=True, kw_only=True):
-    """Back-off between attempts."""
-
     delay: Annotated[float, Meta(ge=0, le=3600, extra=DURATION)] = 1.0
-    """Before the second attempt; it doubles with each further attempt. `--retry-delay` has the same range."""
     delay_max: Annotated[float, Meta(ge=0, le=86400, extra=DURATION)] = 60.0
 
 
 class ContainmentConfig(Struct, frozen=True, kw_only=True):
-    """How a run's processes are held together."""
-
     mode: Literal["auto", "cgroup", "tags"] = "auto"
-    """`auto`: cgroup if there is one that the daemon may write to, else tags."""
     cgroup_parent: Annotated[str, Meta(extra=PATH)] | None = None
-    """The cgroup directory below which runs are; without it the daemon's own."""
 
 
 class LogConfig(Struct, frozen=True, kw_only=True):
-    """The JSON log."""
-
     level: Literal["debug", "info", "warning", "error"] = "info"
     file: Annotated[str, Meta(extra=PATH)] | None = None
-    """Without it stderr, which is the journal under systemd."""
 
 
 class RetentionConfig(Struct, frozen=True, kw_only=True):
-    """How long output, rows and events are kept. Those of live runs stay."""
-
     output: Annotated[float, Meta(ge=60, le=3650 * 86400, extra=DURATION)] | None = 7 * 86400.0
-    """Of output files, since the end of their run. `None`: they are not deleted."""
     ledger: Annotated[float, Meta(ge=3600, le=3650 * 86400, extra=DURATION)] | None = 90 * 86400.0
-    """Of ended trees, since the end of their last run, and of events. `None`: they are not deleted."""
     backup_every: Annotated[float, Meta(ge=60, le=366 * 86400, extra=DURATION)] | None = 86400.0
-    """Between two copies of the ledger; each replaces the one before. `None`: there are no copies."""
     sweep_every: Annotated[float, Meta(ge=60, le=31 * 86400, extra=DURATION)] = 3600.0
-    """How often cleanup runs."""
 
 
 class Price(Struct, frozen=True, kw_only=True):
-    """What a model costs, in USD per million tokens. It overrides, or adds to, the prices of the library genai-prices."""
+    """What a model costs, in USD per million tokens; input from or to a cache costs what other input does where it has no price.
+
+    It overrides, or adds to, the prices of the library genai-prices."""
 
     input_mtok: Annotated[float, Meta(ge=0)]
     output_mtok: Annotated[float, Meta(ge=0)]
     cached_mtok: Annotated[float, Meta(ge=0)] | None = None
-    """Input that was read from a cache; `None`: like other input."""
     cache_write_mtok: Annotated[float, Meta(ge=0)] | None = None
-    """Input that was written to a cache; `None`: like other input."""
 
 
 class UserBudget(Struct, frozen=True, kw_only=True):
-    """What one user may spend."""
-
     daily_usd: Annotated[float, Meta(ge=0)]
 
 
 class TeamBudget(Struct, frozen=True, kw_only=True):
-    """What several users may spend together."""
-
     usd: Annotated[float, Meta(ge=0)]
     period: Literal["day", "week", "month"]
     members: tuple[str, ...]
-    """User names."""
 
 
 class BudgetsConfig(Struct, frozen=True, kw_only=True):
-    """Budgets of users and teams, by their names."""
-
     action: Literal["pause", "terminate", "warn"] = "pause"
-    """What happens to the live trees of a user, or of a team's members, when the budget is used up."""
     users: dict[str, UserBudget] = {}
     teams: dict[str, TeamBudget] = {}
 
@@ -216,18 +161,14 @@ class Agent(Struct, frozen=True, kw_only=True):
     kind: Literal["agent", "skill"] = "agent"
     type: Annotated[str, Meta(max_length=64, extra=TEXT)] | None = None
     meter: MeterName = "auto"
-    """`auto`: chosen from the command."""
     limits: Annotated[tuple[str, ...], Meta(extra=LIMITS)] = ()
-    """As `--limit` takes them."""
     stdin: bool = False
-    """Keep the stdin of background runs open for `sfactl send`."""
 
 
 class Configuration(Struct, frozen=True, kw_only=True):
     """The effective configuration. Durations are in seconds."""
 
     enabled: bool = True
-    """If false, every start is refused."""
     guard: GuardConfig = GuardConfig()
     defaults: DefaultsConfig = DefaultsConfig()
     limits: LimitsConfig = LimitsConfig()
@@ -254,7 +195,6 @@ class Loaded:
     config: Configuration
     settings: list[Setting]
     files: list[Path]
-    """The files that exist."""
     strongest: Path | None = None
     """The file whose values win. It may not exist; a value that no file sets belongs in it."""
 
@@ -270,9 +210,7 @@ class _FileValues:
 
 
 def config_files(env: Mapping[str, str], flag: str | None = None) -> tuple[list[Path], bool]:
-    """Return the config files, the weakest first, and whether they must exist.
-
-    The only one is that of `flag` or SFAD_CONFIG. Without these, they are the system's and the user's, which may be missing."""
+    """Return the config files, the weakest first, and whether they must exist, as the one of `flag` or SFAD_CONFIG must."""
     chosen = flag or env.get("SFAD_CONFIG")
     if chosen:
         return [Path(chosen).absolute()], True

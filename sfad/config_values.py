@@ -117,7 +117,6 @@ def _may_be_off(kind: Any) -> bool:
 
 
 def _parts(kind: Any) -> Iterator[Any]:
-    """Yield a type, and all types that it consists of."""
     yield kind
     for part in get_args(kind):
         yield from _parts(part)

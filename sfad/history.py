@@ -15,17 +15,15 @@ from pathlib import Path
 import msgspec
 
 from . import __version__
-from .ledger.errors import LedgerError
+from .ledger.database import LedgerError
 from .ledger.opening import open_past
 from .ledger.reader import Page, Reader
 from .ledger.summary import summary_of
 from .ledger.totals import with_totals
 from .output.files import OutputStore
 from .protocol import messages as m
-from .protocol.errors import ErrorCode
-from .protocol.framing import MAX_REQUEST, FrameDecoder
-from .protocol.types import Reason, RunId, RunInfo
-from .protocol.version import SUPPORTED
+from .protocol.framing import MAX_REQUEST, SUPPORTED, FrameDecoder
+from .protocol.types import ErrorCode, Reason, RunId, RunInfo
 from .server.checks import RequestError, unavailable, wrong_state
 from .server.handles import SHOWN, resolve
 from .server.reading import NOT_KEPT, no_output, result, summary_page

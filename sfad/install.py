@@ -33,7 +33,7 @@ NOTIFY_RELOAD = 253
 """The first version of systemd that has Type=notify-reload."""
 
 ON_DEMAND = re.compile(r"sfad-on-demand-[\d-]+\.service")
-"""The unit of a daemon that a client started (`sfactl.starting`)."""
+"""The unit of a daemon that a client started (`sfactl.start_daemon`)."""
 
 TIMEOUT = 120.0
 """Seconds for one command of systemd. A stop may take the 90 s of TimeoutStopSec=."""
@@ -123,14 +123,12 @@ class Installer:
             print(f"lingering stays enabled; to disable it: {probe.linger_command(os.getuid()).replace('enable', 'disable')}")
 
     def installed(self) -> bool:
-        """Return whether the units are installed."""
         with suppress(InstallError):
             return (self._directory / STARTED[-1]).exists()
         return False
 
     @property
     def _directory(self) -> Path:
-        """The directory of the units. Raises `InstallError` if the user has no home."""
         try:
             return xdg(self._environ, "XDG_CONFIG_HOME", ".config") / "systemd/user" if self._user else Path("/etc/systemd/system")
         except ValueError as error:
@@ -175,7 +173,6 @@ class Installer:
         return {name: render(text, words, version) for name, text in templates(user=self._user).items()}
 
     def _version(self) -> int:
-        """Return the version of systemd; 0 if it is unknown."""
         found = self._output("systemctl", "--version").split()
         return int(found[1]) if len(found) > 1 and found[1].isdecimal() else 0
 
@@ -189,7 +186,6 @@ class Installer:
                 return
 
     def _write(self, name: str, text: str) -> bool:
-        """Return whether this changed the file."""
         path = self._directory / name
         if path.exists() and path.read_text() == text:
             print(f"unchanged: {path}")
@@ -258,7 +254,6 @@ class Installer:
         self._say("run", shlex.join(command))
 
     def _output(self, *command: str) -> str:
-        """Return the output of a command that changes nothing."""
         return self._done(command).stdout.strip()
 
     def _done(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.harness import Daemon, argv, instance_of, running, stopped
-from tests.leaks import cgroups, no_leaks
+from tests.leaks import cgroups, no_leaks, stays
 
 # how fast this machine generates examples says nothing about the product
 hypothesis.settings.register_profile("shared machine", suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -155,15 +155,40 @@ def daemon(start: Start) -> Daemon:
 
 
 @pytest.fixture(scope="module")
-def of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """The same for all tests of a module, which must end well after the last one."""
-    with running(tmp_path_factory.mktemp("daemon"), config=GENEROUS) as daemon:
-        yield daemon
+def _daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """The daemons of a module, one for each set of options. They must end well after its last test."""
+    made: dict[tuple[tuple[str, Any], ...], Daemon] = {}
+    with ExitStack() as stack:
+
+        def one(**options: Any) -> Daemon:
+            key = tuple(sorted(options.items()))
+            if key not in made:
+                made[key] = stack.enter_context(running(tmp_path_factory.mktemp("daemon"), **options))
+            elif made[key].process.poll() is not None:  # a test has failed between a kill and the restart
+                made[key].restart()
+            return made[key]
+
+        yield one
 
 
 @pytest.fixture
-def common(of_module: Daemon) -> Iterator[Daemon]:
-    """The daemon of the module: runs of other tests are in its list, and none of them is alive."""
-    yield of_module
-    with of_module.client() as client:
-        stopped(client, everything=True, grace=0)
+def share(_daemons: Start) -> Iterator[Start]:
+    """Return a daemon that other tests of the module use too: `share(config=..., mode=...)`. It may be killed and restarted. Runs
+    of other tests are in its list, but none of them is alive."""
+    used: list[Daemon] = []
+
+    def share_one(**options: Any) -> Daemon:
+        used.append(_daemons(**({"config": GENEROUS} | options)))
+        return used[-1]
+
+    yield share_one
+    for daemon in used:
+        with daemon.client() as client:
+            stopped(client, everything=True, grace=0)
+        stays(daemon.pid)
+
+
+@pytest.fixture
+def common(share: Start) -> Daemon:
+    """The daemon that the tests of a module share, with the built-in configuration and generous rates."""
+    return share()

@@ -19,6 +19,15 @@ _cgroups: set[str] = set()
 """Directories like `…/sfad-INSTANCE/…` that this process has made. Other test runs of the machine make theirs."""
 
 
+_staying: set[int] = set()
+"""Children that outlive the test that started them."""
+
+
+def stays(pid: int) -> None:
+    """Permit a child to outlive this test: a daemon that the tests of a module share."""
+    _staying.add(pid)
+
+
 def _audit(event: str, arguments: tuple[object, ...]) -> None:
     if event == "os.mkdir" and "/sfad-" in str(arguments[0]):
         _cgroups.add(os.fsdecode(str(arguments[0])))
@@ -44,7 +53,7 @@ def no_leaks() -> Iterator[None]:
 def _left(children: set[int], descriptors: set[tuple[int, str]], threads: set[threading.Thread]) -> list[str]:
     new_threads = [t for t in set(threading.enumerate()) - threads if not t.name.startswith(_KEPT_THREADS)]
     return [
-        *(f"child {pid}: {_command(pid)}" for pid in sorted(_children() - children)),
+        *(f"child {pid}: {_command(pid)}" for pid in sorted(_children() - children - _staying)),
         *(f"descriptor {fd}: {target}" for fd, target in sorted(set(_descriptors()) - descriptors)),
         *(f"thread {thread.name}" for thread in new_threads),
         *(f"cgroup {path}" for path in sorted(_cgroups) if _is_cgroup(path)),

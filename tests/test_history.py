@@ -11,12 +11,11 @@ from typing import TypeVar
 import pytest
 
 from sfad.history import History
-from sfad.ledger.errors import LedgerError, LedgerTooNew
+from sfad.ledger.database import LedgerError, LedgerTooNew
 from sfad.ledger.opening import open_past
 from sfad.ledger.schema import VERSION, version_of
 from sfad.protocol import messages as m
-from sfad.protocol.errors import ErrorCode
-from sfad.protocol.types import Status
+from sfad.protocol.types import ErrorCode, Status
 from tests.cli.night import ROWS, fill
 
 R = TypeVar("R", bound=m.Reply)

@@ -100,7 +100,7 @@ def test_the_core_is_pure(path: Path) -> None:
 
 @pytest.mark.parametrize("path", params("sfad/core"))
 def test_the_core_needs_no_transport(path: Path) -> None:
-    allowed = {f"sfad.protocol.{name}" for name in ("types", "errors", "kinds", "known", "limits", "units")}
+    allowed = {f"sfad.protocol.{name}" for name in ("types", "kinds", "known", "limits", "units")}
     if path.stem == "access":
         allowed.add("sfad.protocol.messages")  # each request says there who may be permitted to send it
     assert not {m for m in targets(path) if within(m, "sfad.protocol") and m != "sfad.protocol"} - allowed

@@ -20,8 +20,8 @@ from msgspec import structs
 from sfad.protocol.messages import AgentInfo, AgentList, Agents
 
 from .. import output
-from ..connection import connect
-from ..exits import Exit, UsageError
+from ..connection import call
+from ..exits import ExitCode, UsageError
 from ..options import COMMON, Argument, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (
@@ -34,8 +34,7 @@ HEADER = ("NAME", "ON PATH", "TYPE", "METER", "LIMITS", "DEFINED IN", "DESCRIPTI
 
 def main(*, name: str | None = None, socket: str | None = None, json: bool = False) -> int:
     """List the registered agents, or explain one."""
-    with connect(socket) as client:
-        agents = client.call(Agents(id=client.next_id()), AgentList).agents
+    agents = call(socket, Agents(id=0), AgentList).agents
     chosen = agents if name is None else [_named(name, agents)]
     if json:
         found = [as_data(agent) for agent in chosen]
@@ -44,7 +43,7 @@ def main(*, name: str | None = None, socket: str | None = None, json: bool = Fal
         print(output.table(HEADER, map(_row, agents)))
     else:
         print("\n".join(f"{key + ':':<13}{value}" for key, value in _explained(chosen[0])))
-    return Exit.DONE
+    return ExitCode.DONE
 
 
 def as_data(agent: AgentInfo) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from sfad.protocol.messages import Approve, RunReply
 
 from .. import limits, output
+from ..choice import Choice
 from ..connection import connect
 from ..options import COMMON, RUNS, Parameter
-from ..several import Choice
 
 PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS, limits.OPTION)
 
@@ -26,5 +26,5 @@ def main(*, runs: Sequence[str], limit: Sequence[str] = (), socket: str | None =
     room = limits.of_flags(limit)
     with connect(socket) as client:
         return Choice("approve", runs).each(
-            client, lambda run: output.changed(client.call(Approve(id=client.next_id(), run=run, limits=room), RunReply).run, json)
+            client, lambda run: output.changed(client.call(Approve(id=0, run=run, limits=room), RunReply).run, json)
         )

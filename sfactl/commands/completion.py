@@ -27,7 +27,7 @@ def main(*, shell: str, socket: str | None = None, json: bool = False) -> int:
     del socket, json
     if shell not in SHELLS:
         raise UsageError(f"unknown shell {shell!r}; choose from: {', '.join(SHELLS)}")
-    from ..app import build
+    from ..typer_app import build
 
     # What a completion script itself would ask: typer answers by printing the script.
     os.environ["_SFACTL_COMPLETE"] = f"source_{shell}"

@@ -12,8 +12,8 @@ import msgspec
 from sfad.protocol.messages import Config, ConfigReply
 
 from .. import output
-from ..connection import connect
-from ..exits import Exit, UsageError
+from ..connection import call
+from ..exits import ExitCode, UsageError
 from ..options import COMMON, Argument, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (
@@ -26,14 +26,13 @@ def main(*, what: str | None = None, socket: str | None = None, json: bool = Fal
     """Shows the configuration."""
     if what is not None:
         return _schema(what)
-    with connect(socket) as client:
-        found = client.call(Config(id=client.next_id()), ConfigReply).settings
+    found = call(socket, Config(id=0), ConfigReply).settings
     if json:
         output.print_json({"settings": found})
     else:
         rows = ((s.key, msgspec.json.encode(s.value).decode(), s.source) for s in found)
         print(output.table(("KEY", "VALUE", "FROM"), rows))
-    return Exit.DONE
+    return ExitCode.DONE
 
 
 def _schema(what: str) -> int:
@@ -42,4 +41,4 @@ def _schema(what: str) -> int:
     from sfad.protocol.limits import schema
 
     output.write(schema())
-    return Exit.DONE
+    return ExitCode.DONE

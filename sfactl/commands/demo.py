@@ -71,7 +71,7 @@ def main(*, socket: str | None = None, json: bool = False) -> int:
     del socket, json
     inside = environment.inside_run()
     if inside is not None:
-        raise exits.Quit(exits.Exit.UNREACHABLE, f"the demo starts a daemon, and inside a run none is started ({inside})")
+        raise exits.Quit(exits.ExitCode.UNREACHABLE, f"the demo starts a daemon, and inside a run none is started ({inside})")
     with _directory() as directory, _daemon(directory) as surroundings:
         stage = Stage(directory, surroundings)
         stage.tree()
@@ -79,7 +79,7 @@ def main(*, socket: str | None = None, json: bool = False) -> int:
         stage.depth()
         stage.stubborn()
     print("\nThe demo's daemon is stopped and its directory removed. To begin: sfactl spawn -- COMMAND…")
-    return exits.Exit.DONE
+    return exits.ExitCode.DONE
 
 
 @contextmanager
@@ -137,7 +137,7 @@ def _await_ready(readable: int, directory: Path) -> None:
     told = os.read(readable, 16) if ready else b""
     os.close(readable)
     if not told:
-        raise exits.Quit(exits.Exit.UNREACHABLE, "the demo's daemon did not start:\n" + (directory / "log").read_text())
+        raise exits.Quit(exits.ExitCode.UNREACHABLE, "the demo's daemon did not start:\n" + (directory / "log").read_text())
 
 
 class Stage:
@@ -199,12 +199,12 @@ class Stage:
     def _await_started(self, run: str, name: str) -> None:
         """Waits until an agent called `name` runs below `run`. Watches first and looks then, so that it cannot be missed."""
         with Client(self._socket) as client:
-            client.send(m.Watch(id=client.next_id(), run=run))
+            client.send(m.Watch(id=0, run=run))
             while name not in self._running(client, run):
                 client.arrived()
 
     def _running(self, client: Client, run: str) -> Sequence[str]:
-        found = client.call(m.List(id=client.next_id(), root=run), m.RunList).runs
+        found = client.call(m.List(id=0, root=run), m.RunList).runs
         return [one.name for one in found if one.status.value == "running"]
 
     def _told_pids(self) -> list[int]:

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from sfad.protocol.messages import Deny, RunReply
 
 from .. import output
+from ..choice import Choice
 from ..connection import connect
 from ..options import COMMON, RUNS, Parameter
-from ..several import Choice
 
 PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS)
 
@@ -23,6 +23,4 @@ PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS)
 def main(*, runs: Sequence[str], socket: str | None = None, json: bool = False) -> int:
     """Denies an increase."""
     with connect(socket) as client:
-        return Choice("deny", runs).each(
-            client, lambda run: output.changed(client.call(Deny(id=client.next_id(), run=run), RunReply).run, json)
-        )
+        return Choice("deny", runs).each(client, lambda run: output.changed(client.call(Deny(id=0, run=run), RunReply).run, json))

@@ -20,7 +20,7 @@ from sfad.protocol.paths import state_dir
 
 from .. import output
 from ..connection import ABSENT, Unreachable, connect
-from ..exits import Exit, Quit
+from ..exits import ExitCode, Quit
 from ..options import COMMON, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = COMMON
@@ -58,7 +58,7 @@ def main(*, socket: str | None = None, json: bool = False) -> int:
         output.print_json({"findings": findings, "containment": status.containment if status else None})
     else:
         print("\n".join(map(_line, findings)))
-    return Exit.REFUSED if any(f.verdict == "bad" for f in findings) else Exit.DONE
+    return ExitCode.REFUSED if any(f.verdict == "bad" for f in findings) else ExitCode.DONE
 
 
 def _line(finding: Finding) -> str:
@@ -70,7 +70,7 @@ def _line(finding: Finding) -> str:
 def _daemon(socket: str | None) -> tuple[DaemonStatus | None, Finding]:
     try:
         with connect(socket) as client:
-            status = client.call(DaemonInfo(id=client.next_id()), DaemonStatus)
+            status = client.call(DaemonInfo(id=0), DaemonStatus)
             place = f"sfad {status.version}, pid {status.pid}, answers at {client.path}"
             return status, Finding("daemon", "ok", place)
     except Unreachable as error:

@@ -11,44 +11,37 @@ Exit codes: 0 changed; 1 a run has ended, or is being stopped; 2 a limit outside
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 from sfad.protocol.messages import ChangeLimits, RunReply
 from sfad.protocol.types import Limit, RunInfo
 
-from .. import limits, output
+from .. import choice, limits, output
+from ..choice import Choice, Chosen
 from ..connection import connect
 from ..exits import UsageError
 from ..options import COMMON, RUNS, Parameter
-from ..several import CHOICE, Choice
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
     RUNS._replace(
         target="words", metavar="RUN|KIND=VALUE", help="Runs, then limits: turns=50, time=2h, cost=5:pause", complete="limit"
     ),
-    *CHOICE,
+    *choice.FILTERS,
 )
 
 
-def main(
-    *,
-    words: Sequence[str],
-    everything: bool = False,
-    name: Sequence[str] = (),
-    label: Sequence[str] = (),
-    socket: str | None = None,
-    json: bool = False,
-) -> int:
-    """Changes limits."""
+def main(*, words: Sequence[str], socket: str | None = None, json: bool = False, **chosen: Unpack[Chosen]) -> int:
+    """Change limits."""
     wanted = limits.of_flags([word for word in words if "=" in word], "sfactl limit")
     if not wanted:
         raise UsageError("say which limits, as in: sfactl limit a1 turns=50 time=2h cost=5:pause")
-    choice = Choice("limit", [word for word in words if "=" not in word], everything, name, label)
-    choice.check()
+    chosen["runs"] = [word for word in words if "=" not in word]
+    limited = Choice("limit", **chosen).checked()
     with connect(socket) as client:
-        return choice.each(
+        return limited.each(
             client,
-            lambda run: _show(client.call(ChangeLimits(id=client.next_id(), run=run, limits=wanted), RunReply).run, wanted, json),
+            lambda run: _show(client.call(ChangeLimits(id=0, run=run, limits=wanted), RunReply).run, wanted, json),
         )
 
 

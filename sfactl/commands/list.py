@@ -18,25 +18,23 @@ import msgspec
 
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunId, RunInfo, Status, Usage
-from sfad.protocol.units import MOST_WHOLE, counted, parse_duration
+from sfad.protocol.units import counted, parse_duration
 
 from .. import environment, output, screen
+from ..choice import labels as wanted_labels
 from ..connection import Client
-from ..exits import Exit, UsageError
+from ..exits import ExitCode, UsageError
 from ..history import connect
-from ..options import COMMON, Option, Parameter
-from ..several import labels as wanted_labels
+from ..options import COMMON, LABEL, NAME, USER, Option, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
     Option(("--status",), "status", "Only runs with this status", "STATUS", many=True, complete="status"),
-    Option(("--name",), "name", "Only runs of this name", "NAME", many=True, complete="name"),
-    Option(("--user",), "user", "Only this user's runs", "USER", complete="user"),
+    NAME,
+    USER,
     Option(("--root",), "root", "Only this run's tree", "RUN", complete="run"),
     Option(("--since",), "since", "Only runs created since: 1h ago, or a time (2026-01-31T22:00)", "TIME"),
-    Option(
-        ("--label",), "label", "Only runs with this label; of one key, any of the values given", "K=V", many=True, complete="label"
-    ),
+    LABEL,
     Option(("--limit-rows",), "limit_rows", "Ended runs at most (default: 50; with a filter, all)", "N"),
     Option(("--live",), "live", "Count processes and memory of each run"),
     Option(("--sum",), "sum_", "Add a row with the sum of what these runs used, each run's own use once"),
@@ -80,7 +78,7 @@ def main(
         labels=wanted_labels(label),
         live=live,
     )
-    most = None if limit_rows is None else environment.whole("--limit-rows", limit_rows, 0, MOST_WHOLE)
+    most = environment.count("--limit-rows", limit_rows)
     columns = [column for column in COLUMNS if column.shown(live=live, labels=labels, wide=wide)]
     shape: Callable[[RunInfo], Any] = _raw if json else lambda run: [column.cell(run) for column in columns]
     with connect(socket) as client:
@@ -91,7 +89,7 @@ def main(
         print(drawn(columns, found, sum_=sum_, room=None if wide else screen.width()))
     if found.truncated:
         output.note(f"sfactl: only the newest {most} of the ended runs are shown; there are more (--limit-rows)")
-    return Exit.DONE
+    return ExitCode.DONE
 
 
 def _status(text: str) -> Status:
@@ -156,7 +154,6 @@ def collect(client: Client, wanted: m.List, most: int | None, shape: Callable[[R
     while True:
         # one more than is wanted tells whether there are more
         wanted.rows = PAGE if stop is None else min(PAGE, stop - found.ended + 1)
-        wanted.id = client.next_id()
         page = client.call(wanted, m.RunList)
         for run in sorted(page.runs, key=lambda run: (not run.status.terminal, run.id), reverse=True):
             if run.status.terminal and found.ended == stop:

@@ -18,25 +18,25 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 from sfad.protocol import messages as m
 from sfad.protocol.units import parse_size
 
-from .. import follow, loop, output
+from .. import follow, output, poll
+from ..choice import Choice, Chosen
 from ..connection import AGAIN, Client, ConnectionLost, check
-from ..exits import Exit, UsageError
+from ..exits import ExitCode, UsageError
 from ..history import connect
-from ..lines import OLD, Form, Lines, Source
-from ..options import COMMON, RUNS, Option, Parameter
-from ..several import Choice
+from ..line_follower import OLD, LineFollower, LineForm, Source
+from ..options import COMMON, LABEL, NAME, RUNS, Option, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
     RUNS._replace(required=False),
     Option(("--all",), "everything", "Live runs and the last 50 that ended"),
-    Option(("--name",), "name", "Runs of this name", "NAME", many=True, complete="name"),
-    Option(("--label",), "label", "Runs with this label; of one key, any of the values given", "K=V", many=True, complete="label"),
+    NAME,
+    LABEL,
     Option(("--follow", "-f"), "follow_", "Go on until the runs end"),
     Option(("--timestamps", "-t"), "timestamps", "Show when each line was seen"),
     Option(("--stdout",), "stdout", "Only stdout"),
@@ -77,10 +77,6 @@ class View(NamedTuple):
 
 def main(
     *,
-    runs: Sequence[str] = (),
-    everything: bool = False,
-    name: Sequence[str] = (),
-    label: Sequence[str] = (),
     follow_: bool = False,
     timestamps: bool = False,
     stdout: bool = False,
@@ -88,17 +84,17 @@ def main(
     tail: str | None = None,
     socket: str | None = None,
     json: bool = False,
+    **chosen: Unpack[Chosen],
 ) -> int:
-    """Prints the output of runs."""
+    """Print the output of runs."""
     view = View(follow_, stdout, stderr, _start_of(tail), timestamps, json)
-    choice = Choice("logs", runs, everything, name, label)
-    choice.check()
+    choice = Choice("logs", **chosen).checked()
     with connect(socket) as client:
-        if everything or name or label:
-            choice = Choice("logs", [*runs, *_listed(client, choice)])
+        if choice.filtered:
+            choice = Choice("logs", [*choice.runs, *_listed(client, choice)])
             if not choice.runs:
                 output.note("no run fits")
-                return Exit.DONE
+                return ExitCode.DONE
         opened: list[tuple[m.LogFiles, list[int]]] = []
         code = choice.each(client, lambda run: opened.append(_open(client, run)))
         _show(client, opened, view, several=len(choice.runs) > 1)
@@ -115,7 +111,7 @@ def _listed(client: Client, choice: Choice) -> list[str]:
 
 
 def _open(client: Client, run: str) -> tuple[m.LogFiles, list[int]]:
-    files, descriptors = client.ask(m.Logs(id=client.next_id(), run=run), m.LogFiles)
+    files, descriptors = client.ask(m.Logs(id=0, run=run), m.LogFiles)
     if not files.kept:
         output.note(f"sfactl: {files.run} keeps no output (--no-log, or --stdio inherit)")
     return files, descriptors
@@ -127,7 +123,7 @@ def _show(client: Client, opened: Sequence[tuple[m.LogFiles, list[int]]], view: 
     shown: list[Shown] = []
     for number, (files, descriptors) in enumerate(opened):
         prefix = names[number] + " " * (columns - output.width(names[number])) + " | " if several else ""
-        form = partial(Form, run=files.run if several else None, prefix=prefix, colour=COLOURS[number % len(COLOURS)],
+        form = partial(LineForm, run=files.run if several else None, prefix=prefix, colour=COLOURS[number % len(COLOURS)],
                        stamped=view.stamped, json=view.json)  # fmt: skip
         shown.append((files, [_follower(source, form(source), view) for source in view.sources(descriptors)]))
     if view.stamped and not view.json and any(f.offset < os.fstat(f.source).st_size for _, made in shown for f in made):
@@ -136,11 +132,11 @@ def _show(client: Client, opened: Sequence[tuple[m.LogFiles, list[int]]], view: 
         _copy(client, group, view.following)
 
 
-def _follower(source: Source, form: Form, view: View) -> follow.Follower:
+def _follower(source: Source, form: LineForm, view: View) -> follow.Follower:
     offset = view.start(source.file)
     if form.plain:
         return follow.Follower(source.file, source.target, output.note, offset)
-    return Lines(source, offset, form)
+    return LineFollower(source, offset, form)
 
 
 def _copy(client: Client, group: Sequence[Shown], following: bool) -> None:
@@ -149,43 +145,43 @@ def _copy(client: Client, group: Sequence[Shown], following: bool) -> None:
     ends = Ends(client, [files.run for files, _ in group if following and not files.ended])
     try:
         while ends or not copying.drained():
-            ready = loop.wait([client.fileno()] if ends else [], [copying])
+            ready = poll.wait([client.fileno()] if ends else [], [copying])
             copying.advance(ready)
             if ends and client.fileno() in ready:
                 ends.take(copying)
     finally:
         for follower in followers:
-            if isinstance(follower, Lines):
+            if isinstance(follower, LineFollower):
                 follower.finish()
 
 
 class Ends:
-    """Runs whose ends are waited for, on one connection. True while there are any."""
+    """Waits on one connection for the ends of runs. True while a run has not ended."""
 
     def __init__(self, client: Client, runs: Sequence[str]) -> None:
         self._client = client
-        self._ask(runs)
+        self._waits = [m.Wait(id=0, run=run) for run in runs]
+        self._send()
 
     def __bool__(self) -> bool:
-        return bool(self._asked)
+        return bool(self._waits)
 
-    def _ask(self, runs: Sequence[str]) -> None:
-        self._asked = {self._client.next_id(): run for run in runs}
-        with suppress(ConnectionLost):  # `arrived` tells of that as well
-            for number, run in self._asked.items():
-                self._client.send(m.Wait(id=number, run=run))
+    def _send(self) -> None:
+        with suppress(ConnectionLost):  # `arrived` raises it as well
+            for wait in self._waits:
+                self._client.send(wait)
 
     def take(self, copying: follow.Copying) -> None:
-        """Take the answers that have come. A daemon that went away is waited for and asked again; the files stay readable."""
+        """Take the replies that have come. If the daemon went away, wait for it and ask again; the files stay readable."""
         try:
             answers = self._client.arrived()
         except ConnectionLost:
-            self._client.reconnect("the runs may go on", lambda: loop.carry_on([copying], AGAIN))
-            self._ask(list(self._asked.values()))
+            self._client.reconnect("the runs may go on", lambda: poll.carry_on([copying], AGAIN))
+            self._send()
             return
         for answer in answers:
             check(answer.reply)
-            self._asked.pop(answer.reply.id, None)
+            self._waits = [wait for wait in self._waits if wait.id != answer.reply.id]
 
 
 class Start:

@@ -9,34 +9,24 @@ Between calls a pause may take as long as it likes.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from typing import Unpack
 
 from sfad.protocol.known import METERED
 from sfad.protocol.messages import Pause, RunReply
 from sfad.protocol.types import RunInfo
 
-from .. import output
+from .. import choice, output
+from ..choice import Choice, Chosen
 from ..connection import connect
-from ..options import COMMON, RUNS, Parameter
-from ..several import CHOICE, Choice
 
-PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS._replace(required=False, complete="live"), *CHOICE)
+PARAMETERS = choice.PARAMETERS
 
 
-def main(
-    *,
-    runs: Sequence[str] = (),
-    everything: bool = False,
-    name: Sequence[str] = (),
-    label: Sequence[str] = (),
-    socket: str | None = None,
-    json: bool = False,
-) -> int:
-    """Pauses runs."""
-    choice = Choice("pause", runs, everything, name, label)
-    choice.check()
+def main(*, socket: str | None = None, json: bool = False, **chosen: Unpack[Chosen]) -> int:
+    """Pause runs."""
+    pausing = Choice("pause", **chosen).checked()
     with connect(socket) as client:
-        return choice.each(client, lambda run: _paused(client.call(Pause(id=client.next_id(), run=run), RunReply).run, json))
+        return pausing.each(client, lambda run: _paused(client.call(Pause(id=0, run=run), RunReply).run, json))
 
 
 def _paused(run: RunInfo, json: bool) -> None:

@@ -10,11 +10,11 @@ Exit codes: 0 removed; 2 neither --older-than nor --keep; 75 not everything coul
 from __future__ import annotations
 
 from sfad.protocol.messages import Prune, Pruned
-from sfad.protocol.units import MOST_WHOLE, counted
+from sfad.protocol.units import counted
 
 from .. import environment, output
-from ..connection import connect
-from ..exits import Exit, UsageError
+from ..connection import call
+from ..exits import ExitCode, UsageError
 from ..options import COMMON, Option, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (
@@ -38,18 +38,16 @@ def main(
         raise UsageError("say what to remove: --older-than 7d, --keep 100, or --keep 0 for everything that has ended")
     wanted = Prune(
         id=0,
-        older_than=None if older_than is None else environment.duration("--older-than", older_than),
-        keep=0 if keep is None else environment.whole("--keep", keep, 0, MOST_WHOLE),
+        older_than=environment.seconds("--older-than", older_than),
+        keep=environment.count("--keep", keep) or 0,
         dry_run=dry_run,
     )
-    with connect(socket) as client:
-        wanted.id = client.next_id()
-        found = client.call(wanted, Pruned)
+    found = call(socket, wanted, Pruned)
     if json:
         output.print_json({**output.content(found), "dry_run": dry_run})
     else:
         print(_sentence(found, dry_run))
-    return Exit.DONE
+    return ExitCode.DONE
 
 
 def _sentence(found: Pruned, dry_run: bool) -> str:

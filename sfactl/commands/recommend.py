@@ -12,15 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sfad.protocol.advice import Advice
 from sfad.protocol.limits import format_amount, format_limit
 from sfad.protocol.messages import Recommend, Recommended
+from sfad.protocol.reports import Advice
 from sfad.protocol.types import Limit, LimitKind
 from sfad.protocol.units import counted
 
 from .. import output
-from ..connection import connect
-from ..exits import Exit, UsageError
+from ..connection import call
+from ..exits import ExitCode, UsageError
 from ..options import COMMON, Option, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (
@@ -36,14 +36,13 @@ def main(*, type: str | None = None, name: str | None = None, socket: str | None
     """Recommends limits."""
     if type is not None and name is not None:
         raise UsageError("--type and --name exclude each other: say which runs to learn from")
-    with connect(socket) as client:
-        found = client.call(Recommend(id=client.next_id(), run_type=type, name=name), Recommended)
+    found = call(socket, Recommend(id=0, run_type=type, name=name), Recommended)
     if json:
         output.print_json(output.content(found))
     else:
         print(output.table(HEADER, rows(found)))
         print(verdict(found))
-    return Exit.DONE
+    return ExitCode.DONE
 
 
 def rows(found: Recommended) -> Iterable[tuple[str, ...]]:

@@ -14,8 +14,8 @@ from sfad.protocol.messages import Change, Reload, Reloaded
 from sfad.protocol.units import counted
 
 from .. import output
-from ..connection import connect
-from ..exits import Exit
+from ..connection import call
+from ..exits import ExitCode
 from ..options import COMMON, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = COMMON
@@ -23,16 +23,15 @@ PARAMETERS: tuple[Parameter, ...] = COMMON
 
 def main(*, socket: str | None = None, json: bool = False) -> int:
     """Reloads the daemon's config."""
-    with connect(socket) as client:
-        found = client.call(Reload(id=client.next_id()), Reloaded)
+    found = call(socket, Reload(id=0), Reloaded)
     if json:
         output.print_json(output.content(found))
-        return Exit.DONE
+        return ExitCode.DONE
     for change in found.changed:
         print(_line(change))
     files = ", ".join(found.files) or "no file is there, so every setting is built in"
     output.note(f"{counted(len(found.changed), 'setting')} changed ({output.plain(files)})")
-    return Exit.DONE
+    return ExitCode.DONE
 
 
 def _line(change: Change) -> str:

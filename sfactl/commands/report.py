@@ -13,8 +13,8 @@ from __future__ import annotations
 from sfad.protocol.messages import Report, RunReply
 
 from .. import output, usage
-from ..connection import connect
-from ..exits import Exit, UsageError
+from ..connection import call
+from ..exits import ExitCode, UsageError
 from ..options import COMMON, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (*COMMON, usage.RUN, usage.MODEL, *usage.AMOUNTS, usage.ROLE)
@@ -33,9 +33,7 @@ def main(
     if not amounts:
         raise UsageError("nothing to report: say at least one amount, as in --turns 1 or --input-tokens 1200 --output-tokens 300")
     request = Report(id=0, run=run, model=model, role=usage.role(role), **usage.read(amounts))
-    with connect(socket) as client:
-        request.id = client.next_id()
-        found = client.call(request, RunReply).run
+    found = call(socket, request, RunReply).run
     if json:
         output.print_json(found)
-    return Exit.DONE
+    return ExitCode.DONE

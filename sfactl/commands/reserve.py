@@ -16,8 +16,8 @@ from __future__ import annotations
 from sfad.protocol.messages import Reserve, Reserved
 
 from .. import output, usage
-from ..connection import connect
-from ..exits import Exit, Quit, UsageError
+from ..connection import call
+from ..exits import ExitCode, Quit, UsageError
 from ..options import COMMON, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (
@@ -44,9 +44,7 @@ def main(
         raise UsageError("--model is missing: the estimate needs its prices")
     told = usage.read(amounts, usage.INPUT, usage.MAX_OUTPUT)
     request = Reserve(id=0, run=run, model=model, role=usage.role(role), **told)
-    with connect(socket) as client:
-        request.id = client.next_id()
-        found = client.call(request, Reserved)
+    found = call(socket, request, Reserved)
     return _show(found, json)
 
 
@@ -54,7 +52,7 @@ def _show(found: Reserved, json: bool) -> int:
     if found.refused is not None:
         if json:
             output.print_json({"refused": found.refused})
-        raise Quit(Exit.REFUSED, "" if json else f"refused: {output.plain(found.refused.message)}")
+        raise Quit(ExitCode.REFUSED, "" if json else f"refused: {output.plain(found.refused.message)}")
     if json:
         held = {"reservation": found.reservation, "run": found.run, "cost_usd": found.cost_usd}
         output.print_json({"reserved": held})
@@ -62,4 +60,4 @@ def _show(found: Reserved, json: bool) -> int:
         print(found.reservation)
     if found.cost_usd is None:
         output.note('sfactl: this model has no known price: its tokens are held, but no money; set [prices."MODEL"] in the config')
-    return Exit.DONE
+    return ExitCode.DONE

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sfad.protocol.messages import Result, ResultText
-from sfad.protocol.units import MOST_WHOLE
 
 from .. import environment, output
+from ..choice import Choice
 from ..connection import Client
 from ..history import connect
 from ..options import COMMON, RUNS, Option, Parameter
-from ..several import Choice
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
@@ -30,13 +29,13 @@ def main(
     *, runs: Sequence[str], max_bytes: str | None = None, raw: bool = False, socket: str | None = None, json: bool = False
 ) -> int:
     """Prints the results of runs."""
-    most = None if max_bytes is None else environment.whole("--max-bytes", max_bytes, 0, MOST_WHOLE)
+    most = environment.count("--max-bytes", max_bytes)
     with connect(socket) as client:
         return Choice("result", runs).each(client, lambda run: _show(_asked(client, run, most, raw), json))
 
 
 def _asked(client: Client, run: str, most: int | None, raw: bool) -> ResultText:
-    wanted = Result(id=client.next_id(), run=run, raw=raw)
+    wanted = Result(id=0, run=run, raw=raw)
     if most is not None:
         wanted.max_bytes = most
     return client.call(wanted, ResultText)

@@ -10,32 +10,23 @@ Exit codes: 0 it runs; 1 it is not paused, or has ended; 2 a limit outside its r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 from sfad.protocol.messages import Resume, RunReply
 
-from .. import limits, output
+from .. import choice, limits, output
+from ..choice import Choice, Chosen
 from ..connection import connect
-from ..options import COMMON, RUNS, Parameter
-from ..several import CHOICE, Choice
+from ..options import Parameter
 
-PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS._replace(required=False, complete="live"), *CHOICE, limits.OPTION)
+PARAMETERS: tuple[Parameter, ...] = (*choice.PARAMETERS, limits.OPTION)
 
 
-def main(
-    *,
-    runs: Sequence[str] = (),
-    everything: bool = False,
-    name: Sequence[str] = (),
-    label: Sequence[str] = (),
-    limit: Sequence[str] = (),
-    socket: str | None = None,
-    json: bool = False,
-) -> int:
-    """Resumes runs."""
+def main(*, limit: Sequence[str] = (), socket: str | None = None, json: bool = False, **chosen: Unpack[Chosen]) -> int:
+    """Resume runs."""
     room = limits.of_flags(limit)
-    choice = Choice("resume", runs, everything, name, label)
-    choice.check()
+    resuming = Choice("resume", **chosen).checked()
     with connect(socket) as client:
-        return choice.each(
-            client, lambda run: output.changed(client.call(Resume(id=client.next_id(), run=run, limits=room), RunReply).run, json)
+        return resuming.each(
+            client, lambda run: output.changed(client.call(Resume(id=0, run=run, limits=room), RunReply).run, json)
         )

@@ -14,7 +14,7 @@ from sfad.protocol.messages import Done, Send
 
 from .. import output
 from ..connection import connect
-from ..exits import Exit
+from ..exits import ExitCode
 from ..options import COMMON, RUN, Argument, Option, Parameter
 
 CHUNK = 64 * 1024
@@ -33,13 +33,13 @@ def main(*, run: str, words: Sequence[str] = (), eof: bool = False, socket: str 
     sent = 0
     with connect(socket) as client:
         for data in _data(words):
-            client.call(Send(id=client.next_id(), run=run, data=data), Done)
+            client.call(Send(id=0, run=run, data=data), Done)
             sent += len(data)
         if eof or not sent:  # an empty stdin too is told that there is no such run
-            client.call(Send(id=client.next_id(), run=run, data=b"", eof=eof), Done)
+            client.call(Send(id=0, run=run, data=b"", eof=eof), Done)
     if json:
         output.print_json({"run": run, "sent": sent, "eof": eof})
-    return Exit.DONE
+    return ExitCode.DONE
 
 
 def _data(words: Sequence[str]) -> Iterator[bytes]:

@@ -12,8 +12,8 @@ from __future__ import annotations
 from sfad.protocol.messages import RunReply, Settle
 
 from .. import output, usage
-from ..connection import connect
-from ..exits import Exit
+from ..connection import call
+from ..exits import ExitCode
 from ..options import COMMON, Argument, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (
@@ -26,9 +26,7 @@ PARAMETERS: tuple[Parameter, ...] = (
 def main(*, reservation: str, socket: str | None = None, json: bool = False, **amounts: str) -> int:
     """Settle a reservation."""
     request = Settle(id=0, reservation=reservation, **usage.read(amounts, usage.INPUT, usage.OUTPUT))
-    with connect(socket) as client:
-        request.id = client.next_id()
-        found = client.call(request, RunReply).run
+    found = call(socket, request, RunReply).run
     if json:
         output.print_json(found)
-    return Exit.DONE
+    return ExitCode.DONE

@@ -39,17 +39,15 @@ def main(**given: Any) -> int:
     if wanted.wait:
         return foreground(wanted)
     _only_for_foreground(wanted)
-    message = request.message(wanted, 0)
+    message = request.message(wanted)
     with connect(wanted.socket) as client:
-        message.id = client.next_id()
         return _background(client, message, wanted.json)
 
 
 def foreground(wanted: request.Wanted) -> int:
     """Starts a run and stays with it until its end. Returns its exit code."""
-    message = request.message(wanted, 0)
+    message = request.message(wanted)
     client = connect(wanted.socket)
-    message.id = client.next_id()
     from ..foreground import Foreground
 
     run = Foreground(
@@ -104,4 +102,4 @@ def _started(run: RunInfo, message: m.Spawn) -> int:
     if words := output.failure(run, own=False):
         output.note(words)
         return exits.of_run(run)
-    return exits.Exit.DONE
+    return exits.ExitCode.DONE

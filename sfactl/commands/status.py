@@ -11,8 +11,8 @@ from datetime import datetime
 from sfad.protocol.messages import DaemonInfo, DaemonStatus
 
 from .. import output
-from ..connection import connect
-from ..exits import Exit
+from ..connection import call
+from ..exits import ExitCode
 from ..options import COMMON, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = COMMON
@@ -20,13 +20,12 @@ PARAMETERS: tuple[Parameter, ...] = COMMON
 
 def main(*, socket: str | None = None, json: bool = False) -> int:
     """Shows the daemon."""
-    with connect(socket) as client:
-        found = client.call(DaemonInfo(id=client.next_id()), DaemonStatus)
+    found = call(socket, DaemonInfo(id=0), DaemonStatus)
     if json:
         output.print_json(output.content(found))
     else:
         print("\n".join(f"{name:<12} {output.plain(value)}" for name, value in facts(found)))
-    return Exit.DONE
+    return ExitCode.DONE
 
 
 def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:

@@ -7,20 +7,18 @@ share one grace. A run that is not there or not yours is named, and the others a
 from __future__ import annotations
 
 import signal as signals
-from collections.abc import Sequence
+from typing import Unpack
 
 from sfad.protocol.messages import Stop, Stopped
 from sfad.protocol.units import parse_whole
 
-from .. import environment, exits, output, refused
+from .. import choice, environment, exits, output, refused
+from ..choice import Choice, Chosen
 from ..connection import connect
-from ..options import COMMON, RUNS, Option, Parameter
-from ..several import CHOICE, Choice
+from ..options import Option, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (
-    *COMMON,
-    RUNS._replace(required=False, complete="live"),
-    *CHOICE,
+    *choice.PARAMETERS,
     Option(("--grace",), "grace", "Between the signal and SIGKILL, at most 60 s; else 5 s", "TIME"),
     Option(("--signal",), "signal", "What to send first; else TERM", "NAME"),
 )
@@ -28,35 +26,30 @@ PARAMETERS: tuple[Parameter, ...] = (
 
 def main(
     *,
-    runs: Sequence[str] = (),
-    everything: bool = False,
-    name: Sequence[str] = (),
-    label: Sequence[str] = (),
     grace: str | None = None,
     signal: str | None = None,
     socket: str | None = None,
     json: bool = False,
+    **chosen: Unpack[Chosen],
 ) -> int:
-    """Stops runs and everything below them."""
-    choice = Choice("stop", runs, everything, name, label)
-    choice.check()
+    """Stop runs and everything below them."""
+    stopping = Choice("stop", **chosen).checked()
     wanted = Stop(
         id=0,
-        runs=list(runs),
-        everything=everything,
-        name=list(name) or None,
-        labels=choice.labels,
+        runs=list(stopping.runs),
+        everything=stopping.everything,
+        name=list(stopping.name) or None,
+        labels=stopping.labels,
         signal=_signal(signal),
-        grace=None if grace is None else environment.duration("--grace", grace),
+        grace=environment.seconds("--grace", grace),
     )
-    code: int = exits.Exit.DONE
+    code: int = exits.ExitCode.DONE
     with connect(socket) as client:
-        if len(runs) > 1:  # one that cannot be stopped must not keep the others alive
-            wanted.runs, code = choice.without_failures(client)
+        if len(wanted.runs) > 1:  # one that cannot be stopped must not keep the others alive
+            wanted.runs, code = stopping.without_failures(client)
             wanted.name, wanted.labels = None, {}
             if not wanted.runs:
                 return code
-        wanted.id = client.next_id()
         stopped = client.call(wanted, Stopped)
     return exits.worst([code, _show(stopped, json)])
 
@@ -79,7 +72,7 @@ def _show(stopped: Stopped, json: bool) -> int:
         if said or not stopped.survivors:
             output.note(f"stopped: {said} ({output.seconds(stopped.elapsed_s)})" if said else "nothing to stop")
     if not stopped.survivors:
-        return exits.Exit.DONE
+        return exits.ExitCode.DONE
     if not json:
         output.note(refused.survivors(stopped.survivors))
-    return exits.Exit.SURVIVORS
+    return exits.ExitCode.SURVIVORS

@@ -11,26 +11,24 @@ from collections.abc import Iterator, Sequence
 from typing import get_args
 
 from sfad.protocol import messages as m
-from sfad.protocol.summary import By, Failed, Summary
+from sfad.protocol.reports import By, Failed, Summary
 from sfad.protocol.units import counted
 
 from .. import output, screen
-from ..exits import Exit, UsageError
+from ..choice import labels
+from ..exits import ExitCode, UsageError
 from ..history import connect
 from ..limits import share
-from ..options import COMMON, Option, Parameter
-from ..several import labels
+from ..options import COMMON, LABEL, NAME, USER, Option, Parameter
 from .list import moment
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
     Option(("--since",), "since", "Runs created since: 12h ago (default), or a time (2026-01-31T22:00)", "TIME"),
     Option(("--by",), "by", "Group by name (default), label, user, model or type", "KEY"),
-    Option(("--name",), "name", "Only runs of this name", "NAME", many=True, complete="name"),
-    Option(("--user",), "user", "Only this user's runs", "USER", complete="user"),
-    Option(
-        ("--label",), "label", "Only runs with this label; of one key, any of the values given", "K=V", many=True, complete="label"
-    ),
+    NAME,
+    USER,
+    LABEL,
 )
 
 SHOWN = 10
@@ -50,13 +48,12 @@ def main(
     """Prints the report."""
     wanted = m.Summarise(id=0, since=moment(since), by=_by(by), name=list(name) or None, user=user, labels=labels(label))
     with connect(socket) as client:
-        wanted.id = client.next_id()
         found = client.call(wanted, m.Summarised).summary
     if json:
         output.print_json({field: getattr(found, field) for field in found.__struct_fields__ if field != "costly"})
     else:
         print("\n\n".join("\n".join(part) for part in parts(found, by) if part))
-    return Exit.DONE
+    return ExitCode.DONE
 
 
 def _by(text: str) -> By:

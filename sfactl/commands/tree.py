@@ -13,8 +13,8 @@ from sfad.protocol.types import RunInfo, Usage
 from sfad.protocol.units import counted
 
 from .. import output
-from ..connection import connect
-from ..exits import Exit
+from ..connection import call
+from ..exits import ExitCode
 from ..options import COMMON, RUN, Option, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (
@@ -28,14 +28,13 @@ Below = Mapping[str | None, Sequence[RunInfo]]
 
 def main(*, root: str | None = None, live: bool = False, socket: str | None = None, json: bool = False) -> int:
     """Prints runs as a tree."""
-    with connect(socket) as client:
-        runs = client.call(List(id=client.next_id(), root=root, live=live), RunList).runs
+    runs = call(socket, List(id=0, root=root, live=live), RunList).runs
     below = children(runs)
     if json:
         output.print_json({"tree": [_nested(run, below) for run in below[None]]})
     else:
         print("\n".join(lines(below)) or "no runs")
-    return Exit.DONE
+    return ExitCode.DONE
 
 
 def children(runs: Sequence[RunInfo]) -> Below:

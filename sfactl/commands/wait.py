@@ -8,38 +8,26 @@ restarted meanwhile is waited for.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from typing import Unpack
 
 from sfad.protocol.messages import RunReply, Wait
 from sfad.protocol.types import RunInfo
 
-from .. import environment, exits, output
+from .. import choice, environment, exits, output
+from ..choice import Choice, Chosen
 from ..connection import Client, Unreachable, connect
-from ..options import COMMON, RUNS, Option, Parameter
-from ..several import CHOICE, Choice
+from ..options import Option, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (
-    *COMMON,
-    RUNS._replace(required=False, complete="live"),
-    *CHOICE,
+    *choice.PARAMETERS,
     Option(("--timeout",), "timeout", "Wait no longer than this", "TIME"),
 )
 
 
-def main(
-    *,
-    runs: Sequence[str] = (),
-    everything: bool = False,
-    name: Sequence[str] = (),
-    label: Sequence[str] = (),
-    timeout: str | None = None,
-    socket: str | None = None,
-    json: bool = False,
-) -> int:
-    """Waits for runs to end."""
+def main(*, timeout: str | None = None, socket: str | None = None, json: bool = False, **chosen: Unpack[Chosen]) -> int:
+    """Wait for runs to end."""
     give_up = None if timeout is None else time.monotonic() + environment.duration("--timeout", timeout)
-    choice = Choice("wait", runs, everything, name, label)
-    choice.check()
+    waiting = Choice("wait", **chosen).checked()
     ended: list[RunInfo] = []
 
     def wait(run: str) -> None:
@@ -47,17 +35,17 @@ def main(
         _show(ended[-1], json)
 
     with connect(socket) as client:
-        failed = choice.each(client, wait)
-    return failed or next((code for code in map(exits.of_run, ended) if code), exits.Exit.DONE)
+        failed = waiting.each(client, wait)
+    return failed or next((code for code in map(exits.of_run, ended) if code), exits.ExitCode.DONE)
 
 
 def _wait(client: Client, run: str, give_up: float | None) -> RunInfo:
     left = None if give_up is None else max(give_up - time.monotonic(), 0)
     try:
-        return client.call(Wait(id=client.next_id(), run=run, timeout=left), RunReply).run
+        return client.call(Wait(id=0, run=run, timeout=left), RunReply).run
     except Unreachable as error:
         if give_up is not None and time.monotonic() >= give_up:
-            raise exits.Quit(exits.Exit.UNAVAILABLE, f"{run} is not known to be over: {error.message}") from None
+            raise exits.Quit(exits.ExitCode.UNAVAILABLE, f"{run} is not known to be over: {error.message}") from None
         raise
 
 

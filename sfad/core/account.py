@@ -35,11 +35,9 @@ class Use:
     unpriced_tokens: int | None = None
     """Tokens that are not in `cost`, since their model has no price."""
     partial: bool = False
-    """Tokens and costs may still grow: no final figures were seen yet."""
 
     @property
     def tokens(self) -> int | None:
-        """Input and output."""
         if self.input_tokens is None and self.output_tokens is None:
             return None
         return (self.input_tokens or 0) + (self.output_tokens or 0)
@@ -59,7 +57,6 @@ class Use:
 _SUMMED = tuple(name for name in Use.__dataclass_fields__ if name not in ("cost_from", "partial"))
 
 NOTHING = Use()
-"""Nothing is known."""
 
 MOST = 10**15
 """The largest sum of tokens, or of dollars: whatever an agent reports, its descendants' sum can be encoded in 64 bits."""
@@ -85,7 +82,6 @@ def _surest(uses: Iterable[Use], figure: Callable[[Use], int | None]) -> Use:
 
 
 def spent(tokens: int, cost: int | None, role: Role | None) -> dict[LimitKind, int]:
-    """Return what an estimate holds, by kind."""
     amounts: dict[LimitKind, int] = {LimitKind.TOKENS: tokens}
     if cost is not None:
         amounts[LimitKind.COST] = cost
@@ -98,29 +94,23 @@ ROLE_COST: dict[Role, LimitKind] = {"planning": LimitKind.PLANNING_COST, "execut
 
 
 Periods = tuple[tuple[str, str, str], ...]
-"""Budgets by scope, name and the start of the period."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A reservation that is not settled yet."""
-
     model: str
     input_tokens: int
     output_tokens: int
     cost: int | None
     role: Role | None
     periods: Periods = ()
-    """The budgets that it was charged to."""
 
     @property
     def amounts(self) -> dict[LimitKind, int]:
-        """What it holds, by kind."""
         return spent(self.input_tokens + self.output_tokens, self.cost, self.role)
 
     @property
     def use(self) -> Use:
-        """The use that it comes to if it is charged in full."""
         return Use(
             input_tokens=self.input_tokens,
             output_tokens=self.output_tokens,
@@ -155,7 +145,6 @@ class Account:
         self.sources = dict(sources)
         self.holds = dict(holds)
         self.held = dict(held)
-        """The sum of `holds`."""
         self.below = dict(below)
         """What its descendants have used and hold, ended ones included."""
         self.ended = dict(ended)
@@ -191,23 +180,19 @@ class Account:
 
     @property
     def grows(self) -> bool:
-        """Whether its cost is known and may still grow."""
         best = self.best
         return best is not None and best[1].partial and best[1].cost is not None
 
     @property
     def metered(self) -> bool:
-        """Whether anything is known of what the run itself uses."""
         return bool(self.sources or self.holds)
 
     def hold(self, name: str, hold: Hold) -> None:
-        """Add a reservation."""
         self.holds[name] = hold
         for kind, amount in hold.amounts.items():
             self.held[kind] = self.held.get(kind, 0) + amount
 
     def release(self, name: str) -> None:
-        """Remove a reservation."""
         for kind, amount in self.holds.pop(name).amounts.items():
             self.held[kind] -= amount
         if not self.holds:
@@ -223,7 +208,6 @@ class Account:
         return max(figures, default=None)
 
     def used(self, kind: LimitKind) -> float | None:
-        """Return what a limit of this kind counts; `None` where nothing is known."""
         if kind in self.levels:
             return self.levels[kind]
         own = self.own(kind)
@@ -232,7 +216,6 @@ class Account:
         return (own or 0) + self.below[kind]
 
     def own_tree_use(self) -> tuple[int, ...]:
-        """Return what the run itself adds to its ancestors, by kind of `TREE_USE`."""
         return tuple(self.own(kind) or 0 for kind in TREE_USE)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..protocol.errors import ErrorCode
-from ..protocol.types import Reason, Refusal, RunId, Status
+from ..protocol.types import ErrorCode, Reason, Refusal, RunId, Status
 from . import commands as c
 from . import events as e
 from .access import Peer

@@ -19,12 +19,9 @@ class Budget:
     allowed: int
     """Nano-dollars in a period."""
     members: frozenset[str]
-    """Users whose use is charged."""
     period: Literal["day", "week", "month"] = "day"
     begins: str = ""
-    """Names the period."""
     renews: str = ""
-    """When the period ends, for people."""
     charged: int = 0
     """Nano-dollars in this period, reservations included."""
     partial: bool = False
@@ -36,28 +33,22 @@ class Budget:
 
     @property
     def key(self) -> str:
-        """The config key that sets it."""
         return f"budgets.users.{self.name}.daily_usd" if self.scope == "user" else f"budgets.teams.{self.name}.usd"
 
     @property
     def exhausted(self) -> bool:
-        """Whether nothing is left, so that nothing may start."""
         return self.charged >= self.allowed
 
     def admits(self, more: int) -> bool:
-        """Return whether `more` nano-dollars are left."""
         return self.charged + more <= self.allowed
 
     @property
     def told(self) -> str:
-        """Its name, numbers and renewal in a few words."""
         spent = f"{format_usd(to_usd(self.charged))} of {format_usd(to_usd(self.allowed))} USD a {self.period}"
         return f"{self.scope} {self.name} has used {spent}; it renews at {self.renews}"
 
 
 class Budgets:
-    """All budgets, by user."""
-
     def __init__(self) -> None:
         self._by_user: dict[str, list[Budget]] = {}
 
@@ -65,16 +56,13 @@ class Budgets:
         return iter({(budget.scope, budget.name): budget for found in self._by_user.values() for budget in found}.values())
 
     def know(self, budgets: Iterable[Budget]) -> None:
-        """Replace all budgets."""
         self._by_user = {}
         for budget in budgets:
             for user in budget.members:
                 self._by_user.setdefault(user, []).append(budget)
 
     def of(self, user: str) -> Iterator[Budget]:
-        """Return the budgets that this user's spending is charged to."""
         return iter(self._by_user.get(user, ()))
 
     def exhausted(self, user: str) -> Budget | None:
-        """Return the first budget of the user with nothing left."""
         return next((budget for budget in self.of(user) if budget.exhausted), None)

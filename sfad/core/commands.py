@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..protocol import types
-from ..protocol.errors import ErrorCode
-from ..protocol.types import LimitRefusal, Refusal, RunId, Survivor
+from ..protocol.types import ErrorCode, LimitRefusal, Refusal, RunId, Survivor
 from .run import Run, Token
 from .vocabulary import Timer
 

@@ -6,8 +6,7 @@ from operator import attrgetter
 from typing import Literal, TypedDict, Unpack
 
 from ..protocol import types
-from ..protocol.errors import ErrorCode
-from ..protocol.types import Action, RunId
+from ..protocol.types import Action, ErrorCode, RunId
 from . import commands as c
 from .access import FULL, Peer, Permissions, refuse_target, refuse_verb
 from .policy import Policy

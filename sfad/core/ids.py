@@ -31,3 +31,11 @@ def run_number(run: RunId) -> int:
     if len(run) < 2 or ord(run[0]) - ord("a") + 1 != len(digits) or digits[0] == "0" or not set(digits) <= set(_DIGITS):
         raise ValueError(f"{run!r} is not a run id")
     return int(digits, 32)
+
+
+def number_or_zero(text: str) -> int:
+    """Return the number of an id; 0, which no run has, for any other text."""
+    try:
+        return run_number(text)
+    except ValueError:
+        return 0

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..protocol.errors import ErrorCode
-from ..protocol.types import Action, ApiTrouble, LimitKind, Reason, Status
+from ..protocol.types import Action, ApiTrouble, ErrorCode, LimitKind, Reason, Status
 from . import commands as c
 from .context import Context
 from .ladder import Rung

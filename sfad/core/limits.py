@@ -48,7 +48,6 @@ class ActiveLimit:
 
     @property
     def action(self) -> Action:
-        """The action that answers a breach."""
         return self.limit.action or Action.TERMINATE
 
     @property
@@ -66,7 +65,6 @@ class ActiveLimit:
         return used >= self.threshold if self.limit.kind is LimitKind.TIME else used > self.threshold
 
     def nears(self, used: float, share: float) -> bool:
-        """Return whether `used` has reached a share of the threshold."""
         if self.limit.kind is LimitKind.TIME:
             return used >= share * self.threshold  # the very number that the timer was armed with
         return used / self.threshold >= share  # exact, where 0.55 * 20 would be above 11
@@ -88,13 +86,12 @@ class Crossing:
 
     held: ActiveLimit
     used: float
-    """As the core counts it."""
     exceeded: bool
 
 
 def limits_of(asked: Asked, above: Parent | None, policy: Policy) -> Limits:
-    """Return the limits of a new run: for each kind what was asked for, else what was learned, else the profile's, else the
-    configured default; never more than the parent has. Raise `Invalid`."""
+    """Return the limits of a new run: what was asked for, else learned, else the profile's, else the default; never more than
+    the parent has. Raise `Invalid`."""
     chosen = dict(policy.defaults)
     if above is not None:
         for kind in BY_KERNEL:  # their defaults bound the whole tree
@@ -124,8 +121,7 @@ def profile_of(asked: Asked, policy: Policy) -> tuple[str, Profile] | None:
 
 
 def _of_profile(asked: Asked, policy: Policy) -> dict[LimitKind, Limit]:
-    """Return the profile's limits. Turns and cost are cut to what may be asked for; time is not, because `max_time` ends the run
-    anyway."""
+    # turns and cost are cut to what may be asked for; time is not, because `max_time` ends the run anyway
     found = profile_of(asked, policy)
     if found is None:
         return {}
@@ -191,7 +187,6 @@ def _narrow(limits: dict[LimitKind, Limit], above: Parent) -> None:
 
 
 def replaced(limit: Limit, *, threshold: float | None = None, action: Action | None = None, source: str | None = None) -> Limit:
-    """Return `limit` with other values; `None` keeps the old one."""
     return Limit(
         kind=limit.kind,
         threshold=limit.threshold if threshold is None else threshold,
@@ -217,7 +212,6 @@ def check(limit: Limit, policy: Policy) -> None:
 
 
 def most_of(kind: LimitKind, policy: Policy) -> float | None:
-    """Return the upper end of the range of a kind; `None` where it has none."""
     key = KINDS[kind].most
     most: float | None = getattr(policy, key) if key else None
     return most

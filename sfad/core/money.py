@@ -15,7 +15,6 @@ from ..protocol.kinds import COSTS
 from ..protocol.types import LimitKind
 
 NANOS = 1_000_000_000
-"""In a dollar."""
 
 
 @overload
@@ -23,7 +22,6 @@ def to_nanos(usd: float) -> int: ...
 @overload
 def to_nanos(usd: float | None) -> int | None: ...
 def to_nanos(usd: float | None) -> int | None:
-    """Return nano-dollars."""
     return None if usd is None else round(usd * NANOS)
 
 
@@ -32,7 +30,6 @@ def to_usd(nanos: int) -> float: ...
 @overload
 def to_usd(nanos: int | None) -> float | None: ...
 def to_usd(nanos: int | None) -> float | None:
-    """Return US dollars."""
     return None if nanos is None else nanos / NANOS
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..protocol.errors import ErrorCode
-from ..protocol.types import Reason, Status
+from ..protocol.types import ErrorCode, Reason, Status
 from . import commands as c
 from . import events as e
 from .context import Context

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..protocol.errors import ErrorCode
 from ..protocol.kinds import KINDS
-from ..protocol.types import LimitKind, LimitRefusal, Status
+from ..protocol.types import ErrorCode, LimitKind, LimitRefusal, Status
 from ..protocol.units import format_usd
 from . import commands as c
 from . import events as e

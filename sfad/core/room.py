@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..protocol.errors import ErrorCode
 from ..protocol.kinds import KINDS
-from ..protocol.types import Action, Limit, LimitKind, Status
+from ..protocol.types import Action, ErrorCode, Limit, LimitKind, Status
 from . import commands as c
 from . import events as e
 from .access import Peer

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from signal import Signals
 
-from ..protocol.errors import ErrorCode
-from ..protocol.types import Reason, Survivor
+from ..protocol.types import ErrorCode, Reason, Survivor
 from . import commands as c
 from . import events as e
 from .candidate import check_grace

@@ -11,8 +11,7 @@ from .. import config as configuration
 from ..core import events as e
 from ..core.budgets import Budget, Budgets
 from ..core.money import to_nanos, to_usd
-from ..host.clock import wall_clock
-from ..host.timers import Timers
+from ..host.clock import Timers, wall_clock
 from ..ledger import Ledger
 from ..protocol.units import format_usd
 from .journal import RunJournal

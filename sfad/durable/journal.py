@@ -20,8 +20,8 @@ from msgspec import Struct
 from ..core.ids import run_number
 from ..core.run import Run
 from ..faults import effect
+from ..host.clock import Timers
 from ..host.probe import current_boot
-from ..host.timers import Timers
 from ..launch.procfs import is_alive
 from ..protocol.messages import Spawn
 from ..protocol.types import RunId, Status

@@ -19,11 +19,11 @@ from ..core.ids import run_id
 from ..host.clock import wall_clock
 from ..host.disk_reserve import DiskReserve
 from ..host.private_files import make_directory
-from ..host.threads import in_thread
+from ..host.tasks import in_thread
 from ..ledger import Ledger, LedgerError, back_up
 from ..ledger.backup import BACKUP, Backup, DamagedCopy
-from ..ledger.checking import mark_damaged
-from ..ledger.connections import open_reader
+from ..ledger.database import open_reader
+from ..ledger.opening import mark_damaged
 from ..ledger.reader import Reader
 from ..ledger.retention import Sweeper
 from ..output import OutputStore

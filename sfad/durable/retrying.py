@@ -5,7 +5,7 @@ from collections.abc import Callable
 import trio
 
 from ..faults import effect
-from ..host.timers import Timers
+from ..host.clock import Timers
 from ..spool import Store
 
 AGAIN = 1.0

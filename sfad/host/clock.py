@@ -1,8 +1,11 @@
-"""The two clocks of the daemon: one that decisions use, one that people read."""
+"""The daemon's clocks, and deadlines that call back."""
 
 from __future__ import annotations
 
+import heapq
+import math
 import time
+from collections.abc import Callable, Hashable
 from datetime import UTC, datetime
 
 import trio
@@ -21,9 +24,66 @@ class MonotonicClock(trio.abc.Clock):
         """The kernel has started it."""
 
     def current_time(self) -> float:
-        """Return seconds since boot."""
         return time.monotonic()
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        """Return seconds until `deadline`."""
         return deadline - time.monotonic()
+
+
+class Timers:
+    """Calls back at a time of `trio.current_time()`, in the trio thread."""
+
+    def __init__(self, failed: Callable[[Exception], object]) -> None:
+        """`failed` is told of a call that raised. It does not stop other timers."""
+        self._failed = failed
+        self._armed: dict[Hashable, tuple[float, int, Callable[[], None]]] = {}
+        self._heap: list[tuple[float, int, Hashable]] = []
+        self._order = 0
+        self._sooner = trio.Event()
+
+    def __len__(self) -> int:
+        return len(self._armed)
+
+    def arm(self, key: Hashable, at: float, call: Callable[[], None]) -> None:
+        """Call `call` once at time `at`, instead of what `key` was armed with before."""
+        self._order += 1
+        self._armed[key] = (at, self._order, call)
+        heapq.heappush(self._heap, (at, self._order, key))
+        if self._heap[0][1] == self._order:
+            self._sooner.set()
+        if len(self._heap) > 64 + 4 * len(self._armed):
+            self._compact()
+
+    def disarm(self, key: Hashable) -> None:
+        self._armed.pop(key, None)
+
+    async def serve(self) -> None:
+        while True:
+            self._sooner = trio.Event()
+            with trio.move_on_at(self._earliest()):
+                await self._sooner.wait()
+            self._fire(trio.current_time())
+
+    def _earliest(self) -> float:
+        heap = self._heap
+        while heap and not self._current(heap[0]):
+            heapq.heappop(heap)
+        return heap[0][0] if heap else math.inf
+
+    def _fire(self, now: float) -> None:
+        while self._earliest() <= now:
+            _, _, key = heapq.heappop(self._heap)
+            _, _, call = self._armed.pop(key)
+            try:
+                call()
+            except Exception as error:  # noqa: BLE001 - see `failed`
+                self._failed(error)
+
+    def _current(self, entry: tuple[float, int, Hashable]) -> bool:
+        armed = self._armed.get(entry[2])
+        return armed is not None and armed[1] == entry[1]
+
+    def _compact(self) -> None:
+        # disarmed entries stay in the heap: each run of a burst of short ones would leave its deadline there for two minutes
+        self._heap = [entry for entry in self._heap if self._current(entry)]
+        heapq.heapify(self._heap)

@@ -20,7 +20,6 @@ class DiskReserve:
         self._path = directory / "ballast"
 
     def fill(self) -> None:
-        """Take the room, if there is any."""
         with suppress(OSError):
             if self._size() >= SIZE:
                 return

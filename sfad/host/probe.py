@@ -31,7 +31,6 @@ class Cgroups:
     """Where runs can be contained, and what the kernel can do there."""
 
     mount: str | None
-    """The cgroup2 mount."""
     own: str | None
     """The directory of this process's cgroup below the mount."""
     writable: bool
@@ -124,12 +123,10 @@ def subreaper() -> bool:
 
 
 def systemd_runs() -> bool:
-    """Return whether systemd is this machine's pid 1 (sd_booted(3))."""
     return os.path.isdir("/run/systemd/system")
 
 
 def user_name(uid: int) -> str:
-    """Return the name of a user; the number if it has none."""
     try:
         return _known_name(uid)
     except (KeyError, OSError):
@@ -147,7 +144,6 @@ def lingering(uid: int) -> bool | None:
 
 
 def linger_command(uid: int) -> str:
-    """Return the command that enables lingering for a user."""
     # polkit lets users do this for themselves, without a password; without polkit, logind requires root
     polkit = os.path.exists("/usr/share/dbus-1/system-services/org.freedesktop.PolicyKit1.service")
     own = uid == os.getuid() and (polkit or uid == 0)
@@ -174,7 +170,6 @@ def holder(state: Path) -> int | None:
 
 
 def soft_limit(kind: int) -> int | None:
-    """Return the resource limit in force; `None` if there is none."""
     soft, _ = resource.getrlimit(kind)
     return None if soft == resource.RLIM_INFINITY else soft
 

@@ -56,14 +56,12 @@ class StateLock:
         return f"the state directory {self.path} {what} while a daemon served it; {restart}"
 
     def close(self) -> None:
-        """Release the locks."""
         for descriptor in (self.claim, self.file, self.directory):
             os.close(descriptor)
 
 
 def take_state_dir(path: Path, instance: str) -> StateLock:
-    """Make the state directory if it is missing, and lock it. Raises `AlreadyRunning`, naming the pid of its daemon, and
-    `PathError`."""
+    """Make the state directory if it is missing, and lock it. Raises as `lock_state_dir` does."""
     _refuse_claimed(path, instance)  # before making anything at the path of an older daemon whose directory was removed
     prepare_state_dir(path)
     return lock_state_dir(path, instance)
@@ -191,7 +189,6 @@ def _refuse_claimed(path: Path, instance: str) -> None:
 
 
 def _user_of(pid: int) -> int | None:
-    """Return the effective uid of a process; `None` if it has ended."""
     # not the owner of /proc/PID: that is root if the process is not dumpable
     with suppress(OSError):
         words = re.search(rb"^Uid:\s+\d+\s+(\d+)", Path(f"/proc/{pid}/status").read_bytes(), re.MULTILINE)

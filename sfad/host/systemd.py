@@ -88,11 +88,9 @@ class FdStore:
         address = os.environ.get("NOTIFY_SOCKET", "")
         self._socket = _connected(address) if address else None
         self._unwanted: deque[str] = deque()
-        """Names whose descriptors systemd has yet to close."""
 
     @property
     def there(self) -> bool:
-        """Whether anything can be kept."""
         return self._socket is not None
 
     def keep(self, name: str, fd: int) -> bool:
@@ -127,7 +125,6 @@ class FdStore:
         return True
 
     def close(self) -> None:
-        """Close the socket. Systemd keeps what it has."""
         if self._socket is not None:
             self._socket.close()
 

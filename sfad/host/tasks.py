@@ -1,10 +1,31 @@
-"""Starts a task again that failed."""
+"""Tasks beside the loop, and calls in threads."""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar, TypeVarTuple
 
 import trio
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+_NO_THREAD = "can't start new thread"
+"""CPython's message, in a `RuntimeError` like many others."""
+
+
+async def in_thread(call: Callable[[*Ts], T], *args: *Ts, abandon: bool = False, limiter: trio.CapacityLimiter | None = None) -> T:
+    """Do `trio.to_thread.run_sync`. Where no thread can be started (`TasksMax`, `ulimit -u`, memory), raise `OSError(EAGAIN)`
+    instead of a `RuntimeError`; then nothing was called."""
+    try:
+        return await trio.to_thread.run_sync(call, *args, abandon_on_cancel=abandon, limiter=limiter)
+    except RuntimeError as error:
+        if str(error) != _NO_THREAD:
+            raise
+        raise OSError(errno.EAGAIN, _NO_THREAD) from error
+
 
 PAUSE = 1.0
 """Seconds until a task that failed starts again. Without a pause, a bug that it meets at once would keep a CPU busy."""
@@ -20,3 +41,55 @@ async def keep_serving(serve: Callable[[], Awaitable[None]], failed: Callable[[E
         except Exception as error:  # noqa: BLE001 - whatever it is
             failed(error)
         await trio.sleep(PAUSE)
+
+
+class Background:
+    """Starts tasks. Those that are started before `serve` begin with it, so that objects which start tasks can be made before.
+
+    `failed` is told of exceptions that were not expected: a bug in one request must not leave every tree without a supervisor."""
+
+    def __init__(self, failed: Callable[[object], None]) -> None:
+        self._failed = failed
+        self._waiting: list[Callable[[], Awaitable[object]]] = []
+        self._nursery: trio.Nursery | None = None
+        self._one_walk = trio.CapacityLimiter(1)
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        async with trio.open_nursery() as self._nursery:
+            for task in self._waiting:
+                self._nursery.start_soon(task)
+            self._waiting.clear()
+            task_status.started()
+            await trio.sleep_forever()
+
+    def start_soon(self, task: Callable[[*Ts], Awaitable[object]], *args: *Ts) -> None:
+        """Start a task that handles its own errors."""
+        if self._nursery is None:
+            self._waiting.append(partial(task, *args))
+        else:
+            self._nursery.start_soon(task, *args)
+
+    def answer(
+        self,
+        work: Callable[[], Awaitable[T]],
+        done: Callable[[T], None],
+        failed: Callable[[Exception], None],
+        expected: tuple[type[Exception], ...],
+    ) -> None:
+        """Call `done` with the result of `work`, or `failed` with what it raised. What was not `expected` is logged as well."""
+
+        async def run() -> None:
+            try:
+                done(await work())
+            except expected as error:
+                failed(error)
+            except Exception as error:  # noqa: BLE001 - see the class
+                self._failed(work)
+                failed(error)
+
+        self.start_soon(run)
+
+    async def walk(self, work: Callable[[], T]) -> T:
+        """Return what `work` returns, which keeps a CPU busy: only one runs at a time, in a thread. Raises what it raises."""
+        async with self._one_walk:
+            return await in_thread(work)

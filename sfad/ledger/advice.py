@@ -18,11 +18,10 @@ import msgspec
 
 from ..core.limits import most_of
 from ..core.policy import Policy
-from ..protocol.advice import Advice
 from ..protocol.kinds import COSTS, KINDS
+from ..protocol.reports import Advice
 from ..protocol.types import ENDED, LimitKind, LimitState, RunInfo, Status
-from .connections import FILE, open_reader
-from .errors import LedgerError
+from .database import FILE, LedgerError, open_reader
 from .rows import RUN_COLUMNS, run_info
 
 MIN_RUNS = 20
@@ -32,7 +31,6 @@ ROWS = 1000
 """Ended runs that are read, the newest: older ones say little about what an agent does now."""
 
 HEAD_ROOM = 1.25
-"""The suggestion as a multiple of what was used."""
 
 BUILT_IN = Policy()
 """Its ranges bound a suggestion if no other policy is given."""
@@ -40,20 +38,15 @@ BUILT_IN = Policy()
 _PERCENTILE = 95
 
 _FIELDS = {kind: spec.learned_from for kind, spec in KINDS.items() if spec.learned_from}
-"""The kinds that have advice, and the field of `Usage` that holds a run's use."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndedRun:
-    """What one run says about limits."""
-
     status: Status
     broke: str | None
-    """The kind of limit whose breach ended it."""
     used: Mapping[LimitKind, float]
     """As far as it is known, counted as the limit counts: `tokens` and `cost` include the descendants'."""
     limits: Mapping[LimitKind, float]
-    """Thresholds."""
 
 
 def advise(runs: Iterable[EndedRun], *, policy: Policy = BUILT_IN) -> list[Advice]:
@@ -83,9 +76,7 @@ def learn(
 
 
 def percentile(values: Sequence[float]) -> float:
-    """Return the 95th percentile by nearest rank: the smallest value that at least 95 in 100 of the values do not exceed.
-
-    Raises `IndexError` for no values."""
+    """Return the 95th percentile by nearest rank: the smallest value that at least 95 in 100 do not exceed."""
     return sorted(values)[math.ceil(len(values) * _PERCENTILE / 100) - 1]
 
 

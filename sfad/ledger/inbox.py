@@ -44,7 +44,6 @@ class Inbox(Generic[_Item]):
             self._calls.put(enough)
 
     def wake(self) -> None:
-        """Make the taker take at once."""
         self._calls.put(True)
 
     def take(self, patience: float | None) -> list[_Item]:
@@ -70,7 +69,6 @@ class Inbox(Generic[_Item]):
             return False
 
     def drain(self) -> list[_Item]:
-        """Return everything queued, without waiting."""
         # the calls first: a later call may be for an item that is put after this
         while not self._calls.empty():
             self._calls.get_nowait()

@@ -19,16 +19,12 @@ import trio
 from ..core.ids import run_number
 from ..host.probe import current_boot
 from ..protocol.types import Event, RunId, RunInfo
-from .backup import Backup, keep_apart, newest_backup
-from .checking import check, mark_damaged
-from .connections import open_reader
-from .errors import LedgerError
-from .opening import open_writer
-from .putback import PutBack
+from .backup import Backup, PutBack, keep_apart, newest_backup
+from .database import LedgerError, open_reader
+from .opening import check, mark_damaged, open_writer
 from .reader import Reader
 from .records import Records
-from .rows import Op, RunExtra, charge_op, event_op, insert_op, save_op
-from .statements import Statement, set_charge, upserts
+from .rows import Op, RunExtra, Statement, charge_op, event_op, insert_op, save_op, set_charge, upserts
 from .writer import Checkpointed, Report, Writer, WriteResult
 
 PATIENCE = 15.0
@@ -42,8 +38,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """What a ledger that takes writes has: the writer, and the callbacks of `Ledger.start`."""
-
     writer: Writer
     token: trio.lowlevel.TrioToken
     on_committed: Callable[[list[RunId]], object]
@@ -80,7 +74,6 @@ class Ledger(Records):
         self.notes: list[str] = []
         """What opening had to do, a line each, for the log and an event."""
         self.trouble: str | None = None
-        """Why writes fail now."""
         self.held = 0
         """Operations that wait in memory for the disk."""
         self._boot = current_boot()
@@ -96,7 +89,6 @@ class Ledger(Records):
         self.check_due = opened.unchecked
         """`check_rest` is due: the file is too large to check while every client waits."""
         self.backup: Backup | None = None
-        """The newest backup."""
         try:
             floor_number = max(floor_number, self._find_backup())
             reader = Reader(open_reader(directory))
@@ -210,7 +202,6 @@ class Ledger(Records):
         self._last_number = max(self._last_number, run_number(info.id))
 
     def count_refusal(self, run_id: RunId) -> None:
-        """Add one to the refusals counted in a refused run's row."""
         self._put(Op("count", run_id, (run_number(run_id),)))
 
     def charge(self, scope: str, name: str, period_start: datetime, usd: float) -> None:
@@ -219,7 +210,6 @@ class Ledger(Records):
 
     @property
     def last_event(self) -> int:
-        """The highest number of an event."""
         return self._seq
 
     def skip_events(self, number: int) -> None:
@@ -270,19 +260,16 @@ class Ledger(Records):
             writer.flush(lambda _clean: None)
 
     def check_rest(self) -> str | None:
-        """Run `checking.check`, and return what it found. In a thread."""
+        """Run `opening.check`, and return what it found. In a thread."""
         found = check(self.directory)
         self.check_due = False
         return found
 
     def backed_up(self, backup: Backup) -> None:
-        """Note that there is a new backup."""
         self.backup = backup
 
     def close(self, timeout: float = 5.0) -> int:
-        """Write what is queued and close the file. Return how many operations could not be written within `timeout` seconds.
-
-        The ledger cannot be used afterwards."""
+        """Write what is queued and close the file. Return how many operations could not be written within `timeout` seconds."""
         # the reader first: the last connection to close checkpoints, and a read-only one cannot
         self._reader.close()
         if self._started is not None:
@@ -348,11 +335,8 @@ class Ledger(Records):
             tell.on_trouble(outcome.error, len(outcome.lost))
         if committed := [op.run_id for op in outcome.committed if op.kind == "admit" and op.run_id]:
             tell.on_committed(committed)
-        if ended := [op.run_id for op in (*outcome.committed, *outcome.lost) if op.run_id and _is_end(op)]:
+        ends = (op for op in (*outcome.committed, *outcome.lost) if op.urgent and op.kind in ("save", "upsert"))
+        if ended := [op.run_id for op in ends if op.run_id]:
             tell.on_ended(ended)
         if failed := [op.run_id for op in outcome.failed if op.run_id]:
             tell.on_failed(failed, outcome.error or "the ledger cannot be written")
-
-
-def _is_end(op: Op) -> bool:
-    return op.urgent and op.kind in ("save", "upsert")

@@ -21,8 +21,7 @@ from ..core.ids import run_id
 from ..core.labels import means, values_of
 from ..protocol.messages import List
 from ..protocol.types import RunId, RunInfo, Status
-from .numbers import number_of, numbers_of
-from .rows import RUN_COLUMNS, RunExtra, run_extra, run_info
+from .rows import RUN_COLUMNS, RunExtra, number_of, numbers_of, run_extra, run_info
 from .totals import Used
 
 _COLUMNS = ", ".join(f"runs.{name}" for name in RUN_COLUMNS)
@@ -41,7 +40,6 @@ MOST_BELOW = 20_000
 _NO_NUMBER = 2**63 - 1
 
 LIVE = f"runs.status IN ({', '.join(repr(status.value) for status in Status if not status.terminal)})"
-"""The SQL condition that a run has not ended; `runs_status` is its index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,6 @@ class Page:
 
     @property
     def below(self) -> int:
-        """The ended runs of the page have numbers below this one."""
         return _NO_NUMBER if self.query.before is None else number_of(self.query.before)
 
     def admits(self, info: RunInfo, chain: Sequence[RunId]) -> bool:
@@ -103,17 +100,13 @@ _id = attrgetter("id")
 
 
 class Reader:
-    """Queries on one read-only connection."""
-
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
     def close(self) -> None:
-        """Close the connection."""
         self._connection.close()
 
     def get(self, run: RunId) -> tuple[RunInfo, RunExtra] | None:
-        """Return a run, or `None` if there is none."""
         row = self._row(f"SELECT {_COLUMNS} FROM runs WHERE number = ?", number_of(run))  # noqa: S608
         return None if row is None else (run_info(row), run_extra(row))
 
@@ -129,7 +122,6 @@ class Reader:
         return 0.0 if row is None else float(row[0])
 
     def find(self, prefix: str, limit: int) -> list[RunId]:
-        """Return at most `limit` ids that begin with `prefix`, in order of admission."""
         numbers = numbers_of(prefix)
         if numbers is None:
             return []
@@ -151,7 +143,6 @@ class Reader:
         return [(user, datetime.fromtimestamp(created, UTC)) for user, created in self._connection.execute(sql, (since,))]
 
     def select(self, page: Page) -> Selection:
-        """Return the runs of a page."""
         rows, reached = [], 0
         for query in live_queries(page):
             rows += self._connection.execute(*query).fetchall()
@@ -179,7 +170,6 @@ class Reader:
         return self._row(sql, page.query.since, reached) is not None
 
     def used_below(self, root: RunId) -> dict[RunId, Used]:
-        """Return what each descendant of a root has used."""
         sql = (
             "SELECT id, parent_id, cost_usd, tokens, partial FROM runs INDEXED BY runs_root "
             "WHERE root_id = ? AND parent_id IS NOT NULL"
@@ -199,7 +189,6 @@ class Reader:
         return int(self._row(sql, table)[0])
 
     def size(self) -> int:
-        """Return the bytes of the database without its log."""
         pages, size = (self._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
         return int(pages) * int(size)
 
@@ -209,10 +198,7 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One condition of a query."""
-
     plain: str
-    """Its SQL without an index."""
     values: tuple[Any, ...]
     driving: str | None = None
     """Its SQL where its index drives the query."""
@@ -223,13 +209,10 @@ class Term:
 
 
 Query = tuple[str, list[Any]]
-"""SQL and its values."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndedQuery:
-    """A query for ended runs, newest first."""
-
     terms: list[Term]
     first: Term | None = None
     """The term whose index drives it; without one it walks the table."""
@@ -318,7 +301,6 @@ def _label(key: str, values: Sequence[str]) -> Term:
 
 
 def filters(page: Page) -> Iterator[Term]:
-    """Yield the conditions of a page, the most selective first."""
     query = page.query
     if page.within is not None:
         yield Term(f"+{_BELOW}", (number_of(page.within),), _BELOW, bounded=True)

@@ -34,13 +34,10 @@ class Records:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the database without its log."""
         return self._reader.size()
 
     def root_spawns(self, since: datetime) -> list[tuple[str, datetime]]:
-        """Return user and time of each root that was admitted after `since`, by time: what a rate of spawns counts.
-
-        While the clock was ahead, runs got times in the future."""
+        """Return user and time of each root that was admitted after `since`, by time: what a rate of spawns counts."""
         return self._reader.root_spawns(since.timestamp())
 
     def get(self, run_id: RunId) -> RunInfo | None:
@@ -49,30 +46,25 @@ class Records:
         return None if found is None else found[0]
 
     def details(self, run_id: RunId) -> RunExtra | None:
-        """Return what a run's row holds beside `RunInfo`."""
         found = self._lookup(run_id)
         return None if found is None else found[1]
 
     def find(self, prefix: str) -> list[RunId]:
-        """Return at most `FOUND` ids that begin with `prefix`, in order of admission."""
         unwritten = (run_id for run_id in self._unwritten if run_id.startswith(prefix))
         return sorted({*self._reader.find(prefix, FOUND), *unwritten})[:FOUND]
 
     def select(self, page: Page) -> Selection:
-        """Return the runs of a page."""
         found = self._reader.select(page)
         runs = {info.id: info for info in found.runs if info.id not in self._unwritten}
         runs |= {info.id: info for info, _ in self.unwritten(page)}
         return Selection.of(runs.values(), page.query.rows, found.reached)
 
     def unwritten(self, page: Page) -> Iterator[tuple[RunInfo, RunExtra]]:
-        """Yield the runs of a page whose present state is not in the file yet."""
         for held in self._unwritten.values():
             if page.admits(held.info, () if page.within is None else self.chain(held.info.id)):
                 yield held.info, held.extra
 
     def used_below(self, roots: Collection[RunId]) -> dict[RunId, Used]:
-        """Return what each descendant of these roots has used."""
         used = {run: use for root in roots for run, use in self._reader.used_below(root).items()}
         for held in self._unwritten.values():
             if held.info.root_id in roots and held.info.parent_id is not None:

@@ -19,15 +19,14 @@ import msgspec
 
 from ..core.ids import run_id
 from ..protocol.types import Status
-from .connections import FILE, log_of, open_reader, size
-from .numbers import number_of
+from .database import FILE, log_of, open_reader, size
 from .reader import LIVE
+from .rows import number_of
 
 STEP_RUNS, STEP_EVENTS = 50, 250
 """Rows that one transaction deletes, in 1 to 2 ms. An admission may have to wait for that."""
 
 _PAGE = 1000
-"""Rows that one query reads."""
 
 _STEP_PAGES = 32
 """Pages that one errand gives back, in 1 to 2 ms."""
@@ -49,8 +48,6 @@ _labels = msgspec.json.Decoder(dict[str, str])
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """How many rows were deleted."""
-
     runs: int = 0
     events: int = 0
 
@@ -164,7 +161,6 @@ def _ended_trees(connection: sqlite3.Connection, cutoff: float) -> Iterator[list
 
 
 def _last(tree: Sequence[_OldRun]) -> float:
-    """Return when the last run of a tree ended."""
     return max((run.at for run in tree), default=0.0)
 
 

@@ -1,25 +1,25 @@
-"""A run and an event as rows, and back. Each column of a row is named once here.
+"""Runs and events as rows, and back, and the SQL that writes them. Each column is named once here.
 
 Environment variables have no column: they may hold secrets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache, partial
 from operator import attrgetter
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
-from ..core.ids import run_number
+from ..core.ids import number_or_zero, run_number
 from ..protocol.types import Event, LimitState, Reason, RunId, RunInfo, Source, Status, Usage
 from .totals import at_least
 
 RESULT_HEAD = 1024
-"""Bytes of a run's result that its row keeps."""
 
 
 class RunExtra(Struct, frozen=True, kw_only=True):
@@ -37,7 +37,6 @@ class RunExtra(Struct, frozen=True, kw_only=True):
     model: str | None = None
     provider: str | None = None
     result_head: bytes | None = None
-    """Beginning of the result; cut to `RESULT_HEAD` bytes."""
 
 
 Kind = Literal["admit", "refuse", "upsert", "save", "event", "count", "charge"]
@@ -114,7 +113,6 @@ def event_op(event: Event) -> Op:
 
 
 def charge_op(scope: str, name: str, period_start: datetime, usd: float) -> Op:
-    """Return the write that adds to what a budget was charged in a period."""
     return Op("charge", None, (scope, name, period_start.timestamp(), usd))
 
 
@@ -181,7 +179,6 @@ def _fields(row: Iterable[Any], names: Iterable[str]) -> dict[str, Any]:
 
 
 def run_info(row: Iterable[Any]) -> RunInfo:
-    """Return the run of a row that holds `RUN_COLUMNS`."""
     fields = _fields(row, [*_IN_INFO, "usage"])
     by_source: dict[Source, Usage] = fields["usage"]
     fields["usage"] = next(iter(by_source.values()), Usage())
@@ -190,12 +187,125 @@ def run_info(row: Iterable[Any]) -> RunInfo:
 
 
 def run_extra(row: Iterable[Any]) -> RunExtra:
-    """Return the rest of the same row."""
     return RunExtra(**_fields(row, RunExtra.__struct_fields__))
 
 
 def event_of(row: Sequence[Any]) -> Event:
-    """Return the event of a row that holds `EVENT_COLUMNS`."""
     *known, body = row
     fields = dict(zip(EVENT_COLUMNS, known, strict=False))
     return msgspec.convert({**msgspec.json.decode(body), **fields, "time": _moment(fields["time"])}, Event)
+
+
+_HIGHEST = 2**63 - 1
+
+_MOST_DIGITS = 13
+
+
+def number_of(text: str) -> int:
+    """Return the number of an id; for text that is no id return 0, which no row has."""
+    number = number_or_zero(text)
+    return number if number <= _HIGHEST else 0
+
+
+def numbers_of(prefix: str) -> tuple[int, int] | None:
+    """Return the lowest and the highest number whose id begins with `prefix`, or `None` if no id does.
+
+    The numbers in between fit as well, because the first letter of an id says how many digits follow."""
+    if not prefix:
+        return 1, _HIGHEST
+    missing = ord(prefix[0]) - ord("a") + 2 - len(prefix)
+    if not 0 <= missing <= _MOST_DIGITS:
+        return None
+    # the first digit of an id is not zero
+    lowest = "0" * missing if len(prefix) > 1 else "1".ljust(missing, "0")
+    try:
+        low, high = run_number(prefix + lowest), run_number(prefix + "v" * missing)
+    except ValueError:
+        return None
+    return (low, min(high, _HIGHEST)) if low <= _HIGHEST else None
+
+
+Statement = tuple[str, Sequence[Any]]
+
+_SIZES = (64, 32, 16, 8, 4, 3, 2, 1)
+"""Rows in one statement. There are few sizes, so that SQLite's prepared statements are reused; the largest takes 2 752
+parameters, of 32 766 allowed. The three events of a short run go in one statement."""
+
+
+def statements(batch: Sequence[Op]) -> Iterator[Statement]:
+    inserts = [op for op in batch if op.kind in ("admit", "refuse")]
+    yield from _many(partial(_insert, "runs"), [op.row for op in inserts])
+    yield from _many(partial(_insert, "labels"), [label for op in inserts for label in op.labels])
+    yield from upserts([op for op in batch if op.kind == "upsert"])
+    yield from _updates(list({op.run_id: op.row for op in batch if op.kind == "save"}.values()))
+    yield from _many(partial(_insert, "events"), [op.row for op in batch if op.kind == "event"])
+    for op in batch:
+        if op.kind == "count":
+            yield "UPDATE runs SET refusals_counted = refusals_counted + 1 WHERE number = ?", op.row
+        elif op.kind == "charge":
+            yield f"{_CHARGE} charged_usd + excluded.charged_usd", op.row
+
+
+def upserts(ops: Sequence[Op]) -> Iterator[Statement]:
+    for op in ops:
+        yield _UPSERT_RUN, op.row
+        yield from (("INSERT OR IGNORE INTO labels (key, value, number) VALUES (?, ?, ?)", label) for label in op.labels)
+
+
+def set_charge(op: Op) -> Statement:
+    """Return the statement that sets what a budget was charged, where `statements` adds to it."""
+    return f"{_CHARGE} excluded.charged_usd", op.row
+
+
+_CHARGE = "INSERT INTO budgets (scope, name, period_start, charged_usd) VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET charged_usd ="
+
+
+def _many(sql: Callable[[int], str], rows: Sequence[tuple[Any, ...]]) -> Iterator[Statement]:
+    start = 0
+    for size in _SIZES:
+        while len(rows) - start >= size:
+            yield sql(size), [value for row in rows[start : start + size] for value in row]
+            start += size
+
+
+_COLUMNS = {"runs": RUN_COLUMNS, "labels": ("key", "value", "number"), "events": EVENT_COLUMNS}
+
+
+@cache
+def _insert(table: str, rows: int) -> str:
+    columns = _COLUMNS[table]
+    return f"INSERT INTO {table} ({', '.join(columns)}) {_values(rows, len(columns))}"
+
+
+def _values(rows: int, columns: int) -> str:
+    row = f"({', '.join('?' * columns)})"
+    return f"VALUES {', '.join([row] * rows)}"
+
+
+def _assignments(value: str) -> str:
+    # a daemon that adopts a run knows its model only once the agent names it again
+    once = ("model", "provider")
+    names = ((name, value.format(name)) for name in SAVE_COLUMNS[1:])
+    return ", ".join(f"{name} = ifnull({new}, runs.{name})" if name in once else f"{name} = {new}" for name, new in names)
+
+
+_UPDATE_ONE = f"UPDATE runs SET {_assignments('?')} WHERE number = ?"  # noqa: S608
+
+_UPSERT_RUN = f"{_insert('runs', 1)} ON CONFLICT DO UPDATE SET {_assignments('excluded.{}')}"
+
+
+def _updates(rows: Sequence[tuple[Any, ...]]) -> Iterator[Statement]:
+    if len(rows) == 1:  # by far the most frequent, and a tenth of a transaction cheaper without the table of new values
+        ((number, *values),) = rows
+        yield _UPDATE_ONE, (*values, number)
+    else:
+        yield from _many(_update_runs, rows)
+
+
+@cache
+def _update_runs(rows: int) -> str:
+    names = ", ".join(SAVE_COLUMNS)
+    return (
+        f"WITH new ({names}) AS ({_values(rows, len(SAVE_COLUMNS))}) "  # noqa: S608
+        f"UPDATE runs SET {_assignments('new.{}')} FROM new WHERE runs.number = new.number"
+    )

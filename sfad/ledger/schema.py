@@ -10,7 +10,7 @@ import sqlite3
 from contextlib import closing
 from functools import cache
 
-from .errors import LedgerTooNew, corrupt
+from .database import LedgerTooNew, corrupt
 
 APPLICATION_ID = 0x73666164
 """`sfad` in ASCII, in the file's header: tells our file from another program's database."""
@@ -124,11 +124,9 @@ MIGRATIONS = (_V1, _V2, _V3)
 """Applied in order; the number of entries is the schema's version."""
 
 VERSION = len(MIGRATIONS)
-"""The schema version that this build writes."""
 
 
 def version_of(connection: sqlite3.Connection) -> int:
-    """Return how many migrations the file has seen."""
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 

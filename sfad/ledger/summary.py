@@ -16,10 +16,9 @@ from typing import Any
 import msgspec
 
 from ..core.ids import run_number
-from ..protocol.summary import Breach, By, Costly, Failed, Group, Summary
+from ..protocol.reports import Breach, By, Costly, Failed, Group, Summary
 from ..protocol.types import Event, Reason, RunId, RunInfo, Status
-from .connections import FILE, open_reader
-from .errors import LedgerError
+from .database import FILE, LedgerError, open_reader
 from .reader import Page, filters
 from .rows import EVENT_COLUMNS, event_of
 from .totals import NOTHING, Used, used_by

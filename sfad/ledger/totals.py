@@ -19,7 +19,6 @@ class Used(NamedTuple):
     partial: bool
 
     def plus(self, more: Used) -> Used:
-        """Add what a child, or another group of runs, has used."""
         costs = [cost for cost in (self.cost_usd, more.cost_usd) if cost is not None]
         tokens = [count for count in (self.tokens, more.tokens) if count is not None]
         partial = self.partial or more.partial
@@ -30,7 +29,6 @@ NOTHING = Used(None, None, None, partial=False)
 
 
 def used_by(parent: RunId | None, usage: Usage) -> Used:
-    """Return what a run has used without its descendants."""
     return Used(parent, usage.cost_usd, usage.tokens, at_least(usage))
 
 

@@ -23,12 +23,10 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ..faults import effect
-from .connections import FILE, log_of, open_reader, size
-from .errors import LedgerError, explained, is_damage, is_full
+from .backup import PutBack, identity, put_back
+from .database import FILE, LedgerError, explained, is_damage, is_full, log_of, open_reader, size
 from .inbox import Inbox
-from .putback import PutBack, identity, put_back
-from .rows import Op
-from .statements import statements
+from .rows import Op, statements
 
 MAX_BATCH = 1024
 """Operations in one transaction. It bounds how long an admission at the end of a burst waits for its commit."""
@@ -67,18 +65,14 @@ _OPS_OWN_FAULT = (
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """What came of a transaction."""
-
     committed: Sequence[Op] = ()
     failed: Sequence[Op] = ()
-    """Admissions that will never be written."""
     lost: Sequence[Op] = ()
     """Other operations that will never be written: over the bound, or refused by SQLite because of their content."""
     error: str | None = None
     damaged: bool = False
     """The file is damaged, so trying again does not help."""
     held: int = 0
-    """Operations that wait for the disk."""
 
 
 class Checkpointed:
@@ -90,12 +84,9 @@ Report = WriteResult | PutBack | Checkpointed
 
 @dataclass(slots=True)
 class Backlog:
-    """Operations that could not be written yet."""
-
     saves: dict[str | None, Op] = field(default_factory=dict)
     """The newest save of each run; the others do not matter."""
     records: deque[Op] = field(default_factory=deque)
-    """Everything else, in order."""
 
     def __len__(self) -> int:
         return len(self.saves) + len(self.records)
@@ -186,11 +177,9 @@ class Writer:
         self._thread.start()
 
     def put(self, op: Op) -> None:
-        """Queue a write. Never waits."""
         self._inbox.put(op, urgent=op.urgent)
 
     def wake(self) -> None:
-        """Have the urgent operations written now."""
         self._inbox.wake()
 
     def flush(self, done: Callable[[bool], None]) -> None:

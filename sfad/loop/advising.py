@@ -9,11 +9,10 @@ import trio
 from ..core import events as e
 from ..core.limits import PROFILED, advice_key
 from ..core.policy import Policy
-from ..host.background import Background
-from ..host.threads import in_thread
+from ..host.tasks import Background, in_thread
 from ..ledger.advice import learn
-from ..ledger.errors import LedgerError
-from ..protocol.advice import Advice
+from ..ledger.database import LedgerError
+from ..protocol.reports import Advice
 from ..protocol.types import LimitKind
 
 LEARN_AGAIN = 20

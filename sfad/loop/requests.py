@@ -10,8 +10,7 @@ from ..core import events as e
 from ..core.access import Peer
 from ..core.run import Run
 from ..host.clock import wall_clock
-from ..host.closing import close_soon
-from ..host.descriptors import Descriptors
+from ..host.descriptors import Descriptors, close_soon
 from ..launch.base import Launcher
 from ..metering.metering import program_of
 from ..meters import AgentProgram

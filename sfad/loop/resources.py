@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ..core.events import Event
 from ..durable.journal import RunJournal
-from ..host.timers import Timers
+from ..host.clock import Timers
 from ..launch.base import Launcher
 from ..ledger import Ledger
 from ..observe.log import Log

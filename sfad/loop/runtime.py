@@ -25,14 +25,12 @@ from ..durable.handover import HandedRun
 from ..durable.maintenance import Maintenance
 from ..durable.pidfds import StoredPidfds
 from ..faults import effect
-from ..host.background import Background
 from ..host.clock import wall_clock
 from ..host.descriptors import Descriptors
-from ..host.tasks import keep_serving
+from ..host.tasks import Background, keep_serving
 from ..metering.metering import Metering
-from ..protocol.errors import ErrorCode
 from ..protocol.messages import Change
-from ..protocol.types import RunId
+from ..protocol.types import ErrorCode, RunId
 from ..runs.catalogue import RunCatalogue
 from ..runs.live import Live
 from ..runs.subscribers import Subscribers

@@ -8,7 +8,7 @@ from functools import partial
 
 import trio
 
-from ..host.threads import in_thread
+from ..host.tasks import in_thread
 from ..output import holes
 from ..output.files import SUFFIXES, OutputStore, Suffix
 from ..protocol.types import RunId
@@ -37,7 +37,6 @@ class OutputBounds:
         self._short = False
         """A try has failed because the machine is short of something."""
         self._unable = False
-        """The file system cannot free a part of a file."""
 
     def check(self, tailed: TailedRun) -> None:
         """Have those files of a run freed that hold too much."""

@@ -24,7 +24,6 @@ class FileSearch:
 
     def __init__(self, uid: int, since: float) -> None:
         self.entries = 0
-        """Names read so far."""
         self._uid = uid
         self._since = since
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from signal import SIGKILL
 
 import trio
@@ -21,13 +22,11 @@ from ..protocol import messages as m
 from ..protocol.kinds import BY_KERNEL, KINDS
 from ..protocol.types import LimitKind, RunId
 from ..runs.live import Live, bounds_of
-from .pricelist import PriceList
-from .run import Feed, MeteredRun, Publish
+from .pricing import PriceList
+from .run import Feed, MeteredRun, Publish, hold_of, report_of_settlement, use_of_report
 from .sampling import Sampler
-from .session import Session
-from .sessions import Sessions
+from .sessions import Session, Sessions
 from .tail import Tail
-from .uses import hold_of, report_of_settlement, use_of_report
 
 ENDED_SECONDS = 2.0
 """Seconds of reading what runs wrote that ended while no daemon was running, for all of them together, before a daemon serves: 20
@@ -56,12 +55,11 @@ class Metering:
         self._launcher = launcher
         self._runs: dict[RunId, MeteredRun] = {}
         self._prices = PriceList(prices, loaded=self._price_again, trouble=trouble)
-        self._tail = Tail(output, seen=self._read_in_stream, lost=self._stream_lost, trouble=trouble)
+        self._tail = Tail(output, seen=self._read_in_stream, lost=partial(publish, "meter_gap"), trouble=trouble)
         self._sessions = Sessions(seen=self._read_in_session, lost=self._session_lost, trouble=trouble)
         self._sampler = Sampler(launcher, self._sampled, nearing=nearing)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Follow what runs write, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._prices.serve)
             nursery.start_soon(self._sessions.serve)
@@ -69,11 +67,9 @@ class Metering:
             task_status.started()
 
     async def sample(self) -> None:
-        """Watch memory and processes, until cancelled."""
         await self._sampler.serve()
 
     def close(self) -> None:
-        """Close all descriptors."""
         self._tail.close()
 
     def reconfigure(self, prices: Mapping[str, Price], nearing: float) -> None:
@@ -84,7 +80,6 @@ class Metering:
     # ---- the life of a run
 
     def begin_attempt(self, live: Live) -> None:
-        """Call this before each attempt is launched."""
         run = live.run.id
         if run not in self._runs:
             self._begin(live, fresh=True)
@@ -105,7 +100,6 @@ class Metering:
         return self._tail.saved(run)
 
     def rebound(self, run: Run) -> None:
-        """Apply changed limits of a run."""
         if run.id in self._runs:
             self._tail.set_limit(run.id, _output_limit(run))
             self._sample(run)
@@ -127,7 +121,6 @@ class Metering:
                     self._sampled(above.id, kind, 0, True)
 
     def may_wait(self, run: Run) -> bool:
-        """Return whether `settle` has anything to wait for."""
         loads = not self._prices.settled and any(self._has_meter(each.id) for each in run.subtree())
         return loads or run.id in self._sessions
 
@@ -155,7 +148,6 @@ class Metering:
         return tuple(learnt)
 
     def forget(self, run: RunId) -> None:
-        """Release what belongs to a run of which no process is alive."""
         if run in self._runs:
             self._tail.forget(run)  # it may still read the last output
             self._sessions.forget(run)
@@ -166,7 +158,6 @@ class Metering:
 
     @property
     def waiting(self) -> int:
-        """The number of threads that wait for file systems of agents."""
         return self._sessions.waiting
 
     def look_after(self) -> None:
@@ -176,17 +167,14 @@ class Metering:
     # ---- reports and reservations
 
     def use_of_report(self, run: RunId, request: m.Report) -> Use:
-        """Return what a report adds."""
         metered = self._runs.get(run)
         return metered.report(request) if metered is not None else use_of_report(request, self._prices.current)[0]
 
     def hold_of(self, run: RunId, request: m.Reserve) -> Hold:
-        """Return what a reservation holds."""
         metered = self._runs.get(run)
         return metered.reserve(request) if metered is not None else hold_of(request, self._prices.current)[0]
 
     def use_of_settlement(self, run: RunId, hold: Hold, request: m.Settle) -> Use:
-        """Return what was used instead of what was held."""
         return self.use_of_report(run, report_of_settlement(hold, request))
 
     def when_priced(self, run: RunId, model: str | None, then: Callable[[], None], unsure: Callable[[str], None]) -> None:
@@ -241,9 +229,6 @@ class Metering:
         if run in self._runs:
             self._runs[run].read_in_stream(readings)
             self._sessions.name(run, readings[-1].session)
-
-    def _stream_lost(self, run: RunId, message: str) -> None:
-        self._publish("meter_gap", run, message)
 
     def _read_in_session(self, run: RunId, readings: tuple[Reading, ...]) -> None:
         if run in self._runs:

@@ -4,9 +4,9 @@ Each tree has a limit of processes, so 500 idle runs must cost nothing. So the s
 at a run only when by that number the run can have come near its limit:
 
 - `pids`: the fifth field of /proc/loadavg is the last pid that the kernel gave out (proc_loadavg(5)). A tree cannot have grown by
-more than the pids that were given out. (A thread takes a pid, too, and so does a fork that fails because of `pids.max`.) -
-`memory`: anonymous and shared pages in /proc/meminfo. A run can grow while others shrink, so this is only a good guess; the run
-itself is looked at from time to time as well.
+  more than the pids that were given out. (A thread takes a pid, too, and so does a fork that fails because of `pids.max`.)
+- `memory`: anonymous and shared pages in /proc/meminfo. A run can grow while others shrink, so this is only a good guess; the run
+  itself is looked at from time to time as well.
 
 A run above its limit is found up to a tick later. If the kernel enforces the limit, looking only serves `limit_nearing` and the
 reason of an end.
@@ -35,9 +35,7 @@ HELD = 2.0
 """Replaces `IDLE` if the kernel enforces the limits, so that nothing is lost meanwhile. A look costs 0.3 ms of CPU, mostly to
 wake up."""
 _SOON = 1.0
-"""Seconds."""
 _BOMB = 1000
-"""Forks a second."""
 _SMALL = 256
 """A limit of processes that can be passed within moments."""
 _BLIND = 1.0
@@ -75,12 +73,10 @@ class MachineTotals:
         return (self._last - before) % self._range
 
     def memory(self) -> int:
-        """Return the bytes of anonymous and shared pages in use."""
         lines = (line.split() for line in (procfs.read("/proc/meminfo") or b"").splitlines())
         return sum(int(words[1]) for words in lines if words[0] in (b"AnonPages:", b"Shmem:")) * 1024
 
     def oom_kills(self) -> int:
-        """Return how often the kernel has killed a process because the machine or a cgroup was out of memory."""
         words = (procfs.read_whole("/proc/vmstat") or b"").split()
         return int(words[words.index(b"oom_kill") + 1]) if b"oom_kill" in words else 0
 
@@ -91,8 +87,6 @@ def _last_pid() -> int:
 
 @dataclass(slots=True, eq=False)
 class _Watched:
-    """One limit of one run."""
-
     run: RunId
     kind: str
     threshold: float
@@ -100,7 +94,6 @@ class _Watched:
     due: float
     """The machine's sum at which the run must be looked at again."""
     room: float = 0.0
-    """How much the machine may grow until then."""
     by: float = 0.0
     """When it must be looked at in any case."""
     told: float = -1
@@ -135,9 +128,7 @@ class Sampler:
         self._pids: dict[RunId, _Watched] = {}
         self._memory: dict[RunId, _Watched] = {}
         self._small: set[RunId] = set()
-        """Runs with a limit of processes that can be passed within moments."""
         self._forks = 0
-        """Forks of the machine from the first look to the last."""
         self._earliest = 0.0
         """The number of forks before which no limit of processes is due."""
         self._rate = 0.0
@@ -150,7 +141,6 @@ class Sampler:
         self._sooner = trio.Event()
 
     def set_nearing(self, nearing: float) -> None:
-        """Use another share of a limit for what is watched from now on."""
         self._nearing = nearing
 
     def watch(self, run: RunId, kind: str, threshold: float, *, fresh: bool = False) -> None:
@@ -171,13 +161,11 @@ class Sampler:
             self._sooner.set()
 
     def forget(self, run: RunId) -> None:
-        """Stop watching a run."""
         self._pids.pop(run, None)
         self._memory.pop(run, None)
         self._small.discard(run)
 
     async def serve(self) -> None:
-        """Look while there is something to watch, until cancelled."""
         took = 0.0
         while True:
             self._sooner = trio.Event()
@@ -212,7 +200,6 @@ class Sampler:
         return HELD if held else IDLE if self._blind is False else _BLIND
 
     def _look(self) -> float:
-        """Look at the machine and at what is due. Return how long that took."""
         began = trio.current_time()
         try:
             self._look_at_pids(began)
@@ -251,7 +238,6 @@ class Sampler:
         return before is not None and self._ooms != before
 
     def _count(self, kind: str, due: list[_Watched]) -> Iterable[tuple[_Watched, int]]:
-        """Return what these runs use, and tell it if it matters."""
         if not due:
             return []
         used = self._launcher.uses(kind, {one.run: one.near for one in due})

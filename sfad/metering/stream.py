@@ -38,7 +38,6 @@ class MeterPosition(msgspec.Struct, array_like=True, forbid_unknown_fields=True)
 
     inode: int = 0
     offset: int = 0
-    """Where in the file the next byte is read."""
     size: int = 0
     """Of the file, when it was last left unread to its end."""
     within_line: bool = False
@@ -46,7 +45,6 @@ class MeterPosition(msgspec.Struct, array_like=True, forbid_unknown_fields=True)
     mark: bytes = b""
     """The last bytes before `offset`, at most `MARK`; none of those that were not read."""
     before: list[Reading] = []
-    """Of earlier attempts, of which a run has at most 100."""
     meter: bytes = b""
     """Its dump. This field and the next one are only set in what `StdoutMeter.position` returns."""
     told: bool = False
@@ -54,7 +52,6 @@ class MeterPosition(msgspec.Struct, array_like=True, forbid_unknown_fields=True)
     missed: dict[str, tuple[int, int]] = {}
     """By reason: bytes that were not read, and how many of them have been told of."""
     restarted: bool = False
-    """The file was truncated."""
 
 
 class StdoutMeter:
@@ -93,7 +90,6 @@ class StdoutMeter:
 
     @property
     def offset(self) -> int:
-        """Where in the file the next byte is read."""
         return self._at.offset
 
     @property
@@ -132,7 +128,6 @@ class StdoutMeter:
         return not more
 
     def unread(self) -> int:
-        """Return the number of bytes that are not read yet. Raises `OSError`."""
         if not self._opened():
             return 0
         size = os.fstat(self._descriptor).st_size
@@ -158,7 +153,6 @@ class StdoutMeter:
         self._tell()
 
     def close(self) -> None:
-        """Close the descriptor. The next call opens the file again."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -234,7 +228,6 @@ class StdoutMeter:
         return start + newline + 1
 
     def skip_to(self, offset: int, why: str = FREED) -> None:
-        """Leave out the bytes before `offset` that are not read yet."""
         if offset > self._at.offset:
             missed, self._at.offset, self._at.mark = offset - self._at.offset, offset, b""
             self._end_line()
@@ -254,7 +247,6 @@ class StdoutMeter:
                 self._lost(f"{total} bytes of its stdout {why}")
 
     def _end_line(self) -> None:
-        """End the line that was begun, because what comes next does not continue it."""
         if self._at.within_line:
             self._at.within_line = False
             self._meter.feed(b"\n")

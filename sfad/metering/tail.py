@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from functools import partial
 
 import trio
@@ -68,7 +69,6 @@ class Tail:
         self._trouble = trouble
         self._runs: dict[RunId, TailedRun] = {}
         self._behind: dict[RunId, TailedRun] = {}
-        """Runs to look at, the next one first."""
         self._waiting = trio.CancelScope()
         self._away: dict[RunId, TailedRun] = {}
         """Metered runs whose stdout was moved: the kernel does not tell when they write."""
@@ -142,13 +142,11 @@ class Tail:
         return found
 
     def set_limit(self, run: RunId, limit: int | None) -> None:
-        """Keep another number of bytes from now on."""
         if run in self._runs:
             self._runs[run].set_limit(limit)
             self.look(run)
 
     def look(self, run: RunId) -> None:
-        """Look at the run soon, as if it had written something."""
         tailed = self._runs.get(run)
         if tailed is not None:
             self._behind[run] = tailed
@@ -170,7 +168,6 @@ class Tail:
         self._away.pop(run, None)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Follow the runs, until cancelled. Once started, nothing that a run writes is overlooked."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._bounds.serve)
             while True:
@@ -183,11 +180,10 @@ class Tail:
                     await self._work(again)
                     await trio.sleep_until(again)
                 else:
-                    with growth:
+                    with closing(growth):
                         await self._told(growth)
 
     def close(self) -> None:
-        """Close all descriptors. In an orderly shutdown all runs have been forgotten before."""
         for tailed in self._runs.values():
             tailed.close()
         self._runs.clear()
@@ -209,7 +205,6 @@ class Tail:
         return growth
 
     async def _told(self, growth: Inotify) -> None:
-        """Follow until the directory is gone."""
         while not growth.gone:
             if not self._behind:
                 with trio.move_on_after(BLIND if self._away else math.inf) as self._waiting:

@@ -51,7 +51,6 @@ class TailedRun:
     ) -> None:
         self.run = run
         self.limit = limit
-        """Bytes kept of stdout, and of stderr."""
         self.stdout: StdoutMeter | None = None
         self._store = store
         self._seen = seen
@@ -59,15 +58,12 @@ class TailedRun:
         self._trouble = trouble
         self._moved = moved
         self._inodes: dict[Suffix, int] = {}
-        """Of the files that the run was given."""
         self._taken: set[Suffix] = set()
         """Files that have been told to be no longer where they were."""
         self._closed = False
         self._errors: set[int | None] = set()
-        """Kinds of errors that have been told."""
 
     def set_limit(self, limit: int | None) -> None:
-        """Keep another number of bytes from now on."""
         self.limit = limit
 
     def meter(self, new_meter: NewMeter, saved: bytes | None) -> tuple[Reading, ...] | None:
@@ -83,7 +79,6 @@ class TailedRun:
         return None
 
     def saved(self) -> bytes | None:
-        """Return where its meter is; `None` if it has none."""
         position = self._guarded(StdoutMeter.position)
         return _TO_BYTES.encode(_SavedTail(SAVED, self._inodes, position)) if position is not None else None
 
@@ -92,7 +87,6 @@ class TailedRun:
         self._inodes.clear()
 
     def begin_attempt(self) -> None:
-        """Begin a new meter."""
         for suffix in SUFFIXES:
             self.status(suffix)
         self._guarded(StdoutMeter.begin_attempt)
@@ -102,11 +96,9 @@ class TailedRun:
         return self._guarded(lambda stdout: stdout.advance(until)) is not False
 
     def unread(self) -> int | None:
-        """Return the number of bytes that are not read yet; `None` if they cannot be read."""
         return self._guarded(StdoutMeter.unread)
 
     def drain(self, until: float, newest: int, *, ended: bool) -> None:
-        """Read what there is now, as `StdoutMeter.drain` does."""
         self._guarded(lambda stdout: stdout.drain(until, newest, ended=ended))
 
     def close(self) -> None:
@@ -129,7 +121,6 @@ class TailedRun:
         return None
 
     def failed(self, error: OSError, what: str) -> None:
-        """Tell once of a kind of error."""
         if error.errno not in self._errors:
             self._errors.add(error.errno)
             self._trouble(f"run {self.run}: {what}: {error}")

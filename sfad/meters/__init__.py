@@ -42,14 +42,12 @@ PROGRAMS = tuple(_program(name) for name in (*METERED, ANY_PROGRAM))
 """In the order in which they are tried for a command."""
 
 SESSION_VARIABLES = ("HOME", *(program.session_files.variable for program in PROGRAMS if program.session_files is not None))
-"""Environment variables that say where session files are."""
 
 UNREAD = (NO_METER, BY_REPORT)
 """Values of `--meter` for which no output is read."""
 
 
 def named(name: str | None) -> AgentProgram | None:
-    """Return the program that `--meter` calls so."""
     return next((program for program in PROGRAMS if program.name == name), None)
 
 

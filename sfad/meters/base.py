@@ -27,10 +27,8 @@ class Reading:
     """
 
     turns: int | None = None
-    """Tool calls."""
     messages: int | None = None
     models: dict[str, Tokens] = field(default_factory=dict)
-    """Tokens by model; under `""` where the agent does not name it."""
     cost_usd: float | None = None
     """The cost that the agent itself reports, of all tokens but the `uncovered` ones. It takes precedence over a computed cost of
     the same tokens."""

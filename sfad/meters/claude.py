@@ -24,7 +24,7 @@ import msgspec
 
 from ..protocol.types import Tokens
 from . import counters
-from .base import MAX_NAME, AgentFailure, FinalText, Meter, Speech, TextBreak, TextDelta, ToolCall, WholeText
+from .base import MAX_NAME, AgentFailure, FinalText, Speech, TextBreak, TextDelta, ToolCall, WholeText
 from .lines import LineMeter, SessionMeter, lines_of_type
 from .program import ANY_NAME, AgentProgram, FileName, SessionFiles, SessionPlace, SessionSearch, first_id, values
 
@@ -109,8 +109,6 @@ class _ClaudeEvent(msgspec.Struct):
 
 
 class _ClaudeCharge(msgspec.Struct, frozen=True, array_like=True):
-    """What a message has been counted as."""
-
     model: str
     used: Tokens
     results: int
@@ -120,7 +118,6 @@ class _ClaudeCharge(msgspec.Struct, frozen=True, array_like=True):
     pieces: int = 0
     """Bytes of the pieces of the same text that were printed before."""
     told: bool = False
-    """The output is not an estimate."""
 
     @property
     def output(self) -> int:
@@ -142,8 +139,6 @@ class _ClaudeState(msgspec.Struct, array_like=True):
 
 
 class ClaudeMeter(LineMeter[_ClaudeEvent, _ClaudeState]):
-    """One attempt of Claude Code."""
-
     wanted = lines_of_type("system", "assistant", "message_start", "content_block_delta", "message_delta", "result")
     decoder = msgspec.json.Decoder(_ClaudeEvent)
     state_type = _ClaudeState
@@ -309,6 +304,7 @@ class ClaudeSession(SessionMeter[_ClaudeLine]):
 
 class _ClaudeFiles(SessionFiles):
     program = "claude"
+    meter = ClaudeSession
     variable = "CLAUDE_CONFIG_DIR"
     resume_words = frozenset({"--resume", "-r", "--continue", "-c"})
 
@@ -330,9 +326,6 @@ class _ClaudeFiles(SessionFiles):
 
     def said(self, line: dict[str, Any]) -> tuple[Any, Any, Any]:
         return line.get("sessionId"), line.get("cwd"), line.get("timestamp")
-
-    def meter(self, since: str) -> Meter:
-        return ClaudeSession(since)
 
 
 class Claude(AgentProgram):

@@ -24,7 +24,7 @@ import msgspec
 
 from ..protocol.types import Tokens
 from . import counters
-from .base import MAX_NAME, AgentFailure, Meter, Speech, ToolCall, WholeText
+from .base import MAX_NAME, AgentFailure, Speech, ToolCall, WholeText
 from .lines import LineMeter, SessionMeter, lines_of_type
 from .program import AgentProgram, SessionFiles, SessionPlace, SessionSearch, arguments, values
 
@@ -37,7 +37,6 @@ class _CodexUsage(msgspec.Struct):
     cached_input_tokens: Any = 0
     cache_write_input_tokens: Any = 0
     output_tokens: Any = 0
-    """With those of reasoning."""
 
     def tokens(self) -> Tokens:
         """Input tokens include those read from and written to the cache."""
@@ -79,8 +78,6 @@ class _CodexState(msgspec.Struct, array_like=True):
 
 
 class CodexMeter(LineMeter[_CodexEvent, _CodexState]):
-    """One attempt of Codex."""
-
     wanted = lines_of_type("thread.started", "item.started", "item.completed", "turn.completed", "turn.failed", "error")
     decoder = msgspec.json.Decoder(_CodexEvent)
     state_type = _CodexState
@@ -174,7 +171,6 @@ class CodexSession(SessionMeter[_CodexLine]):
     decoder = msgspec.json.Decoder(_CodexLine)
     _model = ""
     _total = Tokens()
-    """The last total of the thread."""
 
     def _take(self, event: _CodexLine) -> None:
         payload = event.payload
@@ -212,6 +208,7 @@ class CodexSession(SessionMeter[_CodexLine]):
 
 class _CodexFiles(SessionFiles):
     program = "codex"
+    meter = CodexSession
     variable = "CODEX_HOME"
     resume_words = frozenset({"resume"})
 
@@ -236,9 +233,6 @@ class _CodexFiles(SessionFiles):
         if not isinstance(meta, dict):
             return None, None, None
         return meta.get("session_id") or meta.get("id"), meta.get("cwd"), meta.get("timestamp")
-
-    def meter(self, since: str) -> Meter:
-        return CodexSession(since)
 
 
 class Codex(AgentProgram):
@@ -275,7 +269,6 @@ def _exec(words: Sequence[str]) -> Sequence[str]:
 
 
 def _model(words: Sequence[str]) -> str:
-    """Return the model that the command names; `""` if that is left to the configuration file."""
     settings = [setting.partition("=") for setting in values(words, "-c", "--config")]
     configured = [value.strip().strip("\"'") for key, _, value in settings if key.strip() == "model"]
     asked = values(words, "-m", "--model") or configured

@@ -29,7 +29,6 @@ V = TypeVar("V")
 
 
 def number(value: Any) -> int:
-    """Return a count as a program printed it, or 0 if it is not a number, negative or absurd."""
     return int(value) if type(value) in {int, float} and 0 <= value <= MOST_COUNTED else 0
 
 
@@ -57,7 +56,6 @@ def plus(one: Tokens, other: Tokens) -> Tokens:
 
 
 def minus(one: Tokens, other: Tokens) -> Tokens:
-    """Return the difference, at least 0."""
     return _each(one, other, -1)
 
 
@@ -74,7 +72,6 @@ def _within(value: int) -> int:
 
 
 def add(models: dict[str, Tokens], name: str, used: Tokens) -> str:
-    """Add to a model's tokens. Return the name under which they are counted."""
     name = printable(name, MAX_NAME)
     if name not in models and len(models) >= MAX_MODELS:
         name = ""
@@ -83,7 +80,6 @@ def add(models: dict[str, Tokens], name: str, used: Tokens) -> str:
 
 
 def weight(models: dict[str, Tokens]) -> int:
-    """Return the sum of all tokens of all models."""
     return sum(used.input + used.output for used in models.values())
 
 
@@ -108,12 +104,10 @@ def recognised(reading: Reading) -> None:
 
 
 def total(counted: int | None, more: Any) -> int:
-    """Return the sum of a count and a number that a program printed."""
     return _within((counted or 0) + number(more))
 
 
 def turn(reading: Reading, tool: Any) -> None:
-    """Count a tool call."""
     reading.turns = total(reading.turns, 1)
     if name := printable(tool, MAX_NAME):
         reading.tools.append(name)
@@ -121,7 +115,6 @@ def turn(reading: Reading, tool: Any) -> None:
 
 
 def message(reading: Reading) -> None:
-    """Count a message of the model."""
     reading.messages = total(reading.messages, 1)
 
 
@@ -159,7 +152,6 @@ _ATTEMPT = re.compile(r"\bReconnecting\.\.\. (\d{1,4})/")
 
 
 def spend(reading: Reading, cost: float | None) -> None:
-    """Add to the cost; an unknown cost changes nothing."""
     if cost is not None:
         reading.cost_usd = min((reading.cost_usd or 0.0) + cost, float(_MAX_SUM))
 
@@ -168,10 +160,8 @@ class RecentIds(msgspec.Struct, Generic[V], array_like=True):
     """A value for each of the last `MAX_IDS` ids. An id that is empty or too long is never remembered."""
 
     kept: dict[str, V] = {}
-    """The oldest first."""
 
     def get(self, key: str) -> V | None:
-        """Return the value of an id that is remembered."""
         return self.kept.get(key)
 
     def first(self, key: str, value: V) -> bool:
@@ -182,7 +172,6 @@ class RecentIds(msgspec.Struct, Generic[V], array_like=True):
         return not known
 
     def put(self, key: str, value: V) -> None:
-        """Remember an id and its value; forget the oldest id if there are too many."""
         if 0 < len(key) <= MAX_NAME:
             self.kept[key] = value
             if len(self.kept) > MAX_IDS:
@@ -193,7 +182,6 @@ class Estimate(msgspec.Struct, array_like=True):
     """Output tokens of what a model has written since its agent last told its usage. The reading includes them."""
 
     written: int = 0
-    """Bytes."""
     model: str = ""
 
     def grow(self, reading: Reading, model: str, *texts: Any) -> None:

@@ -18,7 +18,7 @@ import msgspec
 
 from ..protocol.types import Tokens
 from . import counters
-from .base import MAX_NAME, AgentFailure, Meter, Speech, TextBreak, TextDelta, ToolCall, WholeText
+from .base import MAX_NAME, AgentFailure, Speech, TextBreak, TextDelta, ToolCall, WholeText
 from .lines import LineMeter, SessionMeter, lines_of_type
 from .program import ANY_NAME, AgentProgram, SessionFiles, SessionPlace, SessionSearch, first_id, values
 
@@ -69,8 +69,6 @@ class _GeminiState(msgspec.Struct, array_like=True):
 
 
 class GeminiMeter(LineMeter[_GeminiEvent, _GeminiState]):
-    """One attempt of Gemini CLI."""
-
     wanted = lines_of_type("init", "message", "tool_use", "result", "error")
     decoder = msgspec.json.Decoder(_GeminiEvent)
     state_type = _GeminiState
@@ -96,7 +94,6 @@ class GeminiMeter(LineMeter[_GeminiEvent, _GeminiState]):
         counters.recognised(self.reading)
 
     def _say(self, event: _GeminiEvent) -> None:
-        """Count a message; consecutive deltas are one."""
         said = event.role == "assistant"
         if said and not (self._state.speaking and event.delta):
             counters.message(self.reading)
@@ -178,6 +175,7 @@ class GeminiSession(SessionMeter[_GeminiLine]):
 
 class _GeminiFiles(SessionFiles):
     program = "gemini"
+    meter = GeminiSession
     variable = "GEMINI_CLI_HOME"
     resume_words = frozenset({"--resume", "-r"})
     tells_end = False  # a tool call is written when it has ended
@@ -195,9 +193,6 @@ class _GeminiFiles(SessionFiles):
 
     def said(self, line: dict[str, Any]) -> tuple[Any, Any, Any]:
         return line.get("sessionId"), line.get("projectHash"), line.get("startTime")
-
-    def meter(self, since: str) -> Meter:
-        return GeminiSession(since)
 
 
 class Gemini(AgentProgram):

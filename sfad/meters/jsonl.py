@@ -34,8 +34,6 @@ class _JsonlState(msgspec.Struct, array_like=True):
 
 
 class JsonlMeter(LineMeter[_JsonlEvent, _JsonlState]):
-    """One attempt of an agent that prints the generic form."""
-
     wanted = lines_of_type("usage", "turn", "result")
     decoder = msgspec.json.Decoder(_JsonlEvent)
     state_type = _JsonlState

@@ -62,11 +62,9 @@ class WantedLines:
         self._keep(data[end:])
 
     def dump(self) -> tuple[bytes, bool, int]:
-        """Return what `load` takes."""
         return bytes(self._begun), self._dropping, self.skipped
 
     def load(self, saved: tuple[bytes, bool, int]) -> None:
-        """Continue where the dumped one was."""
         begun, self._dropping, self.skipped = saved
         self._begun = bytearray(begun)
 
@@ -171,22 +169,16 @@ class LineMeter(ABC, Generic[E, S]):
 
 
 class MessageCharge(msgspec.Struct, frozen=True, array_like=True):
-    """What a message has been counted as."""
-
     model: str
     used: Tokens
 
 
 class SessionState(msgspec.Struct, array_like=True):
-    """What a meter of a session file keeps beside its reading."""
-
     messages: counters.RecentIds[MessageCharge] = msgspec.field(default_factory=counters.RecentIds[MessageCharge])
     calls: counters.RecentIds[bool] = msgspec.field(default_factory=counters.RecentIds[bool])
 
 
 class SessionMeter(LineMeter[E, SessionState]):
-    """A meter of a session file."""
-
     state_type = SessionState
 
     def __init__(self, since: str) -> None:

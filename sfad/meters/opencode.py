@@ -72,8 +72,6 @@ class _OpencodeState(msgspec.Struct, array_like=True):
 
 
 class OpencodeMeter(LineMeter[_OpencodeEvent, _OpencodeState]):
-    """One attempt of opencode."""
-
     wanted = lines_of_type("step_start", "step_finish", "tool_use", "text", "reasoning", "error", "done")
     decoder = msgspec.json.Decoder(_OpencodeEvent)
     state_type = _OpencodeState

@@ -16,7 +16,7 @@ import msgspec
 
 from ..core.naming import program_name
 from .base import Meter, Speech
-from .lines import LineMeter
+from .lines import LineMeter, SessionMeter
 
 SESSION_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,127}")
 """A session id that may be put into a file name. Agents use UUIDs."""
@@ -58,7 +58,6 @@ def values(words: Sequence[str], *options: str) -> list[str]:
 
 
 def first_id(argv: Sequence[str], program: str, *options: str) -> str | None:
-    """Return the first value of the options that can be a session id."""
     return next((value for value in values(arguments(argv, program) or [], *options) if SESSION_ID.fullmatch(value)), None)
 
 
@@ -70,8 +69,6 @@ class SessionPlace(NamedTuple):
 
 
 class SessionHead(NamedTuple):
-    """What the beginning of a session file says."""
-
     session: str
     project: str
     """The working directory, in the form that `SessionFiles.project` returns."""
@@ -80,17 +77,13 @@ class SessionHead(NamedTuple):
 
 
 class SessionSearch(NamedTuple):
-    """What is known of a session whose files are to be found."""
-
     env: Mapping[str, str]
     """Those of `meters.SESSION_VARIABLES` that the run's environment sets."""
     cwd: str
     since: datetime
     session: str | None
-    """The session id, if it is known."""
 
     def directory(self, variable: str, default: str) -> str:
-        """Return the directory that the variable names, else `default` in the home directory."""
         return self.env.get(variable) or f"{self.env.get('HOME', '')}/{default}"
 
 
@@ -102,10 +95,9 @@ class SessionFiles(ABC):
     """
 
     program: str
+    meter: type[SessionMeter[Any]]
     variable: str
-    """The environment variable that, beside `HOME`, says where the files are."""
     resume_words: frozenset[str]
-    """Words by which a command continues an earlier session."""
     tells_end = True
     """Whether the file tells a reply that calls a tool from the last reply, after which the model is not called again."""
 
@@ -114,11 +106,9 @@ class SessionFiles(ABC):
         """Return the session id that the command gives."""
 
     def resumes(self, argv: Sequence[str]) -> bool:
-        """Return whether the command continues an earlier session."""
         return not self.resume_words.isdisjoint(argv)
 
     def project(self, cwd: str) -> str:
-        """Return how a file says that it belongs to this working directory."""
         return cwd
 
     @abstractmethod
@@ -140,13 +130,8 @@ class SessionFiles(ABC):
     def said(self, line: dict[str, Any]) -> tuple[Any, Any, Any]:
         """Return what a line says of the fields of a `SessionHead`, in its order; any other type than text counts as nothing."""
 
-    @abstractmethod
-    def meter(self, since: str) -> Meter:
-        """Return a new meter of one file. It leaves out what the file tells of the time before `since`."""
-
 
 def timestamp(time: datetime) -> str:
-    """Return a time as the programs write it into session files."""
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
 
 
@@ -154,7 +139,6 @@ class AgentProgram(ABC):
     """A program whose events a meter reads. Its module has one as `PROGRAM`."""
 
     name: str
-    """What `--meter` calls it."""
     tells_cost = False
     """Whether the agent itself reports costs, even of models without a known price."""
     event_types: frozenset[str] | None = None

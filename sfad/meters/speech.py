@@ -24,7 +24,6 @@ from .lines import BOM, without_surrogates
 from .program import AgentProgram
 
 SLICE = 64 << 10
-"""Bytes of the stream that one step reads."""
 MAX_EVENT = 1 << 20
 """Bytes of the longest line that is decoded, during which every client of the daemon waits: 80 ms for the densest JSON. A longer
 line is left out if it begins like an event, and shown otherwise. Larger events are outputs of tools, which say nothing to the
@@ -64,14 +63,10 @@ class Cursor(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class Shown:
-    """What one step shows."""
-
     text: bytearray = field(default_factory=bytearray)
     tools: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """Reasons why something is missing."""
     more: bool = False
-    """There is more to read now."""
 
 
 Read = Callable[[int, int], tuple[int, bytes]]
@@ -80,8 +75,6 @@ bytes at the given offset were freed."""
 
 
 class TextReader:
-    """Shows a part of a stream."""
-
     def __init__(self, program: AgentProgram, cursor: Cursor, read: Read, size: int) -> None:
         """`size`: the present size of the stream. `cursor` is changed in place."""
         self._program = program
@@ -252,7 +245,6 @@ def _left_out(line: bytes) -> bool:
 
 
 def decoded(program: AgentProgram, line: bytes) -> dict[str, Any] | None:
-    """Return the line as an event of the program, or `None` if it is not one."""
     if not line.startswith(_OPENERS) or _TYPE not in line or len(line) > MAX_EVENT:
         return None
     line = line.removeprefix(BOM)
@@ -273,7 +265,6 @@ def _is_event(program: AgentProgram, value: Any) -> bool:
 
 
 def _call(name: Any, about: Any) -> str:
-    """Return a call in the form `Bash: ls -la`."""
     if isinstance(about, dict):
         about = next((value for value in about.values() if isinstance(value, str)), None)
     return ": ".join(part for part in (printable(name, MAX_ABOUT) or "a tool", printable(about, MAX_ABOUT)) if part)

@@ -54,19 +54,15 @@ class Log:
         """Lines lost since the last one that was written."""
 
     def debug(self, message: str, **fields: Any) -> None:
-        """Log what helps to find a bug."""
         self._line("debug", {"message": message, **fields})
 
     def info(self, message: str, **fields: Any) -> None:
-        """Log that something happened as it should."""
         self._line("info", {"message": message, **fields})
 
     def warning(self, message: str, **fields: Any) -> None:
-        """Log what the operator should look at some time."""
         self._line("warning", {"message": message, **fields})
 
     def error(self, message: str, **fields: Any) -> None:
-        """Log that something failed."""
         self._line("error", {"message": message, **fields})
 
     def internal_error(self, what: object) -> None:
@@ -92,7 +88,6 @@ class Log:
             self._descriptor = fresh
 
     def close(self) -> None:
-        """Close the file. A descriptor that was passed in stays open."""
         if self._file is not None:
             os.close(self._descriptor)
             self._file, self._descriptor = None, _STDERR

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
-from ..core.ids import run_number
+from ..core.ids import number_or_zero, run_number
 from ..host.private_files import make_directory, set_aside
 from ..protocol.types import RunId
 from . import holes
@@ -95,9 +95,7 @@ class OutputStore:
 
     @contextmanager
     def stdout(self, run_id: RunId) -> Iterator[int]:
-        """Yield a descriptor for reading stdout, and close it at the end.
-
-        Raises `OSError`; `Replaced`; `FileNotFoundError` if no output was kept."""
+        """Yield a descriptor for reading stdout. Raises `OSError`; `Replaced`; `FileNotFoundError` if no output was kept."""
         descriptor = self._open_to_read(run_id, ".out")
         try:
             yield descriptor
@@ -105,10 +103,9 @@ class OutputStore:
             os.close(descriptor)
 
     def tail(self, run_id: RunId, max_bytes: int) -> tuple[bytes, bool]:
-        """Return the newest `max_bytes` bytes of stdout, and whether there were more.
+        """Return the newest `max_bytes` bytes of stdout without a character cut in two, and whether there were more.
 
-        A character that would be cut in two is left out, so the result is as valid UTF-8 as the file. Raises `OSError`;
-        `Replaced`; `FileNotFoundError` if no output was kept."""
+        Raises as `stdout` does."""
         with self.stdout(run_id) as descriptor:
             return _tail(descriptor, max_bytes)
 
@@ -117,7 +114,6 @@ class OutputStore:
         self._made.pop(run_id, None)
 
     def remove(self, run_id: RunId) -> None:
-        """Delete the run's files. A missing file is no error."""
         for suffix in SUFFIXES:
             with suppress(FileNotFoundError):
                 os.unlink(self._path(run_id, suffix))
@@ -158,7 +154,7 @@ class OutputStore:
 
     def highest_number(self) -> int:
         """Return the highest run number of a file here, 0 without files. A new ledger continues above it."""
-        numbers = (_number(entry.name) for entry in os.scandir(self.directory))
+        numbers = (number_or_zero(entry.name.partition(".")[0]) for entry in os.scandir(self.directory))
         return max((number for number in numbers if number <= _HIGHEST), default=0)
 
     def _path(self, run_id: RunId, suffix: str) -> str:
@@ -249,11 +245,3 @@ def _split_character(data: bytes) -> int:
     # at most three continuation bytes belong to a character; more are not UTF-8, and are kept
     count = next((i for i, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), len(data[:4]))
     return count if count < 4 else 0
-
-
-def _number(name: str) -> int:
-    stem, _, _ = name.partition(".")
-    try:
-        return run_number(stem)
-    except ValueError:
-        return 0

@@ -6,7 +6,6 @@ import ctypes
 import os
 import re
 from pathlib import Path
-from types import TracebackType
 
 from ..protocol.types import RunId
 
@@ -45,14 +44,7 @@ class Inotify:
             raise error
         self._identity = self._look()
 
-    def __enter__(self) -> Inotify:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
     def fileno(self) -> int:
-        """Return the descriptor to wait for."""
         return self._descriptor
 
     def take(self) -> set[RunId] | None:
@@ -77,7 +69,6 @@ class Inotify:
         return found.st_dev, found.st_ino
 
     def close(self) -> None:
-        """Close the inotify instance."""
         os.close(self._descriptor)
 
 

@@ -7,12 +7,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ..core.ids import run_number
+from ..core.ids import number_or_zero
 from ..protocol.types import RunId
 from .files import SUFFIXES
 
 STEP = 256
-"""Files between two pauses."""
 
 Ends = Callable[[Sequence[RunId]], Mapping[RunId, float | None]]
 """Returns when runs ended, in seconds since the epoch; `None` for a live run. Unknown runs are missing."""
@@ -41,9 +40,8 @@ def remove_old(directory: Path, cutoff: float, *, ends: Ends, live: Collection[R
 
 
 def remove(directory: Path, runs: Collection[RunId], *, dry: bool, between: Callable[[], object]) -> tuple[int, int]:
-    """Delete the files of `runs`, or only count them if `dry`. Return how many files, and the bytes that they take on the disk.
-
-    For a thread, as `remove_old`. Raises the first `OSError` when all files have been tried."""
+    """Delete the files of `runs`, or only count them if `dry`. Return how many, and their bytes on the disk. Else as
+    `remove_old`."""
     count, freed, failed = 0, 0, []
     for position, path in enumerate(directory / f"{run}{suffix}" for run in runs for suffix in SUFFIXES):
         try:
@@ -79,10 +77,5 @@ def _remove_if_old(path: Path, cutoff: float, known: Mapping[RunId, float | None
 
 
 def _run(name: str) -> RunId | None:
-    """Return the run whose output file this is."""
     run, dot, suffix = name.partition(".")
-    try:
-        run_number(run)
-    except ValueError:
-        return None
-    return run if dot + suffix in SUFFIXES else None
+    return run if number_or_zero(run) and dot + suffix in SUFFIXES else None

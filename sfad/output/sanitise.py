@@ -10,7 +10,6 @@ import re
 from typing import NewType
 
 SafeText = NewType("SafeText", str)
-"""Text that went through `sanitise`."""
 
 # ECMA-48 and xterm's ctlseqs, in the 7-bit and the 8-bit forms. A control string ends at ST, and for xterm at BEL. A string
 # without an end takes only the rest of its line: a stray introducer must not hide the whole result. The text of a string excludes

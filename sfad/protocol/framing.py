@@ -1,13 +1,33 @@
-"""Frames: a 4-byte big-endian length, then that many bytes of msgpack. Pure; the same decoder serves both sides."""
+"""Frames: a 4-byte big-endian length, then that many bytes of msgpack; the versions of the protocol; its errors. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .errors import FrameTooLarge
+VERSION = 1
+
+SUPPORTED = (1,)
+"""Every version this build speaks. `Hello.versions` and `Welcome.version` negotiate the highest both sides know."""
+
+
+class ProtocolError(Exception):
+    """A frame or message breaks the protocol. The connection it came from cannot be trusted to be in step any more."""
+
+
+class FrameTooLarge(ProtocolError):
+    """A frame announces more bytes than its reader accepts."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(f"a frame of {size} bytes was announced; at most {limit} are accepted")
+        self.size = size
+        self.limit = limit
+
+
+class BadMessage(ProtocolError):
+    """A frame's body is not a message this side knows. The stream itself is still in step."""
+
 
 HEADER = 4
-"""Bytes of the length in front of each body."""
 
 MAX_REQUEST = 4 * 1024 * 1024
 """Bytes of one request. A spawn carries argv and environment, and Linux holds those to 6 MiB (3/4 of `_STK_LIM`, execve(2)),
@@ -18,7 +38,6 @@ MAX_REPLY = 64 * 1024 * 1024
 
 
 def frame(body: bytes) -> bytes:
-    """`body` with its length in front."""
     return len(body).to_bytes(HEADER, "big") + body
 
 
@@ -37,12 +56,10 @@ class FrameDecoder:
 
     @property
     def pending(self) -> int:
-        """Bytes of a frame that is not complete yet."""
         return len(self._buffer)
 
     @property
     def rest(self) -> bytes:
-        """Those bytes."""
         return bytes(self._buffer)
 
     def feed(self, data: bytes) -> Iterator[bytes]:

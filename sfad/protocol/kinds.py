@@ -14,22 +14,17 @@ Scope = Literal["run", "tree"]
 
 
 class LimitSpec(NamedTuple):
-    """One kind of limit."""
-
     unit: Literal["s", "USD", "bytes", "cores", ""]
     """Of thresholds and amounts on the wire; empty for a plain number."""
     counts: str
-    """What is counted, in the words of a message."""
     scope: Scope
     """Whose use counts: the run's own, or also its descendants'."""
     counted_by: Literal["clock", "meter", "kernel", "output"]
     """`meter`: the agent's events, session files and reports, so the limit holds only where one of them tells the use."""
     least: float
-    """The lower end of the range."""
     most: str = ""
     """The key of `[limits]` in the config, and field of `Policy`, that holds the upper end of the range; empty: there is none."""
     default: float | None = None
-    """The threshold without any config."""
     instead: str = ""
     """What happens at a limit that takes no action."""
     key: str = ""
@@ -48,12 +43,10 @@ class LimitSpec(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether only whole numbers make sense."""
         return self.unit in ("", "bytes")
 
     @property
     def acts(self) -> bool:
-        """Whether a breach has an action."""
         return not self.instead
 
 
@@ -109,4 +102,3 @@ COUNTS = tuple(kind.value for kind in KINDS if kind in METERED and KINDS[kind].s
 """Numbers that a source tells and the daemon only adds up. They have these names in `Reading`, `Use`, `Usage` and `Report`."""
 
 DEFAULT_KEYS = {kind: spec.key or kind.value for kind, spec in KINDS.items()}
-"""The key of each kind in `[defaults]` of the config."""

@@ -32,7 +32,6 @@ PROGRAMS: dict[str, KnownProgram] = METERED | {
     "aider": KnownProgram(("aider-chat",)),
     **dict.fromkeys(("goose", "cursor-agent", "copilot", "amp", "qwen", "crush", "droid", "auggie"), KnownProgram()),
 }
-"""Programs that are coding agents."""
 
 AGENTS = ("claude", "codex", "gemini", "opencode", "aider")
 """Built-in agents (`sfad.agents.KNOWN_PROGRAMS`)."""
@@ -41,13 +40,11 @@ ANY_PROGRAM = "jsonl"
 """The meter of any program that prints usage as lines of JSON."""
 
 NO_METER = "none"
-"""The value of `--meter` for no meter."""
 
 BY_REPORT = "report"
 """The value of `--meter` for an agent that reports what it uses (`sfactl report`, `sfactl.client`). Its output is not read."""
 
 METERS = (*METERED, ANY_PROGRAM, BY_REPORT, NO_METER)
-"""The values of `--meter`."""
 
 CODING_AGENT = "coding-agent"
 """The profile of a run of a known agent program that names no profile."""

@@ -32,12 +32,10 @@ ALIASES = {word: kind for kind, spec in KINDS.items() for word in spec.words}
 """Other words for a kind. A leading `max_` means nothing, `-` is `_`."""
 
 LIMIT_FORM = "KIND=N or KIND=N:ACTION, as in turns=50, time=90s, cost=2.50:warn, tokens=200k:pause, memory=2G"
-"""How a limit may be written, for messages."""
 
 
 def parse_limit(text: str, source: str = "--limit") -> Limit:
-    """Return `turns=50` or `cost=2.50:warn` as a limit whose source is `source` and its kind, and whose action is `None` where
-    none is written. Raise `ValueError` with `source`, what is wrong, and what is allowed."""
+    """Return `turns=50` or `cost=2.50:warn` as a limit. Raise `ValueError` with `source`, what is wrong, and what is allowed."""
     word, equals, rest = text.partition("=")
     amount, colon, action = rest.partition(":")
     if not (word.strip() and equals and amount.strip()):
@@ -125,7 +123,6 @@ LimitsObject = msgspec.defstruct(
     kw_only=True,
     forbid_unknown_fields=True,
 )
-"""What `--limits` takes."""
 
 
 def parse_limits(text: str | bytes, source: str = "--limits") -> list[Limit]:

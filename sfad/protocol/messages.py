@@ -1,4 +1,4 @@
-"""A Struct for each request and each reply, with its tag in the key `type`.
+"""A Struct for each request and each reply, with its tag in the key `type`. docs/protocol.md describes each field.
 
 A connection begins with `Hello`, answered by `Welcome`. After that each request has an `id` that the client chose, and its reply
 has the same one. Replies may come in another order than their requests, because `Wait` takes as long as the run. Requests with
@@ -19,15 +19,14 @@ from typing import Any, ClassVar, Literal, TypeVar
 import msgspec
 from msgspec import Struct
 
-from .advice import Advice
-from .errors import BadMessage, ErrorCode
-from .framing import frame
-from .summary import By, Summary
+from .framing import BadMessage, frame
+from .reports import Advice, By, Summary
 from .types import (
     Action,
     Bound,
     BudgetState,
     Claim,
+    ErrorCode,
     Event,
     Kind,
     Limit,
@@ -84,26 +83,19 @@ class Spawn(Request, tag="spawn"):
     agent: str | None = None
     """A registered agent. `argv` then holds the words after its name: options of its program, and the task."""
     placeholders: dict[str, str] = {}
-    """Values of `{task}`, `{model}`, `{provider}` and `{instructions}` in the agent's command."""
     session: str | None = None
     """A session id that is a word of `argv`. Each further attempt gets a new id in its place."""
     name: str | None = None
-    """`--name`; without it the name is derived from argv."""
     kind: Kind = "agent"
     run_type: str | None = None
     max_depth: Bound | None = None
     max_descendants: Bound | None = None
     limits: list[Limit] = []
-    """At most one of each kind; the others come from the profile of `run_type`, then from the config."""
     on_limit: Action | None = None
-    """The action of each limit in `limits` that names none."""
     meter: str | None = None
-    """The meter that reads the run's usage from its stdout (default: chosen from the command). `none`: no meter."""
     attempts: int = 1
     retry_delay: float | None = None
-    """Seconds before the second attempt. The delay doubles each time, up to a maximum."""
     grace: float | None = None
-    """Seconds between the stop signal and SIGKILL, at most 60 (default: `stop.grace` of the config)."""
     tied: bool = False
     """Stop the run when this connection ends: a foreground run without `--keep`."""
     detach: bool = False
@@ -111,7 +103,6 @@ class Spawn(Request, tag="spawn"):
     queue: bool = True
     priority: int = 0
     log: bool = True
-    """Keep stdout and stderr."""
     quiet: bool = False
     stdin: Literal["null", "descriptor", "pipe"] = "null"
     """`descriptor`: the descriptor that travels with this message. `pipe`: a pipe that `Send` writes to."""
@@ -121,39 +112,33 @@ class Spawn(Request, tag="spawn"):
     channel: str | None = None
     allow: list[str] = []
     deny: list[str] = []
-    """Verbs that a peer inside the run may, or may not, use. They can only narrow the permissions of the parent."""
     allowed_tools: list[str] = []
     blocked_tools: list[str] = []
     claim: Claim = Claim()
     watch: bool = False
     """Push the events of the run and its descendants, from its admission on, as `Watch` does. They carry the id of this request."""
     key: str | None = None
-    """A random word of the client, at most 64 characters. If the same user asks again from the same run with the same key, for
-    example after a lost connection, the daemon replies with the run that it admitted before, and starts nothing."""
+    """A random word of the client. The same user asking again from the same run with the same key gets the run admitted before."""
     descriptors: int = 0
 
 
 class Stop(Request, tag="stop"):
-    """Stop runs and everything below them. Answered by `Stopped` when none of their processes is alive, or if some still are
-    `stop.kill_wait` after SIGKILL. `everything`, `name` and `labels` choose among the live runs, and narrow each other; `runs`
-    are stopped as well."""
+    """Stop runs and everything below them: `runs`, and the live ones that `everything`, `name` and `labels` choose together.
+    Answered by `Stopped` when none of their processes is alive, or if some still are `stop.kill_wait` after SIGKILL."""
 
     repeats = ALWAYS
 
     runs: list[str] = []
     everything: bool = False
     name: str | list[str] | None = None
-    """Several names: any of them matches."""
     labels: dict[str, str | list[str]] = {}
-    """Several values of a key: any of them matches. Several keys: each must match."""
     signal: int = 15
     grace: float | None = None
 
 
 class Select(Request, tag="select"):
-    """Find the runs that a command line means: each of `runs`, by id, name or prefix; and the live ones that `everything`, `name`
-    and `labels` choose, as in `Stop`. Of the latter, `pause` takes the topmost running ones, and `resume` those that are paused
-    themselves. Answered by `Selected`."""
+    """Find the runs that a command line means: `runs`, by id, name or prefix, and those chosen as in `Stop`. Answered by
+    `Selected`. Of those chosen, `pause` takes the topmost running ones, and `resume` those that are paused themselves."""
 
     repeats = 1
     access = "none"
@@ -183,12 +168,10 @@ class Resume(Request, tag="resume"):
     run: str
     limits: list[Limit] = []
     suspended: bool = False
-    """The foreground client was continued: undo its own `Pause` only. Answered by `RunReply` in any case."""
 
 
 class Approve(Request, tag="approve"):
-    """Grant the increase that a run waits for, and thaw it. A limit with the action `request_increase` has frozen it. Answered by
-    `RunReply`."""
+    """Grant the increase for which the action `request_increase` has frozen a run, and thaw it. Answered by `RunReply`."""
 
     access = "outside"
 
@@ -212,17 +195,13 @@ class ChangeLimits(Request, tag="limit"):
 
 
 class Report(Request, tag="report"):
-    """Add what an agent has used since its last report; an unknown amount is `None`. Answered by `RunReply`. Charged to the run
-    and, for tokens and money, to each ancestor, its user and its teams."""
+    """Add what an agent has used since its last report; an unknown amount is `None`. Answered by `RunReply`."""
 
     run: str | None = None
-    """The default is the run that the peer is in; another run must be below that one."""
     model: str | None = None
-    """For the price of the tokens, if `cost_usd` is `None`."""
     turns: int | None = None
     messages: int | None = None
     input_tokens: int | None = None
-    """Tokens read from or written to a cache included."""
     output_tokens: int | None = None
     cached_tokens: int | None = None
     cache_write_tokens: int | None = None
@@ -280,40 +259,30 @@ class Info(Request, tag="info"):
 
 
 class Wait(Request, tag="wait"):
-    """Wait for the end of a run. Answered by `RunReply` when the ledger holds its end, or after `timeout` seconds with the run as
-    it is then."""
+    """Wait for the end of a run, until the ledger holds it, or for `timeout` seconds. Answered by `RunReply`."""
 
     repeats = ALWAYS
 
     run: str
     timeout: float | None = None
     tie: bool = False
-    """Stop the run when this connection ends, as `Spawn.tied` does: for the client of a foreground run that has lost its
-    connection. A tied run is stopped if its client does not come back within 10 s of a restart of the daemon."""
+    """As `Spawn.tied`, for the client of a foreground run that has lost its connection."""
 
 
 class List(Request, tag="list"):
-    """Return a page of runs: the live ones, and the newest `rows` of the ended ones. Answered by `RunList`, which says where the
-    next page begins."""
+    """Return a page of runs: the live ones, and the newest `rows` of the ended ones. Answered by `RunList`."""
 
     repeats = 1
 
     status: list[Status] = []
     name: str | list[str] | None = None
-    """As in `Stop`."""
     user: str | None = None
     root: str | None = None
-    """Only this run and its descendants."""
     since: float | None = None
-    """Only runs created at or after this time, in Unix seconds."""
     labels: dict[str, str | list[str]] = {}
-    """As in `Stop`."""
     rows: int = 50
-    """Ended runs in the page, at most 1 000. A page may have fewer without being the last. The first page has all live runs."""
     live: bool = False
-    """Fill in `processes` and `memory_bytes`."""
     before: RunId | None = None
-    """Only ended runs with lower ids: the `next` of the page before this one."""
 
 
 class Summarise(Request, tag="summary"):
@@ -322,37 +291,29 @@ class Summarise(Request, tag="summary"):
     repeats = 1
 
     since: float
-    """Unix seconds."""
     by: By = "name"
     name: str | list[str] | None = None
-    """As in `Stop`."""
     user: str | None = None
     labels: dict[str, str | list[str]] = {}
-    """As in `List`."""
 
 
 class Logs(Request, tag="logs"):
-    """Open the run's output files for reading. Answered by `LogFiles` with two descriptors. The files exist as soon as the run is
-    admitted, so a reader may begin before the run does. A `Wait` on the same connection tells when the run has ended."""
+    """Open the run's output files, which exist from its admission on, for reading. Answered by `LogFiles` with two descriptors."""
 
     repeats = 1
 
     run: str
     form: Literal["raw", "text", "auto"] = "raw"
-    """`raw`: stdout as it is. `text`: the text in the agent's events. `auto`: the text if the caller is in a run with a meter,
-    because JSON would go to a model there."""
 
 
 class Text(Request, tag="text"):
-    """Return more of the text in the events of a run's stdout, if `LogFiles.text` says that there is any. A line that is no event
-    is text as it is. Answered by `TextPart` at once: when the file grows, there may be more."""
+    """Return more of the text in the events of a run's stdout, if `LogFiles.text` says so. Answered by `TextPart` at once."""
 
     repeats = 1
     access = "none"
 
     run: str
     cursor: bytes = b""
-    """The cursor of the last `TextPart`; empty at the beginning."""
 
 
 class Result(Request, tag="result"):
@@ -362,9 +323,7 @@ class Result(Request, tag="result"):
 
     run: str
     max_bytes: int = 64 * 1024
-    """Of the text, at most 1 MiB; the newest part is kept."""
     raw: bool = False
-    """Return stdout even if the run's meter can find the answer in its events."""
 
 
 class Send(Request, tag="send"):
@@ -373,7 +332,6 @@ class Send(Request, tag="send"):
     run: str
     data: bytes
     eof: bool = False
-    """Close the run's stdin afterwards."""
 
 
 class Watch(Request, tag="watch"):
@@ -403,7 +361,7 @@ class Config(Request, tag="config"):
 
 
 class Reload(Request, tag="reload"):
-    """Read the config again, as SIGHUP does. Answered by `Reloaded`. If the config is wrong, the reply is an `Error`, and nothing
+    """Read the config again, as SIGHUP does. Answered by `Reloaded`; by `Error` if the config is wrong, and then nothing
     changes."""
 
     repeats = 1
@@ -416,11 +374,8 @@ class Prune(Request, tag="prune"):
     access = "outside"
 
     older_than: float | None = None
-    """Only trees that ended at least this many seconds ago."""
     keep: int = 0
-    """Keep this many of the newest trees."""
     dry_run: bool = False
-    """Count what would be removed, and remove nothing."""
 
 
 class Reply(Struct, kw_only=True, omit_defaults=True, tag_field="type"):
@@ -440,8 +395,6 @@ class Welcome(Reply, tag="welcome"):
 
 
 class RunReply(Reply, tag="run"):
-    """One run."""
-
     run: RunInfo
 
 
@@ -454,10 +407,7 @@ class Refused(Reply, tag="refused"):
 
 
 class Failure(Struct, frozen=True, kw_only=True):
-    """Why one of several runs was left out."""
-
     run: str
-    """As the request named it."""
     code: ErrorCode
     message: str
 
@@ -471,8 +421,6 @@ class Selected(Reply, tag="selected"):
 
 
 class Stopped(Reply, tag="stopped"):
-    """The runs are stopped; `survivors` are processes that are still alive."""
-
     stopped: list[RunId]
     survivors: list[Survivor]
     elapsed_s: float
@@ -484,7 +432,6 @@ class Reserved(Reply, tag="reserved"):
     run: RunId
     reservation: str | None = None
     cost_usd: float | None = None
-    """The estimate; `None` if the model has no price."""
     refused: LimitRefusal | None = None
 
 
@@ -492,22 +439,16 @@ class Recommended(Reply, tag="recommended"):
     """Advice for each kind of limit, and the limits in force for a run of this type that sets none itself."""
 
     runs: int
-    """Successful runs that the advice is based on."""
     advice: list[Advice]
     in_force: list[Limit]
 
 
 class RunList(Reply, tag="runs"):
-    """Runs, oldest first."""
-
     runs: list[RunInfo]
     next: RunId | None = None
-    """`List.before` for the next page, which holds older runs; `None` if there are no more."""
 
 
 class Summarised(Reply, tag="summarised"):
-    """The answer to `Summarise`."""
-
     summary: Summary
 
 
@@ -519,45 +460,30 @@ class LogFiles(Reply, tag="log_files"):
     kept: bool = True
     descriptors: int = 2
     text: bool = False
-    """Read stdout by `Text` instead."""
     name: str = ""
-    """The run's name."""
 
 
 class TextPart(Reply, tag="text"):
-    """The next part of a run's text."""
-
     run: RunId
     text: bytes
     cursor: bytes
-    """Where the next part begins; opaque."""
     tools: list[str] = []
-    """The tool calls in this part, one line each."""
     notes: list[str] = []
-    """Why something is missing in this part."""
     more: bool = False
-    """There is more text already."""
     ended: bool = False
-    """The run has ended. Unless there is more, this was the last part."""
 
 
 class ResultText(Reply, tag="result"):
-    """A finished run's output, safe for a model."""
-
     run: RunId
     text: str
     truncated: bool
 
 
 class EventPush(Reply, tag="event"):
-    """One event, pushed to a watcher."""
-
     event: Event
 
 
 class DaemonStatus(Reply, tag="daemon_status"):
-    """The state of the daemon."""
-
     version: str
     pid: int
     uptime_s: float
@@ -565,101 +491,69 @@ class DaemonStatus(Reply, tag="daemon_status"):
     state_dir: str
     containment: Literal["cgroup", "tags"]
     containment_detail: str
-    """The cgroup below which runs live, or why there is none."""
     draining: bool
     live: int
     queued: int
     admitted: int
-    """Runs admitted since the daemon started."""
     refused: int
     connections: int
     memory_bytes: int
     ledger_bytes: int
     ledger_trouble: str | None = None
-    """Why the ledger cannot be written, and what to do. No run is started meanwhile. `None` if it can be written."""
     backup_bytes: int | None = None
-    """Size of the newest backup of the ledger; `None` if there is none."""
     backup_at: datetime | None = None
     adopted: int = 0
-    """Live runs that this daemon adopted from an earlier one."""
     enforcement: dict[str, str] = {}
-    """What enforces limits of `memory`, `pids` and `cpu` on this machine: `kernel`, `watching`, `nothing`."""
     budgets: list[BudgetState] = []
     linger_command: str | None = None
-    """The command that keeps this daemon and its runs alive after logout; `None` if logging out does not end them."""
 
 
 class Setting(Struct, frozen=True, kw_only=True):
-    """One effective configuration value."""
-
     key: str
     value: Any
     source: str
 
 
 class AgentInfo(Struct, frozen=True, kw_only=True):
-    """A registered agent: how a run of it is started."""
-
     name: str
     description: str
     command: list[str]
-    """The command with its placeholders."""
     kind: Kind
     type: str | None
     meter: str
-    """`auto`: chosen from the command."""
     limits: list[str]
     stdin: bool
     source: str
-    """The config file that defines it, or `built-in`."""
 
 
 class AgentList(Reply, tag="agent_list"):
-    """Every registered agent, by name."""
-
     agents: list[AgentInfo]
 
 
 class ConfigReply(Reply, tag="config"):
-    """The effective configuration."""
-
     settings: list[Setting]
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """A setting that changed with a reload."""
-
     key: str
     old: Any
     new: Any
-    """`old` is `None` for a key that was added, `new` for one that was removed."""
     source: str
-    """Where the new value comes from."""
     waits: bool
-    """The new value takes effect at the next start of the daemon."""
 
 
 class Reloaded(Reply, tag="reloaded"):
-    """The config was read again."""
-
     files: list[str]
-    """The config files that exist."""
     changed: list[Change]
 
 
 class Pruned(Reply, tag="pruned"):
-    """What was removed; after a dry run, what would be removed."""
-
     trees: int
     runs: int
     events: int
-    """Events of these runs in the ledger."""
     files: int
-    """Output files."""
     output_bytes: int
-    """Bytes of disk space that the files took."""
     ledger_bytes: int
-    """Bytes by which the ledger's file shrank. Free pages stay in it for later writes, unless there are many."""
 
 
 class Done(Reply, tag="done"):
@@ -685,17 +579,14 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def tag(kind: type[Request | Reply]) -> str:
-    """Return what the key `type` says of messages of this kind."""
     return str(kind.__struct_config__.tag)
 
 
 def pack(value: Any) -> bytes:
-    """Return `value` in msgpack."""
     return _encoder.encode(value)
 
 
 def pack_message(message: Request | Reply) -> bytes:
-    """Return a frame that holds `message`."""
     return frame(_encoder.encode(message))
 
 
@@ -713,7 +604,6 @@ def unpack_request(body: bytes) -> Request:
 
 
 def unpack_reply(body: bytes) -> Reply:
-    """Return the reply in a frame's body. Raise `BadMessage`."""
     return _unpack(_reply_decoder, body)
 
 

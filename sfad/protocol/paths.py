@@ -15,7 +15,6 @@ from pathlib import Path
 SOCKET = "sfad.sock"
 
 LEDGER = "ledger.db"
-"""In the state directory."""
 
 SYSTEM_SOCKET = Path("/run/sfad") / SOCKET
 SYSTEM_STATE = Path("/var/lib/sfad")

@@ -1,8 +1,8 @@
 """The nouns of the protocol: a run as it is shown, limits, refusals, reasons.
 
-Field names are a contract with clients (docs/protocol.md). Unknown is `None`, never 0. Times are aware UTC datetimes: RFC 3339 in
-JSON, the timestamp extension in msgpack. Operating-system strings that must not change (argv, environment, cwd) are bytes in
-requests; they are shown as text in which bytes that are not UTF-8 appear as `\\xNN`.
+Fields are a contract with clients: docs/protocol.md describes each. Unknown is `None`, never 0. Times are aware UTC datetimes:
+RFC 3339 in JSON, the timestamp extension in msgpack. Operating-system strings that must not change (argv, environment, cwd) are
+bytes in requests; they are shown as text in which bytes that are not UTF-8 appear as `\\xNN`.
 """
 
 from __future__ import annotations
@@ -52,17 +52,14 @@ class Status(Word):
 
     @property
     def terminal(self) -> bool:
-        """Whether no other status can follow."""
         return self in _TERMINAL
 
     @property
     def rejected(self) -> bool:
-        """Whether the guard refused the run, so that nothing was started."""
         return self.value.startswith("rejected_")
 
 
 ENDED = frozenset({Status.COMPLETED, Status.FAILED, Status.TIMEOUT, Status.CANCELLED, Status.LOST})
-"""The ends of an admitted run."""
 
 _TERMINAL = ENDED | {s for s in Status if s.value.startswith("rejected_")}
 
@@ -80,7 +77,6 @@ class Rule(Word):
 
     @property
     def status(self) -> Status:
-        """The status of a run that this rule refuses."""
         return Status(f"rejected_{self.value}")
 
 
@@ -97,7 +93,6 @@ class Claim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     names: list[str] = []
     depth: int = 0
-    """Runs above the peer, the one it is in included."""
 
 
 class Action(Word):
@@ -135,26 +130,19 @@ class Limit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     action: Action | None = None
     """`None` in a request: `--on-limit`, else the profile's, else terminate. Never `None` in what is shown."""
     source: str = "default"
-    """Where it was set: `--limit turns`, `SFA_DEFAULTS_TIMEOUT`, `type developer`, `config defaults.cost`, `default`."""
 
 
 class LimitState(Struct, frozen=True, kw_only=True):
-    """A limit as it is shown: with what is used of it, and what enforces it."""
-
     kind: LimitKind
     threshold: float
     action: Action
     source: str
     used: float | None = None
-    """By the run, or by it and its descendants; `None` where it cannot be known."""
     scope: Literal["run", "tree"] = "run"
-    """Whose use counts: the run's own, or its and its descendants'."""
     enforced_by: Literal["clock", "meter", "kernel", "watching", "nothing"] = "clock"
     """`nothing`: the run's use is not known, so the limit is not enforceable."""
     bound_by: RunId | None = None
-    """The ancestor with the lowest threshold, if that is below the run's own."""
     bound: float | None = None
-    """That ancestor's threshold."""
 
 
 class Tokens(Struct, frozen=True, kw_only=True):
@@ -163,9 +151,7 @@ class Tokens(Struct, frozen=True, kw_only=True):
     input: int = 0
     output: int = 0
     cached: int = 0
-    """Of `input`, those read from a cache."""
     cache_write: int = 0
-    """Of `input`, those written to a cache."""
 
 
 Role = Literal["planning", "execution"]
@@ -185,9 +171,7 @@ class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True):
     by: str | None = None
     """For `stop`, who requested it: `run ID` or `user NAME`. For `ancestor`, its id."""
     signal: int | None = None
-    """For `stop` the requested signal, for `signal` the one that killed."""
     errno: int | None = None
-    """For `launch`: the system's error."""
     about: Literal["command", "directory"] | None = None
     """For `launch`: what `errno` is about. `None` in records of older daemons."""
     limit_kind: str | None = None
@@ -195,14 +179,12 @@ class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True):
     used: float | None = None
     exceeded_by: float | None = None
     refused: bool = False
-    """Whether `used` includes a reservation that was refused."""
     turns: int | None = None
     tokens: int | None = None
     cost_usd: float | None = None
     elapsed_s: float | None = None
 
     def adding(self, words: str) -> Reason:
-        """Return the same reason with more words."""
         return structs.replace(self, message=f"{self.message}; {words}")
 
 
@@ -210,22 +192,17 @@ class Usage(Struct, frozen=True, kw_only=True):
     """What a run itself used, without its descendants. Only `elapsed_s` is known without a source."""
 
     turns: int | None = None
-    """Tool calls."""
     messages: int | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
-    """Of `input_tokens`, those read from a cache."""
     tokens: int | None = None
     cost_usd: float | None = None
     cost_from: Literal["agent", "prices"] | None = None
-    """Whether the agent reported the cost itself, or it was computed from its tokens."""
     unpriced_tokens: int | None = None
-    """Tokens that are not in `cost_usd`, because their model has no known price."""
     planning_cost_usd: float | None = None
     execution_cost_usd: float | None = None
     elapsed_s: float | None = None
-    """Seconds since the run started, paused time excluded."""
     source: Source = "none"
     partial: bool = False
     """Tokens and costs are lower bounds: the agent has not told its final figures, and perhaps never will. Output tokens may be an
@@ -241,9 +218,7 @@ class ApiTrouble(Struct, frozen=True, kw_only=True):
 
     count: int
     status: int | None = None
-    """The last HTTP status; `None` if the agent does not tell it, or the API did not answer."""
     error: str = ""
-    """The agent's words for the last failure, on one line."""
 
     @property
     def sentence(self) -> str:
@@ -254,8 +229,6 @@ class ApiTrouble(Struct, frozen=True, kw_only=True):
 
 
 class RunInfo(Struct, frozen=True, kw_only=True):
-    """A run as it is shown."""
-
     id: RunId
     name: str
     kind: str
@@ -265,7 +238,6 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     root_id: RunId
     depth: int
     chain: list[str]
-    """Names from the root to this run."""
     pid: int | None
     argv: list[str]
     cwd: str
@@ -275,14 +247,11 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     signal: int | None
     reason: Reason | None
     attempts: int
-    """Attempts started so far."""
     limits: list[LimitState]
     usage: Usage
-    """Of the best source."""
     processes: int | None
     memory_bytes: int | None
     descendants: int
-    """Descendant runs admitted so far."""
     deadline: datetime | None
     milestone: str | None
     created_at: datetime
@@ -290,31 +259,23 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     ended_at: datetime | None
     labels: dict[str, str] = {}
     usage_by_source: dict[Source, Usage] = {}
-    """What each source tells. Sources are never added."""
     meter: str | None = None
-    """The meter that reads the run's stdout."""
     api_trouble: ApiTrouble | None = None
     """Of a live run whose agent cannot reach its model. A run that ended so has it in its `reason`."""
     total_cost_usd: float | None = None
     """Of the run and its descendants, as far as it is known. Only in the answers to `List`, `Info`, `Wait`."""
     total_tokens: int | None = None
-    """The same of tokens."""
     total_partial: bool = False
     """The totals are lower bounds: a part of them may still grow, or has no price."""
 
 
 class Refusal(Struct, frozen=True, kw_only=True):
-    """The guard refuses a run."""
-
     kind: Rule
     detail: str
-    """The current value, the limit, and where the limit was set; for a loop the whole path."""
     message: str
-    """For the model that reads it: what was refused, why, and that it should finish with what it has."""
     limit: int | None = None
     value: int | None = None
     path: list[str] | None = None
-    """For a loop: the names from the first occurrence to the refused one."""
 
 
 class LimitRefusal(Struct, frozen=True, kw_only=True):
@@ -322,43 +283,30 @@ class LimitRefusal(Struct, frozen=True, kw_only=True):
 
     scope: Literal["run", "tree", "user", "team"]
     whose: str
-    """The run, user or team whose limit it is."""
     limit_kind: LimitKind
     threshold: float
     used: float
-    """What is used or reserved already."""
     asked: float
     message: str
-    """For the model that reads it."""
 
 
 class BudgetState(Struct, frozen=True, kw_only=True):
-    """A money budget and what is used of it (docs/limits.md)."""
-
     scope: Literal["user", "team"]
     name: str
     period: Literal["day", "week", "month"]
     usd: float
-    """What may be spent in a period."""
     used_usd: float
-    """In the present period, reservations included."""
     renews: str
-    """When the next period begins, RFC 3339."""
     partial: bool = False
-    """`used_usd` is a lower bound: it has costs that may still grow."""
 
 
 class Survivor(Struct, frozen=True, kw_only=True):
-    """A process that is still alive `stop.kill_wait` after SIGKILL."""
-
     pid: int
     run_id: RunId
     why: str
 
 
 class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Something that happened to a run or to the daemon (docs/protocol.md)."""
-
     type: str
     severity: Literal["low", "medium", "high"] = "low"
     time: datetime | UnsetType = UNSET
@@ -369,12 +317,22 @@ class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):
     message: str = ""
     scope: str | None = None
     action: Action | None = None
-    """The action that answers the breach."""
     limit_kind: str | None = None
     threshold: float | None = None
     used: float | None = None
     exceeded_by: float | None = None
     refused: bool = False
-    """Whether `used` of a breach includes a reservation that was refused."""
     by: str | None = None
-    """For `limit_changed`, who requested it: `run ID` or `user NAME`."""
+
+
+class ErrorCode(StrEnum):
+    """The machine-readable part of an `Error` reply. Stable: a client may switch on it."""
+
+    BAD_REQUEST = "bad_request"
+    UNSUPPORTED_VERSION = "unsupported_version"
+    NO_SUCH_RUN = "no_such_run"
+    AMBIGUOUS_RUN = "ambiguous_run"
+    NOT_PERMITTED = "not_permitted"
+    WRONG_STATE = "wrong_state"
+    UNAVAILABLE = "unavailable"
+    INTERNAL = "internal"

@@ -11,7 +11,6 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)?", re.ASCII)
 
 DURATION_FORMS = "seconds, or a number with ms, s, m, h or d"
-"""How a duration may be written, for messages."""
 
 
 def parse_duration(text: str | float) -> float:
@@ -67,10 +66,8 @@ MOST_SPENT = 10_000.0
 """The same in USD: a hundred times the largest limit of cost."""
 
 SIZE_FORMS = "bytes, or a number with K, M, G or T"
-"""How a size may be written, for messages."""
 
 COUNT_FORMS = "a number, or one with k or m"
-"""How a count may be written, for messages."""
 
 
 def parse_size(text: str | int) -> int:
@@ -110,7 +107,6 @@ def parse_whole(text: str, least: int = -MOST_WHOLE, most: int = MOST_WHOLE) -> 
 _DECIMAL = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)", re.ASCII)
 
 USD_FORM = "an amount of USD, like 2.50"
-"""How money may be written, for messages."""
 
 
 def parse_decimal(text: str) -> float:
@@ -158,5 +154,4 @@ def _decimals(number: float, most: int) -> str:
 
 
 def counted(number: int, one: str, many: str = "") -> str:
-    """Return `1 run`, `2 runs`, and with `many` `2 processes`."""
     return f"{number} {one if number == 1 else many or f'{one}s'}"

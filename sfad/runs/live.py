@@ -7,7 +7,7 @@ from datetime import datetime
 from msgspec import Struct
 
 from ..core.run import Run
-from ..host.closing import close_soon
+from ..host.descriptors import close_soon
 from ..launch.base import Bounds, Launcher
 from ..ledger import RunExtra
 from ..meters import SESSION_VARIABLES, AgentProgram, Reading, session_files_of

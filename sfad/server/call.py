@@ -15,11 +15,10 @@ from ..core import events as e
 from ..core.access import Peer
 from ..core.money import to_usd
 from ..core.run import Run
-from ..ledger.errors import LedgerError
+from ..ledger.database import LedgerError
 from ..loop.runtime import Runtime
 from ..protocol import messages as m
-from ..protocol.errors import ErrorCode
-from ..protocol.types import LimitRefusal, RunId, RunInfo
+from ..protocol.types import ErrorCode, LimitRefusal, RunId, RunInfo
 from .checks import RequestError, unavailable
 from .connection import Connection
 from .handles import resolve

@@ -6,9 +6,8 @@ from signal import Signals
 
 from ..core.labels import values_of
 from ..core.policy import MAX_LABELS
-from ..protocol.errors import ErrorCode
 from ..protocol.messages import List, Select, Stop, Summarise
-from ..protocol.types import Limit
+from ..protocol.types import ErrorCode, Limit
 
 MAX_SECONDS = 36_525 * 86_400.0
 """A hundred years: further back than that nothing was recorded, and beyond some 8 000 years there is no `datetime`."""

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from ..core.access import Peer
 from ..durable.handover import Connected
-from ..host.closing import close_soon
+from ..host.descriptors import close_soon
 from ..protocol.framing import MAX_REQUEST, FrameDecoder
 from ..protocol.messages import MAX_DESCRIPTORS, Reply, Wait, Watch, Welcome, pack_message
 from .shares import Holder, Holding

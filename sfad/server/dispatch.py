@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import __version__
-from ..host.closing import close_soon
+from ..host.descriptors import close_soon
 from ..loop.runtime import Runtime
 from ..protocol import messages as m
-from ..protocol.errors import ErrorCode
-from ..protocol.version import SUPPORTED
+from ..protocol.framing import SUPPORTED
+from ..protocol.types import ErrorCode
 from . import verbs  # noqa: F401 - each file registers its verb
 from .call import INTERNAL, REGISTRY, Call, Services, Verb
 from .checks import RequestError, bad_request

@@ -5,8 +5,7 @@ from itertools import islice
 from typing import Protocol
 
 from ..core.naming import NAME
-from ..protocol.errors import ErrorCode
-from ..protocol.types import RunId, RunInfo
+from ..protocol.types import ErrorCode, RunId, RunInfo
 from .checks import RequestError
 
 SHOWN = 20

@@ -15,12 +15,13 @@ import trio
 from ..core.access import Peer
 from ..core.events import ClientGone
 from ..durable.handover import Clients
-from ..host.closing import close_soon
+from ..host.descriptors import close_soon
 from ..launch.base import Unplaceable
 from ..loop.runtime import Runtime
 from ..observe.log import Log
-from ..protocol.errors import BadMessage, ErrorCode, ProtocolError
+from ..protocol.framing import BadMessage, ProtocolError
 from ..protocol.messages import Error, pack_message, request_id, unpack_request
+from ..protocol.types import ErrorCode
 from .call import Call
 from .connection import MAX_UNSENT, Connection, DescriptorsLost
 from .dispatch import Dispatcher

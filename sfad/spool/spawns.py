@@ -12,7 +12,7 @@ import stat
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from ..core.ids import run_number
+from ..core.ids import number_or_zero, run_number
 from ..host.private_files import create, is_regular, make_directory, set_aside
 from ..protocol.types import RunId
 
@@ -25,9 +25,7 @@ class Spawns:
     """The files of all runs in one directory. Each method raises `ValueError` for text that is not an id."""
 
     def __init__(self, directory: Path) -> None:
-        """Make the directory, 0700, or set its mode to that, and remove unfinished files of an earlier daemon. Raises `OSError`.
-
-        Anything else of that name is set aside."""
+        """Make the directory as `make_directory` does, and remove unfinished files of an earlier daemon. Raises `OSError`."""
         make_directory(directory)
         self._directory = directory
         for name in os.listdir(directory):
@@ -54,7 +52,6 @@ class Spawns:
             undo.pop_all()
 
     def has(self, run: RunId) -> bool:
-        """Return whether something is saved for the run."""
         return is_regular(Path(self._path(run, _SUFFIX)))
 
     def read(self, run: RunId) -> bytes | None:
@@ -71,24 +68,16 @@ class Spawns:
             return file.read()
 
     def forget(self, run: RunId) -> None:
-        """Remove what was saved for the run, if anything. Raises `OSError`."""
         _unlink(self._path(run, _SUFFIX))
 
     def runs(self) -> list[RunId]:
         """Return the runs for which something is saved, in order of their ids. Raises `OSError`."""
         stems = (name.removesuffix(_SUFFIX) for name in os.listdir(self._directory) if name.endswith(_SUFFIX))
-        return sorted(stem for stem in stems if _is_id(stem))
+        return sorted(stem for stem in stems if number_or_zero(stem))
 
     def _path(self, run: RunId, suffix: str) -> str:
         run_number(run)  # raises for anything that is not an id, such as a path
         return f"{self._directory}/{run}{suffix}"
-
-
-def _is_id(text: str) -> bool:
-    try:
-        return run_number(text) > 0
-    except ValueError:
-        return False
 
 
 def _unlink(path: str) -> None:

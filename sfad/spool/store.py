@@ -24,7 +24,6 @@ from ..host.private_files import create, free_name, is_regular, make_directory, 
 VERSION = 1
 
 STEP = 1 << 20
-"""Bytes allocated at once."""
 SPARE = STEP // 2
 """Bytes that are allocated beyond the end while the disk has room, and can still be written when it is full: 600 batches of two
 records of 400 bytes."""
@@ -44,7 +43,6 @@ _RECORD = struct.Struct("<HI")
 _DELETED = _ONES = 0xFFFFFFFF
 _END = b"\xff"
 _ROUND = _HEAD.size + len(_END)
-"""Bytes of a frame without its batch."""
 
 _MAX_KEY = 0xFFFF
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS)
@@ -74,7 +72,6 @@ class Store:
         self.sound = True
         """Whether everything in the file could be used, except a batch in whose middle the writer was killed."""
         self.found = False
-        """Whether there was a file."""
         self._path = path
         self._lost = lost
         self._new = path.with_name(f"{path.name}.new")
@@ -87,9 +84,7 @@ class Store:
         """A frame that ends beyond this offset makes us ask for more room."""
         self._compact_at = COMPACT_ABOVE
         self._current = 0
-        """Bytes of a batch of all current values."""
         self._damaged = False
-        """The file at the path is to be set aside."""
         with suppress(OSError):  # the next rewrite sets aside what cannot be unlinked
             os.unlink(self._new)
         self._open()
@@ -129,12 +124,10 @@ class Store:
         return False
 
     def take_notes(self) -> list[str]:
-        """Return the notes since the last call."""
         notes, self.notes = self.notes, []
         return notes
 
     def close(self) -> None:
-        """Close the file. Nothing may be written after that."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

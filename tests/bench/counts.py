@@ -10,11 +10,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-
-import psutil
 
 from tests.harness import Daemon, ended, started
 
@@ -72,27 +71,29 @@ def each(counted: tuple[float, float]) -> float:
 
 
 def after(
-    runs: int, look: Callable[[Daemon], object], environment: Mapping[str, str] | None = None, wrap: Sequence[str] = ()
+    runs: int,
+    look: Callable[[Daemon], object],
+    environment: Mapping[str, str] | None = None,
+    before: Callable[[Daemon], object] = lambda _: None,
 ) -> None:
     """Start a daemon, let it have so many runs, one at a time, and `look` at it before it ends."""
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=base) as directory:
-        before = dict(os.environ)
+        own = dict(os.environ)
         os.environ.update(environment or {})
         try:
-            daemon = Daemon(Path(directory), config=CONFIG, wrap=wrap)
+            daemon = Daemon(Path(directory), config=CONFIG)
         finally:
             os.environ.clear()
-            os.environ.update(before)
+            os.environ.update(own)
         try:
+            before(daemon)
             with daemon.client() as client:
                 for _ in range(runs):
                     ended(client, started(client, ["/bin/true"], cwd=b"/", env=[b"PATH=/bin"]).id)
             look(daemon)
         finally:
-            # of a traced daemon, the process that was started is strace, which would leave it alone
-            psutil.Process(daemon.pid).children()[0].terminate() if wrap else daemon.process.terminate()
-            daemon.process.wait()
+            daemon.stop()
 
 
 def python_calls(runs: int) -> tuple[int, int]:
@@ -122,7 +123,16 @@ def system_calls(runs: int) -> int:
     """Return the system calls of the daemon and of its runs' processes, before and after their execve(2)."""
     with tempfile.TemporaryDirectory() as place:
         file = Path(place, "calls")
-        after(runs, lambda _: None, wrap=("strace", "-f", "-q", "-c", "-o", str(file)))
+        tracers: list[subprocess.Popen[bytes]] = []
+
+        def trace(daemon: Daemon) -> None:
+            command = ["strace", "-f", "-q", "-c", "-o", str(file), "-p", str(daemon.pid)]
+            tracers.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
+            while "TracerPid:\t0" in Path(f"/proc/{daemon.pid}/status").read_text():
+                assert tracers[0].poll() is None, "strace ended"
+
+        after(runs, lambda _: None, before=trace)
+        tracers[0].wait()  # it ends with what it traces
         return int(re.findall(r"^100\.00\s.*?(\d+)(?:\s+\d+)?\s+total$", file.read_text(), re.MULTILINE)[0])
 
 

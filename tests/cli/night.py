@@ -9,9 +9,8 @@ from pathlib import Path
 
 from sfad.core.ids import run_id
 from sfad.ledger import RunExtra
-from sfad.ledger.rows import event_op, insert_op
+from sfad.ledger.rows import event_op, insert_op, statements
 from sfad.ledger.schema import migrate
-from sfad.ledger.statements import statements
 from sfad.protocol.types import Event, Reason, RunInfo, Status, Usage
 from tests.ledger import samples
 

@@ -14,8 +14,7 @@ import trio
 from sfactl import client
 from sfactl.client import DaemonUnreachable, LimitReached, RequestFailed, Sfad, SfadError, Unanswered
 from sfad.protocol import messages as m
-from sfad.protocol.errors import ErrorCode
-from sfad.protocol.types import LimitKind, LimitRefusal
+from sfad.protocol.types import ErrorCode, LimitKind, LimitRefusal
 from tests.docs.pages import blocks, text_of
 
 from .samples import run

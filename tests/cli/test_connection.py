@@ -16,10 +16,10 @@ import pytest
 
 from sfactl import connection
 from sfactl.connection import Client, ConnectionLost, DaemonError, Unreachable, explain
-from sfactl.exits import Exit, Quit
+from sfactl.exits import ExitCode, Quit
 from sfad.protocol import messages as m
-from sfad.protocol.errors import ErrorCode
 from sfad.protocol.framing import MAX_REQUEST, FrameDecoder
+from sfad.protocol.types import ErrorCode
 from tests.harness import as_nobody, as_root
 
 Script = Callable[[socket.socket, Callable[[], m.Request]], None]
@@ -69,8 +69,8 @@ def test_replies_are_matched_by_id_in_any_order_and_any_pieces(tmp_path: Path, s
         _dribble(connection, [m.Done(id=second.id), m.RunList(id=first.id, runs=[])], size)
 
     with served(tmp_path, script) as path, Client(path) as client:
-        listed = client.send(m.List(id=client.next_id()))
-        client.call(m.Send(id=client.next_id(), run="a1", data=b""), m.Done)
+        listed = client.send(m.List(id=0))
+        client.call(m.Send(id=0, run="a1", data=b""), m.Done)
         while not (rest := client.arrived()):
             """A read may hold less than a reply."""
         assert [answer.reply.id for answer in rest] == [listed]
@@ -87,7 +87,7 @@ def test_descriptors_go_to_the_reply_that_declares_them(tmp_path: Path) -> None:
             socket.send_fds(connection, [reply], [out.fileno(), err.fileno()])
 
     with served(tmp_path, script) as path, Client(path) as client:
-        _, (out, err) = client.ask(m.Logs(id=client.next_id(), run="a1"), m.LogFiles)
+        _, (out, err) = client.ask(m.Logs(id=0, run="a1"), m.LogFiles)
         assert os.pread(out, 10, 0) == b"said"
         assert not os.get_inheritable(out)
         os.close(out)
@@ -103,7 +103,7 @@ def test_descriptors_nobody_took_are_closed(tmp_path: Path) -> None:
         os.close(writable)
 
     with served(tmp_path, script) as path, Client(path) as client:
-        client.call(m.DaemonInfo(id=client.next_id()), m.Done)
+        client.call(m.DaemonInfo(id=0), m.Done)
     assert os.read(readable, 1) == b"", "the pipe's last writer must be gone"
     os.close(readable)
 
@@ -114,7 +114,7 @@ def test_an_error_is_raised_with_its_exit_code(tmp_path: Path) -> None:
         connection.sendall(m.pack_message(error))
 
     with served(tmp_path, script) as path, Client(path) as client, pytest.raises(DaemonError, match="zz") as raised:
-        client.call(m.Info(id=client.next_id(), run="zz"), m.RunReply)
+        client.call(m.Info(id=0, run="zz"), m.RunReply)
     assert raised.value.code == 66
 
 
@@ -138,7 +138,7 @@ def test_a_daemon_that_refuses_a_connection_says_why(tmp_path: Path, monkeypatch
     monkeypatch.setattr(connection, "_connected", connected)
     with served(tmp_path, script, greet=False) as path, pytest.raises(DaemonError) as error:
         Client(path)
-    assert (error.value.message, error.value.code) == (NO_ROOM.message, Exit.UNAVAILABLE)
+    assert (error.value.message, error.value.code) == (NO_ROOM.message, ExitCode.UNAVAILABLE)
 
 
 def _wait_for_end(sock: socket.socket) -> None:
@@ -153,7 +153,7 @@ def test_the_daemons_last_words_are_heard_while_a_request_is_being_sent(tmp_path
         connection.sendall(m.pack_message(NO_ROOM))
 
     with served(tmp_path, script) as path, Client(path) as client, pytest.raises(DaemonError, match="65 connections"):
-        client.call(m.Send(id=client.next_id(), run="a1", data=bytes(3 << 20)), m.Done)
+        client.call(m.Send(id=0, run="a1", data=bytes(3 << 20)), m.Done)
 
 
 def test_a_daemon_without_room_is_asked_again_after_a_lost_connection(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_daemon_without_room_is_asked_again_after_a_lost_connection(tmp_path: 
         thread = threading.Thread(target=serve)
         thread.start()
         with Client(path) as client:
-            assert client.call(m.List(id=client.next_id()), m.RunList).runs == []
+            assert client.call(m.List(id=0), m.RunList).runs == []
         thread.join()
 
 
@@ -186,7 +186,7 @@ def test_a_reply_of_another_kind_is_not_taken(tmp_path: Path) -> None:
         connection.sendall(m.pack_message(m.Done(id=receive().id)))
 
     with served(tmp_path, script) as path, Client(path) as client, pytest.raises(Quit, match="Done, not RunReply"):
-        client.call(m.Info(id=client.next_id(), run="a1"), m.RunReply)
+        client.call(m.Info(id=0, run="a1"), m.RunReply)
 
 
 def test_a_daemon_that_vanishes_is_unreachable(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_daemon_that_vanishes_is_unreachable(tmp_path: Path) -> None:
         receive()
 
     with served(tmp_path, script) as path, Client(path) as client, pytest.raises(ConnectionLost) as raised:
-        client.answer(client.send(m.DaemonInfo(id=client.next_id())), m.DaemonStatus)
+        client.answer(client.send(m.DaemonInfo(id=0)), m.DaemonStatus)
     assert (raised.value.kind, raised.value.code) == ("gone", 69)
 
 
@@ -206,7 +206,7 @@ def test_who_accepts_and_says_nothing_is_not_waited_for_longer_than_a_restart(
 
     monkeypatch.setattr("sfactl.connection.RECONNECT", 0.3)
     with served(tmp_path, script) as path, Client(path) as client, pytest.raises(Unreachable, match=r"within 0\.3 s") as raised:
-        client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus)
+        client.call(m.DaemonInfo(id=0), m.DaemonStatus)
     assert raised.value.kind == "silent"
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from sfactl import exits
-from sfad.protocol.errors import ErrorCode
-from sfad.protocol.types import Refusal, Rule, Status
+from sfad.protocol.types import ErrorCode, Refusal, Rule, Status
 
 from .samples import reason, run
 
@@ -57,11 +56,11 @@ def test_only_completed_is_zero(status: Status) -> None:
 
 @pytest.mark.parametrize("code", list(ErrorCode))
 def test_no_error_is_a_success(code: ErrorCode) -> None:
-    assert exits.of_error(code) in set(exits.Exit) - {exits.Exit.DONE}
+    assert exits.of_error(code) in set(exits.ExitCode) - {exits.ExitCode.DONE}
 
 
 def test_the_table_shows_every_code_with_its_meaning() -> None:
-    for member in exits.Exit:
+    for member in exits.ExitCode:
         assert f"{member.value}  {member.meaning}" in exits.table()
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sfactl.commands.logs import _start_of, last_lines
 from sfactl.follow import Copying, Follower
-from sfactl.lines import Form, Lines, Source
+from sfactl.line_follower import LineFollower, LineForm, Source
 from sfad.output import OutputStore
 
 
@@ -147,7 +147,7 @@ def test_a_line_that_was_begun_does_not_go_on_behind_a_gap(tmp_path: Path, capfd
     out, err = store.open_for_run("a1")
     source = store.open_for_meter("a1")
     watched = Source("stdout", source, 1)
-    follower = Lines(watched, 0, Form(watched, run=None, prefix="", colour=36, stamped=False, json=True))
+    follower = LineFollower(watched, 0, LineForm(watched, run=None, prefix="", colour=36, stamped=False, json=True))
     os.write(out, b"one\nthe beginning")
     drain(follower)
     os.write(out, b"x" * 8175 + b"the end\n")

@@ -47,7 +47,7 @@ def test_hot_verbs_import_nothing_slow(line: list[str]) -> None:
 def test_the_public_client_is_light() -> None:
     script = "import sys, sfactl.client; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert not set(done.stdout.split()) & {*SLOW, "sfactl.limits", "sfactl.app", "sfad.protocol.limits"}
+    assert not set(done.stdout.split()) & {*SLOW, "sfactl.limits", "sfactl.typer_app", "sfad.protocol.limits"}
 
 
 def test_the_client_imports_nothing_of_the_daemon_but_the_protocol() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sfactl import verbs
 from sfactl.__main__ import _guarded
-from sfactl.exits import Exit
+from sfactl.exits import ExitCode
 from sfactl.options import Option
 
 MALFORMED = ("many", "²", "٣", "1_000", "0x10", "1e400", "nan", "inf", "-inf", "--5", "1 2", "9" * 5000, "1" * 4299 + "²", "\udcff")
@@ -61,7 +61,7 @@ def line(verb: str, option: str, value: str) -> list[str]:
 
 
 def tried(words: list[str], capsys: pytest.CaptureFixture[str], **variables: str) -> tuple[int, str]:
-    """Exit code and stderr of a call to a daemon that is not there, which is all that is wrong where the number is not."""
+    """ExitCode code and stderr of a call to a daemon that is not there, which is all that is wrong where the number is not."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("SFA_", "SFAD_"))}
     with patch.dict(
         os.environ,
@@ -78,20 +78,20 @@ def test_a_malformed_number_is_a_usage_error_that_names_the_option(
 ) -> None:
     for value in MALFORMED:
         code, said = tried(line(verb, option, value), capsys)
-        assert (code, said[: len(option) + 8]) == (Exit.USAGE, f"sfactl: {option}"), (value[:80], said[:300])
+        assert (code, said[: len(option) + 8]) == (ExitCode.USAGE, f"sfactl: {option}"), (value[:80], said[:300])
 
 
 @pytest.mark.parametrize("variable", VARIABLES)
 def test_a_malformed_number_is_a_usage_error_that_names_the_variable(variable: str, capsys: pytest.CaptureFixture[str]) -> None:
     for value in MALFORMED:
         code, said = tried(["spawn", "--", "true"], capsys, **{variable: value})
-        assert (code, said[: len(variable) + 10]) == (Exit.USAGE, f"sfactl: {variable}: "), (value[:80], said[:300])
+        assert (code, said[: len(variable) + 10]) == (ExitCode.USAGE, f"sfactl: {variable}: "), (value[:80], said[:300])
 
 
 @pytest.mark.parametrize("variable", ["SFA_CALL_CHAIN", "SFA_NAME"])
 def test_a_chain_that_is_no_text_names_the_variable(variable: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, said = tried(["spawn", "--", "true"], capsys, **{variable: "a,\udcff"})
-    assert (code, said.partition(" is not")[0]) == (Exit.USAGE, f"sfactl: {variable}: 'a,\\udcff'")
+    assert (code, said.partition(" is not")[0]) == (ExitCode.USAGE, f"sfactl: {variable}: 'a,\\udcff'")
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -102,9 +102,9 @@ def test_no_number_is_a_traceback(where: tuple[str, str], value: str, capsys: py
         code, said = tried(line(name, option, value), capsys)
     else:
         code, said = tried(["spawn", "--", "true"], capsys, **{name: value})
-    assert code in (Exit.USAGE, Exit.UNREACHABLE)
+    assert code in (ExitCode.USAGE, ExitCode.UNREACHABLE)
     assert said.startswith(("sfactl: ", "Usage: "))
-    if code == Exit.USAGE:
+    if code == ExitCode.USAGE:
         assert option.lstrip("-") in said
         assert option or name in said
 
@@ -113,6 +113,6 @@ def test_no_number_is_a_traceback(where: tuple[str, str], value: str, capsys: py
 def test_a_socket_that_cannot_be_one_is_named(variable: str, capsys: pytest.CaptureFixture[str]) -> None:
     for value in ("9" * 5000, "/" + "d/" * 100, "²", "\udcff", "/dev/null", str(Path(__file__).parent)):
         code, said = tried(["list"], capsys, **{variable: value})
-        assert code in (Exit.USAGE, Exit.UNREACHABLE)
+        assert code in (ExitCode.USAGE, ExitCode.UNREACHABLE)
         assert said.startswith("sfactl: ")
         assert (value[:8] if value.isprintable() else "\\xdcff") in said, (value, said)

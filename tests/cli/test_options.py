@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from sfactl import verbs
 from sfactl.__main__ import split
-from sfactl.app import build
 from sfactl.options import NotPlain, Option, Parameter, read
+from sfactl.typer_app import build
 
 WORDS = st.text("abcXYZ019=,.:/ é-", min_size=1, max_size=8)
 PLAIN_WORDS = WORDS.filter(lambda word: not word.startswith("-"))
@@ -80,13 +80,14 @@ def normal(values: dict[str, Any]) -> dict[str, Any]:
 def test_every_parameter_is_one_of_main(verb: str) -> None:
     from inspect import Parameter, signature
 
+    from sfactl.choice import Chosen
     from sfactl.request import Wanted
     from sfactl.usage import OPTIONS
 
     module = verbs.load(verb)
     accepted = signature(module.main).parameters
     takes_any = any(p.kind is Parameter.VAR_KEYWORD for p in accepted.values())
-    names = {*accepted, *(Wanted._fields + tuple(OPTIONS) if takes_any else ())}
+    names = {*accepted, *((*Wanted._fields, *OPTIONS, *Chosen.__annotations__) if takes_any else ())}
     assert {p.target for p in module.PARAMETERS} <= names
 
 

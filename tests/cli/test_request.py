@@ -22,7 +22,7 @@ from sfad.protocol.units import MOST_WHOLE
 def spawn(environ: dict[str, str] | None = None, **given: Any) -> Spawn:
     wanted = request.Wanted(**{"command": ["true"], **given})
     request.check(wanted)
-    return request.message(wanted, 7, environ or {})
+    return request.message(wanted, environ or {})
 
 
 def kept(kind: LimitKind, threshold: float, source: str, action: Action | None = None) -> Limit:
@@ -208,5 +208,5 @@ def test_reading_the_umask_leaves_it() -> None:
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=5), min_size=1))
 def test_the_message_survives_the_wire(command: list[str]) -> None:
     wanted = request.Wanted(command=command)
-    message = request.message(wanted, 7, {})
+    message = request.message(wanted, {})
     assert unpack_request(pack_message(message)[4:]) == message

@@ -11,8 +11,7 @@ import pytest
 from sfactl import completing, verbs
 from sfactl.connection import Client, DaemonError
 from sfad.protocol import messages as m
-from sfad.protocol.errors import ErrorCode
-from sfad.protocol.types import Claim, Status
+from sfad.protocol.types import Claim, ErrorCode, Status
 from tests.harness import ended, spawn, started, stopped
 
 from .conftest import World
@@ -29,7 +28,7 @@ def client(daemon: World) -> Iterator[Client]:
 
 def meant(client: Client, handle: str) -> str:
     """The id of the run that a handle stands for."""
-    return client.call(m.Info(id=client.next_id(), run=handle), m.RunReply).run.id
+    return client.call(m.Info(id=0, run=handle), m.RunReply).run.id
 
 
 def failure(client: Client, handle: str) -> DaemonError:
@@ -105,12 +104,12 @@ def test_labels_of_one_key_mean_either(daemon: World, client: Client) -> None:
 
 
 def meant_status(client: Client, run: str) -> str:
-    return client.call(m.Info(id=client.next_id(), run=run), m.RunReply).run.status.value
+    return client.call(m.Info(id=0, run=run), m.RunReply).run.status.value
 
 
 def test_pause_of_all_freezes_a_tree_once(daemon: World, client: Client) -> None:
     boss = daemon.spawn("--name", "boss", "--", "sh", "-c", "$SFACTL run --name clerk -- sleep 60")
-    while not (below := client.call(m.List(id=client.next_id(), name="clerk", status=[Status.RUNNING]), m.RunList).runs):
+    while not (below := client.call(m.List(id=0, name="clerk", status=[Status.RUNNING]), m.RunList).runs):
         """Until the child has started."""
     daemon.sfactl("pause", "--all")
     daemon.sfactl("resume", boss)
@@ -160,7 +159,7 @@ def test_following_several_runs_to_their_end_and_to_ctrl_c(client: Client, start
     first = [msgspec.json.decode(following.stdout.readline()) for _ in runs]
     assert {line["text"] for line in first} == {"1", "2"}
     for run in runs:
-        client.call(m.Send(id=client.next_id(), run=run, data=b"\n"), m.Done)
+        client.call(m.Send(id=0, run=run, data=b"\n"), m.Done)
     rest = [msgspec.json.decode(line) for line in following.stdout]
     assert following.wait() == 0
     assert {line["text"] for line in rest} == {"end 1", "end 2"}
@@ -204,7 +203,7 @@ def test_a_death_of_the_daemon_undoes_neither_prune_nor_limit(daemon: World) -> 
         assert (counted["trees"], counted["runs"], counted["files"]) == (2, 2, 4)
         assert counted["output_bytes"] >= 9000
         assert daemon.json("prune", "--keep", "1") == counted | {"dry_run": False}
-        left = [run.id for run in client.call(m.List(id=client.next_id()), m.RunList).runs]
+        left = [run.id for run in client.call(m.List(id=0), m.RunList).runs]
         assert left == [kept, live]
         assert not [path for path in (daemon.state / "output").iterdir() if path.name.partition(".")[0] in gone]
         inside = daemon.sfactl("run", "-q", "--", "sh", "-c", "$SFACTL prune --keep 0; echo $?")

@@ -12,8 +12,7 @@ from sfad.core import events as e
 from sfad.core.access import OUTSIDE, VERBS, Peer
 from sfad.core.enforcement import MAX_TOOLS_SAID
 from sfad.core.retry import backoff
-from sfad.protocol.errors import ErrorCode
-from sfad.protocol.types import Action, LimitKind, Reason, Status
+from sfad.protocol.types import Action, ErrorCode, LimitKind, Reason, Status
 
 from .transcript import ANN, BOB, Transcript, inside, purse, seconds
 

@@ -12,11 +12,10 @@ from sfad.core import events as e
 from sfad.core.limits import ActiveLimit, cross
 from sfad.core.money import to_core
 from sfad.core.policy import DEFAULT_LIMITS, Policy
-from sfad.protocol.errors import ErrorCode
 from sfad.protocol.kinds import KINDS, METERED
 from sfad.protocol.known import PROFILES
 from sfad.protocol.limits import format_amount
-from sfad.protocol.types import Action, Limit, LimitKind, Status
+from sfad.protocol.types import Action, ErrorCode, Limit, LimitKind, Status
 
 from .transcript import Transcript, inside, limits
 

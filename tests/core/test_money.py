@@ -10,8 +10,7 @@ from sfad.core import commands as c
 from sfad.core import reservations
 from sfad.core.account import Account, Use
 from sfad.core.money import to_usd
-from sfad.protocol.errors import ErrorCode
-from sfad.protocol.types import LimitKind, LimitRefusal, Rule, Source, Status
+from sfad.protocol.types import ErrorCode, LimitKind, LimitRefusal, Rule, Source, Status
 
 from .transcript import ANN, BOB, Transcript, inside, purse, use
 

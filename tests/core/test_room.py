@@ -8,8 +8,7 @@ from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.policy import Policy
 from sfad.core.run import Run
-from sfad.protocol.errors import ErrorCode
-from sfad.protocol.types import Status
+from sfad.protocol.types import ErrorCode, Status
 
 from .transcript import ANN, Transcript, inside
 

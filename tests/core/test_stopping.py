@@ -5,8 +5,7 @@ from __future__ import annotations
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import Peer
-from sfad.protocol.errors import ErrorCode
-from sfad.protocol.types import Status
+from sfad.protocol.types import ErrorCode, Status
 
 from .transcript import ANN, Transcript, inside, seconds
 

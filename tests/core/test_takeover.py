@@ -15,8 +15,7 @@ from sfad.core.run import Birth, ProcessExit, Run, State
 from sfad.core.snapshot import Remembered, rebased
 from sfad.core.stops import GONE
 from sfad.durable.accounts import from_saved, to_saved
-from sfad.protocol.errors import ErrorCode
-from sfad.protocol.types import Action, ApiTrouble, LimitKind, RunId, Status
+from sfad.protocol.types import Action, ApiTrouble, ErrorCode, LimitKind, RunId, Status
 
 from .transcript import ANN, BOB, Transcript, inside, purse, seconds
 

@@ -13,8 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from sfactl.connection import Client, DaemonError, Unreachable
 from sfad.protocol import messages as m
-from sfad.protocol.errors import ErrorCode
-from sfad.protocol.types import Action, Claim, Limit, LimitKind, RunId, RunInfo, Status
+from sfad.protocol.types import Action, Claim, ErrorCode, Limit, LimitKind, RunId, RunInfo, Status
 from tests.harness import PATIENCE, Daemon, strays, wait_until
 
 from .victim import Agents

@@ -45,9 +45,9 @@ def kill(daemon: Daemon) -> None:
     daemon.process = daemon._start()
 
 
-def test_the_key_of_a_run_that_has_ended_starts_nothing_after_a_crash(start: Start) -> None:
+def test_the_key_of_a_run_that_has_ended_starts_nothing_after_a_crash(share: Start) -> None:
     """Its answer may have been lost with the daemon before the last."""
-    daemon, key = start(), secrets.token_hex(8)
+    daemon, key = share(), secrets.token_hex(8)
     with daemon.client() as client:
         first = started(client, ["true"], key=key)
         ended(client, first.id)
@@ -66,14 +66,14 @@ def test_sigterm_while_the_daemon_executes_itself_anew_is_not_lost(start: Start,
     daemon.process.send_signal(signal.SIGUSR2)
     time.sleep(after)
     daemon.process.send_signal(signal.SIGTERM)
-    assert daemon.process.wait(20) == 0
+    assert daemon.process.wait(PATIENCE) == 0
 
 
-def test_what_a_main_process_left_is_not_taken_for_it(start: Start, tmp_path: Path, containment: str) -> None:
+def test_what_a_main_process_left_is_not_taken_for_it(share: Start, tmp_path: Path, containment: str) -> None:
     """It has ended and said how, and what it left is a session of its own; the daemon dies while it stops that."""
     agents = Agents(tmp_path)
     left = "( trap '' TERM; setsid sh -c \"trap '' TERM; while :; do sleep 1; done\" & )"
-    daemon = start(mode=containment)
+    daemon = share(mode=containment)
     with daemon.client() as client:
         run = started(client, agents.argv("left", f"{left}; sleep 0.2; end 4"), grace=5)
         wait_until(lambda: info(daemon, run.id).status is Status.STOPPING, "its remains are being stopped")
@@ -128,7 +128,7 @@ def test_a_start_that_the_daemon_did_not_live_to_let_through_has_run_nothing(tmp
         assert daemon.stop() == 0
 
 
-@pytest.mark.parametrize("what", ["power cut", "damage"])
+@pytest.mark.parametrize(("what", "containment"), [("power cut", "cgroup"), ("damage", "tags")])
 def test_of_an_incomplete_spool_it_is_not_concluded_that_nothing_has_run(tmp_path: Path, containment: str, what: str) -> None:
     daemon = Victim(tmp_path, config="", mode=containment, crash_at="spawned+1")
     try:

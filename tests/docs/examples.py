@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sfad.protocol import messages as m
-from sfad.protocol.advice import Advice
-from sfad.protocol.errors import ErrorCode
+from sfad.protocol.reports import Advice
 from sfad.protocol.types import (
     Action,
     Claim,
+    ErrorCode,
     Event,
     Limit,
     LimitKind,

@@ -10,10 +10,9 @@ import msgspec
 import pytest
 
 from sfad.protocol import messages as m
-from sfad.protocol.errors import ErrorCode
 from sfad.protocol.framing import MAX_REPLY, FrameDecoder
 from sfad.protocol.limits import format_amount
-from sfad.protocol.types import LimitKind, LimitState, Status
+from sfad.protocol.types import ErrorCode, LimitKind, LimitState, Status
 from tests.docs.examples import EXAMPLES, REFUSAL
 from tests.docs.test_protocol import example
 from tests.harness import Daemon

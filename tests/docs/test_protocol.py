@@ -18,11 +18,9 @@ from sfad.host import descriptors
 from sfad.host.descriptors import Need
 from sfad.protocol import messages as m
 from sfad.protocol import types as t
-from sfad.protocol.advice import Advice
-from sfad.protocol.errors import ErrorCode
-from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, FrameDecoder
-from sfad.protocol.summary import Breach, Costly, Failed, Group, Summary
-from sfad.protocol.version import VERSION
+from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, VERSION, FrameDecoder
+from sfad.protocol.reports import Advice, Breach, Costly, Failed, Group, Summary
+from sfad.protocol.types import ErrorCode
 from sfad.runs import stdin
 from sfad.server import connection, server, shares, turns
 from sfad.server.reading import MAX_RESULT

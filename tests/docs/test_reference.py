@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sfactl.exits import Exit
+from sfactl.exits import ExitCode
 from sfad import __version__
 from sfad.config import ConfigError, load
 from sfad.protocol.messages import Setting
@@ -74,7 +74,7 @@ def test_every_exit_code() -> None:
     table = [row[:2] for row in rows(sections(text_of("exit-codes.md"), "##")["sfactl"])]
     assert table == [
         ["code", "meaning"],
-        *([str(code.value), code.meaning] for code in Exit),
+        *([str(code.value), code.meaning] for code in ExitCode),
         ["else", "the run's own exit code, 128 + n for signal n"],
     ]
 

@@ -11,8 +11,7 @@ import pytest
 from sfad import config as configuration
 from sfad.durable.budgets import period, rebuild
 from sfad.durable.journal import RunJournal
-from sfad.host.clock import wall_clock
-from sfad.host.timers import Timers
+from sfad.host.clock import Timers, wall_clock
 from sfad.ledger import Ledger
 
 

@@ -10,7 +10,7 @@ import pytest
 from sfad.core.ids import run_id
 from sfad.durable import journal as module
 from sfad.durable.journal import RunJournal
-from sfad.host.timers import Timers
+from sfad.host.clock import Timers
 
 
 def test_ended_runs_are_kept_until_the_ledger_is_checkpointed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from sfad.config import RetentionConfig
 from sfad.durable import maintenance
 from sfad.durable.maintenance import Maintenance
 from sfad.host.disk_reserve import DiskReserve
-from sfad.ledger import Ledger, backup, checking
+from sfad.ledger import Ledger, backup, opening
 from sfad.output import OutputStore
 from sfad.protocol.types import Event, RunInfo, Status
 from tests.launch.rig import until
@@ -150,7 +150,7 @@ async def test_a_large_ledger_is_checked_after_the_start(tmp_path: Path, monkeyp
     content[(page - 1) * 4096 : page * 4096] = b"\xff" * 4096
     (tmp_path / "ledger.db").write_bytes(content)
     (tmp_path / "ledger.db-wal").write_bytes(b"x")
-    monkeypatch.setattr(checking, "CHECKED_AT_ONCE", 0)
+    monkeypatch.setattr(opening, "CHECKED_AT_ONCE", 0)
     with started(tmp_path) as ledger:
         it = World(ledger, ledger=None, output=None)
         await it.maintenance.look()

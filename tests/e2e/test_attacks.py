@@ -20,8 +20,7 @@ import pytest
 from sfactl.connection import Client
 from sfad.launch.contain.cgroup import cgroupfs
 from sfad.protocol import messages as m
-from sfad.protocol.errors import ErrorCode
-from sfad.protocol.types import RunInfo, Status
+from sfad.protocol.types import ErrorCode, RunInfo, Status
 from tests import unprivileged
 from tests.harness import PATIENCE, Daemon, alive, ended, running, spawn, started, stopped, unkillable, wait_until, with_fuse
 from tests.leaks import cgroups
@@ -208,8 +207,17 @@ def test_a_main_process_that_left_its_cgroup_is_paused(attacked: Target) -> None
         stopped(client, run.id)
 
 
-def test_cgroups_whose_paths_are_too_long(tmp_path: Path, user: str) -> None:
-    with target(tmp_path, user, mode="cgroup") as attacked, attacked.daemon.client() as client:
+@pytest.fixture
+def by_cgroup(attacked: Target, mode: str) -> Target:
+    """The shared target, if its runs are held by cgroups."""
+    if mode != "cgroup":
+        pytest.skip("only with cgroups")
+    return attacked
+
+
+def test_cgroups_whose_paths_are_too_long(by_cgroup: Target) -> None:
+    attacked = by_cgroup
+    with attacked.daemon.client() as client:
         other = sleeper(client)
         run = attacked.agent(client, "nest", 40, "n" * 200)
         attacked.said(run)
@@ -259,8 +267,9 @@ def cgroup_of(daemon: Daemon, run: str) -> str:
     return f"{base}/{run}/self"
 
 
-def test_a_process_in_the_cgroup_of_another_run_has_not_its_rights(tmp_path: Path, user: str) -> None:
-    with target(tmp_path, user, mode="cgroup") as attacked, attacked.daemon.client() as client:
+def test_a_process_in_the_cgroup_of_another_run_has_not_its_rights(by_cgroup: Target) -> None:
+    attacked = by_cgroup
+    with attacked.daemon.client() as client:
         victim = sleeper(client)
         run = attacked.agent(client, "join", cgroup_of(attacked.daemon, victim.id), victim.id, leaf=True)
         said = attacked.said(run)

@@ -20,8 +20,7 @@ import pytest
 
 from sfactl.connection import Client
 from sfad.protocol import messages as m
-from sfad.protocol.errors import ErrorCode
-from sfad.protocol.types import Status
+from sfad.protocol.types import ErrorCode, Status
 from tests.conftest import Start
 from tests.harness import PATIENCE, Daemon, alive, ended, running, spawn, started, stopped, unanswered, wait_until, with_fuse
 

@@ -6,8 +6,6 @@ import json
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.conftest import Start
 from tests.harness import Daemon, agent, ended, started, wait_until
 
@@ -20,8 +18,8 @@ sys.exit(done.returncode)
 """
 
 
-def test_five_levels_run_and_the_sixth_is_refused(tmp_path: Path, start: Start, containment: str) -> None:
-    daemon = start(mode=containment)
+def test_five_levels_run_and_the_sixth_is_refused(tmp_path: Path, share: Start, containment: str) -> None:
+    daemon = share(mode=containment)
     done = daemon.sfactl("run", "--name", "level1", "--", *agent(tmp_path, "deeper", DEEPER), "1")
     assert done.returncode == 1, done.stderr
     assert "'level6' was not started: the chain of agents calling agents is already 5 deep and 5 is the limit" in done.stdout
@@ -39,28 +37,6 @@ def test_depth_says_which_flag_set_it(tmp_path: Path, daemon: Daemon) -> None:
     assert "already 2 deep and 2 is the limit (max_depth, set by --max-depth)" in done.stdout
 
 
-WAYS = {
-    "plain child": "done = sfactl(*again)",
-    "bare environment": "done = sfactl(*again, env={'PATH': os.environ['PATH'], 'SFAD_SOCKET': os.environ['SFA_SOCKET']})",
-    "own session": "done = sfactl(*again, start_new_session=True)",
-    "double-forked orphan": """
-read, write = os.pipe()
-if os.fork() == 0:
-    os.setsid()
-    if os.fork():
-        os._exit(0)
-    while os.getppid() == int(sys.argv[2]):
-        time.sleep(0.01)
-    done = sfactl(*again, env={'PATH': os.environ['PATH'], 'SFAD_SOCKET': os.environ['SFA_SOCKET']})
-    os.write(write, repr((done.returncode, done.stderr)).encode())
-    os._exit(0)
-os.wait()
-os.close(write)
-code, text = eval(b"".join(iter(lambda: os.read(read, 4096), b"")))
-done = subprocess.CompletedProcess(again, code, "", text)
-""",
-}
-
 LOOPING = """
 me = sys.argv[1]
 if me == "a":
@@ -68,21 +44,44 @@ if me == "a":
     print(done.stdout, done.stderr, sep="")
     sys.exit(done.returncode)
 again = ["run", "--name", "a", "--", sys.executable, __file__, "a"]
-{way}
-print(done.stderr)
-sys.exit(done.returncode)
+bare = {"PATH": os.environ["PATH"], "SFAD_SOCKET": os.environ["SFA_SOCKET"]}
+
+def orphan():
+    "Ask as a process that has a session of its own, and neither a parent in this run nor its environment."
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        while os.getppid() == int(sys.argv[2]):
+            time.sleep(0.01)
+        done = sfactl(*again, env=bare)
+        os.write(write, repr((done.returncode, done.stderr)).encode())
+        os._exit(0)
+    os.wait()
+    os.close(write)
+    code, text = eval(b"".join(iter(lambda: os.read(read, 4096), b"")))
+    return subprocess.CompletedProcess(again, code, "", text)
+
+for ask in (
+    lambda: sfactl(*again),
+    lambda: sfactl(*again, env=bare),
+    lambda: sfactl(*again, start_new_session=True),
+    orphan,
+):
+    done = ask()
+    print(done.returncode, done.stderr)
 """
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_loop_is_refused_from_wherever_it_is_asked(tmp_path: Path, start: Start, containment: str, way: str) -> None:
-    daemon = start(mode=containment)
-    argv = agent(tmp_path, "looping", LOOPING.replace("{way}", WAYS[way]))
-    done = daemon.sfactl("run", "--name", "a", "--", *argv, "a")
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "it would call itself in a circle (a → b → a)" in done.stdout
+def test_a_loop_is_refused_for_each_process_of_the_run(tmp_path: Path, share: Start, containment: str) -> None:
+    """For a child, a child with a bare environment, one in a session of its own, and a double-forked orphan."""
+    daemon = share(mode=containment)
+    done = daemon.sfactl("run", "--name", "a", "--", *agent(tmp_path, "looping", LOOPING), "a")
+    said = [line for line in done.stdout.splitlines() if "it would call itself in a circle (a → b → a)" in line]
+    assert [line.split()[0] for line in said] == ["1"] * 4, done.stdout + done.stderr
     refused = json.loads(daemon.sfactl("list", "--json", "--status", "rejected_loop").stdout)["runs"]
-    assert [(run["name"], run["chain"]) for run in refused] == [("a", ["a", "b", "a"])]
+    assert [(run["name"], run["chain"]) for run in refused] == [("a", ["a", "b", "a"])] * 4
 
 
 NO_SECOND_DAEMON = """
@@ -94,8 +93,8 @@ for env in (None, {"PATH": os.environ["PATH"]}, {"PATH": os.environ["PATH"], "HO
 """
 
 
-def test_inside_a_run_no_second_daemon_is_started(tmp_path: Path, start: Start, containment: str) -> None:
-    daemon = start(mode=containment)
+def test_inside_a_run_no_second_daemon_is_started(tmp_path: Path, share: Start, containment: str) -> None:
+    daemon = share(mode=containment)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     done = daemon.sfactl("run", "--", *agent(tmp_path, "starter", NO_SECOND_DAEMON), str(elsewhere))
@@ -124,8 +123,8 @@ print(json.dumps([answers.count("RunReply"), answers.count("Refused")]))
 """
 
 
-def test_a_hundred_children_at_once_under_a_budget_of_64_get_64(tmp_path: Path, start: Start, containment: str) -> None:
-    daemon = start(mode=containment)
+def test_a_hundred_children_at_once_under_a_budget_of_64_get_64(tmp_path: Path, share: Start, containment: str) -> None:
+    daemon = share(mode=containment)
     done = daemon.sfactl("run", "--quiet", "--", *agent(tmp_path, "hundred", HUNDRED))
     assert json.loads(done.stdout) == [64, 36], done.stderr
     refused = json.loads(daemon.sfactl("list", "--json", "--status", "rejected_budget").stdout)["runs"]

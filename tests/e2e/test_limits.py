@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from sfad.protocol import messages as m
-from sfad.protocol.errors import ErrorCode
-from sfad.protocol.types import Status
+from sfad.protocol.types import ErrorCode, Status
 from tests.conftest import Start
 from tests.harness import Daemon, agent, ended, spawn, started, stopped, wait_until
 
@@ -22,8 +21,8 @@ def daemon(common: Daemon) -> Daemon:
     return common
 
 
-def test_an_agent_is_stopped_within_a_few_turns_of_its_limit(start: Start, containment: str) -> None:
-    daemon = start(mode=containment)
+def test_an_agent_is_stopped_within_a_few_turns_of_its_limit(share: Start, containment: str) -> None:
+    daemon = share(mode=containment)
     with daemon.client() as client:
         run, _ = watched(client, turns(400), limit("turns", 10))
         over, events = until_over(client, run.id)
@@ -59,8 +58,8 @@ def test_a_limit_that_warns_lets_the_run_go_on(daemon: Daemon) -> None:
     assert [event.type for event in events if event.type.startswith("limit_")] == ["limit_nearing", "limit_exceeded"]
 
 
-def test_a_limit_that_pauses_stops_the_counters_until_there_is_more_room(start: Start, containment: str) -> None:
-    daemon = start(mode=containment)
+def test_a_limit_that_pauses_stops_the_counters_until_there_is_more_room(share: Start, containment: str) -> None:
+    daemon = share(mode=containment)
     with daemon.client() as client, daemon.client() as other:
         run, _ = watched(client, turns(20), limit("turns", 10, "pause"))
         until_event(client, "run_paused")
@@ -174,8 +173,8 @@ def test_what_cannot_be_known_is_said_loudly(daemon: Daemon) -> None:
     assert daemon.sfactl("stop", done.stdout.strip()).returncode == 0
 
 
-def test_a_fork_bomb_is_stopped_and_named(start: Start, containment: str) -> None:
-    daemon = start(mode=containment)
+def test_a_fork_bomb_is_stopped_and_named(share: Start, containment: str) -> None:
+    daemon = share(mode=containment)
     # it gives up by itself at 600, so that a bug here does not take the machine with it
     bomb = "import os, time\nfor _ in range(600):\n    if os.fork() == 0:\n        break\ntime.sleep(60)"
     with daemon.client() as client:
@@ -191,8 +190,8 @@ def test_a_fork_bomb_is_stopped_and_named(start: Start, containment: str) -> Non
         stopped(client, neighbour.id)
 
 
-def test_a_memory_hog_is_stopped_and_named(start: Start, containment: str) -> None:
-    daemon = start(mode=containment)
+def test_a_memory_hog_is_stopped_and_named(share: Start, containment: str) -> None:
+    daemon = share(mode=containment)
     hog = "import time\nheld = []\nfor _ in range(60):\n    held.append(b'x' * (10 << 20))\n    time.sleep(0.02)\ntime.sleep(60)"
     with daemon.client() as client:
         neighbour = started(client, ["sleep", "60"])

@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from sfactl.connection import DaemonError
-from sfactl.exits import Exit
+from sfactl.exits import ExitCode
 from sfad.host.descriptors import soft_of
 from sfad.protocol import messages as m
-from sfad.protocol.errors import ErrorCode
+from sfad.protocol.types import ErrorCode
 from tests.conftest import GENEROUS, Start
 from tests.harness import Daemon, agent, ended, started, stopped, wait_until
 
@@ -80,8 +80,8 @@ def test_an_agent_that_takes_descriptors(start: Start, attack: str, containment:
     owner_stops(daemon, run, before)
 
 
-def test_children_do_not_multiply_what_an_agent_can_take(start: Start, containment: str) -> None:
-    daemon = limited(start, containment, 1024)
+def test_children_do_not_multiply_what_an_agent_can_take(start: Start) -> None:
+    daemon = limited(start, "cgroup", 1024)
     before = daemon.descriptors()
     run, _ = attacked(daemon, "silent", "--env", "CHILDREN=3")
     with daemon.client() as client:
@@ -122,7 +122,7 @@ def test_a_client_that_is_refused_says_what_the_daemon_said(start: Start, tmp_pa
     count, why, code, stderr, library = json.loads(done.stdout)
     assert count == 64
     assert why == "run a1 would have 65 connections and descriptors, at most 64 are allowed; close some, or try again later"
-    assert (code, stderr) == (Exit.UNAVAILABLE, f"sfactl: {why}\n")
+    assert (code, stderr) == (ExitCode.UNAVAILABLE, f"sfactl: {why}\n")
     assert library == [why, ErrorCode.UNAVAILABLE]
 
 
@@ -183,8 +183,8 @@ def test_watches_of_one_connection_are_bounded(daemon: Daemon) -> None:
         stopped(client, run.id)
 
 
-def test_an_agent_that_connects_in_a_loop(start: Start, containment: str) -> None:
-    daemon = start(mode=containment)
+def test_an_agent_that_connects_in_a_loop(start: Start) -> None:
+    daemon = start(mode="tags")
     before = daemon.descriptors()
     run, _ = attacked(daemon, "knocking")
     with daemon.client() as client:

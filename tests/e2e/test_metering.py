@@ -145,7 +145,7 @@ def test_a_run_that_writes_without_pause_does_not_keep_the_daemon_from_answering
         path = daemon.state_dir / "output" / f"{run.id}.out"
         for _ in range(100):
             assert info(client, run.id).status is Status.RUNNING
-        wait_until(lambda: path.stat().st_size > 200 << 20, "it writes on")
+        wait_until(lambda: path.stat().st_size > 64 << 20, "it writes on")
         assert stopped(client, run.id).survivors == []
         wait_until(lambda: path.stat().st_blocks * 512 <= 8 << 20, "and is bounded")
 
@@ -205,13 +205,13 @@ def test_use_is_in_the_ledger_while_the_run_goes_on(daemon: Daemon) -> None:
 def test_the_end_of_a_tree_does_not_stop_the_daemon_for_seconds(tmp_path: Path, daemon: Daemon) -> None:
     """What all of them have not had read yet is not read at once, however densely they write."""
     flood = (
-        'import os, time\nline = b\'{"type": "turn"}\\n\' * 4096\nend = time.time() + 4\n'
+        'import os, time\nline = b\'{"type": "turn"}\\n\' * 4096\nend = time.time() + 2\n'
         "while time.time() < end: os.write(1, line)\ntime.sleep(60)"
     )
     script = f"""
 for i in range(4):
     sfactl("spawn", "--name", f"w{{i}}", "--meter", "jsonl", "--limit", "turns=100:warn", "--", sys.executable, "-c", {flood!r})
-time.sleep(2)
+time.sleep(1)
 """
     waits, over = [], threading.Event()
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from sfad.protocol import messages as m
-from sfad.protocol.errors import ErrorCode
-from sfad.protocol.types import Status
+from sfad.protocol.types import ErrorCode, Status
 from tests.conftest import Start
 from tests.harness import Daemon, agent, ended, running, started, stopped, wait_until
 

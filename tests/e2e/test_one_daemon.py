@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from sfad.protocol import messages as m
-from sfad.protocol.errors import ErrorCode
-from sfad.protocol.types import Status
+from sfad.protocol.types import ErrorCode, Status
 from tests.conftest import Start
 from tests.harness import Daemon, agent, alive, ended, spawn, started, stopped, wait_until
 

@@ -19,8 +19,7 @@ import pytest
 from sfactl.connection import DaemonError
 from sfad.durable.budgets import period
 from sfad.protocol import messages as m
-from sfad.protocol.errors import ErrorCode
-from sfad.protocol.types import Status
+from sfad.protocol.types import ErrorCode, Status
 from tests.conftest import Start
 from tests.harness import Daemon, alive, ended, started, stopped, wait_until
 

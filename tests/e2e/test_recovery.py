@@ -26,6 +26,12 @@ from .agents import RECORDINGS, info, limit, reserve, turns, until_over, watched
 
 TICK = "i=0; while :; do echo $i; i=$((i+1)); sleep 0.02; done"
 
+
+@pytest.fixture
+def daemon(common: Daemon) -> Daemon:
+    return common
+
+
 MANY = "[quotas]\nspawns_per_hour = 100000\ntrees_per_user = 1000\ntrees = 1000\n[guard]\nmax_descendants = 1000\n"
 
 
@@ -45,13 +51,13 @@ def spooled(daemon: Daemon) -> list[str]:
     return sorted(path.name for path in (daemon.state_dir / "spool").glob("*.spawn"))
 
 
-def every(client: Client) -> list[RunInfo]:
-    """All runs."""
-    return client.call(m.List(id=client.next_id(), rows=10_000), m.RunList).runs
+def every(client: Client, root: str | None = None) -> list[RunInfo]:
+    """Return all runs, or those of a tree."""
+    return client.call(m.List(id=client.next_id(), rows=10_000, root=root), m.RunList).runs
 
 
-def test_eight_ticking_runs_outlive_their_daemon(start: Start, containment: str) -> None:
-    daemon = start(mode=containment)
+def test_eight_ticking_runs_outlive_their_daemon(share: Start, containment: str) -> None:
+    daemon = share(mode=containment)
     with daemon.client() as client:
         runs = [ticking(client, name=f"t{number}") for number in range(8)]
         wait_until(lambda: all(len(printed(daemon, run.id)) > 3 for run in runs), "all of them tick")
@@ -90,27 +96,27 @@ def test_what_is_queued_and_has_not_changed_is_not_written_again(start: Start) -
         assert len(stopped(client, everything=True, grace=0).stopped) == len(runs)
 
 
-def test_a_tree_is_the_same_tree_afterwards(start: Start, containment: str) -> None:
-    daemon = start(mode=containment)
+def test_a_tree_is_the_same_tree_afterwards(share: Start, containment: str) -> None:
+    daemon = share(mode=containment)
     child = f"{sys.executable} -m sfactl run --name child -- sh -c '{TICK}'"
     with daemon.client() as client:
         root = started(
             client, ["sh", "-c", f"{child} & {child.replace('name child', 'name other')} & wait"], name="top", max_depth=None
         )
-        wait_until(lambda: len([r for r in every(client) if r.status is Status.RUNNING]) == 3, "both children run")
-        before = {run.id: (run.name, run.parent_id, run.root_id, run.depth, run.chain, run.pid) for run in every(client)}
+        wait_until(lambda: len([r for r in every(client, root.id) if r.status is Status.RUNNING]) == 3, "both children run")
+        before = {run.id: (run.name, run.parent_id, run.root_id, run.depth, run.chain, run.pid) for run in every(client, root.id)}
     daemon.kill()
     daemon.restart()
     with daemon.client() as client:
-        after = {run.id: (run.name, run.parent_id, run.root_id, run.depth, run.chain, run.pid) for run in every(client)}
+        after = {run.id: (run.name, run.parent_id, run.root_id, run.depth, run.chain, run.pid) for run in every(client, root.id)}
         assert after == before
         assert info(client, root.id).descendants == 2
         assert len(stopped(client, root.id).stopped) == 1
-        assert {run.status for run in every(client)} == {Status.CANCELLED}
+        assert {run.status for run in every(client, root.id)} == {Status.CANCELLED}
 
 
-def test_from_inside_an_adopted_run_a_peer_is_still_inside_it(start: Start, containment: str, tmp_path: Path) -> None:
-    daemon = start(mode=containment)
+def test_from_inside_an_adopted_run_a_peer_is_still_inside_it(share: Start, containment: str, tmp_path: Path) -> None:
+    daemon = share(mode=containment)
     go, said = tmp_path / "go", tmp_path / "said"
     os.mkfifo(go)
     script = f"read line < {go}; {sys.executable} -m sfactl run --name looper -- true 2> {said}; exec sleep 60"
@@ -122,8 +128,8 @@ def test_from_inside_an_adopted_run_a_peer_is_still_inside_it(start: Start, cont
     wait_until(lambda: said.exists() and "looper → looper" in said.read_text(), "the loop rule knows the chain")
 
 
-def test_deadlines_hold_that_pass_while_no_daemon_is_there_and_afterwards(start: Start) -> None:
-    daemon = start()
+def test_deadlines_hold_that_pass_while_no_daemon_is_there_and_afterwards(share: Start) -> None:
+    daemon = share()
     with daemon.client() as client:
         first = started(client, ["sleep", "60"], limits=[limit("time", 1)])
         later = started(client, ["sleep", "60"], limits=[limit("time", 3)])
@@ -139,8 +145,8 @@ def test_deadlines_hold_that_pass_while_no_daemon_is_there_and_afterwards(start:
         assert 2.9 <= (run.ended_at - run.started_at).total_seconds() <= 20
 
 
-def test_what_ended_meanwhile_is_lost_or_has_its_exit_code(start: Start, tmp_path: Path) -> None:
-    daemon = start()
+def test_what_ended_meanwhile_is_lost_or_has_its_exit_code(share: Start, tmp_path: Path) -> None:
+    daemon = share()
     go = tmp_path / "go"
     os.mkfifo(go)
     with daemon.client() as client:
@@ -213,8 +219,8 @@ def _saved(daemon: Daemon, run: str) -> bool:
     return f"meter/{run}".encode() in (daemon.state_dir / "spool" / "runs").read_bytes()
 
 
-def test_what_a_dead_main_process_left_is_stopped(start: Start, containment: str, tmp_path: Path) -> None:
-    daemon = start(mode=containment)
+def test_what_a_dead_main_process_left_is_stopped(share: Start, containment: str, tmp_path: Path) -> None:
+    daemon = share(mode=containment)
     go = tmp_path / "go"
     os.mkfifo(go)
     with daemon.client() as client:
@@ -277,8 +283,8 @@ def patiently(daemon: Daemon, argv: list[str], **options: object) -> str:
     return found
 
 
-def test_the_same_key_starts_nothing_twice(start: Start) -> None:
-    daemon = start()
+def test_the_same_key_starts_nothing_twice(share: Start) -> None:
+    daemon = share()
     with daemon.client() as client:
         first = ticking(client, key="k")
         assert ticking(client, key="k").id == first.id
@@ -306,8 +312,8 @@ def test_a_stop_under_way_ends(start: Start) -> None:
         assert ended(client, run.id).status is Status.CANCELLED
 
 
-def test_what_is_paused_stays_paused(start: Start, containment: str) -> None:
-    daemon = start(mode=containment)
+def test_what_is_paused_stays_paused(share: Start, containment: str) -> None:
+    daemon = share(mode=containment)
     with daemon.client() as client:
         run = ticking(client, limits=[limit("time", 5)])
         wait_until(lambda: len(printed(daemon, run.id)) > 3, "it ticks")
@@ -344,8 +350,8 @@ def test_what_was_queued_is_queued_again_and_starts_in_order(start: Start) -> No
     assert spooled(daemon) == []
 
 
-def test_an_environment_is_kept_as_long_as_it_may_be_needed_and_nowhere_else(start: Start) -> None:
-    daemon = start()
+def test_an_environment_is_kept_as_long_as_it_may_be_needed_and_nowhere_else(share: Start) -> None:
+    daemon = share()
     with daemon.client() as client:
         env = [b"PATH=" + os.environb[b"PATH"], b"TOKEN=very-secret-indeed"]
         request = m.Spawn(
@@ -361,8 +367,8 @@ def test_an_environment_is_kept_as_long_as_it_may_be_needed_and_nowhere_else(sta
             assert b"very-secret" not in path.read_bytes(), path
 
 
-def test_a_run_between_two_attempts_is_tried_again(start: Start, tmp_path: Path) -> None:
-    daemon = start()
+def test_a_run_between_two_attempts_is_tried_again(share: Start, tmp_path: Path) -> None:
+    daemon = share()
     count = tmp_path / "count"
     with daemon.client() as client:
         run = started(client, ["sh", "-c", f"echo $SFA_ATTEMPT >> {count}; [ $SFA_ATTEMPT = 2 ]"], attempts=3, retry_delay=1.5)
@@ -375,8 +381,8 @@ def test_a_run_between_two_attempts_is_tried_again(start: Start, tmp_path: Path)
     assert count.read_text().split() == ["1", "2"]
 
 
-def test_what_was_used_is_remembered_and_counted_once(start: Start) -> None:
-    daemon = start()
+def test_what_was_used_is_remembered_and_counted_once(share: Start) -> None:
+    daemon = share()
     with daemon.client() as client:
         run, _ = watched(client, turns(8, then="sys.stdin.read() if 0 else time.sleep(60)"), limit("turns", 50))
         wait_until(lambda: info(client, run.id).usage.turns == 8, "its turns are seen")
@@ -394,8 +400,8 @@ def test_what_was_used_is_remembered_and_counted_once(start: Start) -> None:
         assert reserve(client, run.id, 1, 1).reservation != held.reservation
 
 
-def test_a_limit_on_turns_holds_over_a_crash(start: Start) -> None:
-    daemon = start()
+def test_a_limit_on_turns_holds_over_a_crash(share: Start) -> None:
+    daemon = share()
     with daemon.client() as client:
         run, _ = watched(client, turns(40, then="time.sleep(60)"), limit("turns", 30))
         wait_until(lambda: (info(client, run.id).usage.turns or 0) >= 10, "a third of it")
@@ -409,8 +415,8 @@ def test_a_limit_on_turns_holds_over_a_crash(start: Start) -> None:
         assert 31 <= (done.usage.turns or 0) <= 40
 
 
-def test_an_approval_is_still_asked_for(start: Start) -> None:
-    daemon = start()
+def test_an_approval_is_still_asked_for(share: Start) -> None:
+    daemon = share()
     with daemon.client() as client:
         run, _ = watched(client, turns(4, then="time.sleep(60)"), limit("turns", 2, "request_increase"))
         wait_until(lambda: info(client, run.id).status is Status.PAUSED, "it waits for an approval")
@@ -466,9 +472,9 @@ def test_a_run_whose_foreground_client_does_not_come_back_is_stopped_unless_it_i
         assert "did not come back" in done.reason.message
 
 
-def test_a_recycled_pid_is_never_signalled(start: Start) -> None:
+def test_a_recycled_pid_is_never_signalled(share: Start) -> None:
     """The stranger carries the number of a run's main process, and nothing else of it."""
-    daemon = start()
+    daemon = share()
     with daemon.client() as client:
         run = started(client, ["sleep", "300"])
     daemon.kill()
@@ -581,9 +587,9 @@ def test_a_lost_ledger_and_a_damaged_spool_leave_no_money(start: Start) -> None:
         assert refused.refused.kind == "rejected_budget" or "budget" in refused.refused.message
 
 
-def test_what_is_on_record_as_ended_is_not_made_lost_by_an_old_spool(start: Start) -> None:
+def test_what_is_on_record_as_ended_is_not_made_lost_by_an_old_spool(share: Start) -> None:
     """As after a power cut, or from a copy that was put back."""
-    daemon = start()
+    daemon = share()
     with daemon.client() as client:
         run = started(client, ["sh", "-c", "sleep 0.3"])
         old = (daemon.state_dir / "spool" / "runs").read_bytes()

@@ -61,8 +61,8 @@ def test_a_crowd_with_hoppers_and_stubborn_children_is_gone_after_one_grace(daem
         assert ended(client, run.id).status is Status.CANCELLED
 
 
-def test_an_obedient_tree_needs_no_grace(start: Start, containment: str) -> None:
-    daemon = start(mode=containment, config="[stop]\ngrace = 60")
+def test_an_obedient_tree_needs_no_grace(share: Start, containment: str) -> None:
+    daemon = share(mode=containment, config="[stop]\ngrace = 60")
     with daemon.client() as client:
         run = begun(daemon, client, "crowd", "200")
         reply = stopped(client, run.id)
@@ -109,8 +109,8 @@ def test_a_timeout_is_one_though_the_agent_exits_0(daemon: Daemon) -> None:
     assert run["reason"]["used"] >= run["reason"]["threshold"] == 1.0
 
 
-def test_a_second_stop_skips_the_grace(start: Start, containment: str) -> None:
-    daemon = start(mode=containment, config="[stop]\ngrace = 60")
+def test_a_second_stop_skips_the_grace(share: Start, containment: str) -> None:
+    daemon = share(mode=containment, config="[stop]\ngrace = 60")
     with daemon.client() as patient, daemon.client() as hasty:
         run = begun(daemon, patient, "stubborn", "3")
         patient.send(m.Stop(id=patient.next_id(), runs=[run.id]))

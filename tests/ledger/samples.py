@@ -13,7 +13,7 @@ import trio
 
 from sfad.core.ids import run_id
 from sfad.ledger import Ledger, RunExtra
-from sfad.ledger.connections import open_reader
+from sfad.ledger.database import open_reader
 from sfad.ledger.rows import EVENT_COLUMNS, event_of
 from sfad.protocol.types import Action, Event, LimitKind, LimitState, RunInfo, Status, Usage
 

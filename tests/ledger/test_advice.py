@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from sfad.core.policy import Policy
 from sfad.ledger import LedgerError
 from sfad.ledger.advice import MIN_RUNS, EndedRun, advise, learn, percentile, rounded_up
-from sfad.ledger.connections import FILE
-from sfad.protocol.advice import Advice
+from sfad.ledger.database import FILE
 from sfad.protocol.kinds import KINDS
+from sfad.protocol.reports import Advice
 from sfad.protocol.types import LimitKind, Reason, RunInfo, Status, Usage
 
 from .samples import PLAIN, run, started

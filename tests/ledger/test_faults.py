@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from sfad.ledger import Ledger, LedgerError, LedgerTooNew, checking, writer
+from sfad.ledger import Ledger, LedgerError, LedgerTooNew, opening, writer
 from sfad.ledger.reader import Page
 from sfad.ledger.rows import Op
 from sfad.ledger.writer import Backlog
@@ -309,7 +309,7 @@ async def test_damage_under_an_open_ledger_is_reported_and_set_aside_by_the_next
     file = tmp_path / "ledger.db"
     content = bytearray(file.read_bytes())
     content[2 * 4096 :] = b"\xff" * (len(content) - 2 * 4096)
-    monkeypatch.setattr(checking, "CHECKED_AT_ONCE", 0)  # as if the file were too large
+    monkeypatch.setattr(opening, "CHECKED_AT_ONCE", 0)  # as if the file were too large
     with started(tmp_path, answers) as ledger:
         file.write_bytes(content)
         ledger.admit(run(2), PLAIN)

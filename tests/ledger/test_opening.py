@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from sfad.ledger import Ledger, LedgerError, checking
-from sfad.ledger.checking import check
-from sfad.ledger.errors import is_damage
+from sfad.ledger import Ledger, LedgerError, opening
+from sfad.ledger.database import is_damage
+from sfad.ledger.opening import check
 from sfad.protocol.types import Event, Status
 
 from .samples import PLAIN, WHEN, run, started
@@ -213,7 +213,7 @@ def test_the_mark_of_a_due_check_follows_no_link(killed: Path, monkeypatch: pyte
     precious, mark = killed / "precious", killed / "ledger.unchecked"
     precious.write_bytes(b"precious")
     mark.symlink_to(precious)
-    monkeypatch.setattr(checking, "CHECKED_AT_ONCE", 0)
+    monkeypatch.setattr(opening, "CHECKED_AT_ONCE", 0)
     assert opened(killed) == (2500, False, [])
     monkeypatch.undo()
     mark.unlink(missing_ok=True)
@@ -291,7 +291,7 @@ def test_an_unreadable_page_counts_as_damage() -> None:
 
 
 def test_a_large_file_is_checked_later(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "CHECKED_AT_ONCE", 0)
+    monkeypatch.setattr(opening, "CHECKED_AT_ONCE", 0)
     for _ in range(2):  # the second end is clean, but the check is still due
         ledger = Ledger(killed)
         ledger.close()
@@ -303,7 +303,7 @@ def test_a_large_file_is_checked_later(killed: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_damage_found_by_the_later_check_is_set_aside_by_the_next_start(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "CHECKED_AT_ONCE", 0)
+    monkeypatch.setattr(opening, "CHECKED_AT_ONCE", 0)
     with closing(sqlite3.connect(killed / FILE)) as other:
         page = other.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'runs_name'").fetchone()[0]
     content = bytearray((killed / FILE).read_bytes())
@@ -317,9 +317,9 @@ def test_damage_found_by_the_later_check_is_set_aside_by_the_next_start(killed: 
 
 
 def test_a_handed_over_ledger_is_not_checked(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "_check_pages", lambda _: 1 // 0)
+    monkeypatch.setattr(opening, "_check_pages", lambda _: 1 // 0)
     assert opened(killed, handed_over=True) == (2500, False, [])
-    monkeypatch.setattr(checking, "CHECKED_AT_ONCE", 0)
+    monkeypatch.setattr(opening, "CHECKED_AT_ONCE", 0)
     ledger = Ledger(killed, handed_over=True)
     ledger.close()
     assert not ledger.check_due

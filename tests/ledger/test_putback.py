@@ -148,7 +148,7 @@ async def test_a_put_back_that_fails_leaves_no_copies_behind(tmp_path: Path, mon
         ledger.admit(run(1), PLAIN)
         await ledger.flush()
         with monkeypatch.context() as patch:
-            patch.setattr("sfad.ledger.putback.configure", lambda _: (_ for _ in ()).throw(sqlite3.OperationalError("no")))
+            patch.setattr("sfad.ledger.backup.configure", lambda _: (_ for _ in ()).throw(sqlite3.OperationalError("no")))
             remove_all(tmp_path / FILE)
             for _ in range(3):
                 ledger.look_after()

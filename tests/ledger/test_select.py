@@ -18,11 +18,9 @@ from hypothesis import strategies as st
 
 from sfad.core.ids import run_id
 from sfad.ledger import RunExtra
-from sfad.ledger.numbers import number_of, numbers_of
 from sfad.ledger.reader import Page, Reader, Selection, ended_queries, live_queries
-from sfad.ledger.rows import insert_op, save_op
+from sfad.ledger.rows import insert_op, number_of, numbers_of, save_op, statements
 from sfad.ledger.schema import migrate
-from sfad.ledger.statements import statements
 from sfad.protocol.messages import List
 from sfad.protocol.types import RunInfo, Status
 

@@ -13,7 +13,7 @@ from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import Peer
 from sfad.durable.journal import RunJournal
-from sfad.host.timers import Timers
+from sfad.host.clock import Timers
 from sfad.ledger import Ledger
 from sfad.loop.resources import Reports, Resources
 from sfad.loop.runtime import Runtime

@@ -14,9 +14,8 @@ import pytest
 import trio
 
 from sfad.metering import finding, sessions
-from sfad.metering import session as module
-from sfad.metering.session import Session, TooMany
-from sfad.metering.sessions import Sessions
+from sfad.metering import sessions as module
+from sfad.metering.sessions import Session, Sessions, TooMany
 from sfad.meters import Reading, session_files_of
 from sfad.protocol.types import Tokens
 from tests.harness import GONE, as_root

@@ -6,6 +6,7 @@ import errno
 import os
 import select
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def store(tmp_path: Path) -> OutputStore:
 
 
 def test_a_writer_is_named_once(store: OutputStore) -> None:
-    with Inotify(store.directory) as growth:
+    with closing(Inotify(store.directory)) as growth:
         for _ in range(5):
             put(store, "a1", b"out", b"err")
             put(store, "c1v0", b"out")
@@ -37,7 +38,7 @@ def test_a_writer_is_named_once(store: OutputStore) -> None:
 
 
 def test_an_unwritten_file_is_not_named(store: OutputStore) -> None:
-    with Inotify(store.directory) as growth:
+    with closing(Inotify(store.directory)) as growth:
         for number in range(1, 32):
             for descriptor in store.open_for_run(f"a{'0123456789abcdefghijklmnopqrstuv'[number]}"):
                 os.close(descriptor)
@@ -50,7 +51,7 @@ def test_the_run_of_a_removed_file_is_named(store: OutputStore, how: str) -> Non
     put(store, "a1", b"out")
     path, other = store.directory / "a1.out", store.directory / "other"
     other.touch()
-    with Inotify(store.directory) as growth:
+    with closing(Inotify(store.directory)) as growth:
         if how == "unlink":
             path.unlink()
         elif how == "rename":
@@ -63,7 +64,7 @@ def test_the_run_of_a_removed_file_is_named(store: OutputStore, how: str) -> Non
 @pytest.mark.parametrize("how", ["removed", "renamed"])
 def test_a_removed_directory_is_noticed(tmp_path: Path, how: str) -> None:
     store = OutputStore(tmp_path / "output")
-    with Inotify(store.directory) as growth:
+    with closing(Inotify(store.directory)) as growth:
         put(store, "a1", b"out")
         assert (growth.take(), growth.gone) == ({"a1"}, False)
         shutil.rmtree(store.directory) if how == "removed" else store.directory.rename(tmp_path / "away")
@@ -73,7 +74,7 @@ def test_a_removed_directory_is_noticed(tmp_path: Path, how: str) -> None:
 
 
 def test_other_file_names_are_ignored(store: OutputStore) -> None:
-    with Inotify(store.directory) as growth:
+    with closing(Inotify(store.directory)) as growth:
         for name in ("note.txt", "a1.out.gz", "ü.out", "x" * 250 + ".err", "a" * 15):
             (store.directory / name).write_bytes(b"x")
         assert growth.take() == set()
@@ -83,7 +84,7 @@ def test_dropped_events_mean_any_run(store: OutputStore) -> None:
     limit = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     if limit > 1 << 16:
         pytest.skip("it would take long")
-    with Inotify(store.directory) as growth:
+    with closing(Inotify(store.directory)) as growth:
         one, two = store.open_for_run("a1")
         for _ in range(limit // 2 + 1):
             os.write(one, b"x")

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sfad.protocol.errors import FrameTooLarge, ProtocolError
-from sfad.protocol.framing import HEADER, MAX_REPLY, MAX_REQUEST, FrameDecoder, frame
+from sfad.protocol.framing import HEADER, MAX_REPLY, MAX_REQUEST, FrameDecoder, FrameTooLarge, ProtocolError, frame
 
 BODIES = st.lists(st.binary(max_size=40), max_size=6)
 

@@ -12,14 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfad.protocol import messages as m
-from sfad.protocol.advice import Advice
-from sfad.protocol.errors import BadMessage, ErrorCode
-from sfad.protocol.framing import HEADER, FrameDecoder
-from sfad.protocol.summary import Breach, Costly, Failed, Group, Summary
+from sfad.protocol.framing import HEADER, BadMessage, FrameDecoder
+from sfad.protocol.reports import Advice, Breach, Costly, Failed, Group, Summary
 from sfad.protocol.types import (
     Action,
     Bound,
     Claim,
+    ErrorCode,
     Event,
     Limit,
     LimitKind,

@@ -18,10 +18,8 @@ import psutil
 import pytest
 
 from sfad.protocol import messages as m
-from sfad.protocol.errors import ErrorCode
-from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, FrameDecoder, frame
-from sfad.protocol.types import Claim, Status
-from sfad.protocol.version import SUPPORTED
+from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, SUPPORTED, FrameDecoder, frame
+from sfad.protocol.types import Claim, ErrorCode, Status
 from tests.conftest import Start
 from tests.harness import PATIENCE, Daemon, ended, running, started, wait_until
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from sfactl.connection import Client, DaemonError, Unreachable
 from sfad.protocol import messages as m
-from sfad.protocol.errors import ErrorCode
-from sfad.protocol.types import RunId, RunInfo
+from sfad.protocol.types import ErrorCode, RunId, RunInfo
 from tests.crash.promises import all_runs
 from tests.crash.scenario import Player
 from tests.crash.victim import Agents

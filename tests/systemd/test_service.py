@@ -37,8 +37,8 @@ def serving(service: Service, *lines: str) -> Iterator[Service]:
     service.set_config("")
     service.configure(*lines)
     service.systemctl("reset-failed")
-    service.systemctl("start", "sfad.service")
     try:
+        service.systemctl("start", "sfad.service")
         yield service
     except BaseException:
         print(service.system.run("journalctl", "--no-pager", "--lines=200"))

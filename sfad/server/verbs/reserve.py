@@ -1,8 +1,8 @@
 """`reserve`: ask whether a run may make a call to a model, and hold the most that the call may cost."""
 
 from ...core import events as e
-from ...protocol.errors import ErrorCode
 from ...protocol.messages import Reserve
+from ...protocol.types import ErrorCode
 from ..call import Call, answers
 from .report import check_amounts, once_priced, spender
 

@@ -3,7 +3,7 @@
 from ...agents import AgentError, resolve
 from ...core.access import VERBS
 from ...core.policy import MAX_LABELS
-from ...host.closing import close_soon
+from ...host.descriptors import close_soon
 from ...meters import PROGRAMS, UNREAD
 from ...protocol.messages import MAX_DESCRIPTORS, Spawn
 from ...protocol.types import RunId

@@ -20,7 +20,7 @@ from sfad.protocol.paths import daemon_socket, state_dir
 
 from . import connection, output
 from .connection import Client, DaemonError, Unreachable
-from .exits import Exit, Quit
+from .exits import ExitCode, Quit
 
 READY_TIMEOUT = 15.0
 """Seconds a daemon may take until it listens; recovery of a thousand runs is to take 2."""
@@ -52,7 +52,7 @@ def start() -> Client:
 
 
 def _warn_of_logout(started: Client) -> None:
-    status = started.call(DaemonInfo(id=started.next_id()), DaemonStatus)
+    status = started.call(DaemonInfo(id=0), DaemonStatus)
     if status.linger_command is not None:
         output.note(f"sfactl: warning: the daemon and its runs end when you log out; to prevent that: {status.linger_command}")
 
@@ -64,7 +64,7 @@ def _prepared(state: Path) -> Path:
         if state.stat().st_mode & 0o077 and not any(state.iterdir()):
             state.chmod(0o700)
     except OSError as error:
-        raise Quit(Exit.UNREACHABLE, f"no daemon can be started: {state}: {error.strerror}") from error
+        raise Quit(ExitCode.UNREACHABLE, f"no daemon can be started: {state}: {error.strerror}") from error
     return state
 
 
@@ -72,7 +72,7 @@ def _connect_started(state: Path) -> Client:
     try:
         return connection.connect(None)
     except Unreachable as error:
-        raise Quit(Exit.UNREACHABLE, f"a daemon was started but does not answer: {error}\n{_tail(state / LOG, 0)}") from error
+        raise Quit(ExitCode.UNREACHABLE, f"a daemon was started but does not answer: {error}\n{_tail(state / LOG, 0)}") from error
 
 
 def by_systemd() -> str | None:
@@ -138,7 +138,7 @@ def by_itself(state: Path, place: Path) -> str:
     os.close(writable)
     os.waitid(os.P_PID, child, os.WEXITED)
     if not _told_ready(readable) and not _answers(place):
-        raise Quit(Exit.UNREACHABLE, f"the daemon could not be started:\n{_tail(log, said_before)}")
+        raise Quit(ExitCode.UNREACHABLE, f"the daemon could not be started:\n{_tail(log, said_before)}")
     return f"that logs to {log}"
 
 

@@ -7,7 +7,7 @@ import math
 import trio
 from trio.testing import MockClock
 
-from sfad.host.timers import Timers
+from sfad.host.clock import Timers
 
 
 def fail(error: Exception) -> None:

@@ -23,7 +23,7 @@ class Source(NamedTuple):
     """Our descriptor that it is copied to."""
 
 
-class Form:
+class LineForm:
     """How a line of one file is shown."""
 
     def __init__(self, source: Source, *, run: str | None, prefix: str, colour: int, stamped: bool, json: bool) -> None:
@@ -64,10 +64,10 @@ def _utc(moment: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment)) + f".{int(moment % 1 * 1000):03}Z"
 
 
-class Lines(follow.Follower):
+class LineFollower(follow.Follower):
     """Gathers lines and writes each in its form. Writes may block: a signal ends this client anyway."""
 
-    def __init__(self, source: Source, offset: int, form: Form) -> None:
+    def __init__(self, source: Source, offset: int, form: LineForm) -> None:
         super().__init__(source.file, source.target, output.note, offset)
         self._form = form
         self._there_before = os.fstat(source.file).st_size

@@ -1,4 +1,4 @@
-"""The answer to `summary`: how the runs of a period ended, and what they used."""
+"""The answers to `recommend` and `summary`. docs/protocol.md describes each field."""
 
 from __future__ import annotations
 
@@ -7,17 +7,32 @@ from typing import Literal
 
 from msgspec import Struct
 
-from .types import RunId, Status
+from .types import LimitKind, RunId, Status
+
+
+class Advice(Struct, frozen=True, kw_only=True):
+    """Advice about one kind of limit. The unit is that of `Limit.threshold`: seconds, USD, else a number."""
+
+    kind: LimitKind
+    runs: int
+    p95: float | None
+    """What 95 in 100 of them used at most; `None` if they are too few."""
+    suggested: float | None
+    failed_share: float | None
+    """The share of all ended runs that ended by a breach of it, 0 to 1; `None` if none has ended."""
+    ended: int = 0
+    limit: float | None = None
+    least: float | None = None
+    """The lower end of the range. `most` is the upper end; `None` if there is none."""
+    most: float | None = None
+    note: str = ""
+
 
 By = Literal["name", "label", "user", "model", "type"]
-"""What runs are grouped by."""
 
 
 class Group(Struct, frozen=True, kw_only=True):
-    """Runs with one name, label, user, model or type."""
-
     key: str | None
-    """A label as `K=V`; `None` where the run has no model or type."""
     runs: int
     cost_usd: float | None
     tokens: int | None
@@ -26,8 +41,6 @@ class Group(Struct, frozen=True, kw_only=True):
 
 
 class Breach(Struct, frozen=True, kw_only=True):
-    """A limit that was exceeded, whatever its action."""
-
     run_id: RunId
     limit_kind: str
     used: float | None
@@ -35,16 +48,12 @@ class Breach(Struct, frozen=True, kw_only=True):
 
 
 class Failed(Struct, frozen=True, kw_only=True):
-    """A run that ended as failed, timeout or lost."""
-
     run_id: RunId
     name: str
     reason: str
 
 
 class Costly(Struct, frozen=True, kw_only=True):
-    """One of the runs that cost most."""
-
     run_id: RunId
     name: str
     status: Status
@@ -61,15 +70,10 @@ class Summary(Struct, frozen=True, kw_only=True):
     runs: int
     by_status: dict[Status, int]
     cost_usd: float | None
-    """`None` where no cost is known."""
     tokens: int | None
     partial: bool
     """The sums are that much at least."""
     groups: list[Group]
-    """The most expensive first, at most 100."""
     breaches: list[Breach]
-    """The newest 1 000, oldest first."""
     failed: list[Failed]
-    """The newest 1 000, oldest first."""
     costly: list[Costly] = []
-    """The most expensive first, at most 5."""

@@ -1,12 +1,45 @@
-"""What goes wrong with a ledger: why it cannot be opened, and how SQLite's errors are told apart.
+"""The ledger as a database of SQLite: the names of its files, connections that only read, and its errors.
 
-What goes wrong after it was opened is reported by callback, not raised.
+What goes wrong after the ledger was opened is reported by callback, not raised.
 """
 
 from __future__ import annotations
 
 import errno
 import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..protocol.paths import LEDGER as FILE
+
+__all__ = ["FILE", "beside", "log_of", "open_reader", "size"]
+
+
+def beside(path: Path) -> Iterator[Path]:
+    """Yield the paths at which SQLite looks for a database's log, the log's index and a rollback journal."""
+    return (path.with_name(f"{path.name}{suffix}") for suffix in ("-wal", "-shm", "-journal"))
+
+
+def log_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}-wal")
+
+
+def size(path: Path) -> int:
+    """Return the bytes of a file; 0 if there is none. A connection that only reads may leave an empty log behind."""
+    try:
+        return path.lstat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def open_reader(directory: Path, busy_timeout: float = 0.25) -> sqlite3.Connection:
+    """Return a read-only connection, for one thread at a time.
+
+    In WAL mode it never waits for the writer. `busy_timeout`, in seconds, bounds what the exclusive lock of another program
+    can cost the thread that reads."""
+    uri = f"{(directory / FILE).absolute().as_uri()}?mode=ro"
+    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=busy_timeout, check_same_thread=False)
+
 
 _DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _UNREADABLE = frozenset({sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_IOERR_CORRUPTFS})
@@ -23,7 +56,6 @@ class LedgerError(Exception):
 
     @property
     def full(self) -> bool:
-        """Whether the cause is a full disk."""
         return is_full(self.__cause__)
 
 
@@ -39,7 +71,6 @@ def corrupt(text: str) -> sqlite3.DatabaseError:
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Return whether the error says that the disk is full."""
     code = getattr(error, "sqlite_errorcode", None)
     return (code is not None and code & 0xFF == sqlite3.SQLITE_FULL) or getattr(error, "errno", None) == errno.ENOSPC
 
@@ -51,7 +82,6 @@ def is_damage(error: BaseException | None) -> bool:
 
 
 def explained(error: Exception) -> str:
-    """Return what went wrong with a write, and what helps."""
     remedy = _REMEDIES.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
     if is_damage(error):
         remedy = "restart sfad: it sets the damaged ledger aside and begins another (an orderly restart stops the runs)"
