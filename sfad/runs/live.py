@@ -114,7 +114,7 @@ class Live:
 
     @property
     def chain(self) -> tuple[RunId, ...]:
-        return tuple(run.id for run in self.run.lineage)
+        return self.run.chain
 
     @property
     def kept(self) -> bool:
