@@ -34,7 +34,6 @@ They work on these values and rules:
 `policy`       the configured numbers
 `quotas`       rates and the queue of waiting trees
 `ladder`       how far a stop has come
-`retry`        back-off between attempts
 `limits`       where a run's limits come from, and what exceeds them
 `account`      what a run has used and holds
 `budgets`      money of users and teams

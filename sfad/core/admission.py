@@ -33,8 +33,6 @@ class _Refusals:
 
 
 class Admission:
-    """Spawn requests, from the guard's question to the start."""
-
     def __init__(self, context: Context, lifecycle: Lifecycle, spending: Spending, next_number: int) -> None:
         self._ctx = context
         self._lifecycle = lifecycle
@@ -52,7 +50,6 @@ class Admission:
         self.refused += refused
 
     def reconfigure(self) -> None:
-        """Follow a changed policy."""
         for rate in self._rates.values():
             rate.limit = self._ctx.policy.spawns_per_hour
 
@@ -137,7 +134,7 @@ class Admission:
             self._ctx.slots.enqueue(root.id, root.user, root.asked.priority)
 
     def _changed_above(self, run: Run) -> None:
-        for above in run.lineage[:-1]:
+        for above in run.ancestors:
             self._ctx.changed(above)
 
     # ---- the ledger's answer

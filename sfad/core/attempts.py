@@ -5,15 +5,15 @@ An attempt succeeds, is followed by another, or fails the run.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
-from ..protocol.types import ApiTrouble, Reason, Status
+from ..protocol.types import ApiTrouble, Reason, RunId, Status
 from . import commands as c
 from . import events as e
 from .context import Context, grace_of
 from .lifecycle import Lifecycle
 from .pausing import Pausing
-from .retry import backoff
 from .run import Attempt, Ending, ProcessExit, Run
 from .stopping import Stopping, frozen_in
 from .stops import signal_name
@@ -22,8 +22,6 @@ from .vocabulary import EventType, ReasonKind, Timer
 
 @dataclass(frozen=True, slots=True)
 class AttemptTracker:
-    """Follows each attempt from its launch to its end."""
-
     _ctx: Context
     _lifecycle: Lifecycle
     _stopping: Stopping
@@ -31,10 +29,7 @@ class AttemptTracker:
 
     # ---- the launch
 
-    def launch_succeeded(self, ev: e.LaunchSucceeded) -> None:
-        run = self._ctx.tree.get(ev.run)
-        if run is None:
-            return
+    def launch_succeeded(self, run: Run, ev: e.LaunchSucceeded) -> None:
         run.latest.pid = ev.pid
         if run.status is Status.STARTING:
             self.launched(run, ev.at)
@@ -59,10 +54,9 @@ class AttemptTracker:
             self._pausing.pause(run, at)
         self._lifecycle.answer_spawn(run)
 
-    def launch_failed(self, ev: e.LaunchFailed) -> None:
+    def launch_failed(self, run: Run, ev: e.LaunchFailed) -> None:
         """End the run without another attempt: a command that is not there will not be there a second later."""
-        run = self._ctx.tree.get(ev.run)
-        if run is None or run.status is not Status.STARTING:
+        if run.status is not Status.STARTING:
             return
         about = ev.about if ev.kind == "launch" else None
         reason = Reason(kind=ev.kind, message=ev.error, errno=ev.errno, about=about)
@@ -71,11 +65,8 @@ class AttemptTracker:
 
     # ---- the end
 
-    def main_exited(self, ev: e.MainExited) -> None:
+    def main_exited(self, run: Run, ev: e.MainExited) -> None:
         """Take note of how the main process ended, and decide what follows."""
-        run = self._ctx.tree.get(ev.run)
-        if run is None:
-            return
         latest = run.latest
         latest.exit, latest.pid = ProcessExit(ev.code, ev.signal), None
         self._ctx.changed(run)
@@ -113,9 +104,8 @@ class AttemptTracker:
         else:
             self._stopping.stop(run, at, ending)
 
-    def emptied(self, ev: e.Emptied) -> None:
-        run = self._ctx.tree.get(ev.run)
-        if run is not None and run.ladder is not None:
+    def emptied(self, run: Run, ev: e.Emptied) -> None:
+        if run.ladder is not None:
             self.empty(run, ev.at)
 
     def empty(self, run: Run, at: float) -> None:
@@ -161,10 +151,9 @@ class AttemptTracker:
 
     # ---- what the agent says
 
-    def agent_said(self, ev: e.AgentSaid) -> None:
+    def agent_said(self, run: Run, ev: e.AgentSaid) -> None:
         """Take note of the agent's words; an agent that has printed its final result is expected to exit."""
-        run = self._ctx.tree.get(ev.run)
-        if run is None or run.status is Status.STOPPING:
+        if run.status is Status.STOPPING:
             return
         latest = run.latest
         self._hear_of_trouble(run, latest, ev.trouble)
@@ -225,3 +214,14 @@ def _failure(attempt: Attempt) -> Reason:
     if exit_.success:
         return Reason(kind=ReasonKind.AGENT, message=f"exited with code 0, but said that it failed: {said}")
     return Reason(kind=ReasonKind.EXIT, message=f"exited with code {exit_.code}{f': {said}' if said else ''}")
+
+
+def backoff(run: RunId, attempt: int, *, first: float, cap: float) -> float:
+    """Return the seconds to wait after the failure of attempt number `attempt` (1 is the first).
+
+    They double each time up to `cap`; of that, between half and all is taken, so that runs that failed together do not start
+    together. The jitter is a hash of run and attempt, so that the core stays reproducible.
+    """
+    ceiling = min(cap, first * 2.0 ** min(attempt - 1, 60))
+    digest = hashlib.blake2b(f"{run}:{attempt}".encode(), digest_size=8).digest()
+    return ceiling * (0.5 + 0.5 * int.from_bytes(digest, "big") / 2**64)

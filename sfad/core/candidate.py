@@ -35,8 +35,17 @@ def candidate(ev: SpawnRequested, *, number: int, policy: Policy, peer_run: Run 
         channel=asked.channel or (above.birth.channel if above is not None else "cli"),
         parent=above.id if above is not None else None,
         created_at=ev.at,
-        max_depth=_depth(asked.max_depth, above, policy),
-        max_descendants=_descendants(asked.max_descendants, above, policy),
+        max_depth=_bound(
+            asked.max_depth, above.birth.max_depth if above else None, policy.max_depth, policy.depth_ceiling, "depth"
+        ),
+        # each run has a budget of its own; the guard asks the ancestors' one by one
+        max_descendants=_bound(
+            asked.max_descendants,
+            above.birth.max_descendants if above else None,
+            policy.max_descendants,
+            policy.descendants_ceiling,
+            "descendants",
+        ),
         max_time=policy.max_time,
         # the peer's, not the parent's: to detach is no way out of them
         permissions=permissions.narrowed(allow=asked.allow, deny=asked.deny, leaf=asked.leaf),
@@ -86,20 +95,9 @@ def _origin(ev: SpawnRequested, peer_run: Run | None) -> tuple[tuple[tuple[str |
     return (*peer_run.root.birth.origin, *(run.identity for run in peer_run.lineage)), 0
 
 
-def _depth(asked: Bound | None, above: Run | None, policy: Policy) -> Bound:
-    if above is not None:
-        return narrower(asked, above.birth.max_depth)
-    return _at_root(asked, policy.max_depth, policy.depth_ceiling, "depth")
-
-
-def _descendants(asked: Bound | None, above: Run | None, policy: Policy) -> Bound:
-    # each run has a budget of its own; the guard asks the ancestors' one by one
-    if above is not None:
-        return narrower(asked, above.birth.max_descendants)
-    return _at_root(asked, policy.max_descendants, policy.descendants_ceiling, "descendants")
-
-
-def _at_root(asked: Bound | None, default: Bound, ceiling: int, what: str) -> Bound:
+def _bound(asked: Bound | None, inherited: Bound | None, default: Bound, ceiling: int, what: str) -> Bound:
+    if inherited is not None:
+        return narrower(asked, inherited)
     if asked is None or asked.value <= 0:
         return default
     if asked.value > ceiling:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct
 
 from ..protocol import types
 from ..protocol.types import ErrorCode, LimitRefusal, Refusal, RunId, Survivor
@@ -11,38 +12,32 @@ from .run import Run, Token
 from .vocabulary import Timer
 
 
-@dataclass(frozen=True, slots=True)
-class WithRun:
+class WithRun(Struct, frozen=True):
     """Base of commands about a run and its state."""
 
     run: Run
 
 
-@dataclass(frozen=True, slots=True)
-class WithId:
+class WithId(Struct, frozen=True):
     """Base of commands about a run's processes."""
 
     run: RunId
 
 
-@dataclass(frozen=True, slots=True)
-class Admit(WithRun):
+class Admit(WithRun, frozen=True):
     """Save the run's first snapshot, write it to the ledger, and answer `Committed` or `CommitFailed`. Nothing is started
     before."""
 
 
-@dataclass(frozen=True, slots=True)
-class Save(WithRun):
+class Save(WithRun, frozen=True):
     """Write the run as it is now to the ledger: it started, or it reached a terminal status."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rebound(WithRun):
+class Rebound(WithRun, frozen=True):
     """The run's limits have changed: tell what enforces memory, processes and output outside the core."""
 
 
-@dataclass(frozen=True, slots=True)
-class Charge:
+class Charge(Struct, frozen=True):
     """Add nano-dollars to what a user's or a team's budget has been charged in its present period."""
 
     scope: Literal["user", "team"]
@@ -50,24 +45,20 @@ class Charge:
     nanos: int
 
 
-@dataclass(frozen=True, slots=True)
-class RecordRefusal(WithRun):
+class RecordRefusal(WithRun, frozen=True):
     """Write a refused run to the ledger."""
 
 
-@dataclass(frozen=True, slots=True)
-class CountRefusal(WithId):
+class CountRefusal(WithId, frozen=True):
     """Add one to the refusals counted in an earlier refused run's row."""
 
 
-@dataclass(frozen=True, slots=True)
-class Launch(WithRun):
+class Launch(WithRun, frozen=True):
     """Start the run's command in a containment nested in its parent's; answer `LaunchSucceeded` or `LaunchFailed`. If neither
     comes before the run's time is over, its timer `deadline` fires."""
 
 
-@dataclass(frozen=True, slots=True)
-class Terminate(WithId):
+class Terminate(WithId, frozen=True):
     """Freeze the run's containment, send `signal` to every process in it, thaw it. From now on report `Emptied`.
 
     It reaches launches in flight, which `Emptied` must not overtake, and it thaws the run and every child run that was
@@ -77,53 +68,44 @@ class Terminate(WithId):
     signal: int
 
 
-@dataclass(frozen=True, slots=True)
-class Interrupt(WithId):
+class Interrupt(WithId, frozen=True):
     """Send SIGINT to the run's main process alone, and nothing to any other process."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kill(WithId):
+class Kill(WithId, frozen=True):
     """SIGKILL everything in the run's containment, again and again until it is empty. Report `Emptied`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Survey(WithId):
+class Survey(WithId, frozen=True):
     """Tell what is still alive in the run's containment, and why as far as the kernel says; answer `Surveyed`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Freeze(WithId):
+class Freeze(WithId, frozen=True):
     """Freeze the run's containment, child runs included; answer `Frozen`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Thaw(WithId):
+class Thaw(WithId, frozen=True):
     """Undo `Freeze`. Child runs that were frozen on their own stay so, and so does everything below a frozen ancestor."""
 
 
-@dataclass(frozen=True, slots=True)
-class Release(WithId):
+class Release(WithId, frozen=True):
     """The run is terminal and empty: remove its containment and forget its resources. Children were released before."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arm(WithId):
+class Arm(WithId, frozen=True):
     """Feed `TimerFired(run, timer)` at time `at`; replaces an earlier one of the same name."""
 
     timer: Timer
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Disarm(WithId):
+class Disarm(WithId, frozen=True):
     """Forget a timer, if there is one."""
 
     timer: Timer
 
 
-@dataclass(frozen=True, slots=True)
-class Publish:
+class Publish(Struct, frozen=True):
     """Number the event, write it to the ledger and the log, push it to each client that watches a run of `chain`."""
 
     event: types.Event
@@ -131,44 +113,37 @@ class Publish:
     """The event's run and its ancestors, root first."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReportEnd(WithRun):
+class ReportEnd(WithRun, frozen=True):
     """The run is terminal: answer the clients that wait for it. Always after its `Save`."""
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerRequest:
+class AnswerRequest(Struct, frozen=True):
     """Answer the request that `token` names."""
 
     token: Token
     answer: Answer
 
 
-@dataclass(frozen=True, slots=True)
-class Shutdown:
+class Shutdown(Struct, frozen=True):
     """The daemon was told to end and nothing is alive any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted(WithRun):
+class Admitted(WithRun, frozen=True):
     """The run exists: it was started, could not be started (then it is `failed`), is queued or was cancelled meanwhile."""
 
 
-@dataclass(frozen=True, slots=True)
-class Known(WithId):
+class Known(WithId, frozen=True):
     """The run has been admitted before, for the same request."""
 
 
-@dataclass(frozen=True, slots=True)
-class SpawnRefused:
+class SpawnRefused(Struct, frozen=True):
     """The guard's no. `run` is `None` where it was only counted."""
 
     refusal: Refusal
     run: RunId | None
 
 
-@dataclass(frozen=True, slots=True)
-class StopDone:
+class StopDone(Struct, frozen=True):
     """What a stop achieved."""
 
     stopped: tuple[RunId, ...]
@@ -176,21 +151,18 @@ class StopDone:
     elapsed_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Changed(WithRun):
+class Changed(WithRun, frozen=True):
     """The request was carried out; the reply shows the run as it is now."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReserveAnswer(WithRun):
+class ReserveAnswer(WithRun, frozen=True):
     """The name of a reservation, or why there is none."""
 
     reservation: str | None
     refusal: LimitRefusal | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorAnswer:
+class ErrorAnswer(Struct, frozen=True):
     """The request cannot be done."""
 
     code: ErrorCode
@@ -206,14 +178,13 @@ ToLoop = Arm | Disarm | Rebound | ReportEnd | AnswerRequest | Shutdown
 Command = ToLauncher | ToLedger | ToLoop
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """What one event calls for."""
 
-    commands: list[Command] = field(default_factory=list)
+    commands: list[Command] = []
     """In the order in which they are to be applied."""
-    changed: dict[RunId, Run] = field(default_factory=dict)
+    changed: dict[RunId, Run] = {}
     """Runs whose snapshots are saved before any command is applied. They hold the decision, so that a daemon that takes over
     carries it out, whichever commands this one had applied."""
-    used: dict[RunId, Run] = field(default_factory=dict)
+    used: dict[RunId, Run] = {}
     """Runs that have used more. Their rows and snapshots may be saved later."""

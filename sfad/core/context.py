@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
+from collections.abc import Sequence
 from typing import Literal, TypedDict, Unpack
 
 from ..protocol import types
 from ..protocol.types import Action, ErrorCode, RunId
 from . import commands as c
 from .access import FULL, Peer, Permissions, refuse_target, refuse_verb
+from .events import OfPeer
 from .policy import Policy
 from .quotas import Slots
 from .run import Run, Token
@@ -16,8 +17,6 @@ from .tree import Tree
 from .vocabulary import EventType, Timer
 
 Severity = Literal["low", "medium", "high"]
-
-_ID = attrgetter("id")
 
 
 class Facts(TypedDict, total=False):
@@ -42,13 +41,15 @@ class Context:
         self.slots = Slots(per_user=policy.trees_per_user, total=policy.trees)
         self.draining = False
         """Nothing starts any more, because the daemon was told to end."""
-        self._outcome = c.Outcome()
+        self.begin()
         self.ended: list[Run] = []
         """Runs that have ended since the last `take_ended`."""
 
     def begin(self) -> c.Outcome:
         """Return the outcome of the next event, which the components fill."""
         self._outcome = c.Outcome()
+        self.do = self._outcome.commands.append
+        """Adds a command to what the present event calls for. There are ten of them for each run: a method would cost ten calls."""
         return self._outcome
 
     def reconfigure(self, policy: Policy) -> None:
@@ -57,14 +58,9 @@ class Context:
         self.slots.resize(per_user=policy.trees_per_user, total=policy.trees)
 
     def drain(self) -> None:
-        """Start nothing any more."""
         self.draining = True
 
     # ---- the outcome
-
-    def do(self, command: c.Command) -> None:
-        """Add to what the present event calls for."""
-        self._outcome.commands.append(command)
 
     def changed(self, run: Run) -> None:
         """Have the run's snapshot saved before any command of the present event is applied."""
@@ -81,23 +77,20 @@ class Context:
 
     def arm(self, run: Run, timer: Timer, at: float) -> None:
         """Set a timer of the run, or set it again."""
-        self._outcome.commands.append(c.Arm(run.id, timer, at))
+        self.do(c.Arm(run.id, timer, at))
 
     def disarm(self, run: Run, timer: Timer) -> None:
-        """Forget a timer of the run."""
-        self._outcome.commands.append(c.Disarm(run.id, timer))
+        self.do(c.Disarm(run.id, timer))
 
     def reply(self, token: Token, answer: c.Answer) -> None:
-        """Answer the request that `token` names."""
         self.do(c.AnswerRequest(token, answer))
 
     def fail(self, token: Token, code: ErrorCode, message: str) -> None:
-        """Answer a request that cannot be done."""
         self.do(c.AnswerRequest(token, c.ErrorAnswer(code, message)))
 
     def publish(self, what: EventType, run: Run, message: str = "", severity: Severity = "low", **facts: Unpack[Facts]) -> None:
         """Have an event numbered, recorded, logged, and sent to each client that watches the run or an ancestor."""
-        chain = tuple(map(_ID, run.lineage))
+        chain = run.chain
         event = types.Event(
             type=what, severity=severity, run_id=run.id, root_id=chain[0], agent_name=run.name, message=message, **facts
         )
@@ -106,14 +99,12 @@ class Context:
     # ---- the tree
 
     def end(self, run: Run) -> None:
-        """Take a terminal run out of the tree."""
         self.tree.remove(run)
         if run.parent is None:
             self.slots.leave(run.id)
         self.ended.append(run)
 
     def take_ended(self) -> list[Run]:
-        """Return the runs that have ended since the last call."""
         ended, self.ended = self.ended, []
         return ended
 
@@ -126,28 +117,28 @@ class Context:
         run = self.tree.get(peer.run)
         return run.birth.permissions if run is not None else Permissions(frozenset(), leaf=True)
 
-    def refuse(self, peer: Peer, verb: str, chain: list[RunId] | None = None) -> str | None:
+    def refuse(self, peer: Peer, verb: str, chain: Sequence[RunId] | None = None) -> str | None:
         """Return why the peer may not use `verb` (on the run at the end of `chain`), or `None`."""
         refused = refuse_verb(peer, verb, self.permissions(peer))
         if refused is None and chain is not None:
             refused = refuse_target(peer, verb, chain)
         return refused
 
-    def steered(self, token: Token, peer: Peer, verb: str, name: RunId) -> Run | None:
+    def steered(self, ev: OfPeer, verb: str, name: RunId) -> Run | None:
         """Return the live run of this id if the peer may use `verb` on it; else reply why not."""
         run = self.tree.get(name)
         if run is None:
-            self.fail(token, ErrorCode.WRONG_STATE, f"run {name} has ended")
+            self.fail(ev.token, ErrorCode.WRONG_STATE, f"run {name} has ended")
             return None
-        return None if self.denied(token, peer, verb, [run]) else run
+        return None if self.denied(ev, verb, [run]) else run
 
-    def denied(self, token: Token, peer: Peer, verb: str, runs: list[Run]) -> bool:
+    def denied(self, ev: OfPeer, verb: str, runs: list[Run]) -> bool:
         """Return whether the peer may not use `verb` on one of the runs; then reply why."""
-        chains: list[list[RunId] | None] = [[r.id for r in run.lineage] for run in runs]
+        chains: list[tuple[RunId, ...] | None] = [run.chain for run in runs]
         for chain in chains or [None]:
-            refused = self.refuse(peer, verb, chain)
+            refused = self.refuse(ev.peer, verb, chain)
             if refused is not None:
-                self.fail(token, ErrorCode.NOT_PERMITTED, refused)
+                self.fail(ev.token, ErrorCode.NOT_PERMITTED, refused)
                 return True
         return False
 

@@ -7,11 +7,12 @@ once is answered with the strongest action. A run that a limit holds waits until
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Unpack
 
 from ..protocol.kinds import KINDS
 from ..protocol.types import Action, Limit, LimitKind, Reason, Status
 from . import events as e
-from .context import Context
+from .context import Context, Facts, Severity
 from .lifecycle import Lifecycle
 from .limits import ActiveLimit, Crossing, amount, bare, cross, crossed
 from .money import to_wire
@@ -35,8 +36,6 @@ MAX_TOOLS_SAID = 16
 
 @dataclass(frozen=True, slots=True)
 class Enforcement:
-    """Limits of live runs."""
-
     _ctx: Context
     _lifecycle: Lifecycle
     _stopping: Stopping
@@ -45,26 +44,23 @@ class Enforcement:
 
     # ---- what was used
 
-    def use_seen(self, ev: e.UseSeen) -> None:
-        run = self._ctx.tree.get(ev.run)
-        if run is not None and run.account.sources.get(ev.source) != ev.use:
+    def use_seen(self, run: Run, ev: e.UseSeen) -> None:
+        if run.account.sources.get(ev.source) != ev.use:
             self._spending.see(run, ev.source, ev.use)
             self.enforce(run, ev.at)
 
-    def level_seen(self, ev: e.LevelSeen) -> None:
-        run = self._ctx.tree.get(ev.run)
-        held = run.limits.get(ev.kind) if run is not None else None
-        if run is None or held is None:
+    def level_seen(self, run: Run, ev: e.LevelSeen) -> None:
+        held = run.limits.get(ev.kind)
+        if held is None:
             return
         # at the threshold the kernel lets nothing through: what it refused was the next byte or process
         level = max(ev.level, held.threshold + 1) if ev.refused else ev.level
         run.account.levels[ev.kind] = level
         self.enforce(run, ev.at)
 
-    def tools_called(self, ev: e.ToolsCalled) -> None:
-        run = self._ctx.tree.get(ev.run)
-        for tool in ev.tools if run is not None else ():
-            if run is None or run.status is Status.STOPPING:
+    def tools_called(self, run: Run, ev: e.ToolsCalled) -> None:
+        for tool in ev.tools:
+            if run.status is Status.STOPPING:
                 return
             forbidden = _forbidden(run, tool)
             if forbidden is not None and tool not in run.tools_said and len(run.tools_said) < MAX_TOOLS_SAID:
@@ -132,7 +128,7 @@ class Enforcement:
             return
         for crossing in breaches:
             if crossing.held.action is Action.REQUEST_INCREASE:
-                self.publish_increase(EventType.INCREASE_REQUESTED, run, crossing.held, _words(run, crossing, refused))
+                self.publish(EventType.INCREASE_REQUESTED, run, crossing.held, _words(run, crossing, refused))
         if worst.held.action in _WAITING:
             self._hold(run, worst.held, _reason(run, worst, at, words, refused=refused is not None), at)
 
@@ -153,7 +149,6 @@ class Enforcement:
         self._stopping.stop(run, at, Ending(status, reason))
 
     def end_held(self, run: Run, held: ActiveLimit, why: str, at: float) -> None:
-        """Stop a run that is held by a limit."""
         crossing = Crossing(held, _used(run, held.limit.kind, at), exceeded=True)
         self.end(run, _reason(run, crossing, at, f"{_words(run, crossing, None)}; {why}"), at)
 
@@ -178,33 +173,25 @@ class Enforcement:
             self._pausing.resume(run, at)
 
     def _publish(self, run: Run, crossing: Crossing, refused: float | None) -> None:
-        held, limit = crossing.held, crossing.held.limit
-        self._ctx.publish(
-            EventType.LIMIT_EXCEEDED if crossing.exceeded else EventType.LIMIT_NEARING,
+        exceeded, kind = crossing.exceeded, crossing.held.limit.kind
+        self.publish(
+            EventType.LIMIT_EXCEEDED if exceeded else EventType.LIMIT_NEARING,
             run,
+            crossing.held,
             _words(run, crossing, refused),
-            severity="medium" if crossing.exceeded else "low",
-            scope=KINDS[limit.kind].scope,
-            action=held.action,
-            limit_kind=limit.kind,
-            threshold=limit.threshold,
-            used=_shown(limit.kind, crossing.used),
-            exceeded_by=_over(held, crossing.used) if crossing.exceeded else None,
-            refused=refused is not None and crossing.exceeded,
+            severity="medium" if exceeded else "low",
+            used=_shown(kind, crossing.used),
+            exceeded_by=_over(crossing.held, crossing.used) if exceeded else None,
+            refused=refused is not None and exceeded,
         )
 
-    def publish_increase(self, what: EventType, run: Run, held: ActiveLimit, message: str) -> None:
-        """Publish what becomes of a request for an increase."""
-        limit = held.limit
-        self._ctx.publish(
-            what,
-            run,
-            message,
-            scope=KINDS[limit.kind].scope,
-            action=held.action,
-            limit_kind=limit.kind,
-            threshold=limit.threshold,
-        )
+    def publish(
+        self, what: EventType, run: Run, held: ActiveLimit, message: str, severity: Severity = "low", **facts: Unpack[Facts]
+    ) -> None:
+        """Publish what becomes of a limit of the run."""
+        kind, threshold = held.limit.kind, held.limit.threshold
+        about = Facts(scope=KINDS[kind].scope, action=held.action, limit_kind=kind, threshold=threshold)
+        self._ctx.publish(what, run, message, severity, **(about | facts))
 
     # ---- time
 

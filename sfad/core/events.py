@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
+
+from msgspec import Struct
 
 from ..protocol.types import ApiTrouble, Limit, LimitKind, RunId, Source, Survivor
 from .access import Peer
@@ -17,44 +18,39 @@ from .snapshot import Remembered, Ticket
 from .vocabulary import Timer
 
 
-@dataclass(frozen=True, slots=True)
-class At:
+class At(Struct, frozen=True):
     """Base of all events."""
 
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class OfRun(At):
-    """Something happened to a run."""
+class OfRun(At, frozen=True):
+    """Something happened to a run. Nothing follows if the run has ended."""
 
     run: RunId
 
 
-@dataclass(frozen=True, slots=True)
-class OfPeer(At):
+class OfPeer(At, frozen=True):
     """A peer asked for something."""
 
     token: Token
     peer: Peer
 
 
-@dataclass(frozen=True, slots=True)
-class OfPeerOnRun(OfPeer):
-    """A peer asked for something of a run."""
+class OfPeerOnRun(OfPeer, frozen=True):
+    """A peer asked for something of a run, which it may only with this verb."""
 
+    verb: ClassVar[str]
     run: RunId
 
 
-@dataclass(frozen=True, slots=True)
-class SpawnRequested(OfPeer):
+class SpawnRequested(OfPeer, frozen=True):
     """A peer asked for a run. Answered by `AnswerRequest(Admitted)` or `AnswerRequest(SpawnRefused)`."""
 
     asked: Asked
 
 
-@dataclass(frozen=True, slots=True)
-class StopRequested(OfPeer):
+class StopRequested(OfPeer, frozen=True):
     """A peer asked to stop these runs. Answered by `AnswerRequest(StopDone)` once everything is gone or something survived."""
 
     runs: tuple[RunId, ...]
@@ -62,81 +58,78 @@ class StopRequested(OfPeer):
     grace: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PauseRequested(OfPeerOnRun):
+class PauseRequested(OfPeerOnRun, frozen=True):
     """A peer asked to freeze a run and everything below it."""
 
+    verb = "pause"
     suspended: bool = False
     """The peer is its foreground client, which is about to stop itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeRequested(OfPeerOnRun):
+class ResumeRequested(OfPeerOnRun, frozen=True):
     """A peer asked to thaw a paused run. `limits` give more room to what paused it."""
 
+    verb = "resume"
     limits: tuple[Limit, ...] = ()
     suspended: bool = False
     """Only if it was paused as `suspended`."""
 
 
-@dataclass(frozen=True, slots=True)
-class ApproveRequested(OfPeerOnRun):
+class ApproveRequested(OfPeerOnRun, frozen=True):
     """A peer granted the increase that a run waits for."""
 
+    verb = "approve"
     limits: tuple[Limit, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class DenyRequested(OfPeerOnRun):
+class DenyRequested(OfPeerOnRun, frozen=True):
     """A peer refused the increase that a run waits for."""
 
+    verb = "deny"
 
-@dataclass(frozen=True, slots=True)
-class LimitRequested(OfPeerOnRun):
+
+class LimitRequested(OfPeerOnRun, frozen=True):
     """A peer asked to change limits of a live run, up or down. Answered by `AnswerRequest(Changed)`."""
 
+    verb = "limit"
     limits: tuple[Limit, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ReportRequested(OfPeerOnRun):
+class ReportRequested(OfPeerOnRun, frozen=True):
     """A peer told what a run has used since it last did. Answered by `AnswerRequest(Changed)`."""
 
+    verb = "report"
     more: Use
 
 
-@dataclass(frozen=True, slots=True)
-class ReserveRequested(OfPeerOnRun):
+class ReserveRequested(OfPeerOnRun, frozen=True):
     """A peer asked whether a run may use so much. Answered by `AnswerRequest(ReserveAnswer)`."""
 
+    verb = "reserve"
     hold: Hold
 
 
-@dataclass(frozen=True, slots=True)
-class SettleRequested(OfPeer):
+class SettleRequested(OfPeer, frozen=True):
     """A peer told what became of a reservation. Answered by `AnswerRequest(Changed)`."""
 
     reservation: str
     used: Use
 
 
-@dataclass(frozen=True, slots=True)
-class UseSeen(OfRun):
+class UseSeen(OfRun, frozen=True):
     """What a run has used in all its attempts, as a source tells it now."""
 
     source: Source
     use: Use
 
 
-@dataclass(frozen=True, slots=True)
-class ToolsCalled(OfRun):
+class ToolsCalled(OfRun, frozen=True):
     """The agent called these tools."""
 
     tools: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class AgentSaid(OfRun):
+class AgentSaid(OfRun, frozen=True):
     """What this attempt's agent says of itself: whether its final result is out, why it failed, if it did, and whether it cannot
     reach its model."""
 
@@ -145,8 +138,7 @@ class AgentSaid(OfRun):
     trouble: ApiTrouble | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LevelSeen(OfRun):
+class LevelSeen(OfRun, frozen=True):
     """What the kernel tells of a run and its descendants: bytes of memory, or processes."""
 
     kind: LimitKind
@@ -155,38 +147,32 @@ class LevelSeen(OfRun):
     """The kernel has refused more, or killed for want of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class AdviceLearned(At):
+class AdviceLearned(At, frozen=True):
     """What the ledger taught about the limits of a type or name (`limits.advice_key`), for `limits.adaptive`."""
 
     key: str
     thresholds: Mapping[LimitKind, float]
 
 
-@dataclass(frozen=True, slots=True)
-class BudgetsKnown(At):
+class BudgetsKnown(At, frozen=True):
     """Money budgets of users and teams as they stand: at the start, after a change of the config, and when one is renewed."""
 
     budgets: tuple[Budget, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ClientGone(At):
+class ClientGone(At, frozen=True):
     """A connection ended; runs tied to it end with it."""
 
     client: int
 
 
-@dataclass(frozen=True, slots=True)
-class ClientBack(At):
-    """A client that had lost its connection ties a run to the one it has now. Nothing happens if the run has ended."""
+class ClientBack(OfRun, frozen=True):
+    """A client that had lost its connection ties a run to the one it has now."""
 
     client: int
-    run: RunId
 
 
-@dataclass(frozen=True, slots=True)
-class Recovered(At):
+class Recovered(At, frozen=True):
     """What an earlier daemon held, parents before children. The first event of all: of these runs alone is anything alive."""
 
     runs: tuple[Remembered, ...]
@@ -199,30 +185,26 @@ class Recovered(At):
     """What was read of these runs since they were saved: their use, and what their agents said."""
 
 
-@dataclass(frozen=True, slots=True)
-class Committed(At):
+class Committed(At, frozen=True):
     """The ledger holds the admission of these runs: they may start."""
 
     runs: tuple[RunId, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CommitFailed(At):
+class CommitFailed(At, frozen=True):
     """The ledger could not take the admission of these runs: they must not start."""
 
     runs: tuple[RunId, ...]
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchSucceeded(OfRun):
+class LaunchSucceeded(OfRun, frozen=True):
     """The run's command has been executed (execve returned into it)."""
 
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchFailed(OfRun):
+class LaunchFailed(OfRun, frozen=True):
     """The run's command could not be executed. Nothing of this attempt is alive."""
 
     errno: int
@@ -233,8 +215,7 @@ class LaunchFailed(OfRun):
     """What the error is about, for `launch`."""
 
 
-@dataclass(frozen=True, slots=True)
-class MainExited(OfRun):
+class MainExited(OfRun, frozen=True):
     """The run's main process has been reaped. It comes after `LaunchSucceeded`, and before `Emptied` of the run or of an
     ancestor."""
 
@@ -246,32 +227,27 @@ class MainExited(OfRun):
     """Nothing else is alive in the run's containment, child runs included."""
 
 
-@dataclass(frozen=True, slots=True)
-class Emptied(OfRun):
+class Emptied(OfRun, frozen=True):
     """Nothing is alive in the run's containment, child runs included. Only reported for a run that is being emptied."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frozen(OfRun):
+class Frozen(OfRun, frozen=True):
     """The containment that `Freeze` named stands still."""
 
 
-@dataclass(frozen=True, slots=True)
-class Surveyed(OfRun):
+class Surveyed(OfRun, frozen=True):
     """The answer to `Survey`: what is still alive."""
 
     survivors: tuple[Survivor, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TimerFired(OfRun):
+class TimerFired(OfRun, frozen=True):
     """A timer that was armed has come due."""
 
     timer: Timer
 
 
-@dataclass(frozen=True, slots=True)
-class DrainRequested(At):
+class DrainRequested(At, frozen=True):
     """The daemon was told to end: nothing starts any more and every tree is stopped. A second one skips the grace."""
 
     signal: int = 15
@@ -279,19 +255,19 @@ class DrainRequested(At):
     """Why, in words, where more is known than the signal."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reconfigured(At):
+class Reconfigured(At, frozen=True):
     """The configuration was read again. What was admitted keeps its own bounds; who waited may have room now."""
 
     policy: Policy
 
 
-OfAdmission = SpawnRequested | Committed | CommitFailed
 OfLauncher = LaunchSucceeded | LaunchFailed | MainExited | Emptied | Frozen | Surveyed
 OfMeters = UseSeen | LevelSeen | ToolsCalled | AgentSaid
-OfAgents = ReportRequested | ReserveRequested | SettleRequested
-OfPeople = StopRequested | PauseRequested | ResumeRequested | ApproveRequested | DenyRequested | LimitRequested
-OfClients = ClientGone | ClientBack
-OfDaemon = TimerFired | BudgetsKnown | AdviceLearned | Reconfigured | DrainRequested | Recovered
+OfRuns = OfLauncher | OfMeters | ClientBack | TimerFired
+OfAgentsOnRuns = ReportRequested | ReserveRequested
+OfPeopleOnRuns = PauseRequested | ResumeRequested | ApproveRequested | DenyRequested | LimitRequested
+OfPeersOnRuns = OfAgentsOnRuns | OfPeopleOnRuns
+OfPeers = SpawnRequested | StopRequested | SettleRequested
+OfDaemon = Committed | CommitFailed | ClientGone | BudgetsKnown | AdviceLearned | Reconfigured | DrainRequested | Recovered
 
-Event = OfAdmission | OfLauncher | OfMeters | OfAgents | OfPeople | OfClients | OfDaemon
+Event = OfRuns | OfPeersOnRuns | OfPeers | OfDaemon

@@ -18,8 +18,6 @@ from .vocabulary import ReasonKind
 
 @dataclass(frozen=True, slots=True)
 class Funding:
-    """Budgets of users and teams, held against the trees that spend them."""
-
     _ctx: Context
     _spending: Spending
     _pausing: Pausing
@@ -35,11 +33,10 @@ class Funding:
         for root in self._ctx.tree.roots():
             self._look_at(root, spent, at)
 
-    def look_at(self, name: str, at: float) -> None:
-        """Do the same for one tree. A tree that has not been launched is looked at when it has been."""
-        root = self._ctx.tree.get(name)
-        if root is not None and root.parent is None:
-            self._look_at(root, self._spending.spent(self._spending.budgets.of(root.user)), at)
+    def look_at(self, run: Run, at: float) -> None:
+        """Do the same for one tree, if the run is its root. A tree that has not been launched is looked at when it has been."""
+        if run.parent is None:
+            self._look_at(run, self._spending.spent(self._spending.budgets.of(run.user)), at)
 
     def _look_at(self, root: Run, spent: set[tuple[str, str]], at: float) -> None:
         budgets = self._spending.budgets.of(root.user)

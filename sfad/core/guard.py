@@ -45,6 +45,10 @@ class Question:
         """Return the message of a refusal: `why`, and for a model that it should finish, for a person the `way` to start it."""
         return f"'{self.run.name}' was not started: {why}. {FINISH if self.for_model else way}"
 
+    def refuse(self, rule: Rule, detail: str, why: str, way: str, *, limit: int | None = None, value: int | None = None) -> Refusal:
+        """Return the refusal by a rule: `detail` for the ledger, and `why` and `way` as `message` has them."""
+        return Refusal(kind=rule, detail=detail, message=self.message(why, way), limit=limit, value=value)
+
     def raised(self, key: str) -> str:
         """Return how a key of the config is raised."""
         return f"raise {self.policy.place(key)}, then run: sfactl reload"
@@ -57,7 +61,7 @@ class Question:
     @property
     def chain_length(self) -> int:
         """Runs above the run to be, claimed ones included."""
-        return len(self.run.lineage) - 1 + self.run.root.birth.claimed_depth
+        return len(self.run.ancestors) + self.run.root.birth.claimed_depth
 
 
 def decide(question: Question) -> Refusal | None:
@@ -83,11 +87,7 @@ def _enabled(q: Question) -> Refusal | None:
         detail = f"run {q.caller.id} ('{q.caller.name}') is being stopped"
     else:
         return None
-    return Refusal(
-        kind=Rule.ENABLED,
-        detail=detail,
-        message=q.message(f"{detail}. Nothing can be started now", way),
-    )
+    return q.refuse(Rule.ENABLED, detail, f"{detail}. Nothing can be started now", way)
 
 
 def _permission(q: Question) -> Refusal | None:
@@ -98,11 +98,11 @@ def _permission(q: Question) -> Refusal | None:
     if detail is None:
         return None
     way = "Start a daemon of your own (sfad serve), or ask root" if not q.peer.owner else "Try again from a shell outside any run"
-    return Refusal(kind=Rule.PERMISSION, detail=detail, message=q.message(detail, way))
+    return q.refuse(Rule.PERMISSION, detail, detail, way)
 
 
 def _loop(q: Question) -> Refusal | None:
-    known = [run.identity for run in q.run.lineage[:-1]]
+    known = [run.identity for run in q.run.ancestors]
     # a claim says names only, so it matches either kind
     own_kind, own = q.run.identity
     chain = [(kind or own_kind, name) for kind, name in (*q.run.root.birth.origin, *known)]
@@ -130,14 +130,12 @@ def _depth(q: Question) -> Refusal | None:
     value, limit = q.chain_length, q.run.birth.max_depth
     if value < limit.value:
         return None
-    return Refusal(
-        kind=Rule.DEPTH,
-        detail=f"the chain already holds {counted(value, 'run')}; max_depth is {limit.value}, set by {limit.source}",
-        message=q.message(
-            f"the chain of agents calling agents is already {value} deep and {limit.value} is the limit (max_depth, set by "
-            f"{limit.source})",
-            f"Start it with a higher --max-depth, or {q.raised('guard.max_depth')}",
-        ),
+    return q.refuse(
+        Rule.DEPTH,
+        f"the chain already holds {counted(value, 'run')}; max_depth is {limit.value}, set by {limit.source}",
+        f"the chain of agents calling agents is already {value} deep and {limit.value} is the limit (max_depth, set by "
+        f"{limit.source})",
+        f"Start it with a higher --max-depth, or {q.raised('guard.max_depth')}",
         limit=limit.value,
         value=value,
     )
@@ -148,15 +146,13 @@ def _budget(q: Question) -> Refusal | None:
     if spent is None:
         return None
     run, limit = spent
-    return Refusal(
-        kind=Rule.BUDGET,
-        detail=f"run {run.id} ('{run.name}') has already admitted {counted(run.admitted, 'descendant')}; max_descendants is "
+    return q.refuse(
+        Rule.BUDGET,
+        f"run {run.id} ('{run.name}') has already admitted {counted(run.admitted, 'descendant')}; max_descendants is "
         f"{limit.value}, set by {limit.source}",
-        message=q.message(
-            f"'{run.name}' (run {run.id}) and the agents below it have started {counted(run.admitted, 'agent')} and {limit.value} "
-            f"is the limit (max_descendants, set by {limit.source})",
-            f"Start its root with a higher --max-descendants, or {q.raised('guard.max_descendants')}",
-        ),
+        f"'{run.name}' (run {run.id}) and the agents below it have started {counted(run.admitted, 'agent')} and {limit.value} "
+        f"is the limit (max_descendants, set by {limit.source})",
+        f"Start its root with a higher --max-descendants, or {q.raised('guard.max_descendants')}",
         limit=limit.value,
         value=run.admitted,
     )
@@ -165,29 +161,21 @@ def _budget(q: Question) -> Refusal | None:
 def _money(q: Question) -> Refusal | None:
     if q.exhausted is None:
         return None
-    return Refusal(
-        kind=Rule.BUDGET,
-        detail=q.exhausted.told,
-        message=q.message(
-            f"there is no money left in the budget: {q.exhausted.told}",
-            f"Start it again then, or {q.raised(q.exhausted.key)}",
-        ),
-    )
+    why = f"there is no money left in the budget: {q.exhausted.told}"
+    return q.refuse(Rule.BUDGET, q.exhausted.told, why, f"Start it again then, or {q.raised(q.exhausted.key)}")
 
 
 def _rate(q: Question) -> Refusal | None:
     if q.run.parent is not None or not q.rate.full(q.at):
         return None
     used, limit, wait = q.rate.used(q.at), q.rate.limit, q.rate.room_in(q.at)
-    return Refusal(
-        kind=Rule.RATE,
-        detail=f"user {q.peer.user} started {counted(used, 'tree')} within the last {q.rate.span:.0f} s; quotas.spawns_per_hour is "
+    return q.refuse(
+        Rule.RATE,
+        f"user {q.peer.user} started {counted(used, 'tree')} within the last {q.rate.span:.0f} s; quotas.spawns_per_hour is "
         f"{limit}; one more fits in {wait:.0f} s",
-        message=q.message(
-            f"{counted(used, 'start')} within the last hour, and {limit} is the limit (quotas.spawns_per_hour); the next can start "
-            f"in {wait:.0f} s",
-            f"Wait, or {q.raised('quotas.spawns_per_hour')}",
-        ),
+        f"{counted(used, 'start')} within the last hour, and {limit} is the limit (quotas.spawns_per_hour); the next can start "
+        f"in {wait:.0f} s",
+        f"Wait, or {q.raised('quotas.spawns_per_hour')}",
         limit=limit,
         value=used,
     )
@@ -204,12 +192,11 @@ def _concurrency(q: Question) -> Refusal | None:
     )
     whose = f" for user {q.peer.user}" if own else ""
     running = f"{counted(value, 'agent tree')} {'is' if value == 1 else 'are'} already running"
-    return Refusal(
-        kind=Rule.CONCURRENCY,
-        detail=f"{running}{whose}; {key} is {limit}, and the request said not to queue",
-        message=q.message(
-            f"{running} and {limit} is the limit ({key})", f"Leave out --no-queue to wait for a slot, or {q.raised(key)}"
-        ),
+    return q.refuse(
+        Rule.CONCURRENCY,
+        f"{running}{whose}; {key} is {limit}, and the request said not to queue",
+        f"{running} and {limit} is the limit ({key})",
+        f"Leave out --no-queue to wait for a slot, or {q.raised(key)}",
         limit=limit,
         value=value,
     )

@@ -52,7 +52,6 @@ class Ladder:
         return True
 
     def kill(self, at: float) -> None:
-        """Climb to SIGKILL."""
         if self.rung is not Rung.KILLED:
             self.rung, self.killed_at = Rung.KILLED, at
 

@@ -18,13 +18,10 @@ from .vocabulary import EventType, ReasonKind, Timer
 
 @dataclass(frozen=True, slots=True)
 class Lifecycle:
-    """Starts and ends runs, and runs their clocks."""
-
     _ctx: Context
     _spending: Spending
 
     def start(self, run: Run) -> None:
-        """Launch the run's next attempt."""
         run.move(Status.STARTING)
         if run.latest.finished:
             self._ctx.disarm(run, Timer.RESULT)
@@ -56,7 +53,6 @@ class Lifecycle:
         return min(time.limit.threshold * share, run.max_time)
 
     def halt_clock(self, run: Run, at: float) -> None:
-        """Stop counting the run's time."""
         run.clock.halt(at)
         self._ctx.disarm(run, Timer.DEADLINE)
 

@@ -17,6 +17,7 @@ from .pausing import Pausing
 from .policy import Policy
 from .reservations import Reservations
 from .room import Room
+from .run import Run
 from .spending import Spending
 from .stopping import Stopping
 from .stops import Stops
@@ -69,28 +70,23 @@ class Machine:
 
     @property
     def policy(self) -> Policy:
-        """The numbers that it decides by."""
         return self._ctx.policy
 
     @property
     def draining(self) -> bool:
-        """Whether nothing starts any more."""
         return self._ctx.draining
 
     @property
     def admitted(self) -> int:
-        """Runs admitted so far."""
         return self._admission.admitted
 
     @property
     def refused(self) -> int:
-        """Spawn requests refused so far."""
         return self._admission.refused
 
     # ---- events
 
     def handle(self, event: e.Event) -> c.Outcome:
-        """Return what `event` calls for."""
         outcome = self._ctx.begin()
         self._route(event)
         if self._ctx.ended or self._spending.budgets_changed or isinstance(event, e.Reconfigured | e.Recovered | e.DrainRequested):
@@ -110,75 +106,88 @@ class Machine:
 
     def _route(self, event: e.Event) -> None:
         match event:
+            case e.OfRun():
+                if (run := self.tree.get(event.run)) is not None:
+                    self._happened(run, event)
+            case e.OfPeerOnRun():
+                if (run := self._ctx.steered(event, event.verb, event.run)) is not None:
+                    self._steered(run, event)
             case e.SpawnRequested():
                 self._admission.spawn_requested(event)
+            case e.StopRequested():
+                self._stops.stop_requested(event)
+            case e.SettleRequested():
+                self._reservations.settle_requested(event)
             case e.Committed():
                 self._admission.committed(event)
             case e.CommitFailed():
                 self._admission.commit_failed(event)
-            case e.LaunchSucceeded():
-                self._attempts.launch_succeeded(event)
-                self._funding.look_at(event.run, event.at)
-            case e.LaunchFailed():
-                self._attempts.launch_failed(event)
-            case e.MainExited():
-                self._attempts.main_exited(event)
-            case e.Emptied():
-                self._attempts.emptied(event)
-            case e.AgentSaid():
-                self._attempts.agent_said(event)
-            case e.TimerFired():
-                self._timer_fired(event)
-            case e.UseSeen():
-                self._enforcement.use_seen(event)
-            case e.LevelSeen():
-                self._enforcement.level_seen(event)
-            case e.ToolsCalled():
-                self._enforcement.tools_called(event)
-            case e.ReportRequested():
-                self._reservations.report_requested(event)
-            case e.ReserveRequested():
-                self._reservations.reserve_requested(event)
-            case e.SettleRequested():
-                self._reservations.settle_requested(event)
-            case e.StopRequested():
-                self._stops.stop_requested(event)
-            case e.Surveyed():
-                self._stops.surveyed(event)
-            case e.DrainRequested():
-                self._stops.drain_requested(event)
             case e.ClientGone():
                 self._stops.client_gone(event)
-            case e.ClientBack():
-                self._stops.client_back(event)
-            case e.PauseRequested():
-                self._pausing.pause_requested(event)
-            case e.Frozen():
-                self._pausing.frozen(event)
-            case e.ResumeRequested():
-                self._room.resume_requested(event)
-            case e.ApproveRequested():
-                self._room.approve_requested(event)
-            case e.DenyRequested():
-                self._room.deny_requested(event)
-            case e.LimitRequested():
-                self._room.limit_requested(event)
             case e.BudgetsKnown():
                 self._funding.budgets_known(event)
-            case e.Reconfigured():
-                self._reconfigured(event)
             case e.AdviceLearned():
                 self._advice_learned(event)
+            case e.Reconfigured():
+                self._reconfigured(event)
+            case e.DrainRequested():
+                self._stops.drain_requested(event)
             case e.Recovered():
                 self._takeover.recovered(event, self._route)
             case _:
                 assert_never(event)
 
-    def _timer_fired(self, event: e.TimerFired) -> None:
-        run, at = self.tree.get(event.run), event.at
-        if run is None:
-            return
-        match event.timer:
+    def _happened(self, run: Run, event: e.OfRuns) -> None:
+        match event:
+            case e.LaunchSucceeded():
+                self._attempts.launch_succeeded(run, event)
+                self._funding.look_at(run, event.at)
+            case e.LaunchFailed():
+                self._attempts.launch_failed(run, event)
+            case e.MainExited():
+                self._attempts.main_exited(run, event)
+            case e.Emptied():
+                self._attempts.emptied(run, event)
+            case e.Frozen():
+                self._pausing.frozen(run)
+            case e.Surveyed():
+                self._stops.surveyed(run, event)
+            case e.UseSeen():
+                self._enforcement.use_seen(run, event)
+            case e.LevelSeen():
+                self._enforcement.level_seen(run, event)
+            case e.ToolsCalled():
+                self._enforcement.tools_called(run, event)
+            case e.AgentSaid():
+                self._attempts.agent_said(run, event)
+            case e.ClientBack():
+                self._stops.client_back(run, event)
+            case e.TimerFired():
+                self._timer_fired(run, event.timer, event.at)
+            case _:
+                assert_never(event)
+
+    def _steered(self, run: Run, event: e.OfPeersOnRuns) -> None:
+        match event:
+            case e.PauseRequested():
+                self._pausing.pause_requested(run, event)
+            case e.ResumeRequested():
+                self._room.resume_requested(run, event)
+            case e.ApproveRequested():
+                self._room.approve_requested(run, event)
+            case e.DenyRequested():
+                self._room.deny_requested(run, event)
+            case e.LimitRequested():
+                self._room.limit_requested(run, event)
+            case e.ReportRequested():
+                self._reservations.report_requested(run, event)
+            case e.ReserveRequested():
+                self._reservations.reserve_requested(run, event)
+            case _:
+                assert_never(event)
+
+    def _timer_fired(self, run: Run, timer: Timer, at: float) -> None:
+        match timer:
             case Timer.DEADLINE:
                 self._enforcement.clock_due(run, at)
             case Timer.RESULT:
@@ -200,7 +209,7 @@ class Machine:
             case Timer.RECONNECT:
                 self._stops.reconnect_due(run, at)
             case _:
-                assert_never(event.timer)
+                assert_never(timer)
 
     def _reconfigured(self, event: e.Reconfigured) -> None:
         self._ctx.reconfigure(event.policy)

@@ -16,16 +16,11 @@ from .vocabulary import EventType, Timer
 
 @dataclass(frozen=True, slots=True)
 class Pausing:
-    """Pauses runs for requests, limits and budgets."""
-
     _ctx: Context
     _lifecycle: Lifecycle
     _stops: Stops
 
-    def pause_requested(self, ev: e.PauseRequested) -> None:
-        run = self._ctx.steered(ev.token, ev.peer, "pause", ev.run)
-        if run is None:
-            return
+    def pause_requested(self, run: Run, ev: e.PauseRequested) -> None:
         if run.status not in {Status.RUNNING, Status.PAUSED}:
             message = f"run {run.id} is {run.status}; only a running one can be paused"
             self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, message)
@@ -54,9 +49,9 @@ class Pausing:
         self._ctx.arm(run, Timer.PAUSE_MAX, at + self._ctx.policy.pause_max)
         self._ctx.publish(EventType.RUN_PAUSED, run, why)
 
-    def frozen(self, ev: e.Frozen) -> None:
-        run = self._ctx.tree.get(ev.run)
-        if run is None or run.paused is None:
+    def frozen(self, run: Run) -> None:
+        """Answer the requests that waited until the run stands still."""
+        if run.paused is None:
             return
         for token in run.pause_tokens:
             self._ctx.reply(token, c.Changed(run))

@@ -30,7 +30,6 @@ class SlidingWindow:
         return self.used(at) >= self.limit
 
     def take(self, at: float) -> None:
-        """Count once."""
         self._times.append(at)
 
     def give_back(self, at: float) -> None:
@@ -61,17 +60,14 @@ class Slots:
         self.per_user, self.total = per_user, total
 
     def user_count(self, user: str) -> int:
-        """Return the slots that a user holds."""
         return self._by_user.get(user, 0)
 
     @property
     def count(self) -> int:
-        """Slots in use."""
         return len(self._held)
 
     @property
     def queued(self) -> int:
-        """Trees that wait for a slot."""
         return len(self._waiting)
 
     def free_for(self, user: str) -> bool:
@@ -90,7 +86,6 @@ class Slots:
         self._waiting[root] = user
 
     def waits(self, root: RunId) -> bool:
-        """Return whether the root is still in the queue."""
         return root in self._waiting
 
     def leave(self, root: RunId) -> None:

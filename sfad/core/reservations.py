@@ -23,24 +23,17 @@ MAX_RESERVATIONS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Reservations:
-    """Use that agents report, or reserve before it."""
-
     _ctx: Context
     _spending: Spending
     _enforcement: Enforcement
 
-    def report_requested(self, ev: e.ReportRequested) -> None:
-        run = self._ctx.steered(ev.token, ev.peer, "report", ev.run)
-        if run is not None:
-            self._spending.report(run, ev.more)
-            self._enforcement.enforce(run, ev.at)
-            self._ctx.reply(ev.token, c.Changed(run))
+    def report_requested(self, run: Run, ev: e.ReportRequested) -> None:
+        self._spending.report(run, ev.more)
+        self._enforcement.enforce(run, ev.at)
+        self._ctx.reply(ev.token, c.Changed(run))
 
-    def reserve_requested(self, ev: e.ReserveRequested) -> None:
+    def reserve_requested(self, run: Run, ev: e.ReserveRequested) -> None:
         """Hold an amount, unless it would take a limit or a budget too far."""
-        run = self._ctx.steered(ev.token, ev.peer, "reserve", ev.run)
-        if run is None:
-            return
         if run.status is Status.STOPPING or len(run.account.holds) >= MAX_RESERVATIONS:
             why = "is being stopped" if run.status is Status.STOPPING else f"holds {MAX_RESERVATIONS} reservations; settle some"
             self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, f"nothing is reserved: run {run.id} {why}")
@@ -68,7 +61,7 @@ class Reservations:
         if found is None:
             message = f"no reservation '{ev.reservation}' is open: it was settled, or its run has ended and it was charged in full"
             self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, message)
-        elif (run := self._ctx.steered(ev.token, ev.peer, "settle", found[0].id)) is not None:
+        elif (run := self._ctx.steered(ev, "settle", found[0].id)) is not None:
             self._spending.report(run, ev.used, settled=ev.reservation)
             self._enforcement.enforce(run, ev.at)
             self._ctx.reply(ev.token, c.Changed(run))

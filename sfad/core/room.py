@@ -25,8 +25,6 @@ MORE = "it goes on when the budget is renewed, or raised in [budgets] of the con
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Changes limits of live runs."""
-
     _ctx: Context
     _lifecycle: Lifecycle
     _pausing: Pausing
@@ -34,10 +32,7 @@ class Room:
 
     # ---- resume, approve, deny
 
-    def resume_requested(self, ev: e.ResumeRequested) -> None:
-        run = self._ctx.steered(ev.token, ev.peer, "resume", ev.run)
-        if run is None:
-            return
+    def resume_requested(self, run: Run, ev: e.ResumeRequested) -> None:
         if ev.suspended:
             self._pausing.end_suspension(run, ev.at)
             self._ctx.reply(ev.token, c.Changed(run))
@@ -48,15 +43,13 @@ class Room:
         else:
             self._let_go_on(ev, run)
 
-    def approve_requested(self, ev: e.ApproveRequested) -> None:
-        held = self._awaiting(ev, "approve")
-        if held is not None:
-            self._let_go_on(ev, held[0])
+    def approve_requested(self, run: Run, ev: e.ApproveRequested) -> None:
+        if self._awaiting(run, ev) is not None:
+            self._let_go_on(ev, run)
 
-    def deny_requested(self, ev: e.DenyRequested) -> None:
-        if (held := self._awaiting(ev, "deny")) is not None:
-            run, limit = held
-            self._enforcement.publish_increase(EventType.INCREASE_DENIED, run, limit, f"denied by user {ev.peer.user}")
+    def deny_requested(self, run: Run, ev: e.DenyRequested) -> None:
+        if (limit := self._awaiting(run, ev)) is not None:
+            self._enforcement.publish(EventType.INCREASE_DENIED, run, limit, f"denied by user {ev.peer.user}")
             self._enforcement.end_held(run, limit, f"the increase was denied by user {ev.peer.user}", ev.at)
             self._ctx.reply(ev.token, c.Changed(run))
 
@@ -67,13 +60,10 @@ class Room:
             self._enforcement.recheck(run, ev.at)
             self._ctx.reply(ev.token, c.Changed(run))
 
-    def _awaiting(self, ev: e.ApproveRequested | e.DenyRequested, verb: str) -> tuple[Run, ActiveLimit] | None:
-        run = self._ctx.steered(ev.token, ev.peer, verb, ev.run)
-        if run is None:
-            return None
+    def _awaiting(self, run: Run, ev: e.ApproveRequested | e.DenyRequested) -> ActiveLimit | None:
         held = run.held_by
         if held is not None and held.action is Action.REQUEST_INCREASE:
-            return run, held
+            return held
         by = f"; it is paused by its {held.limit.kind} limit: resume it" if held is not None else ""
         message = f"run {run.id} is {run.status} and does not wait for an approval{by}"
         self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, message)
@@ -108,7 +98,7 @@ class Room:
             each.limit = replaced(each.limit, action=Action.WARN)
         if held is not None and asked:
             now = run.limits[held.limit.kind]
-            self._enforcement.publish_increase(EventType.INCREASE_APPROVED, run, now, f"approved by user {peer.user}")
+            self._enforcement.publish(EventType.INCREASE_APPROVED, run, now, f"approved by user {peer.user}")
         return True
 
     def _replace(self, run: Run, limit: Limit, peer: Peer) -> None:
@@ -122,9 +112,8 @@ class Room:
 
     # ---- limit
 
-    def limit_requested(self, ev: e.LimitRequested) -> None:
-        run = self._ctx.steered(ev.token, ev.peer, "limit", ev.run)
-        if run is None or not self._may_change(ev, run):
+    def limit_requested(self, run: Run, ev: e.LimitRequested) -> None:
+        if not self._may_change(ev, run):
             return
         kinds = {limit.kind for limit in ev.limits}
         freed = run.breach is not None and run.breach.kind in kinds
@@ -133,7 +122,9 @@ class Room:
         for limit in ev.limits:
             before = run.limits.get(limit.kind)
             self._replace(run, limit, ev.peer)
-            self._publish_change(run, before, run.limits[limit.kind], ev.peer)
+            after, who = run.limits[limit.kind], ev.peer.who
+            step = f"{_step(before, after.limit)}, by {who}"
+            self._enforcement.publish(EventType.LIMIT_CHANGED, run, after, step, by=who)
         self._ctx.changed(run)
         self._ctx.used_more(run)  # its row shows its limits
         self._ctx.do(c.Rebound(run))
@@ -162,19 +153,6 @@ class Room:
             return False
         return True
 
-    def _publish_change(self, run: Run, before: ActiveLimit | None, after: ActiveLimit, peer: Peer) -> None:
-        limit = after.limit
-        self._ctx.publish(
-            EventType.LIMIT_CHANGED,
-            run,
-            f"{_step(before, limit)}, by {peer.who}",
-            scope=KINDS[limit.kind].scope,
-            action=after.action,
-            limit_kind=limit.kind,
-            threshold=limit.threshold,
-            by=peer.who,
-        )
-
 
 def _check_room(run: Run, limit: Limit) -> None:
     used = run.clock.spent if limit.kind is LimitKind.TIME else run.account.used(limit.kind)
@@ -188,7 +166,7 @@ def _check_room(run: Run, limit: Limit) -> None:
 def _check_above(run: Run, limit: Limit) -> None:
     """Raise `Invalid` where an ancestor has less. An ancestor's clock runs beside the run's own, so that time needs no check."""
     unit = KINDS[limit.kind].suffix
-    for above in run.lineage[:-1] if limit.kind is not LimitKind.TIME else ():
+    for above in run.ancestors if limit.kind is not LimitKind.TIME else ():
         held = above.limits.get(limit.kind)
         if held is not None and held.binds and limit.threshold > held.limit.threshold:
             raise Invalid(
@@ -223,7 +201,7 @@ def _step(before: ActiveLimit | None, limit: Limit) -> str:
 
 
 def _not_resumable(run: Run) -> str:
-    for ancestor in reversed(run.lineage[:-1]):
+    for ancestor in reversed(run.ancestors):
         if ancestor.paused is not None:
             return f"run {run.id} stands still because its ancestor {ancestor.id} is paused; resume that one"
     return f"run {run.id} is {run.status}, not paused"

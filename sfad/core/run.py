@@ -47,7 +47,6 @@ class Clock:
     """When it last began to count; `None` while it is halted."""
 
     def elapsed(self, at: float) -> float:
-        """Return the seconds counted up to `at`."""
         return self.spent + (at - self.since if self.since is not None else 0.0)
 
     def reaches(self, seconds: float) -> float | None:
@@ -55,12 +54,10 @@ class Clock:
         return self.since + seconds - self.spent if self.since is not None else None
 
     def start(self, at: float) -> None:
-        """Count from `at` on."""
         if self.since is None:
             self.since = at
 
     def halt(self, at: float) -> None:
-        """Stop counting at `at`."""
         self.spent = self.elapsed(at)
         self.since = None
 
@@ -80,7 +77,6 @@ class ProcessExit:
 
     @property
     def success(self) -> bool:
-        """Whether the exit code is 0."""
         return self.code == 0
 
 
@@ -102,7 +98,6 @@ class Attempt:
 
     @property
     def succeeded(self) -> bool:
-        """Whether it exited with 0 and the agent does not say that it failed."""
         return self.exit is not None and self.exit.success and self.failed is None
 
 
@@ -199,18 +194,11 @@ class State:
 
     @property
     def attempt(self) -> int:
-        """Attempts started so far."""
         return self.latest.number
 
     @property
     def pid(self) -> int | None:
-        """The main process, while it is alive."""
         return self.latest.pid
-
-    @property
-    def exit(self) -> ProcessExit | None:
-        """How the main process of the latest attempt ended."""
-        return self.latest.exit
 
     @property
     def clearing(self) -> bool:
@@ -229,58 +217,44 @@ class State:
 
     @property
     def suspended(self) -> bool:
-        """Whether it is paused because its foreground client was suspended."""
         return self.paused is not None and self.paused.suspended
 
     @property
     def outcome(self) -> Status | None:
-        """How it ends, if that is decided."""
         return self.ending.outcome if self.ending is not None else None
 
 
 class Run(State):
     """A live run: its state, its birth and its place in the tree. Only the machine changes it; the shell reads it."""
 
-    __slots__ = ("asked", "birth", "children", "id", "name", "parent", "user")
+    __slots__ = ("ancestors", "asked", "birth", "chain", "children", "id", "identity", "name", "parent", "user")
 
     def __init__(self, birth: Birth, state: State, parent: Run | None) -> None:
         super().__init__(*_PARTS(state))
         self.birth = birth
         self.id, self.name, self.user, self.asked = birth.id, birth.name, birth.user, birth.asked
+        self.identity = (birth.kind, birth.asked.identity or birth.name)
+        """What the loop rule compares."""
         self.parent = parent
+        self.ancestors: tuple[Run, ...] = (*parent.ancestors, parent) if parent is not None else ()
+        """Root first."""
+        self.chain: tuple[RunId, ...] = (*parent.chain, birth.id) if parent is not None else (birth.id,)
+        """The ids of its ancestors, root first, and its own."""
         self.children: dict[RunId, Run] = {}
 
     @property
     def root(self) -> Run:
-        """The top of the tree."""
-        run = self
-        while run.parent is not None:
-            run = run.parent
-        return run
+        return self.ancestors[0] if self.ancestors else self
 
     @property
     def lineage(self) -> list[Run]:
         """The chain: root first, this run last."""
-        chain = [self]
-        while chain[-1].parent is not None:
-            chain.append(chain[-1].parent)
-        chain.reverse()
-        return chain
-
-    @property
-    def identity(self) -> tuple[str, str]:
-        """What the loop rule compares."""
-        return (self.birth.kind, self.asked.identity or self.name)
+        return [*self.ancestors, self]
 
     @property
     def standing_still(self) -> bool:
         """Whether it is frozen, by itself or with an ancestor."""
-        run: Run | None = self
-        while run is not None:
-            if run.paused is not None:
-                return True
-            run = run.parent
-        return False
+        return self.paused is not None or any(above.paused is not None for above in self.ancestors)
 
     @property
     def shown_reason(self) -> Reason | None:
@@ -303,12 +277,8 @@ class Run(State):
     @property
     def deadline(self) -> float | None:
         """When its clock, or an ancestor's, ends it; `None` while its own is halted."""
-        found = self.own_deadline
-        above = self.parent
-        while found is not None and above is not None:
-            found = min(found, above.own_deadline or found)
-            above = above.parent
-        return found
+        own = self.own_deadline
+        return min([own, *(above.own_deadline or own for above in self.ancestors)]) if own is not None else None
 
     @property
     def own_deadline(self) -> float | None:

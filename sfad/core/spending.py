@@ -20,8 +20,6 @@ _COST = TREE_USE.index(LimitKind.COST)
 
 
 class Spending:
-    """Counts what each run uses and holds, for it, its ancestors and its budgets."""
-
     def __init__(self, context: Context, reserved: int = 0) -> None:
         """`reserved`: so many reservations may have been made before; their names are not used again."""
         self._ctx = context
@@ -37,7 +35,7 @@ class Spending:
             run.account.below = dict(run.account.ended)
             self._reserved = max([self._reserved, *(int(name.rpartition("-")[2]) for name in run.account.holds)])
         for run in runs:
-            add_below((above.account for above in run.lineage[:-1]), NO_TREE_USE, run.account.own_tree_use())
+            add_below((above.account for above in run.ancestors), NO_TREE_USE, run.account.own_tree_use())
 
     # ---- use
 
@@ -61,7 +59,7 @@ class Spending:
     def _count(self, run: Run, before: tuple[int, ...], periods: Periods | None = None) -> None:
         after = run.account.own_tree_use()
         if after != before:
-            add_below((above.account for above in run.lineage[:-1]), before, after)
+            add_below((above.account for above in run.ancestors), before, after)
             self._charge(run, after[_COST] - before[_COST], periods)
         self._ctx.used_more(run)
         self.budgets_changed |= any(budget.over or budget.exhausted for budget in self.budgets.of(run.user))
@@ -100,8 +98,8 @@ class Spending:
                     self._ctx.do(c.Charge(budget.scope, budget.name, 0))  # so that it is saved
         used = account.own_tree_use()
         if any(used):
-            add_ended((above.account for above in run.lineage[:-1]), used)
-            for above in run.lineage[:-1]:
+            add_ended((above.account for above in run.ancestors), used)
+            for above in run.ancestors:
                 self._ctx.changed(above)
 
     # ---- reservations

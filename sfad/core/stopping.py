@@ -18,8 +18,6 @@ from .vocabulary import Timer
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
-    """The stop ladders of all runs."""
-
     _ctx: Context
     _lifecycle: Lifecycle
 
@@ -59,7 +57,7 @@ class Stopping:
 
     def _to_ask(self, run: Run) -> frozenset[RunId]:
         """Return the runs in it whose program wants to be interrupted first, and where nothing was sent to all processes yet."""
-        above = len(run.lineage)
+        above = len(run.chain)
         return frozenset(
             each.id
             for each in run.subtree()
@@ -80,7 +78,6 @@ class Stopping:
         self._ctx.arm(run, Timer.POLITE, until)
 
     def signal_all(self, run: Run) -> None:
-        """Send the stop signal to every process of a run that is being stopped."""
         ladder = run.ladder
         assert ladder is not None
         if ladder.rung is Rung.ASKED:
@@ -167,5 +164,4 @@ class Stopping:
 
 
 def frozen_in(run: Run) -> list[RunId]:
-    """Return the runs of a subtree that are frozen themselves."""
     return [each.id for each in run.subtree() if each.paused is not None]

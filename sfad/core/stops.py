@@ -24,8 +24,6 @@ GONE = -1
 
 
 class Stops:
-    """Stop requests that wait for their runs, and runs that end with their client."""
-
     def __init__(self, context: Context, stopping: Stopping) -> None:
         self._ctx = context
         self._stopping = stopping
@@ -42,7 +40,7 @@ class Stops:
             return
         names = list(dict.fromkeys(ev.runs))
         live = [run for name in names if (run := self._ctx.tree.get(name)) is not None]
-        if self._ctx.denied(ev.token, ev.peer, "stop", live):
+        if self._ctx.denied(ev, "stop", live):
             return
         ended = [name for name in names if self._ctx.tree.get(name) is None]
         if not live:
@@ -55,10 +53,9 @@ class Stops:
         for run in live:
             self._stopping.cancel(run, ev.at, reason, signal=ev.signal, grace=ev.grace)
 
-    def surveyed(self, ev: e.Surveyed) -> None:
+    def surveyed(self, run: Run, ev: e.Surveyed) -> None:
         """Tell those who wait for the run, or for one below it, what survives."""
-        run = self._ctx.tree.get(ev.run)
-        if run is None or run.ladder is None or not ev.survivors:
+        if run.ladder is None or not ev.survivors:
             return
         if not run.ladder.overdue:
             run.ladder.overdue = True
@@ -89,7 +86,6 @@ class Stops:
                 self._ctx.reply(ticket.token, done)
 
     def tickets(self) -> tuple[Ticket, ...]:
-        """Return the requests that wait."""
         return tuple(self._tickets)
 
     def restore(self, tickets: Iterable[Ticket]) -> None:
@@ -97,7 +93,6 @@ class Stops:
         self._tickets.extend(tickets)
 
     def drain_requested(self, ev: e.DrainRequested) -> None:
-        """Stop every tree; the second time without grace."""
         grace = 0.0 if self._ctx.draining else None
         self._ctx.drain()
         because = f": {ev.cause}" if ev.cause else ""
@@ -114,12 +109,10 @@ class Stops:
         for run in [run for run in self._ctx.tree if run.tied_to == ev.client]:
             self._stopping.cancel(run, ev.at, reason)
 
-    def client_back(self, ev: e.ClientBack) -> None:
-        run = self._ctx.tree.get(ev.run)
-        if run is not None:
-            run.tied_to = ev.client
-            self._ctx.disarm(run, Timer.RECONNECT)
-            self._ctx.changed(run)
+    def client_back(self, run: Run, ev: e.ClientBack) -> None:
+        run.tied_to = ev.client
+        self._ctx.disarm(run, Timer.RECONNECT)
+        self._ctx.changed(run)
 
     def expect_client(self, run: Run, at: float) -> None:
         """Give the client of a run that was tied to an earlier daemon's connection a while to come back."""

@@ -28,8 +28,6 @@ from .vocabulary import ReasonKind, Timer
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """Takes runs over, once, before any other event."""
-
     _ctx: Context
     _lifecycle: Lifecycle
     _spending: Spending

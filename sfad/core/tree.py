@@ -13,6 +13,8 @@ class Tree:
 
     def __init__(self) -> None:
         self._runs: dict[RunId, Run] = {}
+        self.get = self._runs.get
+        """Returns the live run of an id, or `None`."""
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -20,18 +22,13 @@ class Tree:
     def __iter__(self) -> Iterator[Run]:
         return iter(self._runs.values())
 
-    def get(self, run: RunId) -> Run | None:
-        """Return the live run of this id."""
-        return self._runs.get(run)
-
     def roots(self) -> list[Run]:
-        """Return the live runs without a parent."""
         return [run for run in self if run.parent is None]
 
     def add(self, run: Run) -> None:
         """Attach an admitted run, and count it as a descendant of each ancestor."""
         self.put(run)
-        for above in run.lineage[:-1]:
+        for above in run.ancestors:
             above.admitted += 1
 
     def put(self, run: Run) -> None:
@@ -42,7 +39,7 @@ class Tree:
 
     def refund(self, run: Run) -> None:
         """Undo the count of `add`, because the run could not be recorded."""
-        for above in run.lineage[:-1]:
+        for above in run.ancestors:
             above.admitted -= 1
 
     def remove(self, run: Run) -> None:

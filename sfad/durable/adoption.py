@@ -233,7 +233,7 @@ def _startable(live: Live) -> bool:
 def _remains(live: Live) -> Remains:
     """A main process that was not saved has executed nothing, so it is not looked for."""
     run, main = live.run, live.main
-    if run.exit is not None or main is None or main.attempt != run.attempt:
+    if run.latest.exit is not None or main is None or main.attempt != run.attempt:
         return Remains(live.nonce, bounds_of(run))
     return Remains(live.nonce, bounds_of(run), main.pid, main.started, executed=run.status is not Status.STARTING)
 

@@ -8,7 +8,7 @@
 `watch`     reads what trampolines report, reaps, and notices that a run is empty
 `adopt`     takes over the runs of an earlier daemon, and hands runs over to the next
 `loads`     counts the processes and memory of runs
-`news`      events to the loop, complaints to the log
+`news`      events to the loop, among them that a run is empty or stands still; complaints to the log
 `procfs`    what /proc tells of processes
 `pidfd`     what a pidfd tells of a process that has ended
 `sweep`     ends what a dead daemon left

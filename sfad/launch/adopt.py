@@ -29,8 +29,6 @@ _ARRIVAL, _LOOK_AGAIN = 0.5, 0.002
 
 
 class Adopter:
-    """Adopts runs, and hands them over."""
-
     def __init__(self, runs: HeldRuns, adopted: AdoptedRuns, cpus: RunCpus, mains: Mains, reactor: Reactor) -> None:
         self._runs = runs
         self._adopted = adopted
@@ -63,7 +61,6 @@ class Adopter:
         return Adopted(held.main.pid if held.main else None, held.main is None and not alive, remains.report is not None)
 
     def _abandon(self, held: HeldRun) -> None:
-        """Hold nothing of the run, as before."""
         self._disown(held)
         self._runs.drop(held)
         self._adopted.forget(held)

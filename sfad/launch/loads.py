@@ -52,7 +52,6 @@ class Loads:
         return charged if charged is not None else sum(map(resident, pids))
 
     def _pids(self, asked: Mapping[RunId, HeldRun]) -> dict[RunId, list[int]]:
-        """Return the live processes of each run and its descendants."""
         found: dict[RunId, list[int]] = {run: [] for run in asked}
         for pid, run in self._containment.members(*_tops(asked.values())) if asked else ():
             for above in self._runs[run].chain():
@@ -62,7 +61,6 @@ class Loads:
 
 
 def _tops(asked: Collection[HeldRun]) -> list[HeldRun]:
-    """Return the runs that are not below another."""
     everyone = set(asked)
     return [held for held in asked if not any(above in everyone for above in held.chain() if above is not held)]
 

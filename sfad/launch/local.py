@@ -36,12 +36,11 @@ from .contain.cgroup.containment import CgroupContainment
 from .contain.interface import Ground, RunContainment
 from .contain.tags.containment import TagsContainment
 from .loads import Loads
-from .news import News
+from .news import Answers, News
 from .runs import HeldRun, HeldRuns
 from .start.spawn import Spawner
 from .start.starter import CommandStarter
 from .start.trampoline import Trampoline, best
-from .watch.answers import Answers
 from .watch.mains import Mains, signal_mains
 from .watch.reactor import Reactor
 from .watch.reaper import Orphans

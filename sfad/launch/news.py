@@ -1,4 +1,9 @@
-"""What the launcher says: events to the loop, complaints to the log."""
+"""What the launcher says: events to the loop, complaints to the log.
+
+Two events are answers that it owes after a verb: `Emptied` after a stop, `Frozen` after a freeze. A run is empty when no main
+process of its subtree is unreaped and its containment is unpopulated. That order puts every `MainExited` before the `Emptied`
+of the run and of its ancestors.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +12,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
 
-from ..core.events import Event, LaunchFailed
+from ..core.events import Emptied, Event, Frozen, LaunchFailed
 from ..protocol.types import RunId
 from .base import Complain, Emit, LaunchError
+from .runs import HeldRun
+from .watch.reactor import Reactor
 
 _COMPLAIN_EVERY = 10.0
 """Seconds between two complaints about something that is tried again."""
@@ -39,7 +46,6 @@ class News:
             self.failed(error)
 
     def launch_failed(self, run: RunId, error: LaunchError) -> None:
-        """Send `LaunchFailed`."""
         self.answer(LaunchFailed, run, error.errno, error.text, error.kind, error.about)
 
     def failed(self, error: Exception) -> None:
@@ -58,3 +64,45 @@ class News:
     def _say(self, text: str) -> None:
         with suppress(OSError):  # a log that cannot be written
             self._complain(text)
+
+
+class Answers:
+    """Reports that a run is empty or stands still. `populated` asks the containment whether anything lives in a run."""
+
+    def __init__(self, news: News, reactor: Reactor, populated: Callable[[HeldRun], bool]) -> None:
+        self._news = news
+        self._reactor = reactor
+        self._populated = populated
+
+    def owe_emptied(self, held: HeldRun) -> None:
+        """From now on report when the run is empty; it may be already."""
+        held.begin_stop()
+        self._reactor.soon(self.consider, held)
+
+    def consider(self, held: HeldRun) -> None:
+        """Look whether the run and its ancestors are empty, because something has gone that may have been the last."""
+        try:
+            for above in tuple(held.chain()):
+                if above.emptying and self._empty(above):
+                    above.emptying = False
+                    self._news.answer(Emptied, above.id)
+        except Exception as error:  # noqa: BLE001 - a bug in what is done for one run must not end the others
+            self._news.failed(error)
+            self._reactor.later(self.consider, held)
+
+    def surely_empty(self, held: HeldRun) -> bool:
+        """Return whether the run is known to be empty. If that cannot be told it is stopped, and the stop waits until it is."""
+        try:
+            return self._empty(held)
+        except Exception as error:  # noqa: BLE001 - any failure means that it cannot be told
+            self._news.failed(error)
+            return False
+
+    def _empty(self, held: HeldRun) -> bool:
+        return not held.mains and not self._populated(held)
+
+    def stands_still(self, held: HeldRun) -> None:
+        """Report `Frozen`, if it is owed."""
+        if held.freezing:
+            held.freezing = False
+            self._news.answer(Frozen, held.id)

@@ -63,21 +63,13 @@ def threads_stopped(pid: int) -> bool:
 
 def will_stop(pid: int) -> bool:
     """Return whether a SIGSTOP is pending: the kernel delivers it before the process executes another instruction."""
-    masks = (line.split() for line in (read_whole(f"/proc/{pid}/status") or b"").splitlines())
+    masks = (line.split() for line in (read(f"/proc/{pid}/status", whole=True) or b"").splitlines())
     return any(words[0] in (b"SigPnd:", b"ShdPnd:") and int(words[1], 16) & _STOP for words in masks if len(words) > 1)
 
 
-def read(path: str) -> bytes | None:
-    """Return the first page of a file, or `None`. Raises `OSError`."""
-    return _read(path, whole=False)
-
-
-def read_whole(path: str) -> bytes | None:
-    """Return all of a file: what is longer than a page comes in several reads."""
-    return _read(path, whole=True)
-
-
-def _read(path: str, *, whole: bool) -> bytes | None:
+def read(path: str, *, whole: bool = False) -> bytes | None:
+    """Return the first page of a file, or the `whole` of it: what is longer than a page comes in several reads. `None` if it is
+    gone or hidden. Raises `OSError`."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -101,15 +93,10 @@ def _rest(fd: int) -> Iterator[bytes]:
         size, left = min(2 * size, 1 << 20), left - len(part)
 
 
-def is_alive(pid: int, started: int | None) -> bool:
+def is_alive(pid: int, started: int | None = None) -> bool:
     """Return whether a process has not ended. `started`, in clock ticks since boot, tells it from a later one with its pid."""
     process = stat(pid)
     return process is not None and process.alive and started in (None, process.started)
-
-
-def lives(pid: int) -> bool:
-    """Return whether a process has not ended."""
-    return is_alive(pid, None)
 
 
 def stat(pid: int) -> Stat | None:
@@ -156,7 +143,7 @@ def tracer(pid: int) -> int:
 def children() -> list[int]:
     """Return the direct children of this process's main thread, zombies included: started by it, or reparented to it."""
     own = os.getpid()
-    content = read_whole(f"/proc/self/task/{own}/children")
+    content = read(f"/proc/self/task/{own}/children", whole=True)
     if content is None:  # a kernel without CONFIG_PROC_CHILDREN
         return [process.pid for process in scan().values() if process.parent == own]
     return [int(pid) for pid in content.split()]
@@ -173,7 +160,7 @@ def ancestry(pid: int) -> Iterator[int]:
 def environ(pid: int) -> bytes | None:
     """Return the environment that a process was executed with. It is `b""` for about one in a hundred processes in the middle of
     an execve(2): then ask again."""
-    return read_whole(f"/proc/{pid}/environ")
+    return read(f"/proc/{pid}/environ", whole=True)
 
 
 def variable(pid: int, name: bytes) -> bytes | None:

@@ -85,7 +85,6 @@ class HeldRun:
             node = node.parent
 
     def subtree(self) -> Iterator[HeldRun]:
-        """Yield the run and its descendants."""
         yield self
         for child in tuple(self.children):
             yield from child.subtree()
@@ -124,7 +123,6 @@ class HeldRun:
 
 
 def run_ids(tops: Iterable[HeldRun]) -> set[RunId]:
-    """Return the ids of these runs and of their descendants."""
     return {below.id for held in tops for below in held.subtree()}
 
 
@@ -146,7 +144,6 @@ class HeldRuns(dict[RunId, HeldRun]):
         return held
 
     def drop(self, held: HeldRun) -> None:
-        """Forget a run."""
         del self[held.id]
         if held.parent:
             held.parent.children.discard(held)
@@ -162,12 +159,10 @@ class HeldRuns(dict[RunId, HeldRun]):
         return number if self.tags.setdefault(number, held.id) == held.id else None
 
     def by_tag(self, pid: int) -> RunId | None:
-        """Return the run whose tag a process has."""
         number = procfs.soft_limit(pid, resource.RLIMIT_MSGQUEUE)
         return self.tags.get(number) if number is not None else None
 
     def by_cookie(self, pid: int) -> RunId | None:
-        """Return the run whose cookie a process carries."""
         value = cookie(pid, self.instance)
         held = self.get(cookie_run(value)) if value else None
         return held.id if held and held.cookie == value else None

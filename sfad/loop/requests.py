@@ -132,7 +132,7 @@ class Requests:
 
     def _answer_again(self, run: RunId, client: int | None, answer: Asker) -> None:
         if client is not None:
-            self._feed(e.ClientBack(trio.current_time(), client, run))
+            self._feed(e.ClientBack(trio.current_time(), run, client))
         live = self._catalogue.live.get(run)
         if live is not None and live.run.admit_token is not None:
             self._askers[live.run.admit_token].append(answer)

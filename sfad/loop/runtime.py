@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from signal import SIGINT
 from typing import assert_never
 
 import trio
+from msgspec import structs
 
 from .. import config as configuration
 from ..agents import registered
@@ -256,7 +256,7 @@ class Runtime:
         runs = adoption.event.runs
         learnt = await self.metering.read_ended([one.run for one in runs if one.run.pid is None and not one.starting])
         self.adopted = sum(1 for one in runs if one.run.pid is not None)
-        self.feed(replace(adoption.event, learnt=learnt))
+        self.feed(structs.replace(adoption.event, learnt=learnt))
         for starting in (one.run for one in runs if one.starting):
             # not sooner: its time may come while ended runs are read, when the core does not know it yet
             self._starter.expect(starting)

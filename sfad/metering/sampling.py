@@ -77,7 +77,7 @@ class MachineTotals:
         return sum(int(words[1]) for words in lines if words[0] in (b"AnonPages:", b"Shmem:")) * 1024
 
     def oom_kills(self) -> int:
-        words = (procfs.read_whole("/proc/vmstat") or b"").split()
+        words = (procfs.read("/proc/vmstat", whole=True) or b"").split()
         return int(words[words.index(b"oom_kill") + 1]) if b"oom_kill" in words else 0
 
 

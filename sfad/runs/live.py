@@ -120,7 +120,7 @@ class Live:
     @property
     def chain(self) -> tuple[RunId, ...]:
         """Ids from the root to this run."""
-        return tuple(run.id for run in self.run.lineage)
+        return self.run.chain
 
     @property
     def kept(self) -> bool:

@@ -23,7 +23,7 @@ def info_of(live: Live, now: float, load: RunLoad | None = None) -> RunInfo:
     """Return the run as it is shown at `now`, on the core's clock. `load`: what it holds then."""
     run = live.run
     lineage = run.lineage
-    exit_ = run.exit
+    exit_ = run.latest.exit
     elapsed = round(run.clock.elapsed(now), 3) if run.started_at is not None else None
     return RunInfo(
         id=run.id,
@@ -103,7 +103,7 @@ def _tighter(live: Live, held: ActiveLimit) -> Run | None:
     kind, found = held.limit.kind, live.run
     if found.parent is None or KINDS[kind].scope == "run":
         return None
-    for above in live.run.lineage[:-1]:
+    for above in live.run.ancestors:
         other = above.limits.get(kind)
         if other is not None and other.binds and other.limit.threshold < found.limits[kind].limit.threshold:
             found = above

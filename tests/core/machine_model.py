@@ -391,7 +391,7 @@ class World:
     def _count_again(self) -> None:
         unheard = [x.run for x in self.batch if isinstance(x, c.Admit) and x.run.id not in self.books]
         for name, book in self.live.items():
-            book.unheard += sum(name in [above.id for above in run.lineage[:-1]] for run in unheard)
+            book.unheard += sum(name in [above.id for above in run.ancestors] for run in unheard)
             known = sum(book in other.ancestors and not other.failed_commit for other in self.books.values())
             book.descendants = known + book.unheard
             assert book.run.admitted == book.descendants
@@ -455,16 +455,16 @@ class World:
             assert run.status in {Status.FAILED, Status.STOPPING, Status.CANCELLED}, "started, but it was never committed"
             assert run.status is not Status.FAILED or old in {Status.ACCEPTED, Status.QUEUED}
         elif old in {Status.RUNNING, Status.PAUSED} and one.run.pid is not None and not one.run.status.terminal:
-            stopped_above = any(above.status is Status.STOPPING or above.clearing for above in run.lineage[:-1])
+            stopped_above = any(above.status is Status.STOPPING or above.clearing for above in run.ancestors)
             assert run.status is old or (stopped_above and run.status is Status.STOPPING)
         elif not one.begun:
             assert run.outcome is Status.FAILED
-            assert run.exit is None
+            assert run.latest.exit is None
         elif old in {Status.RUNNING, Status.PAUSED, Status.STARTING} and run.pid is None:
             verdict = Status.COMPLETED if run.latest.failed is None else Status.FAILED
             assert run.outcome is (verdict if run.latest.finished else Status.LOST), run.outcome
-            assert run.exit is not None
-            assert run.exit.unknown
+            assert run.latest.exit is not None
+            assert run.latest.exit.unknown
         elif old is Status.STOPPING:
             assert run.outcome is before.outcome, "an end that was decided is decided"
         elif old is Status.QUEUED and not one.startable:
@@ -703,7 +703,7 @@ class World:
         run = command.run
         assert run.id not in self.books, "a run was admitted twice"
         assert all(run.id > other for other in self.books if len(other) == len(run.id)), "ids go up"
-        above = [self.books[ancestor.id] for ancestor in run.lineage[:-1]]
+        above = [self.books[ancestor.id] for ancestor in run.ancestors]
         depth, descendants = self._bounds(run, above)
         assert len(above) < depth, f"{run.id} is at depth {len(above)}, max_depth is {depth}"
         for book in above:

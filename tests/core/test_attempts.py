@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sfad.core.retry import backoff
+from sfad.core.attempts import backoff
 from sfad.protocol.types import Status
 
 from .transcript import Transcript

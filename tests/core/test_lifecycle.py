@@ -8,7 +8,7 @@ import pytest
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.retry import backoff
+from sfad.core.attempts import backoff
 from sfad.core.run import TRANSITIONS, IllegalTransition, mermaid
 from sfad.protocol.types import ENDED, Status
 

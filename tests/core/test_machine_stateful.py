@@ -614,7 +614,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
         """A client has a connection again."""
         runs = [run.id for run in self.world.machine.tree if run.tied_to is not None]
         run = data.draw(st.sampled_from(runs))
-        self.world.feed(e.ClientBack(self.world.now, client, run))
+        self.world.feed(e.ClientBack(self.world.now, run, client))
         assert (run, "reconnect") not in self.world.timers
 
     # ---- what must hold after every step
@@ -808,7 +808,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
                     continue
                 if (self.world.used_in_all(book, kind.value) or 0) > held.threshold:
                     terminates = held.action is Action.TERMINATE
-                    held_above = any(above.held_by is not None for above in book.run.lineage[:-1])
+                    held_above = any(above.held_by is not None for above in book.run.ancestors)
                     waits = not terminates and book.run.held_by is not None
                     assert book.run.status is Status.STOPPING or waits or held_above
 
@@ -835,7 +835,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
     def no_run_outlives_an_ancestor(self) -> None:
         """Whatever more room anybody was given."""
         for run in self.world.machine.tree:
-            for above in run.lineage[:-1]:
+            for above in run.ancestors:
                 if run.deadline is not None and above.own_deadline is not None:
                     assert run.deadline <= above.own_deadline
 

@@ -259,7 +259,7 @@ class Walk:
 
     def client_back(self) -> None:
         for run in [run.id for run in self.world.machine.tree if run.tied_to is not None][:1]:
-            self.world.feed(e.ClientBack(self.world.now, self.dice.choice([1, 2, 3]), run))
+            self.world.feed(e.ClientBack(self.world.now, run, self.dice.choice([1, 2, 3])))
 
     def crash(self) -> None:
         """Mostly in the middle of something."""

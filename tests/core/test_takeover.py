@@ -71,7 +71,7 @@ class Life(Transcript):
 
     def back(self, run: RunId, client: int) -> e.ClientBack:
         """A client has a connection again."""
-        return e.ClientBack(self.at, client, run)
+        return e.ClientBack(self.at, run, client)
 
     def gone(self, client: int) -> e.ClientGone:
         """A connection ended."""
@@ -241,7 +241,7 @@ def test_what_somebody_who_has_gone_has_left_is_stopped() -> None:
     t >> t.anew(b) << "thaw a2" << "arm a2 deadline +96" << "terminate a1 SIGTERM" << "arm a1 grace +5"
     t.quiet()
     assert (t.run(a).outcome, t.run(b).outcome) == (Status.LOST, Status.CANCELLED)
-    assert t.run(a).exit == ProcessExit(None, None)
+    assert t.run(a).latest.exit == ProcessExit(None, None)
     t >> t.emptied(a) << "release a2" << "release a1"
     t.quiet()
 
@@ -700,7 +700,7 @@ def test_how_the_last_attempt_ended_is_known() -> None:
     run = event.runs[0].run
     (t >> event).skip()
     assert run.status is Status.LOST
-    assert run.exit == ProcessExit(7, None)
+    assert run.latest.exit == ProcessExit(7, None)
 
 
 def test_the_next_attempt_waits_for_an_ancestor_that_stands_still() -> None:

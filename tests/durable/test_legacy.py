@@ -89,7 +89,7 @@ def test_between_two_attempts() -> None:
     assert not waiting.clearing
     assert waiting.retry_at is not None
     assert 103 < waiting.retry_at < 104.1
-    assert clearing.exit == waiting.exit == ProcessExit(3, None)
+    assert clearing.latest.exit == waiting.latest.exit == ProcessExit(3, None)
 
 
 @pytest.mark.parametrize(("name", "until"), [("held_increase", 702.0), ("held_pause", 86502.0)])

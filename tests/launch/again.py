@@ -13,6 +13,7 @@ import time
 from dataclasses import asdict
 
 import trio
+from msgspec import structs
 
 from sfad.core.events import Event, LaunchFailed, MainExited
 from sfad.launch import procfs
@@ -96,7 +97,7 @@ def say(run: str, what: str, value: object) -> None:
 
 def tell(event: Event) -> None:
     """Print a line about an event."""
-    fields = asdict(event)
+    fields = structs.asdict(event)
     say(fields["run"], type(event).__name__, {name: fields[name] for name in ("code", "signal", "errno") if name in fields})
 
 

@@ -36,8 +36,6 @@ class Affinity:
 
 
 class RunCpus:
-    """Binds runs to CPUs."""
-
     def __init__(self, runs: HeldRuns, containment: RunContainment) -> None:
         self._runs = runs
         self._containment = containment

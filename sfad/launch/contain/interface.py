@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from ...protocol.types import RunId
-from ..news import News
+from ..news import Answers, News
 from ..runs import HeldRun, HeldRuns
-from ..watch.answers import Answers
 from ..watch.reactor import Reactor
 from ..watch.reaper import Orphans
 

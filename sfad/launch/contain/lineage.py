@@ -37,11 +37,6 @@ def lineage(pid: int) -> tuple[Stat, ...]:
     return tuple(found)
 
 
-def same(one: tuple[Stat, ...], other: tuple[Stat, ...]) -> bool:
-    """Return whether two lineages are of the same processes."""
-    return [(p.pid, p.started) for p in one] == [(p.pid, p.started) for p in other]
-
-
 _Found = TypeVar("_Found")
 
 
@@ -51,7 +46,7 @@ def settled(pid: int, look: Callable[[tuple[Stat, ...]], _Found]) -> _Found:
     for _ in range(_TRIES):
         chain = lineage(pid)
         answer = look(chain)
-        if same(chain, lineage(pid)):
+        if [(one.pid, one.started) for one in chain] == [(one.pid, one.started) for one in lineage(pid)]:
             return answer
     raise Unplaceable(f"the ancestors of process {pid} keep changing")
 

@@ -28,8 +28,6 @@ be trusted."""
 
 
 class Spawner:
-    """Starts commands through a trampoline."""
-
     def __init__(self, trampoline: Trampoline) -> None:
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self._trampoline = trampoline
@@ -91,7 +89,6 @@ class Spawner:
         return pid.value
 
     def close(self) -> None:
-        """Release descriptors and attributes."""
         _libc.posix_spawnattr_destroy(self._attributes)
         self._trampoline.close()
         os.close(self._null)

@@ -20,10 +20,6 @@ nothing that the next daemon would not know of.
 The directory and the files are first touched here, not by the daemon: on a mount that does not answer, this process hangs,
 within its run, where it can be stopped.
 
-Tried and rejected: clone3(2) straight into the cgroup, from a few instructions mapped into the daemon. Throughput and
-latency under load were the same, and isolated starts some milliseconds sooner; but a vforked child that is born in a frozen
-cgroup stands still before its execve(2), and the daemon with it. (The same is true of POSIX_SPAWN_SETCGROUP.)
-
 There are two trampolines. One is a static ELF image, for x86_64 (about 0.1 ms). The other is `trampoline_py` (10 to 20 ms), for
 other machines, for machines that forbid to execute the image, and for commands with a terminal: there it also starts the
 processes that let Ctrl-Z stop the command.
@@ -231,7 +227,6 @@ class Trampoline:
         return [*self.prefix, SHELL, b"%03o" % umask, cwd, *files, b"", *argv]
 
     def close(self) -> None:
-        """Close the image."""
         if self.image is not None:
             os.close(self.image)
 

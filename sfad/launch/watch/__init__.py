@@ -2,6 +2,5 @@
 
 `reactor`  one epoll for everything that is waited for, and everything that is tried again
 `mains`    main processes: what their trampolines report, and how they end
-`answers`  reports that a run is empty, or stands still
 `reaper`   reaps the orphans that were reparented to the daemon
 """

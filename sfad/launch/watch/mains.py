@@ -9,11 +9,10 @@ from ...core.events import LaunchSucceeded, MainExited
 from ...faults import effect
 from .. import procfs
 from ..base import LaunchError
-from ..news import News
+from ..news import Answers, News
 from ..pidfd import ended, exit_status, reaped, tells_exits
 from ..runs import HeldRun, MainProcess
 from ..start.trampoline import REPORT, reported
-from .answers import Answers
 from .reactor import Reactor
 from .reaper import Orphans
 
@@ -55,7 +54,6 @@ class Mains:
             self._orphans.owned.pop(main.pid, None)
 
     def fail(self, held: HeldRun, error: LaunchError) -> None:
-        """Report that a launch has failed."""
         held.failing = None
         self._news.launch_failed(held.id, error)
         self._answers.consider(held)
@@ -124,7 +122,6 @@ class Mains:
 
 
 def signal_mains(held: HeldRun, number: int, *, but: set[int] | list[int] | tuple[()] = ()) -> None:
-    """Send a signal to the main processes of a run and its descendants."""
     for main in held.mains:
         if main.pid not in but:
             main.signal(number)

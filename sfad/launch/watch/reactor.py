@@ -115,7 +115,6 @@ class Reactor:
             os.close(pidfd)
 
     async def run(self) -> None:
-        """Serve until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
                 try:
@@ -168,6 +167,5 @@ class Reactor:
             self._try(self._soon.popleft())
 
     def close(self) -> None:
-        """Close the reactor's own descriptors."""
         self._epoll.close()
         os.close(self._wake)

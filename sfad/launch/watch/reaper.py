@@ -70,7 +70,6 @@ class Orphans:
         self._noticed = trio.Event()
 
     def notice(self) -> None:
-        """Look for orphans soon."""
         self._noticed.set()
 
     async def serve(self) -> None:
@@ -103,7 +102,6 @@ class Orphans:
 
 
 def reap_orphan(pid: int) -> bool:
-    """Reap a child that has no owner; return whether it had ended."""
     with suppress(ChildProcessError):
         return os.waitpid(pid, os.WNOHANG)[0] == pid  # noqa: TID251 - an orphan, by pid: this takes no owner's status
     return False

@@ -23,8 +23,6 @@ _PASSES = 10
 
 
 class AdoptedCgroups(AdoptedRuns):
-    """Adopts the cgroups of runs, and moves into them the runs' processes that are elsewhere."""
-
     def __init__(self, runs: HeldRuns, cgroups: RunCgroups, limits: KernelLimits) -> None:
         self._runs = runs
         self._cgroups = cgroups
@@ -53,7 +51,7 @@ class AdoptedCgroups(AdoptedRuns):
     def _gather(self, held: HeldRun) -> None:
         """Move into its cgroup whatever carries the marks of the run."""
         carriers = [pid for look in self._looks.recent() for pid in look.carriers(held.cookie, self._runs.tag_of(held))]
-        if any(not self._cgroups.contains(held, pid) for pid in carriers if procfs.is_alive(pid, None)):
+        if any(not self._cgroups.contains(held, pid) for pid in carriers if procfs.is_alive(pid)):
             self._move_in(held)
 
     def _move_in(self, held: HeldRun) -> None:
@@ -77,7 +75,6 @@ class AdoptedCgroups(AdoptedRuns):
         self._cgroups.forget(held)
 
     def own(self, held: HeldRun) -> None:
-        """Treat the run as one of this daemon's."""
         self._elsewhere.discard(held.id)
 
 

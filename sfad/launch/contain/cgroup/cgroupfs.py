@@ -5,12 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Self
 
 from ... import procfs
 from ...base import CgroupImpossible, LaunchSpec
@@ -48,7 +47,6 @@ class Mount:
         return None if inside is None else _joined(self.point, inside)
 
     def path(self, directory: str) -> str | None:
-        """Return the path of a cgroup by its directory."""
         inside = below(directory, self.point)
         return None if inside is None else _joined(self.root, inside)
 
@@ -234,66 +232,54 @@ def remove_tree(directory: str) -> None:
     except FileNotFoundError:
         return
     except OSError:
-        with _Climber(directory) as climber:
-            climber.clear(monotonic() + _REMOVAL)
+        _clear(directory, monotonic() + _REMOVAL)
         os.rmdir(directory)
 
 
-class _Climber:
-    """A place in a tree of cgroups, held by one descriptor."""
-
-    def __init__(self, directory: str) -> None:
-        self._at = os.open(directory, _DIRECTORY)
-        self._down: list[str] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._at)
-
-    def clear(self, until: float) -> None:
-        """Remove everything below the directory that it began in."""
-        while True:
-            child = self._child()
+def _clear(directory: str, until: float) -> None:
+    """Remove everything below a cgroup."""
+    at, down = os.open(directory, _DIRECTORY), []
+    try:
+        while monotonic() < until:
+            child = _first_child(at)
             if child is not None:
-                self._remove(child)
-            elif self._down:
-                self._move("..")
-                os.rmdir(self._down.pop(), dir_fd=self._at)
+                try:
+                    os.rmdir(child, dir_fd=at)
+                except OSError as error:
+                    if error.errno != errno.EBUSY:
+                        raise
+                    at = _moved(at, child)
+                    down.append(child)
+            elif down:
+                at = _moved(at, "..")
+                os.rmdir(down.pop(), dir_fd=at)
             else:
                 return
-            if monotonic() > until:
-                raise OSError(errno.EBUSY, "new cgroups keep appearing")
+        raise OSError(errno.EBUSY, "new cgroups keep appearing")
+    finally:
+        os.close(at)
 
-    def _remove(self, child: str) -> None:
-        try:
-            os.rmdir(child, dir_fd=self._at)
-        except OSError as error:
-            if error.errno != errno.EBUSY:
-                raise
-            self._move(child)
-            self._down.append(child)
 
-    def _move(self, name: str) -> None:
-        there = os.open(name, _DIRECTORY, dir_fd=self._at)
-        os.close(self._at)
-        self._at = there
+def _moved(at: int, name: str) -> int:
+    there = os.open(name, _DIRECTORY, dir_fd=at)
+    os.close(at)
+    return there
 
-    def _child(self) -> str | None:
-        if os.fstat(self._at).st_nlink == _CHILDLESS:
-            return None
-        with os.scandir(self._at) as entries:
-            return next((entry.name for entry in entries if entry.is_dir(follow_symlinks=False)), None)
+
+def _first_child(at: int) -> str | None:
+    if os.fstat(at).st_nlink == _CHILDLESS:
+        return None
+    with os.scandir(at) as entries:
+        return next((entry.name for entry in entries if entry.is_dir(follow_symlinks=False)), None)
 
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-def bound(directory: str) -> None:
-    """Have the kernel limit the cgroups that processes in `directory` make below it. Raises `OSError`."""
-    write(f"{directory}/cgroup.max.depth", b"%d" % MAX_DEPTH)
-    write(f"{directory}/cgroup.max.descendants", b"%d" % MAX_DESCENDANTS)
+def bound(directory: str, depth: int | None = MAX_DEPTH, descendants: int | None = MAX_DESCENDANTS) -> None:
+    """Have the kernel limit the cgroups that processes in `directory` make below it; `None` is no limit. Raises `OSError`."""
+    write(f"{directory}/cgroup.max.depth", b"max" if depth is None else b"%d" % depth)
+    write(f"{directory}/cgroup.max.descendants", b"max" if descendants is None else b"%d" % descendants)
 
 
 def write(path: str, content: bytes) -> None:
@@ -305,13 +291,9 @@ def write(path: str, content: bytes) -> None:
         os.close(fd)
 
 
-def read(path: str) -> bytes:
+def read(path: str, *, whole: bool = False) -> bytes:
     """Return the content of a control file; `b""` if the cgroup is gone. Raises `OSError` if it is there and cannot be read."""
-    return _whole(path, procfs.read)
-
-
-def _whole(path: str, reader: Callable[[str], bytes | None]) -> bytes:
-    content = reader(path)
+    content = procfs.read(path, whole=whole)
     if content is None:
         _refuse_hidden(path)
     return content or b""
@@ -330,7 +312,7 @@ def pids(directory: str) -> Iterator[int]:
     """Return the processes of one cgroup, without those of other pid namespaces: they show as 0, which means our own process group
     to kill(2). Raises `OSError`."""
     try:
-        content = _whole(f"{directory}/cgroup.procs", procfs.read_whole)
+        content = read(f"{directory}/cgroup.procs", whole=True)
     except OSError as error:
         if error.errno != errno.EOPNOTSUPP:  # a threaded cgroup has none: its processes show above it
             raise
@@ -358,14 +340,7 @@ def regain_after(error: Exception, base: str) -> None:
         regain(os.fsdecode(error.filename), base)
 
 
-def unbind(directory: str) -> None:
-    """Undo `bound`. Raises `OSError`."""
-    write(f"{directory}/cgroup.max.depth", b"max")
-    write(f"{directory}/cgroup.max.descendants", b"max")
-
-
 def seen(path: str | None) -> str | None:
-    """Return the directory of a cgroup in this mount namespace, by its path in the hierarchy."""
     found = (mount.directory(path) for mount in mounts()) if path is not None else ()
     return next((directory for directory in found if directory is not None), None)
 

@@ -25,8 +25,6 @@ _REMOVE_TRIES, _REMOVE_PAUSE = 100, 0.02
 
 @dataclass(slots=True, eq=False)
 class RunCgroup:
-    """A run's cgroup."""
-
     directory: str
     inode: int
     """Of the leaf: the cgroup id that PIDFD_GET_INFO tells."""
@@ -45,7 +43,6 @@ class RunCgroup:
 
     @property
     def leaf(self) -> str:
-        """The directory of its leaf."""
         return f"{self.directory}/{LEAF}"
 
 
@@ -71,7 +68,6 @@ class RunCgroups:
     # Which run is in a cgroup.
 
     def run_with_inode(self, inode: int) -> RunId | None:
-        """Return the run whose leaf has that inode."""
         return self._by_inode.get(inode)
 
     def inside(self, path: str | None) -> str | None:
@@ -89,7 +85,6 @@ class RunCgroups:
         return None
 
     def run_of(self, pid: int) -> RunId | None:
-        """Return the run whose cgroup a process is in."""
         return self.nearest(self.inside(procfs.cgroup(pid)))
 
     def contains(self, held: HeldRun, pid: int) -> bool:
@@ -106,7 +101,6 @@ class RunCgroups:
                     yield pid, self.nearest(directory) or held.id
 
     def populated(self, held: HeldRun) -> bool:
-        """Return whether anything is alive in the run's cgroup or below it. Raises `OSError`."""
         group = self.of(held)
         return group is not None and b"populated 1" in cgroupfs.read(f"{group.directory}/cgroup.events")
 
@@ -130,7 +124,7 @@ class RunCgroups:
         except FileExistsError:  # an earlier try got this far; or an agent made it, frozen, to hold what attaches itself
             cgroupfs.write(f"{path}/cgroup.freeze", b"0")
         except BlockingIOError:  # an agent has lowered `cgroup.max.descendants` or `cgroup.max.depth` of the base
-            cgroupfs.unbind(self.base.directory)
+            cgroupfs.bound(self.base.directory, None, None)
             os.mkdir(path)
 
     def _restore(self, held: HeldRun) -> None:
@@ -186,7 +180,6 @@ class RunCgroups:
             self._reactor.task(_remove_later, group.directory)
 
     def unwatch(self, group: RunCgroup) -> None:
-        """Close its `cgroup.events`."""
         if group.events is not None:
             self._reactor.discard(group.events)
             os.close(group.events)

@@ -87,11 +87,9 @@ class Controllers:
             directory = os.path.dirname(directory)
 
     def enabled(self, kind: str, directory: str) -> bool:
-        """Return whether the cgroups in `directory` have that controller."""
         return kind in self._enabled.get(directory, ())
 
     def forget(self, directory: str) -> None:
-        """Note that a directory was removed."""
         self._enabled.pop(directory, None)
 
     def close(self) -> None:

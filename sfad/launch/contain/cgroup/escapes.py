@@ -27,8 +27,6 @@ _WATCHED = 32
 
 
 class Escapes:
-    """Finds, signals and stops processes outside of their runs' cgroups."""
-
     def __init__(self, ground: Ground, cgroups: RunCgroups) -> None:
         self._runs = ground.runs
         self._reactor = ground.reactor
@@ -66,7 +64,6 @@ class Escapes:
                 yield pid, home
 
     def signal(self, held: HeldRun, *numbers: int) -> None:
-        """Send signals to the escaped processes of a run and its descendants. Raises `OSError`."""
         self._signal(held, [pid for pid, _ in self.of(held)], *numbers)
 
     def _signal(self, held: HeldRun, pids: Iterable[int], *numbers: int) -> None:

@@ -19,8 +19,6 @@ _LEAST_QUOTA = 1000
 
 
 class KernelLimits(RunLimits):
-    """Has the kernel hold runs to their bounds, and counts how often it enforced them."""
-
     def __init__(self, cgroups: RunCgroups, controllers: Controllers, news: News) -> None:
         self._cgroups = cgroups
         self._controllers = controllers
@@ -101,7 +99,7 @@ def _current_pids(directory: str) -> int | None:
 def _charged_memory(directory: str) -> int | None:
     """Return the bytes of anonymous and shared memory that are charged to a cgroup, to compare with what processes hold: without
     its page cache, which the kernel takes back before it enforces anything, and without the kernel's own memory for it."""
-    fields = dict(line.split() for line in (procfs.read_whole(f"{directory}/memory.stat") or b"").splitlines())
+    fields = dict(line.split() for line in (procfs.read(f"{directory}/memory.stat", whole=True) or b"").splitlines())
     return int(fields[b"anon"]) + int(fields[b"shmem"]) if fields else None
 
 

@@ -13,8 +13,6 @@ from .cgroups import RunCgroups
 
 
 class CgroupPlacing:
-    """Places processes."""
-
     def __init__(self, runs: HeldRuns, cgroups: RunCgroups, orphans: Orphans) -> None:
         self._runs = runs
         self._cgroups = cgroups
@@ -49,7 +47,6 @@ class CgroupPlacing:
             raise Unplaceable(f"process {pid} was started in run {began} and has moved itself into the cgroup of run {run}")
 
     def _run_of(self, pid: int) -> RunId | None:
-        """Return the run of an ancestor."""
         owned = self._orphans.owned.get(pid)
         path = None if owned else procfs.cgroup(pid)
         return owned or (self._at(path) if path is not None else None)

@@ -18,8 +18,6 @@ from ..marks import Looks, Trace
 
 
 class Abroad(AdoptedRuns):
-    """Finds the processes of adopted runs."""
-
     def __init__(self, runs: HeldRuns) -> None:
         self._runs = runs
         self._looks = Looks()
@@ -54,7 +52,7 @@ class Abroad(AdoptedRuns):
         found = {process.pid for look in recent for process in look.members(held.cookie, self._runs.tag_of(held))}
         if not found <= recent[0].ours | recent[1].ours:
             self._abroad.add(held.id)
-        return any(map(procfs.lives, found))
+        return any(map(procfs.is_alive, found))
 
     def processes(self) -> Iterator[tuple[Stat, RunId]]:
         """Yield what is alive in adopted runs and not below this process. Raises `OSError`."""

@@ -79,7 +79,7 @@ class Census:
             self._orphans.reap()
             fresh = [pid for pid in procfs.children() if pid not in seen]
             placed = [(pid, self._run_of_child(pid)) for pid in fresh]
-            alive = [pid for pid, run in placed if run in runs and procfs.lives(pid)]
+            alive = [pid for pid, run in placed if run in runs and procfs.is_alive(pid)]
             if alive:
                 return alive
             if not fresh:
@@ -160,7 +160,7 @@ class Census:
         return self._strays.get((pid, process.started)) if process else None
 
     def _by_mark(self, pid: int) -> RunId | None:
-        return self._runs.by_tag(pid) or (self._runs.by_cookie(pid) if procfs.lives(pid) else None)
+        return self._runs.by_tag(pid) or (self._runs.by_cookie(pid) if procfs.is_alive(pid) else None)
 
     def _sole(self, pid: int) -> RunId | None:
         """Return the run of an orphan that has removed its marks, where only one tree can be meant."""
