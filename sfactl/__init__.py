@@ -1,21 +1,52 @@
 """sfactl: the command-line client of sfad.
 
-    __main__ ─ verb ─▶ options.read ─ plain ─────▶ commands/VERB.main ─▶ client ─ frames ─▶ sfad
-                            └─ anything else ─▶ app (typer: help, completion, usage errors) ─┘
+    __main__ ─ verb ─▶ options.read ─ plain ─────▶ commands/VERB.main ─▶ connection ─ frames ─▶ sfad
+                            └─ anything else ─▶ typer_app (help, completion, usage errors) ─┘
 
-`verbs`       every verb, its module and its line in the help
-`options`     an option or argument as data; the reader of plain command lines
-`app`         the same data as a typer application
-`exits`       exit codes, and what each outcome maps to; the errors that end the program
-`client`      the connection: handshake, calls, descriptors
-`autostart`   a connection that may start a daemon; `starting` does it; `environment` tells whether we are inside a run
-`request`     command line and environment → the `Spawn` message
-`foreground`  a run that this process stands for: output, signals, exit code
-`loop`        one poll over daemon, signals, files and terminals; `follow` reads output files as they grow
-`terminal`    a pseudo-terminal between the user's and the run's
-`output`      JSON, tables, times, notes
+The command line:
 
-Typer costs 60 ms to import and its parser needs it whole, so the declarations in `options` are read twice: a reader of
-forty lines takes the command lines that agents write in loops, and typer takes whatever is not plain. A test holds the
-two to the same answers. No module here imports trio, and of sfad only `sfad.protocol` (`doctor` also `sfad.host.probe`).
+`__main__`        finds the verb, runs it, and turns errors into exit codes
+`verbs`           the verbs, their aliases and their lines in the help
+`commands`        one module for each verb
+`options`         options and arguments as data, and the reader of plain command lines
+`typer_app`       the same data as a typer application
+`completing`      the words that a shell completes
+`deadline`        a bound on the time that completion and help wait for the daemon
+`environment`     defaults and claims from the environment; whether this process is inside a run
+`exits`           exit codes, and the errors that end the program with one of them
+
+Connections:
+
+`connection`      the connection to the daemon: handshake, requests, descriptors, reconnecting
+`listener`        whether to trust the process at the other end
+`autostart`       a connection that may start a daemon
+`start_daemon`    starts a daemon, by systemd or by fork
+`history`         a connection that reads the ledger if no daemon is running
+`client`          the public API for authors of agents
+
+Runs:
+
+`request`         the options of `spawn` and `run`, and their `Spawn` message
+`foreground`      a run that this process stands for: output, signals, exit code
+`progress`        its progress lines on stderr
+`status_file`     its `--status-file`
+`terminal`        a pseudo-terminal between the user and an interactive run
+`poll`            one poll over the daemon, signals, files and terminals
+`choice`          the runs that a command line means
+`limits`          limits on the command line, and as they are shown
+`defaults`        the limits of a run without options, for the help
+`usage`           amounts of use on the command line
+
+Output:
+
+`output`          JSON, notes, and texts for figures, times and the state of a run
+`screen`          tables
+`refused`         refusals, and processes that survived SIGKILL
+`follow`          copies output files as they grow
+`line_follower`   copies them line by line
+`text_follower`   copies an agent's text instead of its stdout
+
+Typer takes 60 ms to import, so `options.read` reads the plain command lines that agents write in loops, and typer reads all others.
+A test checks that both give the same values. No module here imports trio, and of sfad only `sfad.protocol` (`doctor` also
+`sfad.host.probe`).
 """

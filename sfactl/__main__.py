@@ -1,4 +1,4 @@
-"""The command `sfactl`. Finds the verb, loads its module and no other, and turns every way out into an exit code."""
+"""The command `sfactl`: find the verb, load only its module, and turn each result or error into an exit code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .options import NotPlain, before_command, read
 
 
 def main() -> None:
-    """Runs the command line and exits."""
+    """Run the command line and exits."""
     _own_standard_descriptors()
     sys.exit(_guarded(sys.argv[1:]))
 
@@ -40,31 +40,31 @@ def _guarded(arguments: list[str]) -> int:
 
 
 def _harmless(message: str) -> str:
-    """Words of a user or an agent may be in it, and must not steer the terminal."""
+    """Return a message in which the words of a user or an agent cannot steer the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in message)
 
 
 def _own_standard_descriptors() -> None:
-    # A closed 0, 1 or 2 would be given to the next thing opened, and a socket would receive what is meant for stdout.
+    # The next open() would get a closed 0, 1 or 2, and a socket would then receive what is written to stdout.
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
-    # The interpreter has no stream where it found the descriptor closed.
+    # The interpreter makes no stream for a descriptor that was closed when it started.
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def _unread() -> int:
-    # Whoever read our stdout has gone. What is still buffered must not raise again when the interpreter flushes it.
+    # The reader of our stdout has gone. The interpreter flushes the buffer at exit, which must not raise again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 141
 
 
 def _dispatch(arguments: list[str]) -> int:
     if "_SFACTL_COMPLETE" in os.environ:
-        # what has been typed: bash has it in one variable, the other shells in the other (typer/_completion_classes.py)
+        # bash passes the command line in COMP_WORDS, the other shells in the other variable (typer/_completion_classes.py)
         typed = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
         return _by_typer(arguments, split(typed.split()[1:])[1], completing=True)
     before, verb, after = split(arguments)
@@ -85,8 +85,8 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
-    """What stands before the verb, the verb, and what follows it. `--socket` is the one option with a value that may
-    come before it; an unknown word counts as no verb, so that typer complains."""
+    """Return what is before the verb, the verb, and what follows it. `--socket` is the only option with a value that
+    may be before the verb. An unknown word is not a verb, so that typer reports it."""
     position = 0
     while position < len(arguments) and arguments[position].startswith("-"):
         position += 2 if arguments[position] == "--socket" else 1

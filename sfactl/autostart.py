@@ -1,6 +1,6 @@
-"""A connection for `spawn` and `run`, which may start a daemon for the person who has none (SPEC section 14).
+"""The connection of `spawn` and `run`, which may start a daemon if none is running.
 
-Only outside any run, and never for a socket that was named by `--socket`: who names one means the daemon that is there.
+No daemon is started inside a run, or for a socket that `--socket` names: the user means the daemon that listens there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from .connection import ABSENT, Client, Unreachable
 
 
 def connect(flag: str | None) -> Client:
-    """A connection to the daemon, which is started if there is none and that is allowed. Raises `Unreachable`, `Quit`."""
+    """Return a connection to the daemon. Start the daemon if none is running and that is allowed. Raise
+    `Unreachable`, `Quit`."""
     try:
         return connection.connect(flag)
     except Unreachable as error:
@@ -20,19 +21,19 @@ def connect(flag: str | None) -> Client:
         if why_not is not None:
             error.message += why_not
             raise
-    # How daemons are started takes modules that no connection needs.
+    # Imported here because it loads modules that a connection does not need.
     from .start_daemon import start
 
     return start()
 
 
 def _forbidden(flag: str | None, error: Unreachable) -> str | None:
-    """Why no daemon may be started here; empty where that goes without saying."""
+    """Return why no daemon may be started here: `None` if one may, empty if the error needs no explanation."""
     if error.kind not in ABSENT or flag is not None:
         return ""
     inside = environment.inside_run()
     if inside is not None:
-        return f"; none is started from inside a run ({inside})"
+        return f"; no daemon is started inside a run ({inside})"
     if not environment.flag("SFAD_AUTOSTART", {"SFAD_AUTOSTART": "1", **os.environ}):
-        return "; SFAD_AUTOSTART=0 keeps one from being started"
+        return "; SFAD_AUTOSTART=0 forbids starting one"
     return None

@@ -43,12 +43,12 @@ class Choice(NamedTuple):
 
     @property
     def filtered(self) -> bool:
-        """Whether options, and not only ids and names, choose runs."""
+        """Whether `--all`, `--name` or `--label` chooses runs."""
         return bool(self.everything or self.name or self.label)
 
     @property
     def labels(self) -> dict[str, str | list[str]]:
-        """`--label`, by key. Raise `UsageError`."""
+        """The values of `--label`, by key. Raise `UsageError`."""
         return labels(self.label)
 
     def checked(self) -> Choice:

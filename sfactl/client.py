@@ -1,4 +1,4 @@
-"""For the author of an agent: tell the daemon what the run uses, and ask before it spends (docs/client.md).
+"""For authors of agents: report what a run uses to the daemon, and reserve before a call to a model (docs/client.md).
 
     from sfactl.client import Sfad
 
@@ -11,11 +11,11 @@
 Synchronous. One connection, made at the first call, and one lock: any thread may use it, so `trio.to_thread.run_sync` and
 `asyncio.to_thread` do. Neither trio nor typer is imported.
 
-A daemon that is restarted, during a call or between two, is waited for and found again: for 10 s, or for `timeout` if that is
-less, and only once it had been reached. None is ever started. A request is sent a second time only where the first cannot have
-been taken: the connection was known to be closed before, or broke before the last byte of the request. Where the answer alone is
-missing, `info` asks again, since it changes nothing; the others raise `Unanswered`, because a report that is sent twice counts
-twice.
+If the daemon restarts during a call or between two, the client waits for it and connects again: for 10 s, or for `timeout` if
+that is less, and only if it had been connected before. The client never starts a daemon. It sends a request a second time only if
+the daemon cannot have taken the first: the connection was known to be closed before, or broke before the last byte of the request.
+If only the reply is missing, `info` asks again, because it changes nothing; the others raise `Unanswered`, because a report that is
+sent twice counts twice.
 """
 
 from __future__ import annotations
@@ -36,17 +36,19 @@ from .exits import Quit
 __all__ = ["DaemonUnreachable", "LimitReached", "NotInARun", "RequestFailed", "Reservation", "Sfad", "SfadError", "Unanswered"]
 
 PATIENCE = 60.0
-"""Seconds that an answer may take. The daemon decides in memory and commits to its ledger: milliseconds, if it is well."""
+"""Seconds to wait for a reply. The daemon usually needs milliseconds: it decides in memory and commits to its ledger."""
+
+NO_RUN = "this process is not in a run of the daemon; name one, as in Sfad(run='a1')"
 
 R = TypeVar("R", bound=m.Reply)
 
 
 class SfadError(Exception):
-    """Base of everything that is raised here, but for `ValueError` and `TypeError` of wrong arguments."""
+    """Base of all errors of this module, except `ValueError` and `TypeError` for wrong arguments."""
 
 
 class DaemonUnreachable(SfadError):
-    """There is no daemon to speak to, and nothing was sent. `kind` is that of `sfactl.connection.Unreachable`: `missing`,
+    """No daemon can be reached, and nothing was sent. `kind` is that of `sfactl.connection.Unreachable`: `missing`,
     `refused`, `denied`, `sandbox`, `silent` or `gone`."""
 
     def __init__(self, message: str, kind: str) -> None:
@@ -55,15 +57,15 @@ class DaemonUnreachable(SfadError):
 
 
 class NotInARun(SfadError):
-    """There is a daemon, but this process is in none of its runs, and no run was named."""
+    """A daemon is running, but this process is in none of its runs, and no run was named."""
 
 
 class Unanswered(SfadError):
-    """The request was sent and its answer did not come: it may have been taken or not, and was not sent again."""
+    """The request was sent, but the reply did not come. The daemon may have taken the request; it was not sent again."""
 
 
 class RequestFailed(SfadError):
-    """The daemon answered that it cannot be done. `code` says why: `not_permitted`, `no_such_run`, `bad_request`, …"""
+    """The daemon answered with an error. `code` says why: `not_permitted`, `no_such_run`, `bad_request`, …"""
 
     def __init__(self, message: str, code: ErrorCode) -> None:
         super().__init__(message)
@@ -71,7 +73,7 @@ class RequestFailed(SfadError):
 
 
 class LimitReached(SfadError):
-    """A reservation was refused, and nothing was charged. The text is worded for a model; `refusal` has the numbers."""
+    """The daemon refused a reservation, and nothing was charged. The text is written for a model; `refusal` has the numbers."""
 
     def __init__(self, refusal: LimitRefusal) -> None:
         super().__init__(refusal.message)
@@ -81,16 +83,16 @@ class LimitReached(SfadError):
 class Reservation:
     """What a call to a model may use, held against the run, its ancestors, its user and its teams until it is settled.
 
-    As a context manager it sees that somebody settled: if the block raises, the call may have been made and billed, so what is
-    held stays charged in full. `cancel` it in an `except` where you know better.
+    As a context manager it warns if the block ends without `settle` or `cancel`. If the block raises, the call may have been made
+    and billed, so the held amount stays charged in full. Call `cancel` in an `except` if you know that it was not.
     """
 
     def __init__(self, sfad: Sfad, reserved: m.Reserved, name: str) -> None:
         self.id = name
         self.run = reserved.run
-        """Id of the run that it is held for."""
+        """Id of the run that it counts against."""
         self.cost_usd = reserved.cost_usd
-        """The estimate; `None` where the model has no price."""
+        """The estimate; `None` if the model has no known price."""
         self.settled = False
         self._sfad = sfad
 
@@ -105,9 +107,9 @@ class Reservation:
         messages: int | None = None,
         cost_usd: float | None = None,
     ) -> RunInfo:
-        """Replaces the estimate by what was used. Cached tokens are part of `input_tokens`. Raises `SfadError`."""
+        """Replace the estimate with what was used. Cached tokens are part of `input_tokens`. Raise `SfadError`."""
         if self.settled:
-            raise SfadError(f"reservation {self.id} is settled already")
+            raise SfadError(f"reservation {self.id} is already settled")
         request = m.Settle(
             id=0,
             reservation=self.id,
@@ -124,7 +126,7 @@ class Reservation:
         return run
 
     def cancel(self) -> RunInfo:
-        """Settles with nothing: the call was not made, or is not billed. Raises `SfadError`."""
+        """Settle with 0, because the call was not made or is not billed. Raise `SfadError`."""
         return self.settle(input_tokens=0, output_tokens=0)
 
     def __enter__(self) -> Reservation:
@@ -132,16 +134,16 @@ class Reservation:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is None and not self.settled:
-            words = f"reservation {self.id} was not settled: it stays charged in full. Call settle(), or cancel(), in its block"
+            words = f"reservation {self.id} was not settled, so it stays charged in full; call settle() or cancel() in its block"
             warnings.warn(words, RuntimeWarning, stacklevel=2)
 
 
 class Sfad:
-    """The daemon, as an agent sees it. Nothing is connected before the first call.
+    """The daemon, for an agent. The connection is made at the first call.
 
-    `run` is whose use it is: without it, the run that this process is in. `socket` is the daemon's; without it the places that
-    `sfactl` tries. `timeout` is seconds for one answer, `None` waits for ever; for a daemon that is away nobody waits longer than
-    10 s.
+    `run` is the run to report for (default: the run that this process is in). `socket` is the daemon's socket (default: the
+    places that `sfactl` tries). `timeout` is in seconds, for one reply; `None` waits without end. A daemon that went away is waited
+    for at most 10 s.
     """
 
     def __init__(self, *, run: str | None = None, socket: str | None = None, timeout: float | None = PATIENCE) -> None:
@@ -159,22 +161,23 @@ class Sfad:
         self.close()
 
     def close(self) -> None:
-        """Closes the connection. The next call makes another one."""
+        """Close the connection. The next call opens another."""
         with self._lock:
             self._drop()
             self._client = None
 
     @property
     def run_id(self) -> str | None:
-        """The run that the daemon found this process in, whatever `run` says; `None` outside any. Raises `DaemonUnreachable`."""
+        """The run in which the daemon found this process, independent of `run`; `None` outside any run. Raise
+        `DaemonUnreachable`."""
         with self._lock:
             return self._connected().welcome.run
 
     def info(self) -> RunInfo:
-        """The run as it is now: its limits, with what is used of each. Raises `SfadError`."""
+        """Return the current state of the run: its limits, and what is used of each. Raise `SfadError`."""
         run = self._run or self.run_id
         if run is None:
-            raise NotInARun("this process is in no run of the daemon's: name one, as in Sfad(run='a1')")
+            raise NotInARun(NO_RUN)
         return self._ask(m.Info(id=0, run=run), m.RunReply).run
 
     def report(
@@ -190,8 +193,8 @@ class Sfad:
         cost_usd: float | None = None,
         role: Role | None = None,
     ) -> RunInfo:
-        """Adds what was used since the last report. Cached tokens are part of `input_tokens`; `model` gives the tokens their
-        price where `cost_usd` is not known. Raises `SfadError`, and `ValueError` for a report that tells no amount."""
+        """Add what was used since the last report. Cached tokens are part of `input_tokens`. If `cost_usd` is not given, the price
+        of `model` counts. Raise `SfadError`, and `ValueError` for a report without an amount."""
         request = m.Report(
             id=0,
             run=self._run,
@@ -205,12 +208,12 @@ class Sfad:
             cost_usd=cost_usd,
             role=role,
         )
-        if _says_nothing(request):
-            raise ValueError("a report tells at least one of: turns, messages, input_tokens, output_tokens, cost_usd")
+        if _is_empty(request):
+            raise ValueError("a report needs at least one of: turns, messages, input_tokens, output_tokens, cost_usd")
         return self._ask(request, m.RunReply).run
 
     def reserve(self, model: str, *, input_tokens: int, max_output_tokens: int, role: Role | None = None) -> Reservation:
-        """Asks before a call to a model, and holds what it may use at most. Raises `LimitReached`, other `SfadError`."""
+        """Ask before a call to a model, and hold the most it may use. Raise `LimitReached` and other `SfadError`."""
         request = m.Reserve(
             id=0, run=self._run, model=model, input_tokens=input_tokens, max_output_tokens=max_output_tokens, role=role
         )
@@ -218,21 +221,21 @@ class Sfad:
         if reserved.refused is not None:
             raise LimitReached(reserved.refused)
         if reserved.reservation is None:
-            raise SfadError("the daemon neither held nor refused the reservation")
+            raise SfadError("the daemon neither granted nor refused the reservation")
         return Reservation(self, reserved, reserved.reservation)
 
     def _ask(self, request: m.Request, expected: type[R]) -> R:
-        """One request and its answer. It is sent again if only the answer is missing, and that is allowed."""
+        """Send a request and return its reply. Send it again if only the reply is missing and the request allows it."""
         for _ in range(1 + request.repeats):
             try:
                 return self._answered(request, expected)
             except connection.Unreachable as error:
                 missing = error
         tag = type(request).__struct_config__.tag
-        raise Unanswered(f"the {tag} was sent, but not answered, and may have been taken; it is not sent again: {missing.message}")
+        raise Unanswered(f"the {tag} was sent but not answered, so it may have been taken; it is not sent again: {missing.message}")
 
     def _answered(self, request: m.Request, expected: type[R]) -> R:
-        """Raises `Unreachable` if the request was sent, and `SfadError` for everything else."""
+        """Raise `Unreachable` if the request was sent, and `SfadError` for everything else."""
         with self._lock:
             try:
                 client = self._sent(request)
@@ -247,14 +250,14 @@ class Sfad:
             except SfadError:
                 raise
             except BaseException:
-                self._drop()  # interrupted on the way: nobody will take that answer
+                self._drop()  # interrupted: the reply may still come, and no call would take it
                 raise
 
     def _sent(self, request: m.Request) -> connection.Client:
         try:
             return self._send(request)
         except connection.Unreachable:
-            # A frame that is cut off is no request: nothing of it has been taken.
+            # A frame that is cut off is no request, so the daemon has not taken it.
             self._drop()
         try:
             return self._send(request)
@@ -265,21 +268,21 @@ class Sfad:
     def _send(self, request: m.Request) -> connection.Client:
         client = self._connected()
         if isinstance(request, m.Report | m.Reserve) and request.run is None and client.welcome.run is None:
-            raise NotInARun("this process is in no run of the daemon's: name one, as in Sfad(run='a1')")
+            raise NotInARun(NO_RUN)
         try:
             client.send(request)
         except TimeoutError:
-            raise connection.Unreachable(client.path, "silent", f"it took nothing for {self._timeout:g} s") from None
+            raise connection.Unreachable(client.path, "silent", f"it read nothing for {self._timeout:g} s") from None
         return client
 
     def _connected(self) -> connection.Client:
-        # A child of fork() has our socket, and would read our answers.
+        # A child of fork() has our socket, and would read our replies.
         if self._client is not None and (self._process != os.getpid() or self._client.closed_by_daemon()):
             self._drop()
         try:
             self._client = self._opened()
         except connection.Unreachable as error:
-            self._client = None  # the next call is not to wait as long for a daemon that is gone for good
+            self._client = None  # the next call must not wait again for a daemon that did not come back
             raise DaemonUnreachable(error.message, error.kind) from None
         except DaemonError as error:
             self._client = None
@@ -300,12 +303,12 @@ class Sfad:
         return self._client
 
     def _drop(self) -> None:
-        """Closes the connection, and remembers that there was one."""
+        """Close the connection, but remember that there was one."""
         if self._client is not None:
             self._client.close()
 
 
-def _says_nothing(report: m.Report) -> bool:
+def _is_empty(report: m.Report) -> bool:
     amounts = (
         *(report.turns, report.messages, report.cost_usd),
         *(report.input_tokens, report.output_tokens, report.cached_tokens, report.cache_write_tokens),

@@ -1,6 +1,6 @@
-"""What a shell completes: runs, names, labels and agents as the daemon knows them, and words that never change.
+"""The words that a shell completes: runs, names, labels and agents from the daemon, and words that never change.
 
-A person waits for it with a finger on the tab key, so it gives up after `PATIENCE`, and it says nothing where there is no daemon.
+The user waits after pressing Tab, so completion gives up after `PATIENCE` seconds. It prints nothing if no daemon is running.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from .deadline import Late, within
 from .exits import Quit
 
 PATIENCE = 0.5
-"""Seconds that the daemon has for its answer."""
+"""Seconds to wait for the daemon."""
 
 Candidate = tuple[str, str]
-"""A word, and what the shell shows beside it."""
+"""A word, and the description that the shell shows."""
 
 
 def candidates(kind: str, begun: str, socket: str | None = None) -> list[Candidate]:
-    """Return the words of a kind of `CANDIDATES` that begin with `begun`, without those that the daemon cannot tell in time."""
+    """Return the words of a kind of `CANDIDATES` that begin with `begun`, except those that the daemon does not send in time."""
     found: dict[str, str] = {}
     try:
         with within(PATIENCE):
@@ -90,4 +90,4 @@ CANDIDATES: dict[str, Callable[[str | None], Iterable[Candidate]]] = {
     "shell": _fixed("bash", "zsh", "fish"),
     "verb": lambda _socket: ((verb, verbs.summary(verb)) for verb in verbs.names()),
 }
-"""By what `Option.complete` and `Argument.complete` say."""
+"""By the value of `Option.complete` and `Argument.complete`."""

@@ -1,7 +1,7 @@
 """The connection to the daemon: synchronous, one request at a time or several in flight, matched by id.
 
-A daemon may be killed and started again at any moment; runs go on meanwhile. `call` and `ask` connect again then, and send again
-what `Request.repeats` says may be sent twice. Who has several requests in flight does the same with `reconnect` and `again`.
+The daemon may be killed and started again at any moment; its runs continue. `call` and `ask` then connect again, and repeat the
+requests that `Request.repeats` allows to repeat. A caller with several requests in flight uses `reconnect` and `again`.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from . import exits
 from .listener import distrusted
 
 HANDSHAKE_TIMEOUT = 10.0
-"""Seconds for connect and `Welcome`. A daemon that adopts a thousand runs again is to serve within 2 s."""
+"""Seconds for connect and `Welcome`. A daemon that adopts a thousand runs should answer within 2 s."""
 
 CHUNK = 256 * 1024
-"""Bytes of one read from the socket."""
+"""Maximum bytes of one read from the socket."""
 
 MAX_UNCLAIMED = 65_536
-"""Replies and events that may arrive before the one that is waited for. A daemon sends far fewer."""
+"""Replies and events that may arrive before the expected reply. A daemon sends far fewer."""
 
 RECONNECT = 10.0
-"""Seconds a daemon that restarts is waited for (SPEC section 6)."""
+"""Seconds to wait for a daemon that restarts (docs/protocol.md)."""
 
 AGAIN = 0.1
-"""Seconds between attempts: nothing tells when somebody begins to listen at a socket, so here, and only here, we ask again."""
+"""Seconds between attempts to connect. The kernel does not tell when a process begins to listen at a socket."""
 
 ABSENT = frozenset({"missing", "refused"})
-"""Kinds of `Unreachable` that mean there is no daemon. The others mean that this process may not, or cannot, speak to it."""
+"""Kinds of `Unreachable` that mean no daemon is running. With the others, this process may not or cannot speak to it."""
 
 R = TypeVar("R", bound=m.Reply)
 Q = TypeVar("Q", bound=m.Request)
@@ -53,7 +53,7 @@ Q = TypeVar("Q", bound=m.Request)
 
 class Unreachable(exits.Quit):
     """No daemon answers at this socket. `kind`: `missing`, `refused`, `denied` (file permissions), `sandbox` (the system
-    call itself was refused to this process), `untrusted` (another user listens), `silent` (nothing said in time) or `gone` (it
+    call was refused to this process), `untrusted` (another user listens), `silent` (no reply in time) or `gone` (the daemon
     closed the connection)."""
 
     def __init__(self, path: Path, kind: str, detail: str) -> None:
@@ -63,7 +63,7 @@ class Unreachable(exits.Quit):
 
 
 class ConnectionLost(Unreachable):
-    """The connection has ended while something was still to come, or to be sent: `gone`. The daemon may come back."""
+    """The connection ended while a request was to be sent or a reply to come: `gone`. The daemon may come back."""
 
     def __init__(self, path: Path, detail: str = "it closed the connection") -> None:
         super().__init__(path, "gone", detail)
@@ -78,16 +78,17 @@ class DaemonError(exits.Quit):
 
 
 class Answer(NamedTuple):
-    """A reply and the descriptors it owns. They are the caller's to close."""
+    """A reply and its descriptors, which the caller closes."""
 
     reply: m.Reply
     descriptors: list[int]
 
 
 def connect(flag: str | None) -> Client:
-    """A connection to the daemon: at `--socket`, SFA_SOCKET, SFAD_SOCKET, or the first of the user's and the system's places
-    where there is one. A daemon that hangs or denies is not passed over for another, except for root's at the system's place,
-    which serves no other user. Raises `Unreachable`: for the first place, or for one where at least a socket is."""
+    """Connect to the daemon at `--socket`, SFA_SOCKET, SFAD_SOCKET, or the first of the user's and the system's
+    sockets that exists. If a daemon hangs or denies access, the next place is not tried, with one exception: root's
+    daemon at the system's place may serve no other user. Raise `Unreachable` for the first place, or for one that has
+    a socket."""
     try:
         places = client_sockets(os.environ, os.getuid(), flag)
     except ValueError as error:
@@ -110,7 +111,7 @@ def call(flag: str | None, request: m.Request, expected: type[R]) -> R:
 
 
 class Client:
-    """A connection that has shaken hands. Raises `Unreachable`, and `DaemonError` if the daemon has no room for it."""
+    """A connection after the handshake. Raises `Unreachable`, and `DaemonError` if the daemon has no room for the connection."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -143,7 +144,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Closes the connection and every descriptor that nobody has taken."""
+        """Close the connection, and each descriptor that no caller has taken."""
         self._socket.close()
         unclaimed = [*self._received, *(d for answer in self._answers for d in answer.descriptors)]
         self._received.clear()
@@ -152,14 +153,14 @@ class Client:
             os.close(descriptor)
 
     def reconnect(self, advice: str, pause: Callable[[], None] = lambda: time.sleep(AGAIN), patience: float | None = None) -> None:
-        """Connects again, at the same place, to a daemon that is restarting, and starts none. What was asked before is not answered
-        any more; ids go on. `pause` is called between attempts and takes `AGAIN` seconds. Raises `Unreachable` with `advice` after
-        `patience` seconds, or `RECONNECT`, and `DaemonError` if the daemon still has no room for another connection then."""
+        """Connect again to a restarting daemon, at the same place; never start one. Earlier requests get no reply any more; ids
+        continue. `pause` is called between attempts and takes `AGAIN` seconds. After `patience` seconds (default: `RECONNECT`)
+        raise `Unreachable` with `advice`, or `DaemonError` if the daemon still has no room for the connection."""
         self.close()
         patience = RECONNECT if patience is None else patience
         give_up = time.monotonic() + patience
         if time.monotonic() - self._opened_at < AGAIN:
-            pause()  # who greets and hangs up is not asked in a hot loop
+            pause()  # do not connect in a hot loop to a daemon that greets and hangs up
         while True:
             try:
                 return self._open(min(HANDSHAKE_TIMEOUT, max(give_up - time.monotonic(), AGAIN)))
@@ -180,17 +181,17 @@ class Client:
         return self._socket.fileno() < 0
 
     def fileno(self) -> int:
-        """For poll: readable when `arrived` has something to take."""
+        """Return the descriptor to poll: it is readable when `arrived` has something to return."""
         return self._socket.fileno()
 
     def be_patient(self, seconds: float | None) -> None:
-        """From now on waits so long for each piece of an answer; `None` is for ever, as it is from the start. After `Unreachable`
-        of the kind `silent` the answer may still come: close the connection."""
+        """Set the seconds to wait for each piece of a reply; `None`, the initial value, waits without end. After
+        `Unreachable` of kind `silent` the reply may still come: close the connection."""
         self._patience = seconds
         self._socket.settimeout(seconds)
 
     def closed_by_daemon(self) -> bool:
-        """Whether nobody is at the other end any more, as far as the kernel tells; what is sent now would be lost."""
+        """Whether the other end is closed, as far as the kernel knows: anything sent now would be lost."""
         if self.closed:
             return True
         poll = select.poll()
@@ -201,7 +202,7 @@ class Client:
             return True
 
     def next_id(self) -> int:
-        """An id that no earlier request of this connection has."""
+        """Return an id that no earlier request of this connection has."""
         self._last_id += 1
         return self._last_id
 
@@ -219,13 +220,14 @@ class Client:
             self._send_all(frame, descriptors)
         except (BrokenPipeError, ConnectionResetError):
             with suppress(exits.Quit):
-                while True:  # until the end of what the daemon said before it closed the connection
+                while True:  # until the end of what the daemon sent before it closed the connection
                     self._read()
             raise self._lost() from None
         return request.id
 
     def _lost(self) -> exits.Quit:
-        """What to raise now that the daemon has closed the connection: its own words, if it is short of something."""
+        """Return the error to raise now that the daemon has closed the connection. If the daemon is short of
+        something, its own message."""
         words = self._last_words
         if words is None:
             return ConnectionLost(self.path)
@@ -238,12 +240,12 @@ class Client:
         self._socket.sendall(memoryview(frame)[sent:])
 
     def call(self, request: m.Request, expected: type[R], descriptors: Sequence[int] = ()) -> R:
-        """Sends and waits for the reply, of type `expected`. Where the connection is lost meanwhile, connects again and asks
-        again, if that is allowed. Raises `DaemonError`, `Unreachable`."""
+        """Send a request and return its reply, of type `expected`. If the connection is lost, connect again, and repeat the request
+        if that is allowed. Raise `DaemonError`, `Unreachable`."""
         return self.ask(request, expected, descriptors)[0]
 
     def ask(self, request: m.Request, expected: type[R], descriptors: Sequence[int] = ()) -> tuple[R, list[int]]:
-        """`call`, with the descriptors that came along."""
+        """Do what `call` does, and return the descriptors that came with the reply."""
         repeated = 0
         while True:
             asked, sent = time.monotonic(), False
@@ -259,7 +261,7 @@ class Client:
             request = again(request, time.monotonic() - asked)
 
     def answer(self, wanted: int, expected: type[R]) -> tuple[R, list[int]]:
-        """Waits for the reply to the request with the id `wanted`; `send` has sent it. Raises `DaemonError`, `Unreachable`."""
+        """Wait for the reply to the request with the id `wanted`; `send` has sent it. Raise `DaemonError`, `Unreachable`."""
         others: list[Answer] = []
         mine: list[Answer] = []
         try:
@@ -267,7 +269,7 @@ class Client:
                 for answer in self.arrived():
                     (mine if answer.reply.id == wanted and not mine else others).append(answer)
                 if len(others) > MAX_UNCLAIMED:
-                    what = f"what answers there sent {len(others)} messages, and no answer to request {wanted} among them"
+                    what = f"it sent {len(others)} messages, but no reply to request {wanted}, so it is not a daemon"
                     raise Unreachable(self.path, "gone", what)
         finally:
             self._answers.extend(others)
@@ -280,7 +282,8 @@ class Client:
         return reply
 
     def arrived(self) -> list[Answer]:
-        """Everything that is there, after waiting for at least one read from the socket. Raises `Unreachable` at its end."""
+        """Return all replies and events received so far, after at least one read from the socket if there are none.
+        Raise `Unreachable` at the end of the connection."""
         if not self._answers:
             self._read()
         answers = list(self._answers)
@@ -303,11 +306,11 @@ class Client:
             for body in self._decoder.feed(data):
                 self._answers.append(self._complete(m.unpack_reply(body)))
         except ProtocolError as error:
-            raise Unreachable(self.path, "gone", f"what answers there does not speak this protocol: {error}") from error
+            raise Unreachable(self.path, "gone", f"the process there does not speak this protocol: {error}") from error
 
     def _complete(self, reply: m.Reply) -> Answer:
         if isinstance(reply, m.Error) and not reply.id:
-            self._last_words = reply  # about the connection, which the daemon closes next
+            self._last_words = reply  # id 0 is about the connection, which the daemon closes next
         wanted = reply.descriptors if isinstance(reply, m.LogFiles) else 0
         if wanted > len(self._received):
             raise exits.Quit(exits.ExitCode.LOST, f"the daemon announced {wanted} descriptors and sent fewer")
@@ -328,43 +331,42 @@ def again(request: Q, elapsed: float) -> Q:
 
 
 def _time_for(request: m.Request, elapsed: float) -> float:
-    """Seconds to wait for the daemon before `request` is repeated."""
+    """Return the seconds to wait for the daemon before `request` is repeated."""
     if isinstance(request, m.Wait) and request.timeout is not None:
         return min(RECONNECT, max(request.timeout - elapsed, 0.0))
     return RECONNECT
 
 
 def unanswered(request: m.Request) -> str:
-    """What to say of a request that is not sent again."""
+    """Return the message for a request that is not sent again."""
     what = type(request).__struct_config__.tag
     if request.repeats and not isinstance(request, _CHANGES):
-        return f"it closes the connection whenever it is asked this ({what})"
+        return f"it closes the connection each time it receives this {what}"
     return (
-        f"it closed the connection before it answered. It is not known whether this {what} was carried out, and it is not sent "
-        f"again; {_look(request)}"
+        f"it closed the connection before it replied. The {what} may have been carried out, and is not sent again; {_look(request)}"
     )
 
 
 def advice(request: m.Request) -> str:
-    """What to say if the daemon does not come back to be asked again."""
+    """Return what to tell the user if the daemon does not come back."""
     if isinstance(request, m.Stop):
-        return "what was being stopped may be alive still: stop it again when it is back"
+        return "the runs may still be alive: stop them again when the daemon is back"
     if isinstance(request, _CHANGES):
-        return f"it is not known whether this {type(request).__struct_config__.tag} was carried out; {_look(request)}"
-    return "runs may go on without it"
+        return f"the {type(request).__struct_config__.tag} may have been carried out; {_look(request)}"
+    return "runs may continue without it"
 
 
 _CHANGES = (m.Spawn, m.Stop, m.Pause)
-"""What may be sent again although it changes something."""
+"""Requests that change something and may still be repeated."""
 
 
 def _look(request: m.Request) -> str:
     run = getattr(request, "run", None) or "RUN"
-    return f"look with: sfactl {'list' if isinstance(request, m.Spawn | m.Stop | m.Prune) else f'info {run}'}"
+    return f"check with: sfactl {'list' if isinstance(request, m.Spawn | m.Stop | m.Prune) else f'info {run}'}"
 
 
 def check(reply: m.Reply) -> None:
-    """Raises `DaemonError` for an `Error`."""
+    """Raise `DaemonError` for an `Error`."""
     if isinstance(reply, m.Error):
         raise DaemonError(reply.code, reply.message)
 
@@ -373,7 +375,7 @@ def _connected(path: Path, seconds: float) -> socket.socket:
     sock = None
     try:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # not settimeout(): a non-blocking connect() fails at once where the backlog is full, and does not wait for a place
+        # not settimeout(): a non-blocking connect() fails at once if the backlog is full, instead of waiting for a place
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), int(seconds % 1 * 1e6)))
         connect_path(sock, path)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 0))
@@ -386,15 +388,15 @@ def _connected(path: Path, seconds: float) -> socket.socket:
 
 
 def explain(path: Path, error: OSError) -> Unreachable:
-    """What a failed `socket` or `connect` means for the person in front of it."""
+    """Return the error for a failed `socket` or `connect`, with what the user can do."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return Unreachable(path, "missing", "the socket does not exist: no daemon is running; start one with 'sfad serve'")
     if error.errno == errno.ECONNREFUSED:
         return Unreachable(
             path,
             "refused",
-            "the socket exists, but no process listens on it: the daemon has died, or is starting or stopping. Its runs go on; "
-            "'sfad serve', or the next 'sfactl spawn', starts it again",
+            "the socket exists, but no process listens on it: the daemon has died, or is starting or stopping. Its runs continue; "
+            "start it again with 'sfad serve' or the next 'sfactl spawn'",
         )
     if isinstance(error, TimeoutError) or error.errno == errno.EAGAIN:
         return Unreachable(
@@ -406,7 +408,7 @@ def explain(path: Path, error: OSError) -> Unreachable:
 
 
 def _denied(path: Path, error: OSError) -> Unreachable:
-    # A socket whose mode forbids it answers EACCES. Seccomp and Landlock answer EPERM, or EACCES although the mode allows.
+    # The mode of a socket causes EACCES. Seccomp and Landlock cause EPERM, or EACCES although the mode allows access.
     name = errno.errorcode.get(error.errno or 0, "?")
     try:
         allowed = os.access(path, os.W_OK) and error.errno == errno.EACCES
@@ -417,8 +419,8 @@ def _denied(path: Path, error: OSError) -> Unreachable:
         return Unreachable(
             path,
             "sandbox",
-            f"connecting was denied to this process itself ({name}), probably by the sandbox it runs in; "
-            "the daemon may well be up. Allow Unix sockets in that sandbox, or start children from outside it",
+            f"this process may not connect ({name}), probably because of its sandbox; the daemon may be running. "
+            "Allow Unix sockets in the sandbox, or start runs from outside it",
         )
     owner = "" if hidden else _owner(path)
     return Unreachable(path, "denied", f"permission denied ({name}){owner}; use the daemon of your own user")

@@ -1,4 +1,4 @@
-"""Bounding how long a person at a prompt waits for a daemon that does not answer."""
+"""A bound on the time that a user at a prompt waits for the daemon."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from types import FrameType
 
 
 class Late(Exception):
-    """The time was up."""
+    """The time is over."""
 
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Raise `Late` in the body when it takes longer. Only for the main thread: it uses SIGALRM."""
+    """Raise `Late` in the body if it takes longer. For the main thread only, because it uses SIGALRM."""
     previous = signal.signal(signal.SIGALRM, _late)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:

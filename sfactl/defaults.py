@@ -24,10 +24,10 @@ PATIENCE = 1.0
 """Seconds to wait for the daemon's answer."""
 
 SHOWN = [kind for kind in KINDS if kind.value in Profile._fields]
-"""The kinds that the help tells of: those that a profile sets."""
+"""The kinds that the help shows: those that a profile sets."""
 
 
-def told() -> str:
+def paragraph() -> str:
     """Return the defaults in force, as a paragraph of a help text."""
     try:
         found = _settings()
@@ -48,7 +48,7 @@ def _settings() -> list[Setting]:
         with within(PATIENCE), connect(None) as client:
             return client.call(Config(id=0), ConfigReply).settings
     except (Quit, Late):
-        pass  # help is wanted also where there is no daemon yet
+        pass  # the help must work if no daemon is running
     done = subprocess.run([sys.executable, "-P", "-m", "sfad.config"], capture_output=True, text=True, check=False)
     if done.returncode:
         raise Quit(done.returncode, done.stderr.strip())

@@ -1,4 +1,4 @@
-"""What the environment says: defaults, claims of a chain from elsewhere, and whether this process is inside a run."""
+"""Defaults and the claimed chain from the environment, and whether this process is inside a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sfad.protocol.units import MOST_WHOLE, parse_duration, parse_whole
 from .exits import UsageError, understood
 
 INSIDE = ("SFA_RUN_ID", "SFA_SOCKET", "SFA_COOKIE", "SFA_CALL_CHAIN", "SFA_DEPTH")
-"""Variables that only the daemon gives, and only to runs."""
+"""Variables that the daemon sets, only for runs."""
 
 _RUN_CGROUP = re.compile(r"(?:^|/)sfad-[0-9a-f]{12}(?:/|$)")
 
@@ -25,8 +25,9 @@ def flag(name: str, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def bound(option: str, given: str | None, variable: str, environ: Mapping[str, str] = os.environ) -> Bound | None:
-    """`--max-depth` or its variable with where it came from. `None` is "inherited, else the default": neither given, or
-    not positive. Raises `UsageError` for what is no whole number, or too large a one."""
+    """Return the value of `--max-depth`, or of its variable, with its source. `None` means inherited, else the
+    default: neither is given, or the value is not positive. Raise `UsageError` for a value that is not a whole number
+    or is too large."""
     source, text = (option, given) if given is not None else (variable, environ.get(variable))
     if text is None or not text.strip():
         return None
@@ -55,7 +56,8 @@ def duration(source: str, text: str) -> float:
 
 
 def claim(environ: Mapping[str, str] = os.environ) -> Claim:
-    """The chain this process says it comes from. The daemon adds it for peers outside any run and ignores it for others."""
+    """Return the chain that this process says it belongs to. The daemon adds it for peers outside any run and ignores
+    it for others."""
     chain, own = _text("SFA_CALL_CHAIN", environ), _text("SFA_NAME", environ)
     names = [name for name in [*chain.split(","), own] if name]
     return Claim(names=names, depth=max(_depth(environ), len(names)))
@@ -72,19 +74,19 @@ def _text(name: str, environ: Mapping[str, str]) -> str:
 
 def _depth(environ: Mapping[str, str]) -> int:
     text = environ.get("SFA_DEPTH", "")
-    # Garbage must not count as "no runs above": the guard fails closed.
+    # An invalid depth must not count as 0: the guard fails closed.
     return whole("SFA_DEPTH", text, 0, MOST_WHOLE) + 1 if text.strip() else 0
 
 
 def inside_run(environ: Mapping[str, str] = os.environ) -> str | None:
-    """What tells that this process is inside a run, or `None`. Inside, no daemon is ever started."""
+    """Return the evidence that this process is inside a run, or `None`. No daemon is started inside a run."""
     for name in INSIDE:
         if name in environ:
             return f"{name} is set"
     if _RUN_CGROUP.search(_own_cgroup()):
-        return "its cgroup is that of a run"
+        return "its cgroup belongs to a run"
     if _tagged():
-        return "it carries the tag of a run (RLIMIT_MSGQUEUE)"
+        return "it has the tag of a run (RLIMIT_MSGQUEUE)"
     return None
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ExitCode(IntEnum):
-    """What `$?` holds. Stable from the first release. `else` in the table: the run's own code, or 128 + its signal."""
+    """The exit code, stable from the first release. `else` in the table: the run's own code, or 128 + its signal."""
 
     meaning: str
 
@@ -42,13 +42,13 @@ class ExitCode(IntEnum):
 
 
 def table() -> str:
-    """The exit codes as `--help` shows them."""
+    """Return the exit codes as `--help` shows them."""
     lines = [f"{member.value:>5}  {member.meaning}" for member in ExitCode]
     return "\n".join([*lines, " else  the run's own exit code, 128 + n for signal n"])
 
 
 class Quit(Exception):
-    """Ends the program: `message` on stderr, then exit `code`."""
+    """End the program: `message` on stderr, then exit `code`."""
 
     def __init__(self, code: int, message: str = "") -> None:
         super().__init__(message)
@@ -57,7 +57,7 @@ class Quit(Exception):
 
 
 class UsageError(Quit):
-    """The command line or the environment holds something that cannot be meant. Exit 2."""
+    """The command line or the environment has an invalid value. Exit code 2."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ExitCode.USAGE, message)
@@ -75,16 +75,16 @@ def understood(source: str, read: Callable[..., T], *arguments: object) -> T:
 
 
 def worst(codes: Iterable[int]) -> int:
-    """The exit code of a command about several runs, given that of each."""
+    """Return the exit code of a command about several runs, given the code of each."""
     return min(codes, key=_FROM_WORST.index, default=ExitCode.DONE)
 
 
 _FROM_WORST = (5, 70, 69, 75, 77, 66, 2, 1, 0)
-"""Something is alive that should not be; a bug; what may work the next time; what will not."""
+"""Survivors first, then bugs, then errors that may not occur the next time, then the others."""
 
 
 def of_run(run: RunInfo) -> int:
-    """The exit code for a run as it is now: the outcome of a terminal one, `UNAVAILABLE` for one that is not over."""
+    """Return the exit code for the current state of a run: its outcome if it has ended, else `UNAVAILABLE`."""
     status = run.status.value
     if status == "failed":
         return _of_failed(run)
@@ -118,20 +118,20 @@ def _of_failed(run: RunInfo) -> int:
 
 
 _SAID_FAILED = 1
-"""What a program exits with that knows that it failed: the agent said so, and exited with 0 or not at all."""
+"""For a run whose agent reported failure, although it exited with 0 or did not exit by itself."""
 
 
 def _of_launch(run: RunInfo) -> int:
     reason = run.reason
     if reason is not None and reason.errno in _SHORT:
         return ExitCode.UNAVAILABLE
-    # ENOENT may also be about the working directory; a shell's 127 is about the command alone
+    # ENOENT may also be about the working directory; 127 is only about the command
     missing = reason is not None and reason.errno == errno.ENOENT and reason.about != "directory"
     return ExitCode.NOT_FOUND if missing else ExitCode.NOT_EXECUTABLE
 
 
 _SHORT = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC})
-"""Not the command's fault: the machine, or the daemon, is short of something."""
+"""Errors that the command does not cause: the machine or the daemon is short of something."""
 
 
 def _of_rejection(status: str) -> int:
@@ -139,12 +139,12 @@ def _of_rejection(status: str) -> int:
 
 
 def of_refusal(refusal: Refusal) -> int:
-    """1, or 77 where the rule was permission."""
+    """Return 77 if permission was the rule, else 1."""
     return _of_rejection(refusal.kind.status.value)
 
 
 def of_error(code: ErrorCode) -> int:
-    """The exit code for the daemon's `Error`."""
+    """Return the exit code for the daemon's `Error`."""
     return _BY_ERROR.get(code.value, ExitCode.LOST)
 
 

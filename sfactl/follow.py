@@ -1,5 +1,4 @@
-"""Reading output files as they grow. The kernel tells of growth by inotify; nothing here polls on a clock unless the
-person has no inotify instance left."""
+"""Read output files as they grow. inotify(7) tells when; a clock is used only if the user has no inotify instance left."""
 
 from __future__ import annotations
 
@@ -15,18 +14,18 @@ IN_NONBLOCK = os.O_NONBLOCK
 IN_CLOEXEC = os.O_CLOEXEC
 
 PIPE_CHUNK = 4096
-"""PIPE_BUF (pipe(7)): what poll's POLLOUT promises can be written to a pipe without blocking. A write that blocks would
-keep the client from passing on the first Ctrl-C while somebody reads slowly."""
+"""PIPE_BUF (pipe(7)): what poll's POLLOUT promises can be written to a pipe without blocking. A write that blocks
+would delay the first Ctrl-C while the reader is slow."""
 
 FILE_CHUNK = 1024 * 1024
-"""Bytes read at a time where writing cannot block for long: a regular file."""
+"""Bytes read at a time if the target is a regular file, where a write cannot block for long."""
 
 RETRY = 0.2
-"""Seconds between looks at the files when there is no inotify instance (fs.inotify.max_user_instances is 128 a user)."""
+"""Seconds between looks at the files without inotify (fs.inotify.max_user_instances is 128 for each user)."""
 
 
 class FileWatch:
-    """Readable when a watched file has changed. Without inotify, `timeout` says how long to wait before looking anyway."""
+    """A descriptor that is readable when a watched file has changed. Without inotify, `timeout` is the seconds between looks."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -34,13 +33,13 @@ class FileWatch:
         self.timeout: float | None = None if self.descriptor >= 0 else RETRY
 
     def watch(self, descriptor: int) -> None:
-        """Watches the file behind an open descriptor, whatever its name is by now."""
+        """Watch the file behind an open descriptor, also if it was renamed."""
         path = f"/proc/self/fd/{descriptor}".encode()
         if self.descriptor >= 0 and self._libc.inotify_add_watch(self.descriptor, path, IN_MODIFY) < 0:
             self.timeout = RETRY
 
     def drain(self) -> None:
-        """Forgets what has been told. Call it before reading the files, never after."""
+        """Discard the events so far. Call it before reading the files, never after."""
         if self.descriptor < 0:
             return
         try:
@@ -50,17 +49,17 @@ class FileWatch:
             return
 
     def close(self) -> None:
-        """Gives the instance back."""
+        """Close the inotify instance."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
 
 
 class Follower:
-    """Copies one growing file to one of our own descriptors, from any point.
+    """Copy a growing file to a descriptor of this process, from an offset.
 
-    `note` is told when the file shrank (the run truncated its own output; reading begins again at 0) and when bytes had
-    been freed before they were read (the output limit keeps the newest). Of the hole that is where they were, nothing is copied.
+    `note` receives a message if the file shrank (the run truncated its own output; reading begins again at 0), and if bytes were
+    freed before they were read (the output limit keeps the newest). Freed bytes are a hole, which is not copied.
     """
 
     def __init__(self, source: int, target: int, note: Callable[[str], None], offset: int = 0) -> None:
@@ -73,62 +72,63 @@ class Follower:
 
     @property
     def wants_to_write(self) -> bool:
-        """Whether something is read and not yet written."""
+        """Whether bytes are read and not yet written."""
         return bool(self._pending)
 
     def fill(self) -> bool:
-        """Reads what is next, unless something still waits to be written. Says whether there is something to write."""
+        """Read the next bytes, unless some are still to be written. Return whether there is something to write."""
         if not self._pending:
             self._pending = memoryview(self._read())
         return bool(self._pending)
 
     def flush(self) -> None:
-        """Writes at most one chunk. The caller has polled the target: this does not block."""
+        """Write at most one chunk. It does not block, because the caller has polled the target."""
         written = os.write(self.target, self._pending[: self._chunk])
         self._pending = self._pending[written:]
 
     def take(self) -> bytes:
-        """What has been read, for who writes it in another form."""
+        """Return the bytes that were read, for a subclass that writes them in another form."""
         data, self._pending = bytes(self._pending), memoryview(b"")
         return data
 
     def _read(self) -> bytes:
         size = os.fstat(self.source).st_size
         if size < self.offset:
-            self._go_on(0, "the run truncated its output; starting again at its beginning")
+            self._continue_at(0, "the run truncated its output; starting again at its beginning")
         while size > self.offset and (data := os.pread(self.source, FILE_CHUNK, self.offset)):
-            # Pending after reading: bytes are freed meanwhile, and never come back. What is data now was data then.
+            # After reading, because bytes may be freed meanwhile and never come back: what is data now was data then.
             start = data_from(self.source, self.offset)
             if start is None:
                 break
             freed = start - self.offset
             if freed:
-                self._go_on(start, f"{freed} bytes were freed before they were read (the output limit keeps the newest)")
+                self._continue_at(start, f"{freed} bytes were freed before they were read (the output limit keeps the newest)")
             if freed < len(data):
                 self.offset = start + len(data) - freed
                 return data[freed:]
         return b""
 
-    def _go_on(self, offset: int, why: str) -> None:
-        """What is read next is not what follows."""
+    def _continue_at(self, offset: int, why: str) -> None:
+        """Continue to read at `offset`, which is not where the last read ended."""
         self._note(why)
         self.offset = offset
 
 
 def data_from(file: int, offset: int) -> int | None:
-    """The first offset from `offset` on that is not in a hole; `None` if there is only a hole, or nothing, up to the end."""
+    """Return the first offset at or after `offset` that is not in a hole; `None` if the rest of the file is a hole or
+    empty."""
     try:
         return os.lseek(file, offset, os.SEEK_DATA)
     except OSError as error:
         if error.errno == errno.ENXIO:
             return None
-        if error.errno == errno.EINVAL:  # a file system that knows no holes
+        if error.errno == errno.EINVAL:  # a file system without holes
             return offset
         raise
 
 
 class Copying:
-    """Several followers and the kernel's word that their files have grown, as one `Activity` of a poll loop."""
+    """Several followers and the watch on their files, as one `Activity` of a poll loop."""
 
     def __init__(self, followers: Sequence[Follower]) -> None:
         self._followers = followers
@@ -138,11 +138,11 @@ class Copying:
 
     @property
     def timeout(self) -> float | None:
-        """Seconds after which to look anyway."""
+        """Seconds after which to look at the files without an event."""
         return self._growth.timeout
 
     def interests(self) -> dict[int, int]:
-        """What to poll for. Reads ahead, so that only what is there to be written asks for its target."""
+        """Return what to poll for. Read ahead, so that a target is polled only when there is something to write."""
         self._growth.drain()
         wanted = {f.target: select.POLLOUT for f in self._followers if f.fill()}
         if self._growth.descriptor >= 0:
@@ -150,17 +150,17 @@ class Copying:
         return wanted
 
     def advance(self, ready: dict[int, int]) -> None:
-        """Writes what can be written without blocking. Raises `BrokenPipeError` when the reader has gone."""
+        """Write what can be written without blocking. Raise `BrokenPipeError` when the reader has gone."""
         for follower in self._followers:
             if follower.target in ready and follower.wants_to_write:
                 follower.flush()
 
     def drained(self) -> bool:
-        """Whether everything that the files hold now has been written."""
+        """Whether everything that the files now hold has been written."""
         return not any(follower.fill() for follower in self._followers)
 
     def close(self) -> None:
-        """Closes the files."""
+        """Close the files."""
         self._growth.close()
         for follower in self._followers:
             os.close(follower.source)

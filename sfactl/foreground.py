@@ -1,9 +1,9 @@
-"""A run in the foreground: this process stands for it, with its output, its signals and its exit code.
+"""A run in the foreground: its output, its signals and its exit code are those of this process.
 
 Spawn ─▶ RunReply ─▶ Logs, Wait ─▶ LogFiles: copy until … RunReply of Wait ─▶ drain to the end ─▶ exit code
 
-Where the connection is lost, output is copied on while we connect again, and then whatever is unanswered is asked again: signals
-that came meanwhile are Stops that wait to be sent.
+If the connection is lost, output is still copied while this process connects again and repeats the requests without a reply. A
+signal meanwhile is a Stop that is sent afterwards.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from msgspec import json, structs
+from msgspec import structs
 
 from sfad.protocol import messages as m
-from sfad.protocol.types import Event, RunId, RunInfo, Status
+from sfad.protocol.types import Event, RunId, RunInfo
 
-from . import exits, output, poll, refused, request
+from . import exits, output, poll, refused, status_file
 from .connection import AGAIN, Client, ConnectionLost, again, check, unanswered
+from .progress import ProgressLines
 
 if TYPE_CHECKING:
-    from .limits import Notices
     from .terminal import Terminal
     from .text_follower import TextFollower
 
@@ -36,8 +36,8 @@ Form = Literal["raw", "text", "auto"]
 Answered = Callable[[m.Reply, Sequence[int]], None]
 
 
-class Pending(NamedTuple):
-    """A request without an answer, and who takes that."""
+class OpenRequest(NamedTuple):
+    """A request without a reply, and the function that takes the reply."""
 
     request: m.Request
     answered: Answered
@@ -45,7 +45,7 @@ class Pending(NamedTuple):
     sent: bool
 
     def repeatable(self) -> bool:
-        """Whether it is to be sent on a new connection. `Watch` and `Info` are not: `_watch_again` asks anew."""
+        """Whether to send it again on a new connection. `Watch` and `Info` are not, because `_watch_again` makes new ones."""
         signalled_in_vain = isinstance(self.request, m.Signal) and not self.sent
         return signalled_in_vain or isinstance(self.request, m.Spawn | m.Logs | m.Text | m.Wait | m.Stop | m.Resume)
 
@@ -64,34 +64,30 @@ class Foreground:
         status_file: str | None = None,
         form: Form = "raw",
     ) -> None:
-        """`form`: of the copied output, as `Logs` has it."""
+        """`form` is that of `Logs`."""
         self._client = client
         self._message = message
         self._keep = keep
         self._json = as_json
-        self._verbose = verbose and not message.quiet
+        self._progress = ProgressLines(message, self._note, verbose=verbose)
         self._status_file = status_file
         self._form: Form = form
         self._text: TextFollower | None = None
         self._terminal: Terminal | None = None
-        self._notices: Notices | None = None
-        self._early: list[Event] = []
-        """Events of the run that came before the answer that says which one it is."""
         self._activities: list[poll.Activity] = []
-        self._pending: dict[int, Pending] = {}
+        self._pending: dict[int, OpenRequest] = {}
         self._respawned = 0
         self._known: RunId | None = None
-        """Its id, which its first event tells; the answer comes when its command has been executed."""
+        """The run's id, from its first event. The reply comes later, when its command has been executed."""
         self._run: RunInfo | None = None
         self._final: RunInfo | None = None
         self._output_asked = False
-        """Its descriptors may arrive after the news that a short run has ended."""
-        self._queued = False
+        """Whether `Logs` has no reply yet; for a short run it may come after the run's end."""
         self._signals: poll.Signals
         self._signalled: list[int] = []
 
     def carry_out(self) -> int:
-        """Starts the run, stays until its end, and returns the exit code. Raises what ends the program."""
+        """Start the run, stay until its end, and return the exit code. Raise `Quit`."""
         try:
             with poll.Signals(HANDLED) as self._signals:
                 self._start()
@@ -109,7 +105,7 @@ class Foreground:
 
     def _start(self) -> None:
         if self._status_file:
-            clear_status(self._status_file)
+            status_file.clear(self._status_file)
         descriptors = self._descriptors()
         self._message = structs.replace(self._message, tied=not self._keep, watch=True, descriptors=len(descriptors))
         if self._terminal:
@@ -120,7 +116,7 @@ class Foreground:
         if self._message.stdio == "inherit":
             return self._inherited()
         if self._message.stdin == "null":
-            # The descriptor itself: the run reads what we would have read, and nothing is read on its behalf.
+            # The run gets the descriptor itself, so that this process reads nothing that the run might not read.
             self._message = structs.replace(self._message, stdin="descriptor")
             return (0,)
         return ()
@@ -136,11 +132,11 @@ class Foreground:
 
     def _ask(self, request: m.Request, answered: Answered, descriptors: Sequence[int] = ()) -> None:
         sent = False
-        # Who reads notices the end of the connection too, and what was answered before it.
+        # `arrived` raises it as well, after the replies that came before the end.
         with suppress(ConnectionLost):
             self._client.send(request, descriptors)
             sent = True
-        self._pending[request.id] = Pending(request, answered, descriptors, sent)
+        self._pending[request.id] = OpenRequest(request, answered, descriptors, sent)
 
     def _step(self) -> None:
         try:
@@ -153,7 +149,7 @@ class Foreground:
             self._reconnect()
 
     def _turn(self, fixed: Sequence[int], timeout: float | None = None) -> dict[int, int]:
-        """Waits once, and does everything but listen."""
+        """Wait once, handle signals and advance the activities. Return the ready descriptors."""
         ready = poll.wait([self._signals.descriptor, *fixed], self._activities, timeout)
         for number in self._signals.taken():
             self._on_signal(number)
@@ -177,12 +173,8 @@ class Foreground:
         (asked.answered if asked else self._unasked)(reply, descriptors)
 
     def _pushed(self, event: Event) -> None:
-        """The first events of the run come before the answer that says which one it is."""
-        self._learn(event.run_id)
-        if self._run is None and not self._verbose:
-            self._early.append(event)
-        else:
-            self._event(event)
+        self._learn(event.run_id)  # the first events come before the reply
+        self._progress.event(event)
 
     def _learn(self, run: RunId | None) -> None:
         if self._known is None and run is not None:
@@ -194,17 +186,11 @@ class Foreground:
         check(reply)
         if isinstance(reply, m.Refused):
             raise refused.as_quit(reply, as_json=self._json)
-        assert isinstance(reply, m.RunReply)  # `check` and the protocol leave nothing else
+        assert isinstance(reply, m.RunReply)  # after `check`, the protocol has no other reply
         self._run = run = reply.run
         if self._terminal:
             self._terminal.handed_over()
-        self._queued = run.status in (Status.ACCEPTED, Status.QUEUED)
-        if not run.status.terminal:
-            self._progress("queued" if self._queued else self._starting(run))
-        if words := request.unenforceable(run, self._message):
-            self._note(words)
-        for event in self._early:
-            self._event(event)
+        self._progress.started(run)
         self._copy_output(run)
         self._ask(m.Wait(id=0, run=run.id), self._ended)
         self._learn(run.id)
@@ -220,7 +206,7 @@ class Foreground:
             self._note(f"sfactl: the run's output is not copied: {reply.message}")
         if not isinstance(reply, m.LogFiles):
             return
-        # Imported here: while ctypes loads, the daemon has been starting the run.
+        # Imported here: while ctypes loads, the daemon starts the run.
         from . import follow
 
         out, err = descriptors
@@ -234,14 +220,14 @@ class Foreground:
         return self._text
 
     def _ask_for_text(self, cursor: bytes) -> None:
-        assert self._run is not None  # whose files these are
+        assert self._run is not None  # the text is asked for only after the start
         self._ask(m.Text(id=0, run=self._run.id, cursor=cursor), self._told)
 
     def _told(self, reply: m.Reply, _descriptors: Sequence[int]) -> None:
-        assert self._text is not None  # it has asked
+        assert self._text is not None  # only the follower asks
         if isinstance(reply, m.TextPart):
-            for call in reply.tools if self._verbose else ():
-                self._progress(call)
+            for call in reply.tools if self._progress.verbose else ():
+                self._progress.say(call)
             self._text.take_in(reply)
         elif isinstance(reply, m.Error):
             self._note(f"sfactl: the rest of the run's text is not shown: {reply.message}")
@@ -254,37 +240,13 @@ class Foreground:
             if self._text:
                 self._text.run_ended()
 
-    def _event(self, event: Event) -> None:
-        own = self._run is not None and event.run_id == self._run.id
-        if self._verbose:
-            self._note(f"[agent:{event.agent_name or '-'}] {event.type}: {output.plain(event.message)}".removesuffix(": "))
-        elif own and event.type == "run_started" and self._queued:
-            self._left_queue()
-        elif own and event.limit_kind is not None:
-            self._limit(event)
-        elif own and event.type == "run_paused" and event.message:
-            self._progress(f"paused: {output.plain(event.message)}")
-        elif own and event.type == "run_progress":
-            self._progress(output.plain(event.message))
-        elif own and event.type in ("meter_unpriced", "meter_gap", "meter_silent"):
-            self._progress(f"not all of its use is known: {output.plain(event.message)}")
-
-    def _limit(self, event: Event) -> None:
-        if self._notices is None:
-            # Few runs come near a limit; the others need not know how that is said.
-            from .limits import Notices
-
-            self._notices = Notices()
-        if self._run is not None and (words := self._notices.of(event, self._run)):
-            self._progress(words)
-
     def _answered(self, reply: m.Reply, _descriptors: Sequence[int]) -> None:
-        """For requests whose failure the user should know of, but that the run's end will answer better."""
-        if isinstance(reply, m.Error) and self._verbose:
+        """Take the reply to a request whose failure is shown only with `--verbose`, because the run's end says more."""
+        if isinstance(reply, m.Error) and self._progress.verbose:
             self._note(f"sfactl: {reply.message}")
 
     def _unasked(self, reply: m.Reply, _descriptors: Sequence[int]) -> None:
-        # Id 0: the daemon could not even read which request it refuses.
+        # Id 0: the daemon could not read which request it refuses.
         check(reply)
 
     def _on_signal(self, number: int) -> None:
@@ -296,7 +258,7 @@ class Foreground:
         elif number == signal.SIGTSTP:
             self._suspend(group=False)
         elif number == signal.SIGHUP and self._keep and self._run is not None:
-            raise exits.Quit(128 + number)  # the terminal has gone away, and the run is to go on
+            raise exits.Quit(128 + number)  # the terminal is gone, but the run should continue
         elif number in STOPPING and self._final is not None:
             raise exits.Quit(128 + number)
         elif number in STOPPING:
@@ -308,8 +270,8 @@ class Foreground:
             self._ask(m.Signal(id=0, run=self._run.id, signal=number), self._answered)
 
     def _suspend(self, *, group: bool) -> None:
-        """Pause the run, then stop as Ctrl-Z asks. Where the run's program has stopped itself, which the shell does not see, the
-        whole process group stops, as the shell expects of a job; where the signal came to this process, only this one."""
+        """Pause the run, then stop as Ctrl-Z asks. If the run's program has stopped itself, which the shell does not see, stop the
+        whole process group, as the shell expects of a job; if this process received the signal, stop only this process."""
         if self._run is None or self._client.closed:
             self._stand_still(group=group)
         else:
@@ -318,7 +280,7 @@ class Foreground:
 
     def _paused(self, reply: m.Reply, *, group: bool) -> None:
         suspended = isinstance(reply, m.RunReply) and reply.run.reason is not None and reply.run.reason.kind == "suspended"
-        # a program that stands still for another reason (a limit; a pause by signals) has not asked for this
+        # a program that is paused for another reason (a limit, or by signals) did not press Ctrl-Z
         if suspended or not group:
             self._stand_still(group=group)
 
@@ -331,15 +293,15 @@ class Foreground:
             self._ask(m.Resume(id=0, run=self._run.id, suspended=True), self._continued)
 
     def _tell_pause(self) -> None:
-        self._progress("paused until this job continues (fg)")
-        # few runs are suspended: the others need not load this
+        self._progress.say("paused until this job continues (fg)")
+        # Imported here because few runs are suspended.
         from .commands.pause import caution
 
         if self._run is not None and (words := caution(self._run)):
-            self._progress(words)
+            self._progress.say(words)
 
     def _regain_terminal(self) -> bool:
-        """Wait until the terminal is ours again, if the run uses it. Return False if a signal came first that ends the run."""
+        """Wait until the terminal is ours again, if the run uses it. Return False if a signal that ends the run came first."""
         while True:
             for number in (numbers := self._signals.taken()):
                 self._on_signal(number)
@@ -360,16 +322,16 @@ class Foreground:
         self._answered(reply, descriptors)
 
     def _stop(self, number: int) -> None:
-        """The first signal stops the run, the second skips the grace, the third lets go."""
+        """Stop the run at the first signal, skip the grace at the second, and leave the run at the third."""
         first, count = self._signalled[0], len(self._signalled)
         if count > 2 or (count == 2 and self._known is None):
             raise exits.Quit(128 + first)
         if self._client.closed:
-            self._note("sfactl: the run is stopped as soon as the daemon is back")
+            self._note("sfactl: the run will be stopped when the daemon is back")
         if self._known is None:
             return
         if first == signal.SIGINT and count == 1 and (not self._message.quiet or os.isatty(2)):
-            # -q too: who pressed Ctrl-C at a terminal has to know why the prompt does not come, and what helps
+            # with -q too: after Ctrl-C at a terminal the user must know why the prompt does not come
             self._note(f"sfactl: stopping {self._known}; Ctrl-C again to kill")
         grace = 0.0 if count == 2 else self._message.grace
         request = m.Stop(id=0, runs=[self._known], signal=number, grace=grace)
@@ -381,12 +343,12 @@ class Foreground:
 
     def _reconnect(self) -> None:
         if self._final is not None and self._text:
-            self._note(f"sfactl: the daemon went away before all text was shown; look with: sfactl result {self._final.id}")
+            self._note(f"sfactl: the daemon went away before all text was shown; see it with: sfactl result {self._final.id}")
             self._text.give_up()
             self._client.close()
             return
         self._note("sfactl: the daemon went away; waiting for it to come back")
-        self._early.clear()
+        self._progress.forget_early()
         self._known = self._run.id if self._run is not None else None
         self._client.reconnect(self._advice(), self._pause)
         pending = list(self._pending.values())
@@ -410,35 +372,21 @@ class Foreground:
 
     def _watch_again(self, run: RunInfo) -> None:
         self._ask(m.Watch(id=0, run=run.id), self._answered)
-        if self._queued:
-            # Whatever happened before this was told to nobody.
+        if self._progress.queued:
+            # No connection received the events from before this request.
             self._ask(m.Info(id=0, run=run.id), self._looked)
 
     def _looked(self, reply: m.Reply, _descriptors: Sequence[int]) -> None:
         if isinstance(reply, m.RunReply) and reply.run.started_at is not None:
-            self._left_queue()
-
-    def _left_queue(self) -> None:
-        if self._queued:
-            self._queued = False
-            if self._run is not None:
-                self._progress(self._starting(self._run))
-
-    def _starting(self, run: RunInfo) -> str:
-        if self._message.quiet:
-            return ""
-        # Imported here: while the module loads, the run is under way.
-        from .limits import in_force
-
-        return f"starting: {in_force(run)}"
+            self._progress.left_queue()
 
     def _advice(self) -> str:
         if self._run is None:
-            then = "; look with: sfactl list" if self._keep else ", and is stopped when the daemon is back"
-            return f"it is not known whether the run was started; if it was, it goes on{then}"
+            then = "; check with: sfactl list" if self._keep else " until the daemon is back, which stops it"
+            return f"the run may have been started, and continues{then}"
         run = self._run.id
-        then = "" if self._keep else "; it is stopped when the daemon is back"
-        return f"run {run} may go on{then}. Look with: sfactl info {run}"
+        then = "" if self._keep else "; the daemon stops it when it is back"
+        return f"run {run} may continue{then}. Check with: sfactl info {run}"
 
     def _pause(self) -> None:
         until = time.monotonic() + AGAIN
@@ -447,71 +395,20 @@ class Foreground:
 
     def _conclude(self, final: RunInfo | None) -> int:
         assert final is not None  # `carry_out` has waited for it
-        self._tell_end(final)
+        self._progress.ended(final, by_user=bool(self._signalled))
         if self._status_file:
-            write_status(self._status_file, final)
+            status_file.write(self._status_file, final)
         if self._json:
             output.print_json(final)
         return self._code(final)
-
-    def _tell_end(self, final: RunInfo) -> None:
-        """Quiet silences progress, never the reason of a failure that the caller has not asked for."""
-        if not self._message.quiet:
-            self._progress(_ending(final))
-        elif not self._signalled and (words := output.failure(final)):
-            self._note(words)
 
     def _code(self, final: RunInfo | None) -> int:
         if self._signalled:
             return 128 + self._signalled[0]
         return exits.ExitCode.LOST if final is None else exits.of_run(final)
 
-    def _progress(self, what: str) -> None:
-        if not self._message.quiet and self._run is not None:
-            self._note(f"[agent:{self._run.name}] {what}")
-
     def _note(self, text: str) -> None:
         if self._terminal and self._final:
             self._terminal.leave_raw()
         raw = self._terminal is not None and self._terminal.raw
         os.write(2, text.encode(errors="backslashreplace") + (b"\r\n" if raw else b"\n"))
-
-
-def _ending(final: RunInfo) -> str:
-    reason = f": {output.plain(final.reason.message)}" if final.reason else ""
-    used = _used(final)
-    return final.status.value + reason + (f"; it used {used}" if used else "")
-
-
-def _used(final: RunInfo) -> str | None:
-    if final.reason:  # that of a limit has the figure in it
-        return output.at_least(final.usage)
-    if final.descendants:
-        # few foreground runs have any: the others need not load this
-        from .limits import totals
-
-        return totals(final)
-    return output.at_least(final.usage) or output.used(final.usage)
-
-
-def clear_status(path: str) -> None:
-    """Makes sure, before anything is started, that `path` can be written, and that it does not tell of an earlier run.
-    Raises `UsageError`."""
-    try:
-        with open(f"{path}.{os.getpid()}.tmp", "wb") as file:
-            os.unlink(file.name)
-        with suppress(FileNotFoundError):
-            os.unlink(path)
-    except OSError as error:
-        raise exits.UsageError(f"--status-file {path}: {error.strerror}") from error
-
-
-def write_status(path: str, run: RunInfo) -> None:
-    """Puts the run as JSON where `path` is, whole or not at all. Raises `Quit` where that cannot be done."""
-    temporary = f"{path}.{os.getpid()}.tmp"
-    try:
-        with open(temporary, "wb") as file:
-            file.write(json.encode(run) + b"\n")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise exits.Quit(exits.ExitCode.UNAVAILABLE, f"--status-file {path}: {error.strerror}") from error

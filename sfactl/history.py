@@ -1,6 +1,6 @@
-"""A connection for the verbs that only read: to the daemon, or where there is none, to a process that reads what it left.
+"""The connection of the verbs that only read: to the daemon, or if none is running, to a process that reads its ledger.
 
-That process is `sfad.history`, a program like the daemon: so this package imports nothing of it.
+That process is `sfad.history`, a separate program like the daemon, so this package imports nothing of it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .exits import ExitCode, Quit
 
 
 def connect(flag: str | None) -> Client:
-    """Connect to the daemon, or if it is not running, to the history in the state directory of the user's daemon, and say so
-    on stderr. Raises `Unreachable`, and `Quit` for a history that cannot be read.
+    """Connect to the daemon, or if it is not running, to the history in the state directory of the user's daemon, with a
+    note on stderr. Raise `Unreachable`, and `Quit` for a history that cannot be read.
 
-    Not for a socket that `--socket` or SFA_SOCKET names, whose daemon may have any state directory; and not inside a run, which may
-    read its own subtree only."""
+    There is no history for a socket that `--socket` or SFA_SOCKET names, because that daemon may have any state directory; nor
+    inside a run, which may read only its own subtree."""
     try:
         return connection.connect(flag)
     except Unreachable as error:
@@ -36,7 +36,7 @@ def connect(flag: str | None) -> Client:
 
 
 def _readable(missing: Unreachable) -> Path:
-    """The state directory of the user's daemon, if there is a ledger that this user may read."""
+    """Return the state directory of the user's daemon, if it has a ledger that this user may read."""
     try:
         state = state_dir(os.environ, os.getuid())
     except ValueError:
@@ -45,12 +45,14 @@ def _readable(missing: Unreachable) -> Path:
     try:
         owner = ledger.stat().st_uid
     except PermissionError:
-        raise Quit(ExitCode.NOT_PERMITTED, f"{missing.message}. Its history {ledger} is not yours to read") from None
+        raise Quit(ExitCode.NOT_PERMITTED, f"{missing.message}. You may not read its history {ledger}") from None
     except OSError:
         missing.message += f". There is no history either: {ledger} does not exist"
         raise missing from None
     if not os.access(ledger, os.R_OK):
-        raise Quit(ExitCode.NOT_PERMITTED, f"{missing.message}. Its history {ledger} belongs to uid {owner}; you may not read it")
+        raise Quit(
+            ExitCode.NOT_PERMITTED, f"{missing.message}. You may not read its history {ledger}, which belongs to uid {owner}"
+        )
     return state
 
 
@@ -62,23 +64,23 @@ def _opened(state: Path) -> Client:
 
 
 class _History(Client):
-    """A connection to a process of our own that reads a state directory."""
+    """A connection to a child process that reads a state directory."""
 
     _pid: int | None = None
 
     def _reach(self, seconds: float) -> socket.socket:
         ours, theirs = socket.socketpair()
         with theirs:
-            # -P: not a program of that name in the working directory
+            # -P: do not import sfad from the working directory
             command = [sys.executable, "-P", "-m", "sfad.history", os.fspath(self.path)]
             as_stdin = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), 0)]
-            # in a process group of its own: Ctrl-C is for this process, and the other ends with the connection
+            # in its own process group, because Ctrl-C is for this process; the child ends with the connection
             self._pid = os.posix_spawn(command[0], command, os.environ, file_actions=as_stdin, setpgroup=0)
         ours.settimeout(max(seconds, HANDSHAKE_TIMEOUT))
         return ours
 
     def close(self) -> None:
-        """Close the connection, and end the process: it only reads, and a damaged ledger may keep it busy for ever."""
+        """Close the connection and kill the process: it only reads, and a damaged ledger may keep it busy without end."""
         super().close()
         if self._pid is not None:
             os.kill(self._pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Limits on the command line, and limits and usage as they are shown. Verbs import it only where there are any, to start fast."""
+"""Limits on the command line, and limits and usage as they are shown. To start fast, verbs import it only if they need it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .output import plain, seconds
 OPTION = Option(
     ("--limit",),
     "limit",
-    "From now on this much: turns=50, cost=2.50, tokens=200k, …",
+    "New limit: turns=50, cost=2.50, tokens=200k, …",
     "KIND=N",
     many=True,
     complete="kind of limit",
 )
-"""For the verbs that give a run more room."""
+"""For verbs that give a run more room."""
 
 
 def of_flags(texts: Iterable[str], source: str = "--limit") -> list[Limit]:
@@ -92,15 +92,15 @@ def _short(state: LimitState) -> str:
 
 
 def unenforceable(run: RunInfo, asked: Sequence[Limit]) -> str | None:
-    """Return a warning about limits that were asked for and cannot be enforced, because nothing tells what the run uses."""
+    """Return a warning about requested limits that cannot be enforced, because no source reports what the run uses."""
     wanted = {limit.kind for limit in asked} & METERED
     kept = [state for state in run.limits if state.kind in wanted and state.enforced_by == "nothing"]
     if not kept:
         return None
     named = ", ".join(f"{state.kind} {format_amount(state.kind, state.threshold)}" for state in kept)
     return (
-        f"sfactl: {run.id}: NOT ENFORCEABLE: {named}. Nothing tells what this run uses. Let the agent print JSON events, and say "
-        "which with --meter; or let it report what it uses (sfactl report), and say so with --meter report"
+        f"sfactl: {run.id}: NOT ENFORCEABLE: {named}. No source reports what this run uses. Let the agent print JSON events and "
+        "name their --meter, or let it report its use (sfactl report) with --meter report"
     )
 
 
@@ -139,7 +139,7 @@ def _of(state: LimitState) -> str:
 
 
 def amounts(usage: Usage) -> str:
-    """Return what is known of a run's use, on one line; empty where nothing is."""
+    """Return what is known of a run's use, on one line; empty if nothing is."""
     return ", ".join(_amounts(usage))
 
 
@@ -166,7 +166,7 @@ _COST_FROM = {None: "", "agent": " (from the agent)", "prices": " (from prices)"
 
 
 def by_source(run: RunInfo) -> Iterator[str]:
-    """Yield what each source tells of the run's use. The first is the one that other views show."""
+    """Yield the run's use by each source. The first is the one that other views show."""
     several = len(run.usage_by_source) > 1
     for source, usage in run.usage_by_source.items() or [(run.usage.source, run.usage)]:
         if said := amounts(usage):
@@ -175,7 +175,7 @@ def by_source(run: RunInfo) -> Iterator[str]:
 
 
 def totals(run: RunInfo) -> str:
-    """Return what the run and its descendants have used; empty where nothing is known."""
+    """Return what the run and its descendants have used; empty if nothing is known."""
     least = "at least " if run.total_partial else ""
     parts = []
     if run.total_tokens is not None:
@@ -186,17 +186,17 @@ def totals(run: RunInfo) -> str:
 
 
 class Notices:
-    """Notices about limits for the person at a foreground run, each given once."""
+    """Notices about limits for the user of a foreground run, each given once."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()
 
     def of(self, event: Event, run: RunInfo) -> str | None:
-        """Return the words for an event of `run`; `None` if it is not about a limit, or was told before."""
+        """Return the words for an event of `run`; `None` if it is not about a limit, or is a repetition."""
         if event.type not in ("limit_nearing", "limit_exceeded") or event.limit_kind is None:
             return None
         if event.type == "limit_nearing" and (event.used or 0) > (event.threshold or 0):
-            return None  # the breach is told as well, and says more
+            return None  # the event of the breach says more
         subject = "budget" if event.scope in ("user", "team") else f"limit {event.limit_kind}"
         words = f"{subject}: {_what(event)}{_follows(event, run)}"
         if words in self._told:
@@ -213,7 +213,7 @@ def _what(event: Event) -> str:
 
 
 def share(kind: str | None, used: float | None, threshold: float | None) -> str | None:
-    """Return `0.45 of 0.30 USD`; `None` where there are no such numbers, as of a forbidden tool."""
+    """Return `0.45 of 0.30 USD`; `None` if there are no numbers, for example for a forbidden tool."""
     if used is None or threshold is None or kind not in set(LimitKind):
         return None
     known = LimitKind(kind)
@@ -233,8 +233,8 @@ def _follows(event: Event, run: RunInfo) -> str:
     return {
         None: "",
         Action.TERMINATE: ", terminating",
-        Action.WARN: ", going on",
-        Action.REFUSE: ", going on without it" if event.refused else ", terminating",
+        Action.WARN: ", continuing",
+        Action.REFUSE: ", continuing without it" if event.refused else ", terminating",
         Action.PAUSE: f", paused; more room: sfactl resume {run.id} {more}",
         Action.REQUEST_INCREASE: f", waiting for approval: sfactl approve {run.id} [{more}], or sfactl deny {run.id}",
     }[event.action]

@@ -1,4 +1,4 @@
-"""Output line by line: with the run it is from, with when it was seen, or as JSON."""
+"""Show output line by line: with its run, with the time it was seen, or as JSON."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any, NamedTuple
 from . import follow, output
 
 LONGEST = 1 << 20
-"""Bytes of a line that is held until its end has come; a longer one is shown in pieces."""
+"""Bytes of a line that are held until its end comes; a longer line is shown in pieces."""
 
 OLD = "sfactl: the time of lines marked ≤ is that of the last write to their file; when each was written is not recorded"
 
 
 class Source(NamedTuple):
-    """A file of output."""
+    """A file of output, and where to copy it."""
 
     stream: str
     file: int
     target: int
-    """Our descriptor that it is copied to."""
+    """The descriptor of this process to write to."""
 
 
 class LineForm:
-    """How a line of one file is shown."""
+    """How to show a line of one file."""
 
     def __init__(self, source: Source, *, run: str | None, prefix: str, colour: int, stamped: bool, json: bool) -> None:
-        """`run` and `prefix` name the run, where there are several; `colour` is an SGR number (ECMA-48)."""
+        """`run` and `prefix` name the run if several are shown; `colour` is an SGR number (ECMA-48)."""
         self._run = run
         coloured = prefix and not json and os.isatty(source.target) and not os.environ.get("NO_COLOR")
         self._prefix = f"\x1b[{colour}m{prefix}\x1b[0m" if coloured else prefix
@@ -38,11 +38,11 @@ class LineForm:
 
     @property
     def plain(self) -> bool:
-        """Whether bytes can be copied as they are."""
+        """Whether bytes can be copied unchanged."""
         return not (self._prefix or self._stamped or self._json)
 
     def __call__(self, line: bytes, seen: float | None) -> bytes:
-        """`line`, which has no newline, as it is shown. `seen`: in Unix seconds; `None` for a line that was there before."""
+        """Return `line`, which has no newline, as it is shown. `seen` is in Unix seconds, `None` for a line from before."""
         if self._json:
             return output.encoded(self._object(line, seen)) + b"\n"
         stamp = "" if not self._stamped else f"{' ' if seen else '≤'}{_local(seen or self._written)} "
@@ -65,7 +65,7 @@ def _utc(moment: float) -> str:
 
 
 class LineFollower(follow.Follower):
-    """Gathers lines and writes each in its form. Writes may block: a signal ends this client anyway."""
+    """Collect lines and write each in its form. Writes may block, because a signal ends `sfactl logs` anyway."""
 
     def __init__(self, source: Source, offset: int, form: LineForm) -> None:
         super().__init__(source.file, source.target, output.note, offset)
@@ -74,7 +74,7 @@ class LineFollower(follow.Follower):
         self._partial = b""
 
     def flush(self) -> None:
-        """Writes every line that is complete."""
+        """Write each complete line."""
         *complete, self._partial = (self._partial + self.take()).split(b"\n")
         position = self.offset - len(self._partial) - sum(len(line) + 1 for line in complete)
         shown = []
@@ -87,7 +87,7 @@ class LineFollower(follow.Follower):
         self._write(b"".join(shown))
 
     def finish(self) -> None:
-        """Writes what the run never ended with a newline."""
+        """Write the last line, if the run did not end it with a newline."""
         if self._partial:
             self._write(self._shown(self._partial, self.offset))
             self._partial = b""
@@ -101,8 +101,8 @@ class LineFollower(follow.Follower):
         while data:
             data = data[os.write(self.target, data) :]
 
-    def _go_on(self, offset: int, why: str) -> None:
+    def _continue_at(self, offset: int, why: str) -> None:
         self.finish()
         if offset < self.offset:
             self._there_before = 0  # the file was truncated: everything in it is new
-        super()._go_on(offset, why)
+        super()._continue_at(offset, why)

@@ -1,4 +1,4 @@
-"""Whether to trust the process that listens at a daemon's socket: a client sends it the environment, secrets among it."""
+"""Whether to trust the process that listens at a daemon's socket: a client sends it its environment, with secrets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from . import exits
 
 SERVICE_USER = "SFAD_SERVICE_USER"
-"""Names, or is the uid of, one more user whose daemon this client trusts."""
+"""The name or uid of one more user whose daemon this client trusts."""
 
 _IN_RUN = re.compile(rb"/sfad-[0-9a-f]{12}/")
 """In the path of a run's cgroup."""
@@ -25,20 +25,21 @@ _UCRED = struct.Struct("=iII")
 def distrusted(connection: socket.socket) -> str | None:
     """Return why nothing may be sent over a connection; `None` if the listener is this user's, root's or the service user's.
 
-    Outside of any run it may not be a process of a run: an agent can remove the daemon's socket and listen in its place.
+    For a client outside any run, the listener must not be a process of a run: an agent can remove the daemon's socket and listen
+    in its place.
 
-    The kernel shows who called listen(2): under socket activation that is pid 1, uid 0. Raises `OSError`, and `UsageError` for a
-    service user that does not exist."""
+    SO_PEERCRED gives the process that called listen(2): with socket activation that is pid 1, uid 0. Raise
+    `OSError`, and `UsageError` for a service user that does not exist."""
     pid, uid, _gid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     if uid in (0, os.getuid()) or uid == _service_uid():
         if not _in_run(str(pid)) or _in_run("self"):
             return None
         return (
-            f"pid {pid} listens there, and that is a process of a run, so nothing was sent. End it with 'kill {pid}'; "
-            "a daemon that lives makes its socket again within seconds"
+            f"pid {pid} listens there, but it is a process of a run, so nothing was sent. End it with 'kill {pid}'; "
+            "a running daemon makes its socket again within seconds"
         )
     return (
-        f"pid {pid} of uid {uid} listens there, and that is neither you nor root, so nothing was sent. Set {SERVICE_USER}={uid} if "
+        f"pid {pid} of uid {uid} listens there, which is neither you nor root, so nothing was sent. Set {SERVICE_USER}={uid} if "
         "you trust that user's daemon; else use another socket, or remove this one"
     )
 
@@ -56,9 +57,9 @@ def _service_uid() -> int | None:
     name = os.environ.get(SERVICE_USER, "")
     if not name or name.isdecimal():
         return int(name) if name else None
-    import pwd  # only who names a user needs it
+    import pwd  # needed only for a user name
 
     try:
         return pwd.getpwnam(name).pw_uid
     except KeyError:
-        raise exits.UsageError(f"{SERVICE_USER}: there is no user {name!r}") from None
+        raise exits.UsageError(f"{SERVICE_USER}: unknown user {name!r}") from None

@@ -1,7 +1,7 @@
-"""Options and arguments as data, and a reader for command lines that hold nothing unusual.
+"""Options and arguments as data, and a reader for plain command lines.
 
-Every value is text, a list of texts or a flag; what a text means is the verb's business, so that both readers (this one
-and typer's, see `app`) are done when they have told which text belongs to what.
+A value is a text, a list of texts or a flag. Both readers, this one and typer's (`typer_app`), only assign texts to parameters; the
+verb converts them.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from .exits import UsageError
 
 
 class Option(NamedTuple):
-    """`--name VALUE` or a flag. `target` is the parameter of the verb's `main` that it fills."""
+    """`--name VALUE` or a flag. `target` is the parameter of the verb's `main` that receives the value."""
 
     flags: tuple[str, ...]
     target: str
     help: str
     metavar: str = ""
-    """What stands for the value in the help; empty for a flag."""
+    """The placeholder for the value in the help; empty for a flag."""
     many: bool = False
     """May be given more than once; the parameter is a list."""
     hidden: bool = False
     complete: str = ""
-    """What a shell completes it with: a key of `completing.CANDIDATES`; empty for nothing, or files."""
+    """The words that a shell completes: a key of `completing.CANDIDATES`; empty for none, or files."""
 
 
 class Argument(NamedTuple):
@@ -41,7 +41,7 @@ class Argument(NamedTuple):
 
 Parameter = Option | Argument
 
-SOCKET = Option(("--socket",), "socket", "The daemon's socket; else SFA_SOCKET, SFAD_SOCKET, the user's, the system's", "PATH")
+SOCKET = Option(("--socket",), "socket", "The daemon's socket (default: SFA_SOCKET, SFAD_SOCKET, the user's, the system's)", "PATH")
 JSON = Option(("--json",), "json", "Print JSON on stdout; notes stay on stderr")
 COMMON: tuple[Parameter, ...] = (SOCKET, JSON)
 RUNS = Argument("runs", "RUN", "Ids, names, or unique prefixes of ids", many=True, complete="run")
@@ -56,11 +56,11 @@ Values = dict[str, Any]
 
 
 class NotPlain(Exception):
-    """The command line needs typer: help is wanted, something is wrong, or it is written in an unusual way."""
+    """The command line needs typer: it asks for help, has an error, or is written in an unusual way."""
 
 
 def read(parameters: Sequence[Parameter], arguments: Sequence[str]) -> Values:
-    """The values for a verb's `main`, by the rules of the other reader. Raises `NotPlain` where it cannot be certain."""
+    """Return the values for a verb's `main`, by typer's rules. Raise `NotPlain` if typer has to read the line."""
     options = {flag: p for p in parameters if isinstance(p, Option) for flag in p.flags}
     values: Values = {}
     positional: list[str] = []
@@ -77,7 +77,7 @@ def read(parameters: Sequence[Parameter], arguments: Sequence[str]) -> Values:
 
 
 def before_command(parameters: Sequence[Parameter], arguments: Sequence[str]) -> int:
-    """How many of `arguments` are options and their values: what follows is `--`, or the name of an agent."""
+    """Return how many of `arguments` are options and their values; `--` or the name of an agent follows."""
     valued = {flag for p in parameters if isinstance(p, Option) and p.metavar for flag in p.flags}
     at = 0
     while at < len(arguments) and arguments[at].startswith("-") and arguments[at] not in {"-", "--"}:
@@ -86,7 +86,7 @@ def before_command(parameters: Sequence[Parameter], arguments: Sequence[str]) ->
 
 
 def pair(option: str, text: str) -> tuple[str, str]:
-    """Return key and value of `K=V`. Raises `UsageError`."""
+    """Return key and value of `K=V`. Raise `UsageError`."""
     key, equals, value = text.partition("=")
     if not (key and equals):
         raise UsageError(f"{option}: {text[:80]!r} is not of the form K=V")

@@ -1,4 +1,4 @@
-"""What is printed: JSON and tables on stdout, notes on stderr. No rich; the widths of a table are computed once."""
+"""Printing: JSON on stdout, notes on stderr, and the texts for people of figures, times and the state of a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 import re
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,21 +14,21 @@ from msgspec import Struct
 
 from sfad.protocol.known import METERED
 from sfad.protocol.types import RunInfo, Status, Usage
-from sfad.protocol.units import counted, format_size, format_usd
+from sfad.protocol.units import counted, format_elapsed, format_short, format_size, format_usd
 
 
 def print_json(value: Any) -> None:
-    """One JSON object on one line of stdout. Structs in full: unknown is null."""
+    """Print one JSON object on one line of stdout. A field of a struct that is unknown is null."""
     write(encoded(value) + b"\n")
 
 
 def encoded(value: Any) -> bytes:
-    """JSON on one line."""
+    """Return JSON on one line."""
     return msgspec.json.encode(value)
 
 
 def changed(run: RunInfo, json: bool) -> None:
-    """A run after a verb that changed its state: as JSON, or its status as a note."""
+    """Print a run after a verb that changed its state: as JSON on stdout, or its status on stderr."""
     if json:
         print_json(run)
     else:
@@ -37,24 +36,24 @@ def changed(run: RunInfo, json: bool) -> None:
 
 
 def write(data: bytes) -> None:
-    """Bytes on stdout, now."""
+    """Write bytes to stdout and flush."""
     sys.stdout.flush()
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
 
 
 def note(message: str) -> None:
-    """A line on stderr."""
+    """Print a line on stderr."""
     print(message, file=sys.stderr, flush=True)
 
 
 def content(reply: Struct) -> dict[str, Any]:
-    """The fields of a reply without what belongs to the connection."""
+    """Return the fields of a reply without its id."""
     return {field: getattr(reply, field) for field in reply.__struct_fields__ if field != "id"}
 
 
 def plain(text: str) -> str:
-    """`text` on one line, with control characters made visible: a run's name or argv must not steer a terminal."""
+    """Return `text` on one line with visible control characters: a run's name or argv must not steer a terminal."""
     return "".join(_visible(c) for c in text) if not text.isprintable() else text
 
 
@@ -69,12 +68,12 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def harmless(text: str) -> str:
-    """`text` in its lines, with the control characters that could steer a terminal made visible."""
+    """Return `text` in its lines, with visible control characters."""
     return _CONTROLS.sub(lambda found: plain(found[0]), text)
 
 
 def width(text: str) -> int:
-    """Terminal columns of printable text."""
+    """Return the terminal columns of printable text."""
     if text.isascii():
         return len(text)
     return sum(_columns(c) for c in text)
@@ -86,85 +85,59 @@ def _columns(character: str) -> int:
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Columns separated by two spaces; the last one is not padded."""
-    lines = [list(header), *([plain(cell) for cell in row] for row in rows)]
-    widths = [max(width(line[i]) for line in lines) for i in range(len(header))]
-    widths[-1] = 0
-    return "\n".join(_line(line, widths) for line in lines)
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return "  ".join(cell + " " * (w - width(cell)) for cell, w in zip(cells, widths, strict=True)).rstrip()
-
-
 def seconds(value: float | None) -> str:
-    """A duration as people read it: `0.4s`, `12s`, `3m20s`, `2h05m`, `4d03h`; `-` where it is unknown, or no number."""
-    if value is None or not math.isfinite(value):
-        return "-"
-    if value < 10:
-        return f"{max(value, 0):.1f}s"
-    whole_s = int(value)
-    if whole_s < 60:
-        return f"{whole_s}s"
-    if whole_s < 3600:
-        return f"{whole_s // 60}m{whole_s % 60:02}s"
-    if whole_s < 86400:
-        return f"{whole_s // 3600}h{whole_s % 3600 // 60:02}m"
-    return f"{whole_s // 86400}d{whole_s % 86400 // 3600:02}h"
+    """Return a duration for people; `-` if unknown or not finite."""
+    return "-" if value is None or not math.isfinite(value) else format_elapsed(value)
 
 
 def size(value: int | None) -> str:
-    """Bytes as people read them; `-` where unknown."""
+    """Return bytes for people; `-` if unknown."""
     return "-" if value is None else format_size(value)
 
 
 def short(value: int | None) -> str:
-    """A count in at most five characters: `9999`, `12.3k`, `1.2M`; `-` where unknown."""
-    if value is None:
-        return "-"
-    if value < 10_000:
-        return str(value)
-    return f"{value / 1000:.1f}k" if value < 999_950 else f"{value / 1e6:.1f}M"
+    """Return a count in at most five characters; `-` if unknown."""
+    return "-" if value is None else format_short(value)
 
 
 def usd(value: float | None) -> str:
-    """US dollars as people read them; `-` where unknown."""
+    """Return US dollars for people; `-` if unknown."""
     return "-" if value is None else format_usd(value)
 
 
 def bounded(text: str, *, partial: bool) -> str:
-    """A figure of tokens or money in a table: `≥0.31` where it may still grow."""
+    """Return a figure of a table: `≥0.31` if it may still grow."""
     return f"≥{text}" if partial and text != "-" else text
 
 
 def at_least(usage: Usage) -> str | None:
-    """`at least 0.31 USD`, or tokens where the cost is not known; `None` for final figures and for unknown ones."""
+    """Return `at least 0.31 USD`, or tokens if the cost is unknown; `None` for final and for unknown figures."""
     amount = used(usage) if usage.partial else None
     return amount and f"at least {amount}"
 
 
 def used(usage: Usage) -> str | None:
-    """`0.31 USD`, or tokens where the cost is not known; `None` where neither is."""
+    """Return `0.31 USD`, or tokens if the cost is unknown; `None` if both are."""
     if usage.cost_usd is not None:
         return f"{format_usd(usage.cost_usd)} USD"
     return None if usage.tokens is None else counted(usage.tokens, "token")
 
 
 def age(moment: datetime | None, now: datetime | None = None) -> str:
-    """How long ago `moment` was."""
+    """Return the time since `moment`."""
     if moment is None:
         return "-"
     return seconds(((now or datetime.now(UTC)) - moment).total_seconds())
 
 
 def local(moment: datetime) -> str:
-    """A time in the user's zone: `2026-01-31 22:04:05`."""
+    """Return a time in the user's zone: `2026-01-31 22:04:05`."""
     return f"{moment.astimezone():%Y-%m-%d %H:%M:%S}"
 
 
 def clock(moment: datetime | None, now: datetime | None = None) -> str:
-    """A time in the user's zone, for a table: `22:04:05` today, `Jan 31 22:04` within a year, else `2025-01-31`; `-` if unknown."""
+    """Return a time in the user's zone for a table: `22:04:05` today, `Jan 31 22:04` within a year, else
+    `2025-01-31`; `-` if unknown."""
     if moment is None:
         return "-"
     then, today = moment.astimezone(), (now or datetime.now(UTC)).astimezone()
@@ -174,14 +147,14 @@ def clock(moment: datetime | None, now: datetime | None = None) -> str:
 
 
 def command(run: RunInfo) -> str:
-    """The command line on one line, its words quoted where a shell would need it."""
+    """Return the command line on one line, quoted for a shell."""
     from shlex import join
 
     return plain(join(run.argv))
 
 
 def outcome(run: RunInfo) -> str:
-    """Status, and in brackets what an exit code or signal adds to it."""
+    """Return the status, with the exit code, signal or reason in brackets."""
     if run.reason is not None and run.reason.kind == "no_daemon":
         return f"{run.status.value} (last known)"
     if run.reason is not None and run.reason.limit_kind is not None:
@@ -200,19 +173,19 @@ def outcome(run: RunInfo) -> str:
 
 
 ANSWER_EXPECTED = 30.0
-"""Seconds after the start in which the first answer of a model is told, on a machine that is not overloaded."""
+"""Seconds from the start to the first answer of a model, at most, on a machine that is not overloaded."""
 
 
 def unanswered(run: RunInfo) -> bool:
-    """Return whether the program ought to have told an answer of its model by now, and would not tell why there is none."""
+    """Whether the model should have answered by now, in an agent that does not report retries."""
     late = (run.usage.elapsed_s or 0.0) >= ANSWER_EXPECTED and not run.usage.messages
     silent = run.meter in METERED and METERED[run.meter].retries_silently
     return run.status is Status.RUNNING and silent and late
 
 
 def failure(run: RunInfo, *, own: bool = True) -> str | None:
-    """Return the line that says why a run ended, for stderr; `None` for a run that goes on or completed, and without `own` for one
-    that failed with an exit code of its own."""
+    """Return the line for stderr that says why a run ended; `None` if it has not ended or completed, and without `own` also if it
+    failed with its own exit code."""
     reason = run.reason
     if not run.status.terminal or run.status is Status.COMPLETED or (not own and reason is not None and reason.kind == "exit"):
         return None
@@ -221,10 +194,11 @@ def failure(run: RunInfo, *, own: bool = True) -> str | None:
 
 
 def exit_unknown(run: RunInfo) -> bool:
-    """Whether the main process ended by itself, and nobody saw how: the daemon was away, or is not its parent."""
+    """Whether the main process ended by itself and its exit status is not known: no daemon was running, or the daemon
+    is not its parent."""
     by_itself = run.status in (Status.COMPLETED, Status.FAILED) and (run.reason is None or run.reason.kind in _BY_ITSELF)
     return by_itself and run.exit_code is None and run.signal is None and run.started_at is not None
 
 
 _BY_ITSELF = ("exit", "agent", "result")
-"""Kinds of reasons of an end that nothing but the agent brought about."""
+"""Kinds of reasons for an end that only the agent caused."""

@@ -1,4 +1,4 @@
-"""One poll over everything a waiting client waits for: the daemon, signals, growing files, terminals."""
+"""One poll over the daemon, signals, growing files and terminals."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from typing import Protocol
 
 
 class Activity(Protocol):
-    """Something that moves bytes while we wait."""
+    """An object that moves bytes while this process waits."""
 
     @property
     def timeout(self) -> float | None:
-        """Seconds after which to go round even if nothing is ready."""
+        """Seconds after which to advance even if nothing is ready."""
 
     def interests(self) -> dict[int, int]:
-        """Descriptors and what to poll them for, now."""
+        """Return the descriptors to poll, with their events."""
 
     def advance(self, ready: dict[int, int]) -> None:
-        """Moves what can be moved without blocking."""
+        """Move bytes without blocking."""
 
     def drained(self) -> bool:
-        """Whether nothing is left to move, once the run has ended."""
+        """Whether nothing is left to move once the run has ended."""
 
     def close(self) -> None:
-        """Closes what it owns."""
+        """Close its descriptors."""
 
 
 class Signals:
-    """Signals as bytes on a pipe, so that they are polled for like everything else and never interrupt a write halfway.
-    Those that are ignored already (nohup, a shell's background job) stay ignored."""
+    """Signals as bytes on a pipe, which can be polled and never interrupt a write. Signals that are already ignored (nohup, a
+    background job of a shell) stay ignored."""
 
     def __init__(self, wanted: Iterable[signal.Signals]) -> None:
         self._wanted = [s for s in wanted if signal.getsignal(s) is not signal.SIG_IGN]
@@ -54,7 +54,7 @@ class Signals:
         os.close(self._write_end)
 
     def taken(self) -> Sequence[int]:
-        """The signals since the last call, in order."""
+        """Return the signals since the last call, in order."""
         try:
             return os.read(self.descriptor, 64)
         except BlockingIOError:
@@ -62,8 +62,8 @@ class Signals:
 
 
 def stop_self(*, group: bool) -> None:
-    """Stop this process, or its whole process group, as Ctrl-Z does; return when it is continued. In an orphaned process group,
-    where nothing would continue it, the kernel does not stop it."""
+    """Stop this process, or its process group, as Ctrl-Z does; return when it is continued. In an orphaned process group, which
+    no shell would continue, the kernel does not stop it."""
     if signal.getsignal(signal.SIGTSTP) is signal.SIG_IGN:
         return
     before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
@@ -72,7 +72,7 @@ def stop_self(*, group: bool) -> None:
 
 
 def await_foreground() -> None:
-    """Wait until this process is in the foreground of its terminal, descriptor 0: the kernel stops it while it is not. Raises
+    """Wait until this process is in the foreground of its terminal, descriptor 0: the kernel stops it while it is not. Raise
     `InterruptedError` for a signal."""
     import termios
 
@@ -83,12 +83,12 @@ def await_foreground() -> None:
 
 
 def _noticed(_number: int, _frame: FrameType | None) -> None:
-    # The interpreter has written the number to the pipe; a handler must exist for it to do so.
+    # The interpreter writes the number to the pipe, but only if a handler exists.
     return
 
 
 def wait(fixed: Iterable[int], activities: Sequence[Activity], timeout: float | None = None) -> dict[int, int]:
-    """Waits until one of `fixed` is readable, an activity can go on, or `timeout` seconds are over. Returns the poll events
+    """Wait until one of `fixed` is readable, an activity can advance, or `timeout` seconds are over. Return the poll events
     by descriptor."""
     poll = select.poll()
     masks = dict.fromkeys(fixed, select.POLLIN)
@@ -102,7 +102,7 @@ def wait(fixed: Iterable[int], activities: Sequence[Activity], timeout: float | 
 
 
 def carry_on(activities: Sequence[Activity], seconds: float) -> None:
-    """Nothing but the activities for that long."""
+    """Advance the activities for some seconds."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         ready = wait([], activities, left)

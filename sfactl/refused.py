@@ -1,4 +1,4 @@
-"""The daemon's no, and what would not die, as they are shown."""
+"""How refusals, and processes that survived SIGKILL, are shown."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from . import exits, output
 
 
 def as_quit(reply: Refused, *, as_json: bool) -> exits.Quit:
-    """Ends the program with 1, or 77 for permission: the message for people and models, then the detail. With JSON the
-    refusal goes to stdout, so that a script reads it where it reads everything."""
+    """Return the error that ends the program with 1, or 77 for permission: the message for people and models, then the detail.
+    With `as_json` print the refusal on stdout, as scripts read all results there."""
     refusal = reply.refused
     code = exits.of_refusal(refusal)
     if as_json:
@@ -26,6 +26,6 @@ def as_quit(reply: Refused, *, as_json: bool) -> exits.Quit:
 
 
 def survivors(found: Sequence[Survivor]) -> str:
-    """One line a process."""
+    """Return a line for each process that survived SIGKILL, below a heading."""
     lines = [output.plain(f"  pid {s.pid} of run {s.run_id}: {s.why}") for s in found]
     return "\n".join([f"{counted(len(found), 'process is', 'processes are')} still there after SIGKILL:", *lines])

@@ -1,4 +1,4 @@
-"""Command line and environment → the `Spawn` message. The options of `spawn` and `run` (SPEC section 15)."""
+"""The options of `spawn` and `run`, and the `Spawn` message that they and the environment make."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LATER = (
     Option(("--isolate",), "isolate", "", "WHAT", hidden=True),
     Option(("--nested",), "nested", "", hidden=True),
 )
-"""Options of later releases. Refused, because a bound that is silently not kept is worse than none."""
+"""Options of later releases. They are refused, because to ignore a bound silently is worse than to have none."""
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
@@ -32,10 +32,14 @@ PARAMETERS: tuple[Parameter, ...] = (
         complete="agent",
     ),
     Option(
-        ("--name",), "name", "Who the run is: what the loop rule compares; else derived from the command", "NAME", complete="name"
+        ("--name",),
+        "name",
+        "The agent's name, which the loop rule compares (default: from the command)",
+        "NAME",
+        complete="name",
     ),
     Option(("--kind",), "kind", "agent (default) or skill", "KIND"),
-    Option(("--type",), "type", "The kind of work; developer, qa, planner, … bring a profile of limits", "TYPE", complete="type"),
+    Option(("--type",), "type", "The kind of work; developer, qa, planner, … have a profile of limits", "TYPE", complete="type"),
     Option(("--timeout",), "timeout", "Seconds until the run is stopped; 90, 90s, 5m, 1h (SFA_DEFAULTS_TIMEOUT)", "TIME"),
     Option(
         ("--limit",),
@@ -52,53 +56,53 @@ PARAMETERS: tuple[Parameter, ...] = (
         "ACTION",
         complete="action",
     ),
-    Option(("--limits",), "limits", "Limits as one object (sfactl config schema), or a file of it", "JSON|@FILE"),
+    Option(("--limits",), "limits", "Limits as a JSON object (sfactl config schema), or a file with one", "JSON|@FILE"),
     Option(
         ("--meter",),
         "meter",
-        f"How to read usage from the output: {', '.join(METERS)}; else by the command",
+        f"How to read usage from the output: {', '.join(METERS)} (default: by the command)",
         "METER",
         complete="meter",
     ),
     Option(("--max-depth",), "max_depth", "Runs in a chain, counted from the root; 0 inherits (SFA_MAX_DEPTH)", "N"),
     Option(("--max-descendants",), "max_descendants", "Runs below this one; 0 inherits (SFA_MAX_DESCENDANTS)", "N"),
     Option(("--attempts",), "attempts", "Maximum attempts, including the first", "N"),
-    Option(("--retry-delay",), "retry_delay", "Before the second attempt; doubles each time", "TIME"),
+    Option(("--retry-delay",), "retry_delay", "Delay before the second attempt; doubles each time", "TIME"),
     Option(("--cwd",), "cwd", "Working directory (default: current)", "DIR"),
     Option(("--env",), "env", "Set a variable in the run's environment", "K=V", many=True),
     Option(("--wait", "-w"), "wait", "Stay in the foreground, as `run` does"),
-    Option(("--keep",), "keep", "Let the run go on if this client dies"),
+    Option(("--keep",), "keep", "Let the run continue if this client dies"),
     Option(("--detach",), "detach", "Start a new root instead of a child, where the config allows it"),
-    Option(("--leaf",), "leaf", "The run may not start others"),
+    Option(("--leaf",), "leaf", "The run may not start other runs"),
     Option(("--stdin",), "stdin", "Keep the run's stdin open for `sfactl send`"),
-    Option(("--stdio",), "stdio", "inherit: the run gets this client's own stdin, stdout, stderr; nothing is kept", "HOW"),
-    Option(("--text",), "text", "Show the agent's text and final answer, not its JSON events, where the meter knows them"),
-    Option(("--raw",), "raw", "Show the output as it is (the default for a COMMAND, except in a run that has a meter)"),
-    Option(("--quiet", "-q"), "quiet", "No progress lines; why a run failed is still told (SFA_QUIET)"),
-    Option(("--verbose", "-v"), "verbose", "Every event of the run on stderr"),
+    Option(("--stdio",), "stdio", "inherit: the run uses this client's stdin, stdout and stderr; no output is kept", "HOW"),
+    Option(("--text",), "text", "Show the agent's text and final answer instead of its JSON events, if the meter knows them"),
+    Option(("--raw",), "raw", "Show the output unchanged (default for a COMMAND, except in a run that has a meter)"),
+    Option(("--quiet", "-q"), "quiet", "No progress lines; the reason of a failure is still shown (SFA_QUIET)"),
+    Option(("--verbose", "-v"), "verbose", "Show each event of the run on stderr"),
     Option(("--no-log",), "no_log", "Keep no output (SFA_NO_LOG)"),
-    Option(("--no-queue",), "no_queue", "Be refused rather than wait for a slot"),
-    Option(("--priority",), "priority", "Higher starts first from the queue", "N"),
-    Option(("--grace",), "grace", "Between the stop signal and SIGKILL, at most 60 s", "TIME"),
-    Option(("--label",), "label", "Groups runs for list and stop; children inherit it", "K=V", many=True, complete="label"),
-    Option(("--channel",), "channel", "Where the request comes from; shown in events", "NAME"),
-    Option(("--allow",), "allow", "A verb the run may use; once given, no other", "VERB", many=True),
-    Option(("--deny",), "deny", "A verb the run may not use", "VERB", many=True),
+    Option(("--no-queue",), "no_queue", "Refuse the run instead of waiting for a slot"),
+    Option(("--priority",), "priority", "A higher priority leaves the queue first", "N"),
+    Option(("--grace",), "grace", "Time between the stop signal and SIGKILL, at most 60 s", "TIME"),
+    Option(("--label",), "label", "Label for list, stop and others; children inherit it", "K=V", many=True, complete="label"),
+    Option(("--channel",), "channel", "Origin of the request; shown in events", "NAME"),
+    Option(("--allow",), "allow", "A verb that the run may use; all others are then forbidden", "VERB", many=True),
+    Option(("--deny",), "deny", "A verb that the run may not use", "VERB", many=True),
     Option(
         ("--allow-tool",),
         "allow_tool",
-        "A tool the agent may use (SFA_ALLOWED_TOOLS); once given, a call of another is a breach",
+        "A tool that the agent may use (SFA_ALLOWED_TOOLS); a call of any other is then a breach",
         "TOOL",
         many=True,
     ),
     Option(
         ("--block-tool",),
         "block_tool",
-        "A tool the agent may not use (SFA_BLOCKED_TOOLS); a call that a meter sees is a breach",
+        "A tool that the agent may not use (SFA_BLOCKED_TOOLS); a call that a meter sees is a breach",
         "TOOL",
         many=True,
     ),
-    Option(("--status-file",), "status_file", "Receives the final run as JSON", "PATH"),
+    Option(("--status-file",), "status_file", "File that receives the final run as JSON", "PATH"),
     *LATER,
 )
 
@@ -107,7 +111,7 @@ class Wanted(NamedTuple):
     """The command line of `spawn` or `run`, as text."""
 
     command: list[str]
-    """With `agent`, the words that follow its name."""
+    """With `agent`, the words after its name."""
     socket: str | None = None
     json: bool = False
     agent: str | None = None
@@ -152,14 +156,14 @@ class Wanted(NamedTuple):
 
 
 def default_limits() -> str:
-    """Return what `--help` says of the limits in force."""
-    from .defaults import told
+    """Return the limits in force, for `--help`."""
+    from .defaults import paragraph
 
-    return told()
+    return paragraph()
 
 
 def check(wanted: Wanted) -> None:
-    """Raises `UsageError` for what cannot be meant, or is not in this release."""
+    """Raise `UsageError` for invalid or contradictory options, and for options of later releases."""
     for option in LATER:
         if getattr(wanted, option.target):
             raise UsageError(f"{option.flags[0]} is not in this release")
@@ -184,12 +188,13 @@ def _check_text(wanted: Wanted) -> None:
         (wanted.stdio == "inherit", "--stdio inherit"),
     ):
         if wanted.text and given:
-            why = "one shows events and the other does not" if option == "--raw" else "no output is copied that could hold text"
+            why = "--raw shows events, --text does not" if option == "--raw" else "no output is copied"
             raise UsageError(f"--text and {option} exclude each other: {why}")
 
 
 def message(wanted: Wanted, environ: Mapping[str, str] = os.environ) -> Spawn:
-    """The `Spawn` for a checked command line, in the background: `foreground` ties it and passes descriptors."""
+    """Return the `Spawn` message for a checked command line. It starts a run in the background; `Foreground` ties it
+    and adds descriptors."""
     inherit: Literal["files", "inherit"] = "inherit" if wanted.stdio == "inherit" else "files"
     log = not (wanted.no_log or environment.flag("SFA_NO_LOG", environ))
     return Spawn(
@@ -230,8 +235,7 @@ def message(wanted: Wanted, environ: Mapping[str, str] = os.environ) -> Spawn:
 
 
 def unenforceable(run: RunInfo, message: Spawn) -> str | None:
-    """What to say of limits in `message` that nobody can keep for the run that it started; `None` where there are none, or
-    nothing is to be said."""
+    """Return a warning about limits in `message` that cannot be enforced for the run; `None` if there are none."""
     if message.quiet or run.status.terminal or not any(state.enforced_by == "nothing" for state in run.limits):
         return None
     from . import limits
@@ -240,7 +244,7 @@ def unenforceable(run: RunInfo, message: Spawn) -> str | None:
 
 
 def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
-    """`K=V` texts as a dict. Raises `UsageError`."""
+    """Return `K=V` texts as a dict. Raise `UsageError`."""
     return dict(pair(option, text) for text in given)
 
 
@@ -251,7 +255,7 @@ def _words(given: Sequence[str]) -> list[str]:
 def _limits(wanted: Wanted, environ: Mapping[str, str]) -> list[Limit]:
     found = [] if wanted.timeout is None else [_time("--timeout", wanted.timeout)]
     if wanted.limit or wanted.limits is not None:
-        # The forms of limits are imported only for who writes any.
+        # Imported here because many runs have no such option.
         from . import limits
 
         found += limits.of_flags(wanted.limit)
@@ -279,10 +283,10 @@ def _meter(wanted: Wanted, log: bool) -> str | None:
     if wanted.meter in (None, NO_METER, BY_REPORT):
         return wanted.meter
     if wanted.stdio == "inherit":
-        raise UsageError("--meter and --stdio inherit exclude each other: the daemon never sees the output")
+        raise UsageError("--meter and --stdio inherit exclude each other: the daemon does not see the output")
     if not log:
         option = "--no-log" if wanted.no_log else "SFA_NO_LOG"
-        raise UsageError(f"--meter and {option} exclude each other: no output is kept that could be read")
+        raise UsageError(f"--meter and {option} exclude each other: no output is kept for the meter")
     return wanted.meter
 
 
@@ -297,7 +301,7 @@ def _cwd(given: str | None) -> bytes:
 
 
 def _environment(given: Sequence[str]) -> list[bytes]:
-    # As bytes: a value that is not UTF-8, or a name a shell could not write, reaches the run unchanged.
+    # Bytes, so that a value that is not UTF-8, or a name that a shell cannot write, reaches the run unchanged.
     merged = dict(os.environb)
     for key, value in pairs("--env", given).items():
         merged[os.fsencode(key)] = os.fsencode(value)
@@ -305,7 +309,7 @@ def _environment(given: Sequence[str]) -> list[bytes]:
 
 
 def _umask() -> int:
-    # There is no way to read it but to set it.
+    # umask(2) can only be read by setting it.
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

@@ -1,18 +1,19 @@
-"""Tables on a terminal: as wide as it is, coloured by status. What is piped is neither cut nor coloured."""
+"""Tables, which on a terminal are cut to its width and coloured by status. In a pipe they are neither cut nor coloured."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from .output import plain
 from .output import width as columns_of
 
 COMMAND = 12
-"""Columns that the last cell of a row keeps before other columns are left out for it."""
+"""Terminal columns that the last cell keeps; to keep them, other columns are left out."""
 
 NAME = 16
-"""Columns that a name keeps on a terminal that is still too narrow."""
+"""Terminal columns that a name keeps if the terminal is still too narrow."""
 
 _GREEN, _RED, _YELLOW, _CYAN = "32", "31", "33", "36"
 
@@ -44,10 +45,10 @@ def by_status(cell: str) -> str:
     return f"\033[{colour}m{cell}\033[0m" if colour else cell
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], least_first: Sequence[str] = (), *, room: int | None = None) -> str:
-    """Return rows of printable cells below a header. Within `room` columns, leave out columns in the order of `least_first` until
-    the last one has `COMMAND`, and cut what is still too long."""
-    lines = [list(header), *map(list, rows)]
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], least_first: Sequence[str] = (), *, room: int | None = None) -> str:
+    """Return rows of cells below a header. To fit into `room` terminal columns, leave out columns in the order of `least_first`
+    until the last one has `COMMAND`, and cut the cells that are still too long."""
+    lines = [list(header), *([plain(cell) for cell in row] for row in rows)]
     if room is not None:
         lines = _fitted(lines, least_first, room)
     widths = [max(columns_of(line[i]) for line in lines) for i in range(len(lines[0]))]
@@ -79,7 +80,7 @@ def _fitted(lines: list[list[str]], least_first: Sequence[str], room: int) -> li
 
 
 def _rest(lines: Sequence[Sequence[str]], room: int) -> int:
-    """Columns that are left for the last cell."""
+    """Return the columns that are left for the last cell."""
     return room - sum(max(columns_of(line[i]) for line in lines) + 2 for i in range(len(lines[0]) - 1))
 
 

@@ -1,6 +1,6 @@
-"""Starting a daemon for the person who has none: by systemd where it can give the daemon cgroups, else by ourselves.
+"""Start a daemon for a user who has none: by systemd if it can delegate cgroups to the daemon, else by fork.
 
-A lock in the state directory makes clients that come at once take turns, so that the second finds the daemon of the first.
+Clients that start one at the same time take turns by a lock in the state directory, so the second finds the daemon of the first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .connection import Client, DaemonError, Unreachable
 from .exits import ExitCode, Quit
 
 READY_TIMEOUT = 15.0
-"""Seconds a daemon may take until it listens; recovery of a thousand runs is to take 2."""
+"""Seconds until the daemon must listen. To recover a thousand runs takes about 2."""
 
 LOG = "sfad.log"
 
@@ -31,9 +31,9 @@ PASSED_ON = ("SFAD_SOCKET", "SFAD_STATE_DIR", "SFAD_CONFIG")
 
 
 def start() -> Client:
-    """Starts a daemon and connects to it, or to the one that somebody else has started meanwhile. Raises `Quit`."""
+    """Start a daemon and connect to it, or to one that another client has started meanwhile. Raise `Quit`."""
     for name in PASSED_ON:
-        if os.environ.get(name):  # the daemon runs elsewhere
+        if os.environ.get(name):  # the daemon has another working directory
             os.environ[name] = os.path.abspath(os.environ[name])
     place = daemon_socket(os.environ, os.getuid())
     state = _prepared(state_dir(os.environ, os.getuid()))
@@ -42,7 +42,7 @@ def start() -> Client:
         try:
             return connection.connect(None)
         except Unreachable as error:
-            if error.kind not in connection.ABSENT:  # a daemon would not help, and its client might meet somebody else's
+            if error.kind not in connection.ABSENT:  # a new daemon would not help, and this client might reach another user's
                 raise
         how = by_systemd() or by_itself(state, place)
         started = _connect_started(state)
@@ -60,7 +60,7 @@ def _warn_of_logout(started: Client) -> None:
 def _prepared(state: Path) -> Path:
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # The daemon takes over an empty directory that is open to others, but not one with files in it: be first.
+        # The daemon accepts a directory that is open to others only while it is empty: change its mode before the lock is made.
         if state.stat().st_mode & 0o077 and not any(state.iterdir()):
             state.chmod(0o700)
     except OSError as error:
@@ -76,16 +76,16 @@ def _connect_started(state: Path) -> Client:
 
 
 def by_systemd() -> str | None:
-    """Has the user's systemd start it: its own unit, else a transient one that may have cgroups. `None` where there is no
-    such systemd, or it would not."""
+    """Let the user's systemd start the daemon: by its installed unit, else by a transient one with delegated cgroups. Return how
+    it was started; `None` if systemd is not running or cannot do it."""
     if (environ := _users_systemd()) is None:
         return None
-    # The unit listens where it was installed to listen: of no use to who names another place.
+    # An installed unit listens at its own place, so it does not help if the environment names another.
     elsewhere = any(name in os.environ for name in PASSED_ON)
     for unit in ("sfad.socket", "sfad.service") if not elsewhere else ():
         if _quietly(environ, "systemctl", "--user", "start", unit):
             return f"by systemctl --user start {unit}"
-    return "in a systemd unit of its own" if _quietly(environ, *transient(environ)) else None
+    return "in its own systemd unit" if _quietly(environ, *transient(environ)) else None
 
 
 def _users_systemd() -> dict[str, str] | None:
@@ -97,10 +97,11 @@ def _users_systemd() -> dict[str, str] | None:
 
 
 def transient(environ: Mapping[str, str]) -> list[str]:
-    """The command that starts the daemon in a delegated unit, so that it can contain runs by cgroup. `KillMode=process`:
-    stopping the unit is answered by the daemon, which stops every tree; if it dies, its runs go on, and the daemon that systemd
-    starts in its place adopts them. After five deaths in ten seconds systemd gives up, and the daemon that the next `spawn`
-    starts adopts them. Exit codes 2 and 69 say that another start would not help (config, ledger, another daemon)."""
+    """Return the command that starts the daemon in a delegated unit, so that it can contain runs by cgroup.
+    `KillMode=process`: when the unit is stopped, the daemon stops each tree; when the daemon dies, its runs stay
+    alive, and the daemon that systemd starts next adopts them. After five deaths in ten seconds systemd gives up, and
+    the daemon that the next `spawn` starts adopts them. After exit codes 2 and 69 systemd does not restart the
+    daemon, because that would not help (config, ledger, another daemon)."""
     settings = [f"--setenv={name}={environ[name]}" for name in PASSED_ON if name in environ]
     properties = ["Delegate=yes", "KillMode=process", "Type=notify", "NotifyAccess=main", "Restart=on-failure"]
     properties += ["RestartPreventExitStatus=2 69", "FileDescriptorStoreMax=4096"]
@@ -112,8 +113,8 @@ def transient(environ: Mapping[str, str]) -> list[str]:
 
 
 def daemon_command() -> list[str]:
-    """The daemon that belongs to this client: the same interpreter, the same installation."""
-    return [sys.executable, "-P", "-m", "sfad", "serve"]  # -P: not a program of that name in the working directory
+    """Return the command of the daemon of this installation, with the same interpreter."""
+    return [sys.executable, "-P", "-m", "sfad", "serve"]  # -P: do not import sfad from the working directory
 
 
 def _quietly(environ: Mapping[str, str], *command: str) -> bool:
@@ -127,8 +128,8 @@ def _quietly(environ: Mapping[str, str], *command: str) -> bool:
 
 
 def by_itself(state: Path, place: Path) -> str:
-    """Starts the daemon without help: a session of its own, nobody's child, its words in a log file. Returns once it
-    listens or has failed; raises `Quit` with what it said in the second case, unless another daemon holds the place."""
+    """Start the daemon by fork: in its own session, with a log file. Return how, once it listens or another daemon does. Raise
+    `Quit` with the end of the log if it fails."""
     log = state / LOG
     said_before = log.stat().st_size if log.exists() else 0
     readable, writable = os.pipe()
@@ -153,7 +154,7 @@ def _answers(place: Path) -> bool:
 
 
 def _told_ready(descriptor: int) -> bool:
-    """Waits for the byte that says the daemon listens. The end without it is the daemon's death."""
+    """Wait for the byte that the daemon sends when it listens. Return False if the pipe ends before: the daemon has died."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     try:
@@ -163,7 +164,7 @@ def _told_ready(descriptor: int) -> bool:
 
 
 def _become_daemon(ready: int, log: bytes) -> None:
-    """In the first child: never returns."""
+    """Continue in the first child as the daemon. Never return."""
     try:
         os.setsid()
         if os.fork():
@@ -182,7 +183,7 @@ def _execute(ready: int, log: bytes) -> None:
         os.dup2(source, target)
     os.closerange(4, os.sysconf("SC_OPEN_MAX"))
     for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGHUP):
-        # The interpreter ignores SIGPIPE and a shell's background job SIGINT; an exec would hand that down to every run.
+        # The interpreter ignores SIGPIPE, and a background job of a shell SIGINT; each run would inherit that through exec.
         signal.signal(number, signal.SIG_DFL)
     command = daemon_command()
     os.execv(command[0], [*command, "--ready-fd", "3"])
@@ -195,4 +196,4 @@ def _tail(log: Path, start: int) -> str:
             text = file.read().decode(errors="replace").strip()
     except OSError as error:
         return f"  (its log {log} cannot be read: {error.strerror})"
-    return "\n".join(f"  {line}" for line in text.splitlines()[-15:]) or f"  (it said nothing in {log})"
+    return "\n".join(f"  {line}" for line in text.splitlines()[-15:]) or f"  ({log} is empty)"

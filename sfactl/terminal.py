@@ -1,8 +1,8 @@
 """A pseudo-terminal between the user's terminal and an interactive run (`--stdio inherit`).
 
-The run must not get the user's own terminal: that one is the controlling terminal of the user's session, and a terminal
-controls one session only. So the run gets a new one, with job control and Ctrl-C of its own, and this process copies
-bytes both ways, unread, with its own terminal in raw mode.
+The run cannot use the user's terminal: it is the controlling terminal of the user's session, and a terminal controls only one
+session. So the run gets a pseudo-terminal with its own job control and Ctrl-C, and this process copies bytes both ways, with the
+user's terminal in raw mode.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from .poll import await_foreground
 CHUNK = 64 * 1024
 
 STATE = 0.25
-"""Seconds between looks at whether the program has stopped itself. The kernel tells nobody but its parent, the daemon, and after
-a crash of the daemon nobody."""
+"""Seconds between checks whether the program has stopped itself. The kernel tells only its parent: the daemon, and after a crash
+of the daemon no process of sfad."""
 
 TIOCGSID = 0x5429
 """ioctl_tty(2): the session of a terminal."""
 
 LAST_WORDS = 0.5
-"""Seconds of silence after which an ended run's terminal is given up, should a process that escaped still hold it open."""
+"""Seconds without output after which an ended run's terminal is closed, although an escaped process still has it open."""
 
 
 class Terminal:
-    """The relay, as an `Activity`. `slave` is what the run gets; close it with `handed_over` once it has been sent."""
+    """The relay between both terminals, as an `Activity`. The run gets `slave`; close it with `handed_over` once it is sent."""
 
     def __init__(self) -> None:
         self.timeout = STATE
@@ -50,35 +50,35 @@ class Terminal:
         self.raw = False
 
     def resize(self) -> None:
-        """Gives the run's terminal the size of ours. The kernel tells the run (SIGWINCH)."""
+        """Give the run's terminal the size of ours. The kernel sends SIGWINCH to the run."""
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, fcntl.ioctl(0, termios.TIOCGWINSZ, b"\0" * 8))
 
     def handed_over(self) -> None:
-        """The run has its own copy: without ours, the end of the run hangs the master up."""
+        """Close our copy of the slave; with it open, the master would not hang up at the end of the run."""
         os.close(self.slave)
         self.slave = -1
 
     def enter_raw(self) -> None:
-        """Pass every key to the run from now on. Raises `InterruptedError` for a signal in the background."""
+        """Pass every key to the run from now on. Raise `InterruptedError` for a signal in the background."""
         await_foreground()
         tty.setraw(0, termios.TCSADRAIN)
         self.raw = True
 
     def leave_raw(self) -> None:
-        """Our terminal as it was."""
+        """Restore our terminal's settings."""
         if self.raw:
             termios.tcsetattr(0, termios.TCSADRAIN, self._saved)
             self.raw = False
 
     def expect_end(self) -> None:
-        """The run is over: what it wrote last may still be on its way, but nothing new will come."""
+        """Note that the run has ended: its last output may still arrive, but input is not read any more."""
         self.timeout = LAST_WORDS
         self._ending = True
         self._input_open = False
 
     def program_stopped(self) -> bool:
-        """Return whether the run's main program has stopped since the last look, and not a job of a shell: the shell takes its
-        terminal back from those."""
+        """Return whether the run's main program has stopped since the last call. A job of a shell does not count, because the shell
+        takes the terminal back from it."""
         stopped = self._stopped()
         since, self._was_stopped = stopped and not self._was_stopped, stopped
         return since
@@ -87,20 +87,20 @@ class Terminal:
         try:
             leader = struct.unpack("i", fcntl.ioctl(self.master, TIOCGSID, b"\0" * 4))[0]
             return os.tcgetpgrp(self.master) == leader and _state(leader) == "T"
-        except OSError:  # it has ended, and the terminal is nobody's
+        except OSError:  # it has ended, so the terminal has no session
             return False
 
     def proceed(self) -> None:
-        """Continue the program in the run's foreground. If it did not stop itself it still has to draw its screen again: the kernel
-        tells it (SIGWINCH) of a size only where that is another."""
+        """Continue the program in the run's foreground. It must draw its screen again even if it did not stop itself, and the
+        kernel sends SIGWINCH only if the size changes, so change the size twice."""
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, b"\0" * 8)
         self.resize()
-        with suppress(OSError):  # it has ended, or is another user's
+        with suppress(OSError):  # it has ended, or belongs to another user
             os.killpg(os.tcgetpgrp(self.master), signal.SIGCONT)
         self._was_stopped = False
 
     def interests(self) -> dict[int, int]:
-        """Reads one chunk each way at a time: a side that is slow holds up only its own direction."""
+        """Read one chunk at a time in each direction, so that a slow side delays only its own direction."""
         wanted: dict[int, int] = {}
         if self._input_open and not self._to_run:
             wanted[0] = select.POLLIN
@@ -112,7 +112,7 @@ class Terminal:
         return {descriptor: mask for descriptor, mask in wanted.items() if mask}
 
     def advance(self, ready: dict[int, int]) -> None:
-        """Moves what is ready."""
+        """Move bytes at the descriptors that are ready."""
         if not ready and self._ending:
             self._hung_up = True
         if self._to_user and 1 in ready:
@@ -133,17 +133,17 @@ class Terminal:
         try:
             self._to_user = os.read(self.master, CHUNK)
         except OSError as error:
-            # EIO is how the master says that nobody holds the other side any more.
+            # EIO at the master means that no process has the other side open any more.
             if error.errno != errno.EIO:
                 raise
             self._hung_up = True
 
     def drained(self) -> bool:
-        """Whether the run's last words have reached the user."""
+        """Whether the run's last output has reached the user."""
         return self._hung_up and not self._to_user
 
     def close(self) -> None:
-        """Restores the user's terminal and closes the pseudo-terminal."""
+        """Restore the user's terminal and closes the pseudo-terminal."""
         self.leave_raw()
         os.close(self.master)
         if self.slave >= 0:
@@ -151,7 +151,7 @@ class Terminal:
 
 
 def _state(pid: int) -> str | None:
-    """The letter of proc_pid_stat(5) for what a process does; `None` if it is gone, or not to be seen."""
+    """Return the state letter of a process, as in proc_pid_stat(5); `None` if it is gone or hidden."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return chr(file.read().rsplit(b") ", 1)[1][0])

@@ -1,4 +1,4 @@
-"""Copying a run's text instead of its stdout: the daemon, which knows the agent's events, finds the text in them."""
+"""Copy a run's text instead of its stdout. The daemon, which knows the agent's events, finds the text in them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .follow import Follower
 
 
 class TextFollower(Follower):
-    """Asks for more text when the file has grown, and writes it. One question at a time, and none while text is left to write."""
+    """Ask for text when the file has grown, and write it: one request at a time, and none while text is left to write."""
 
     def __init__(self, source: int, target: int, note: Callable[[str], None], ask: Callable[[bytes], None]) -> None:
-        """`ask` sends a request with a cursor; its answer is to be given to `take_in`."""
+        """`ask` sends a request with a cursor; pass its reply to `take_in`."""
         super().__init__(source, target, note)
         self._ask = ask
         self._cursor = b""
@@ -22,10 +22,10 @@ class TextFollower(Follower):
         self._more = True
         self._size = 0
         self.finished = False
-        """No more text will come."""
+        """Whether no more text will come."""
 
     def fill(self) -> bool:
-        """Asks what is next, unless something still waits to be written. Says whether there is something to write."""
+        """Ask for the next text, unless some is still to be written. Return whether there is something to write."""
         size = os.fstat(self.source).st_size
         if not (self._pending or self._waiting or self.finished) and (self._more or size != self._size):
             self._size, self._waiting = size, True
@@ -33,7 +33,7 @@ class TextFollower(Follower):
         return bool(self._pending)
 
     def take_in(self, part: TextPart) -> None:
-        """Writes this from now on."""
+        """Take the next text to write."""
         for note in part.notes:
             self._note(note)
         self._pending, self._cursor = memoryview(part.text), part.cursor
@@ -41,9 +41,9 @@ class TextFollower(Follower):
         self.finished = part.ended and not part.more
 
     def run_ended(self) -> None:
-        """The run has ended: what is left comes with the next answers."""
+        """Note that the run has ended: the next answers bring the rest of its text."""
         self._more = True
 
     def give_up(self) -> None:
-        """Nothing can be asked any more."""
+        """Stop asking, because no answer will come."""
         self.finished = True

@@ -1,4 +1,4 @@
-"""The typer application, made from the same declarations that `options.read` reads. Only imported when it is needed."""
+"""The typer application, made from the declarations that `options.read` reads. Imported only for help, completion and errors."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ SETTINGS = {"help_option_names": ["-h", "--help"]}
 EPILOG = "Exit codes:\n\n\b\n" + exits.table()
 
 _UsageError: Any = typer.BadParameter.__base__
-"""Of every error in a command line; typer exports only this subclass of it."""
+"""The base of all errors in a command line. typer exports only its subclass."""
 
 Run = Callable[[str, dict[str, Any]], int]
-"""What carries a verb out, given its name and its values."""
+"""The function that runs a verb, given its name and its values, and returns the exit code."""
 
 
 def invoke(arguments: Sequence[str], verb: str | None, run: Run, completing: bool = False) -> None:
-    """Has typer read `arguments`. Exits, or raises `UsageError`. Only the module of `verb` is loaded."""
+    """Have typer read `arguments`. Exits, or raises `UsageError`. Only the module of `verb` is loaded."""
     app = build(verb, run, completing, helping={"-h", "--help"}.intersection(arguments) != set())
     try:
         code = app(args=None if completing else list(arguments), prog_name="sfactl", standalone_mode=not arguments)
@@ -35,15 +35,15 @@ def invoke(arguments: Sequence[str], verb: str | None, run: Run, completing: boo
 
 
 def build(verb: str | None, run: Run, completing: bool = False, helping: bool = False) -> typer.Typer:
-    """Return an application that lists every verb and can carry out, or complete, `verb`. `helping`: the help of `verb` is
-    wanted, with what it looks up for its last paragraph."""
+    """Return an application that lists each verb, and can run or complete `verb`. With `helping`, the help of `verb` ends with its
+    `EPILOG`, which may ask the daemon."""
     app = typer.Typer(
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         add_completion=completing,
         no_args_is_help=True,
         context_settings=SETTINGS,
-        help="Starts, watches and stops runs of AI agents under sfad.",
+        help="Start, watch and stop runs of AI agents under sfad.",
         epilog=EPILOG,
     )
     app.callback()(_globals)
@@ -52,7 +52,7 @@ def build(verb: str | None, run: Run, completing: bool = False, helping: bool = 
         epilog = getattr(verbs.load(name), "EPILOG", None) if helping and name == verb else None
         _register(app, name, verbs.summary(name), parameters, run, epilog and epilog())
     for alias, name in verbs.ALIASES.items() if completing else ():
-        # `split` has understood the alias; typer has to find it again
+        # `split` accepts aliases, so typer has to know them when it completes
         _register(app, alias, verbs.summary(name), verbs.load(name).PARAMETERS if name == verb else (), run)
     return app
 
@@ -61,7 +61,7 @@ def _globals(
     socket: Annotated[str | None, typer.Option(*SOCKET.flags, help=SOCKET.help, metavar=SOCKET.metavar)] = None,
     version: Annotated[bool, typer.Option("--version", help="Print the version")] = False,
 ) -> None:
-    # Both are taken by __main__ before a verb is looked for; they are declared here for the help.
+    # __main__ reads both before it looks for a verb; they are declared here for the help.
     del socket, version
 
 
@@ -69,7 +69,7 @@ def _register(
     app: typer.Typer, name: str, summary: str, parameters: Sequence[Parameter], run: Run, epilog: str | None = None
 ) -> None:
     def command(**values: Any) -> None:
-        # What was not given is left to the defaults of the verb's `main`, as the other reader leaves it.
+        # As in `options.read`, the defaults of the verb's `main` apply to values that were not given.
         given = {key: value for key, value in values.items() if value not in (None, False, [])}
         given |= {p.target: [] for p in parameters if p.many and isinstance(p, Argument) and p.target not in given}
         raise typer.Exit(run(name, given))
@@ -106,7 +106,7 @@ def _parameter(declared: Parameter) -> inspect.Parameter:
 
 def _completer(kind: str) -> Callable[[typer.Context, str], list[tuple[str, str]]]:
     def complete(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-        # Imported here: typer also builds the help, which completes nothing.
+        # Imported here because typer also builds the help, which completes nothing.
         from .completing import candidates
 
         return candidates(kind, incomplete, context.params.get("socket"))

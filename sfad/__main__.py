@@ -9,7 +9,7 @@ import gc
 import sys
 from typing import Any
 
-from .host.priority import raise_priority
+from .host.reserve import raise_priority
 
 gc.disable()  # until start-up is done and its objects are frozen: collections take a sixth of a start
 

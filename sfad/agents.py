@@ -180,7 +180,6 @@ def _command(command: Sequence[str], options: Sequence[bytes], values: Mapping[s
 
 
 def _other_limits(entry: Registered, asked: Sequence[Limit]) -> list[Limit]:
-    """Return the entry's limits of those kinds that the request does not limit."""
     kinds = {limit.kind for limit in asked}
     found = (msgspec.structs.replace(parse_limit(text), source=f"agent {entry.name}") for text in entry.agent.limits)
     return [limit for limit in found if limit.kind not in kinds]

@@ -192,13 +192,11 @@ def _die_if_elsewhere(where: DaemonHome) -> None:
         # a copy: opening a damaged file sets it aside, and the next daemon would not know of the damage
         shutil.copy(where.state_dir / "spool" / "runs", copies)
         with closing(RunJournal(Path(copies), Timers(print), print)) as journal:
-            _die_if_moved(where, journal)
-
-
-def _die_if_moved(where: DaemonHome, journal: RunJournal) -> None:
-    if journal.moved_alive(where.state_dir):
-        text = f"{where.state_dir} was {journal.place} when runs that are still alive began, and they are known by that path"
-        die(f"{text}: give --state-dir {journal.place}", exits.UNAVAILABLE)
+            if journal.moved_alive(where.state_dir):
+                text = (
+                    f"{where.state_dir} was {journal.place} when runs that are still alive began, and they are known by that path"
+                )
+                die(f"{text}: give --state-dir {journal.place}", exits.UNAVAILABLE)
 
 
 def _cgroup_parent(files: tuple[list[Path], bool]) -> str | None:

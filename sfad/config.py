@@ -265,7 +265,6 @@ def _content(path: Path) -> bytes:
 
 
 def _collect(struct: type[Struct], table: Mapping[str, Any], path: Path, prefix: str, found: _FileValues) -> None:
-    """Check the keys of a file's table, and add its values to `found`."""
     fields = {field.name: field.type for field in msgspec.structs.fields(struct)}
     for name, value in table.items():
         key = f"{prefix}{name}"
@@ -381,7 +380,6 @@ def _check_together(config: Configuration, origins: Mapping[str, tuple[Path, Any
 
 
 def _check_agents(config: Configuration, found: _FileValues) -> None:
-    """Raise `ConfigError` for an agent whose name a run cannot have, or whose limits a run cannot have."""
     ranges = Policy(max_time=config.limits.max_time, max_turns=config.limits.max_turns, max_cost=config.limits.max_cost)
     for name, agent in config.agents.items():
         key = entry_key("agents", name)

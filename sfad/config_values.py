@@ -11,16 +11,7 @@ from typing import Any, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
-from .protocol.units import (
-    COUNT_FORMS,
-    DURATION_FORMS,
-    SIZE_FORMS,
-    format_duration,
-    format_size,
-    parse_count,
-    parse_duration,
-    parse_size,
-)
+from .protocol import units
 
 OFF = "off"
 """The value for "no limit", where the field may be `None`."""
@@ -33,7 +24,17 @@ TEXT = {"unit": "text"}
 COMMAND = {"unit": "command"}
 LIMITS = {"unit": "limits"}
 
-_PARSERS: dict[str, Callable[[Any], float]] = {"duration": parse_duration, "size": parse_size, "count": parse_count}
+_PARSERS: dict[str, Callable[[Any], float]] = {
+    "duration": units.parse_duration,
+    "size": units.parse_size,
+    "count": units.parse_count,
+}
+
+_WORDS = {
+    "path": "an absolute path",
+    "command": "a list of texts: the program and its arguments, one text each",
+    "limits": 'a list of limits as --limit takes them, such as "turns=50" or "cost=2.50:warn"',
+}
 
 
 def converted(kind: Any, value: Any) -> Any:
@@ -71,20 +72,16 @@ def _allowed_unbounded(kind: Any) -> str:
 
 def _allowed_range(kind: Any, meta: Meta) -> str:
     unit = _unit(kind)
-    if unit == "path":
-        return "an absolute path"
+    if unit in _WORDS:
+        return _WORDS[unit]
     if unit == "text":
         return f"a text of at most {meta.max_length} characters"
-    if unit == "command":
-        return "a list of texts: the program and its arguments, one text each"
-    if unit == "limits":
-        return 'a list of limits as --limit takes them, such as "turns=50" or "cost=2.50:warn"'
     if unit == "duration":
-        return f"a duration of {_range(meta, format_duration)} ({DURATION_FORMS})"
+        return f"a duration of {_range(meta, units.format_duration)} ({units.DURATION_FORMS})"
     if unit == "size":
-        return f"a size of {_range(meta, format_size)} ({SIZE_FORMS})"
+        return f"a size of {_range(meta, units.format_size)} ({units.SIZE_FORMS})"
     if unit == "count":
-        return f"a whole number {_between(meta)} ({COUNT_FORMS})"
+        return f"a whole number {_between(meta)} ({units.COUNT_FORMS})"
     return f"{'a number' if float in _parts(kind) else 'a whole number'} {_between(meta)}"
 
 

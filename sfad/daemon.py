@@ -18,7 +18,7 @@ from .durable.adoption import Adoption, Rows
 from .durable.handover import Handover
 from .host import logout, systemd
 from .host.descriptors import hold_back
-from .host.priority import raise_priority
+from .host.reserve import raise_priority
 from .host.socket_file import PathError, bind_socket, unbind_socket
 from .host.state_dir import StateLock
 from .host.tasks import keep_serving

@@ -248,7 +248,6 @@ class Installer:
             raise InstallError(f"{error}; as root: loginctl {verb} {name}", exits.NOT_PERMITTED) from None
 
     def _run(self, *command: str) -> None:
-        """Run a command of systemd. Raises `InstallError` with its error output."""
         if not self._dry_run and (done := self._done(command)).returncode:
             raise InstallError(f"'{shlex.join(command)}' exited with {done.returncode}: {' '.join(done.stderr.split())}")
         self._say("run", shlex.join(command))

@@ -22,7 +22,7 @@ from .durable.journal import RunJournal
 from .faults import effect
 from .host import systemd
 from .host.clock import Timers
-from .host.disk_reserve import DiskReserve
+from .host.reserve import DiskReserve
 from .host.socket_file import PathError, prepare_socket
 from .host.state_dir import StateLock, resume_lock, take_state_dir
 from .launch.base import Launcher

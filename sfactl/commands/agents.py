@@ -1,8 +1,8 @@
 """List the agents that `run NAME` starts, or explain one.
 
-Each agent that `sfactl run NAME "task"` starts: those of the config, and the built-in entries. ON PATH says whether your PATH has
-its program. With a NAME, everything about that agent, with the command that a run of it executes. In the command {task} stands
-for the task, {session} for a new session id, and {options} for what you write beside the task.
+Lists the agents that `sfactl run NAME "task"` starts: those of the config, and the built-in ones. ON PATH says whether the program
+is on your PATH. With a NAME, shows everything about that agent, and the command that a run of it executes. In the command, {task}
+is the task, {session} a new session id, and {options} the options you write beside the task.
 
 Exit codes: 0; 2 if there is no agent of that name.
 """
@@ -19,7 +19,7 @@ from msgspec import structs
 
 from sfad.protocol.messages import AgentInfo, AgentList, Agents
 
-from .. import output
+from .. import output, screen
 from ..connection import call
 from ..exits import ExitCode, UsageError
 from ..options import COMMON, Argument, Parameter
@@ -40,14 +40,14 @@ def main(*, name: str | None = None, socket: str | None = None, json: bool = Fal
         found = [as_data(agent) for agent in chosen]
         output.print_json({"agents": found} if name is None else found[0])
     elif name is None:
-        print(output.table(HEADER, map(_row, agents)))
+        print(screen.table(HEADER, map(_row, agents)))
     else:
         print("\n".join(f"{key + ':':<13}{value}" for key, value in _explained(chosen[0])))
     return ExitCode.DONE
 
 
 def as_data(agent: AgentInfo) -> dict[str, Any]:
-    """Return the agent for `--json`. `program` is the path of its program by the caller's PATH, null where it has none."""
+    """Return the agent for `--json`. `program` is the path of its program on the caller's PATH, null if it is not there."""
     return {**structs.asdict(agent), "program": shutil.which(agent.command[0])}
 
 
@@ -55,7 +55,7 @@ def _named(name: str, agents: Sequence[AgentInfo]) -> AgentInfo:
     for agent in agents:
         if agent.name == name:
             return agent
-    raise UsageError(f"there is no agent {name!r}; known: {', '.join(agent.name for agent in agents)}")
+    raise UsageError(f"unknown agent {name!r}; choose from: {', '.join(agent.name for agent in agents)}")
 
 
 def _row(agent: AgentInfo) -> tuple[str, ...]:
@@ -78,7 +78,7 @@ def _explained(agent: AgentInfo) -> Iterator[tuple[str, str]]:
 
 
 def _command(agent: AgentInfo) -> str:
-    """Return the command as a shell takes it, but with its placeholders as they are."""
+    """Return the command quoted for a shell, except its placeholders."""
     return re.sub(r"'([^' ]*\{[a-z]+\})'", r"\1", shlex.join(agent.command))
 
 

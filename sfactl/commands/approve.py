@@ -1,8 +1,8 @@
-"""Grant a run the increase it waits for, and let it go on.
+"""Approve the increase that a run waits for, and continue the run.
 
-Lets a run go on that a limit with the action request_increase has frozen. --limit says how much it may use from now on in
-all, never more than an ancestor has; without --limit, that limit only warns from now on. Only from outside any run: no agent
-approves its own increase. `sfactl why RUN` says what a run waits for.
+Continues a run that a limit with the action request_increase has frozen. --limit sets how much it may use in all, never more
+than an ancestor has; without --limit, that limit only warns from now on. Works only outside any run: no agent approves its own
+increase. `sfactl why RUN` says what a run waits for.
 
 Exit codes: 0 it runs; 1 it does not wait for approval; 2 a limit outside its range; 66 no such run; 77 not permitted.
 """
@@ -22,7 +22,7 @@ PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS, limits.OPTION)
 
 
 def main(*, runs: Sequence[str], limit: Sequence[str] = (), socket: str | None = None, json: bool = False) -> int:
-    """Approves an increase."""
+    """Approve increases."""
     room = limits.of_flags(limit)
     with connect(socket) as client:
         return Choice("approve", runs).each(

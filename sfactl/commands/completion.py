@@ -1,7 +1,7 @@
 """Print a shell's completion script.
 
-Prints the script, which completes verbs, options, runs, names, labels, types, statuses, meters and agents. It asks the daemon, and
-is silent where there is none.
+The script completes verbs, options, runs, names, labels, types, statuses, meters and agents. It asks the daemon, and completes
+less if none is running.
 
   bash: eval "$(sfactl completion bash)", in ~/.bashrc
 
@@ -23,13 +23,13 @@ PARAMETERS: tuple[Parameter, ...] = (*COMMON, Argument("shell", "SHELL", "bash, 
 
 
 def main(*, shell: str, socket: str | None = None, json: bool = False) -> int:
-    """Prints a completion script. Exits by itself."""
+    """Print a completion script. typer ends the process."""
     del socket, json
     if shell not in SHELLS:
         raise UsageError(f"unknown shell {shell!r}; choose from: {', '.join(SHELLS)}")
     from ..typer_app import build
 
-    # What a completion script itself would ask: typer answers by printing the script.
+    # typer prints the script if this variable asks for it.
     os.environ["_SFACTL_COMPLETE"] = f"source_{shell}"
     build(None, lambda _verb, _values: 0, completing=True)(args=[], prog_name="sfactl")
     return 0

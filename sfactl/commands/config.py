@@ -1,8 +1,8 @@
 """Show each effective setting and where it comes from, or the schema of --limits.
 
-The daemon's effective settings. Order: flag, environment, user's file, system's file, built-in.
+Shows the daemon's effective settings. Precedence: flag, environment, user's file, system's file, built-in.
 
-`sfactl config schema` prints the JSON Schema of what --limits takes, and needs no daemon.
+`sfactl config schema` prints the JSON Schema of --limits, and needs no daemon.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 
 from sfad.protocol.messages import Config, ConfigReply
 
-from .. import output
+from .. import output, screen
 from ..connection import call
 from ..exits import ExitCode, UsageError
 from ..options import COMMON, Argument, Parameter
@@ -23,7 +23,7 @@ PARAMETERS: tuple[Parameter, ...] = (
 
 
 def main(*, what: str | None = None, socket: str | None = None, json: bool = False) -> int:
-    """Shows the configuration."""
+    """Show the configuration."""
     if what is not None:
         return _schema(what)
     found = call(socket, Config(id=0), ConfigReply).settings
@@ -31,13 +31,13 @@ def main(*, what: str | None = None, socket: str | None = None, json: bool = Fal
         output.print_json({"settings": found})
     else:
         rows = ((s.key, msgspec.json.encode(s.value).decode(), s.source) for s in found)
-        print(output.table(("KEY", "VALUE", "FROM"), rows))
+        print(screen.table(("KEY", "VALUE", "FROM"), rows))
     return ExitCode.DONE
 
 
 def _schema(what: str) -> int:
     if what != "schema":
-        raise UsageError(f"{what!r} is not 'schema', and config takes no other argument")
+        raise UsageError(f"unknown argument {what!r}; config takes only: schema")
     from sfad.protocol.limits import schema
 
     output.write(schema())

@@ -1,8 +1,8 @@
 """Watch the daemon refuse, bound and stop runs (15 seconds, leaves nothing).
 
-Starts a daemon of its own in a private directory, and scripted agents under it: a planner that asks a reviewer that asks a
-summariser, an agent that would call itself, agents that would nest too deep, and one that ignores SIGTERM, forks away and
-changes session. Every command shown is really run. Afterwards the daemon is stopped and the directory removed.
+Starts its own daemon in a private directory, and scripted agents under it: a planner that asks a reviewer that asks a
+summariser, an agent that would call itself, agents that would nest too deep, and one that ignores SIGTERM, double-forks and
+changes session. Each command shown is really run. Afterwards the daemon is stopped and the directory removed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..options import COMMON, Parameter
 PARAMETERS: tuple[Parameter, ...] = COMMON
 
 PATIENCE = 10.0
-"""Seconds that any one thing may take before the demo gives up."""
+"""Seconds that one step may take before the demo gives up."""
 
 CALL = '"$DEMO_PYTHON" -m sfactl'
 
@@ -52,7 +52,7 @@ SCRIPTS = {
         "while True: signal.pause()\n"
     ),
 }
-"""The agents. `gate` is a named pipe: agents and demo wait for each other at it, never for a time."""
+"""The agents. Agents and demo wait for each other at `gate`, a named pipe, instead of sleeping."""
 
 STUBBORN_PROCESSES = 4
 
@@ -63,15 +63,15 @@ STATES = {
     "T": "stopped",
     "Z": "ended; its parent has not reaped it yet",
 }
-"""proc_pid_stat(5). A zombie is not alive: the daemon reaps it some milliseconds later."""
+"""The letters of proc_pid_stat(5). A zombie is not alive: the daemon reaps it some milliseconds later."""
 
 
 def main(*, socket: str | None = None, json: bool = False) -> int:
-    """Shows what a daemon is for."""
+    """Play the four scenes."""
     del socket, json
     inside = environment.inside_run()
     if inside is not None:
-        raise exits.Quit(exits.ExitCode.UNREACHABLE, f"the demo starts a daemon, and inside a run none is started ({inside})")
+        raise exits.Quit(exits.ExitCode.UNREACHABLE, f"the demo starts a daemon, which is not allowed inside a run ({inside})")
     with _directory() as directory, _daemon(directory) as surroundings:
         stage = Stage(directory, surroundings)
         stage.tree()
@@ -127,7 +127,7 @@ def _surroundings(directory: Path) -> dict[str, str]:
         "SFAD_STATE_DIR": str(directory / "state"),
         "SFAD_CONFIG": str(directory / "sfad.toml"),
         "DEMO_PYTHON": sys.executable,
-        # A checkout that was not installed is found from the agents' directory as well.
+        # So that agents find a checkout that is not installed.
         "PYTHONPATH": os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH")])),
     }
 
@@ -149,7 +149,7 @@ class Stage:
         self._socket = directory / "sock"
 
     def tree(self) -> None:
-        """Three agents, each started by the one above through the same daemon."""
+        """Show three agents, each started by the one above through the same daemon."""
         _say("1. A planner asks a reviewer, which asks a summariser. Each start goes through the daemon.")
         planner = self._run("spawn", "--name", "planner", "--", "sh", "planner")
         self._await_started(planner, "summariser")
@@ -159,17 +159,17 @@ class Stage:
         self._run("logs", planner)
 
     def loop(self) -> None:
-        """The same name twice in one chain."""
+        """Show that the guard refuses one name twice in a chain."""
         _say("2. An agent whose helper calls it again. The guard refuses what would be a loop:")
         self._run("run", "-q", "--name", "self-caller", "--", "sh", "self-caller")
 
     def depth(self) -> None:
-        """One level more than allowed."""
-        _say("3. An agent that delegates to a deeper one, for ever. Three levels are allowed here:")
+        """Show that the guard refuses one level more than is allowed."""
+        _say("3. An agent that delegates to a deeper one, without end. Three levels are allowed here:")
         self._run("run", "-q", "--max-depth", "3", "--name", "level-0", "--", "sh", "deeper")
 
     def stubborn(self) -> None:
-        """Stopped to the last process."""
+        """Show that `stop` ends a run to its last process."""
         _say("4. An agent that ignores SIGTERM, double-forks and changes session, three times over:")
         run = self._run("spawn", "--name", "stubborn", "--", sys.executable, "stubborn")
         processes = self._told_pids()
@@ -197,7 +197,7 @@ class Stage:
         return lines[0] if lines else ""
 
     def _await_started(self, run: str, name: str) -> None:
-        """Waits until an agent called `name` runs below `run`. Watches first and looks then, so that it cannot be missed."""
+        """Wait until an agent called `name` runs below `run`. Watch before the first look, so that no start is missed."""
         with Client(self._socket) as client:
             client.send(m.Watch(id=0, run=run))
             while name not in self._running(client, run):
@@ -209,7 +209,7 @@ class Stage:
 
     def _told_pids(self) -> list[int]:
         pids: list[int] = []
-        # Open for writing too: otherwise the pipe ends whenever one of them has told and the next has not come.
+        # Open for writing too: otherwise the pipe ends when one process has written and the next has not opened it.
         gate = os.open(self._directory / "gate", os.O_RDWR)
         try:
             while len(pids) < STUBBORN_PROCESSES and select.select([gate], [], [], PATIENCE)[0]:

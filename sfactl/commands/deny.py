@@ -1,7 +1,7 @@
-"""Refuse a run the increase it waits for, and stop it.
+"""Deny the increase that a run waits for, and stop the run.
 
 Stops a run that a limit with the action request_increase has frozen, and everything below it, as if the limit had terminated
-it. Returns as soon as it is being stopped; `sfactl wait RUN` waits for the end. Only from outside any run.
+it. Returns when the stop has begun; `sfactl wait RUN` waits for the end. Works only outside any run.
 
 Exit codes: 0 it is being stopped; 1 it does not wait for approval; 66 no such run; 77 not permitted.
 """
@@ -21,6 +21,6 @@ PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS)
 
 
 def main(*, runs: Sequence[str], socket: str | None = None, json: bool = False) -> int:
-    """Denies an increase."""
+    """Deny increases."""
     with connect(socket) as client:
         return Choice("deny", runs).each(client, lambda run: output.changed(client.call(Deny(id=0, run=run), RunReply).run, json))

@@ -1,7 +1,7 @@
 """Check what sfad needs of this machine, and say how to fix it.
 
-Each line is ok, warn (works, with less) or BAD (does not work), and how to fix it. Exits with 0 unless something is BAD,
-then with 1. Asks the daemon where it can, and looks at this session where it cannot.
+Each line is ok, warn (works with less) or BAD (does not work), and says how to fix it. Exits with 1 if something is BAD, else
+with 0. Asks the daemon if one is running, else checks this session.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import chain
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from sfad.host import probe
 from sfad.protocol.messages import DaemonInfo, DaemonStatus
@@ -29,14 +29,14 @@ LOW_DISK = 1 << 30
 """Bytes: sixteen runs that fill their 64 MiB of output."""
 
 LOW_FILES = 1024
-"""Descriptors: the daemon holds a handful a run; below this a few hundred runs exhaust it."""
+"""Descriptors: the daemon needs a few for each run, so a few hundred runs exhaust fewer."""
 
 LOW_PROCESSES = 2048
 """The pids limit of two trees."""
 
 
 SERVICE = "run the daemon as a service: sfad install --user, or --system as root"
-"""What gives a daemon cgroups of its own."""
+"""How to give the daemon its own cgroups."""
 
 
 class Finding(Struct, frozen=True):
@@ -46,11 +46,12 @@ class Finding(Struct, frozen=True):
     verdict: str
     """`ok`, `warn` or `bad`."""
     detail: str
-    mend: str = ""
+    fix: str = field(default="", name="mend")
+    """How to fix it. In JSON the key keeps its old name."""
 
 
 def main(*, socket: str | None = None, json: bool = False) -> int:
-    """Prints the report."""
+    """Print the report."""
     status, reachable = _daemon(socket)
     asked = (check(status) for check in (_ledger, _containment, _cgroups, _linger))
     findings = [reachable, *chain.from_iterable(asked), *(f for check in CHECKS for f in check())]
@@ -63,8 +64,8 @@ def main(*, socket: str | None = None, json: bool = False) -> int:
 
 def _line(finding: Finding) -> str:
     verdict = "BAD" if finding.verdict == "bad" else finding.verdict
-    mend = f"\n       → {finding.mend}" if finding.mend else ""
-    return f"{verdict:<5}  {finding.name}: {finding.detail}{mend}"
+    fix = f"\n       → {finding.fix}" if finding.fix else ""
+    return f"{verdict:<5}  {finding.name}: {finding.detail}{fix}"
 
 
 def _daemon(socket: str | None) -> tuple[DaemonStatus | None, Finding]:
@@ -76,11 +77,11 @@ def _daemon(socket: str | None) -> tuple[DaemonStatus | None, Finding]:
     except Unreachable as error:
         return None, Finding("daemon", *_unreachable(error))
     except Quit as error:
-        return None, Finding("daemon", "warn", f"it answers, but not to this question: {error.message}")
+        return None, Finding("daemon", "warn", f"it runs, but does not answer this request: {error.message}")
 
 
 def _unreachable(error: Unreachable) -> tuple[str, str, str]:
-    mends = {
+    fixes = {
         "missing": "the first `sfactl spawn` starts one, or: sfad serve",
         "refused": "start it again: sfad serve, or the first `sfactl spawn`",
         "denied": "use your own daemon, or have the administrator add you",
@@ -90,7 +91,7 @@ def _unreachable(error: Unreachable) -> tuple[str, str, str]:
     if error.kind in ABSENT and (pid := _holder()):
         return "bad", f"{error.message}, though pid {pid} holds the state directory", f"look at its log, or end it: kill {pid}"
     verdict = "warn" if error.kind == "missing" else "bad"
-    return verdict, error.message, mends.get(error.kind, "look at the daemon's log")
+    return verdict, error.message, fixes.get(error.kind, "look at the daemon's log")
 
 
 def _holder() -> int | None:
@@ -101,8 +102,8 @@ def _holder() -> int | None:
 
 def _ledger(status: DaemonStatus | None) -> Iterator[Finding]:
     if status is not None and status.ledger_trouble is not None:
-        what, _, mend = status.ledger_trouble.partition("; ")
-        yield Finding("ledger", "bad", f"it cannot be written, and nothing new is started: {what}", mend)
+        what, _, fix = status.ledger_trouble.partition("; ")
+        yield Finding("ledger", "bad", f"it cannot be written, and nothing new is started: {what}", fix)
 
 
 def _containment(status: DaemonStatus | None) -> Iterator[Finding]:
@@ -125,10 +126,10 @@ def _cgroups(status: DaemonStatus | None) -> Iterator[Finding]:
     yield Finding("cgroup v2", "ok", f"mounted at {found.mount}")
     yield _feature("cgroup.kill", found.kill, "kills a whole tree at once", "needs Linux 5.14")
     yield _feature("cgroup.freeze", found.freeze, "freezes a whole tree at once", "needs Linux 5.2")
-    if status is None:  # the daemon's own answer counts, and stands under "containment"
+    if status is None:  # else the finding "containment" has the daemon's own answer
         may = "may" if found.writable else "may not"
-        verdict, mend = ("ok", "") if found.writable else ("warn", SERVICE)
-        yield Finding("delegation", verdict, f"this session {may} make cgroups in {found.own}", mend)
+        verdict, fix = ("ok", "") if found.writable else ("warn", SERVICE)
+        yield Finding("delegation", verdict, f"this session {may} make cgroups in {found.own}", fix)
 
 
 def _kernel() -> Iterator[Finding]:
@@ -138,13 +139,13 @@ def _kernel() -> Iterator[Finding]:
     yield _feature("subreaper", probe.subreaper(), "orphans of runs come back to the daemon", "a sandbox forbids prctl")
 
 
-def _feature(name: str, there: bool, what: str, mend: str) -> Finding:
-    return Finding(name, "ok", what) if there else Finding(name, "warn", f"not available: {what}", mend)
+def _feature(name: str, there: bool, what: str, fix: str) -> Finding:
+    return Finding(name, "ok", what) if there else Finding(name, "warn", f"not available: {what}", fix)
 
 
 def _linger(status: DaemonStatus | None) -> Iterator[Finding]:
     lingering = probe.lingering(os.getuid())
-    # without a daemon: one that this user starts would be in the user's systemd
+    # a daemon that this user starts would run in the user's systemd
     alone = probe.linger_command(os.getuid()) if lingering is False else None
     command = status.linger_command if status is not None else alone
     if command is not None:
@@ -158,10 +159,10 @@ def _limits() -> Iterator[Finding]:
     yield _limit("processes", resource.RLIMIT_NPROC, LOW_PROCESSES, "LimitNPROC= and TasksMax= of the unit, or ulimit -u")
 
 
-def _limit(name: str, kind: int, low: int, mend: str) -> Finding:
+def _limit(name: str, kind: int, low: int, fix: str) -> Finding:
     soft = probe.soft_limit(kind)
     enough = soft is None or soft >= low
-    return Finding(name, "ok" if enough else "warn", str(soft or "unlimited"), "" if enough else f"raise it to {low}: {mend}")
+    return Finding(name, "ok" if enough else "warn", str(soft or "unlimited"), "" if enough else f"raise it to {low}: {fix}")
 
 
 def _disk() -> Iterator[Finding]:
@@ -172,15 +173,15 @@ def _disk() -> Iterator[Finding]:
         yield Finding("state directory", "bad", str(error), "set SFAD_STATE_DIR to a directory of your own")
         return
     enough = free >= LOW_DISK
-    mend = "" if enough else "make room: nothing new is admitted on a full disk"
-    yield Finding("state directory", "ok" if enough else "warn", f"{state}, {output.size(free)} free", mend)
+    fix = "" if enough else "free some space: no run is admitted on a full disk"
+    yield Finding("state directory", "ok" if enough else "warn", f"{state}, {output.size(free)} free", fix)
 
 
 def _clock() -> Iterator[Finding]:
     if not probe.plausible_time():
-        yield Finding("clock", "bad", "it is wrong by years", "set it: times in the ledger and deadlines shown are wrong")
+        yield Finding("clock", "bad", "it is wrong by years", "set it: times in the ledger and shown deadlines are wrong")
     elif probe.clock_synchronised() is False:
-        yield Finding("clock", "warn", "nothing keeps it right", "timedatectl set-ntp true")
+        yield Finding("clock", "warn", "it is not synchronised", "timedatectl set-ntp true")
     else:
         yield Finding("clock", "ok", "plausible")
 

@@ -1,6 +1,6 @@
 """Show this list, or explain a verb.
 
-The list of verbs, or the help of one: the same as --help.
+Shows the list of verbs, or the help of one, like --help.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ PARAMETERS: tuple[Parameter, ...] = (Argument("verb", "VERB", "What to explain",
 
 
 def main(*, verb: str | None = None) -> int:
-    """Prints help."""
+    """Print help."""
     name = verbs.ALIASES.get(verb, verb) if verb is not None else None
     if name is not None and verbs.load(name) is None:
-        raise UsageError(f"there is no verb {name!r}; the verbs are: {', '.join(verbs.names())}")
+        raise UsageError(f"unknown verb {name!r}; choose from: {', '.join(verbs.names())}")
     from ..typer_app import invoke
 
     invoke(["--help"] if name is None else [name, "--help"], name, lambda _verb, _values: ExitCode.DONE)

@@ -1,6 +1,6 @@
 """Show everything about runs.
 
-Everything the daemon knows of each run, its live processes and memory included.
+Shows everything the daemon knows of each run, including its live processes and memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS)
 
 
 def main(*, runs: Sequence[str], socket: str | None = None, json: bool = False) -> int:
-    """Shows runs."""
+    """Show runs."""
     with connect(socket) as client:
         return Choice("info", runs).each(client, lambda run: _show(client.call(Info(id=0, run=run), RunReply).run, json))
 
@@ -34,14 +34,14 @@ def _show(run: RunInfo, json: bool) -> None:
 
 
 def facts(run: RunInfo) -> Iterator[tuple[str, str]]:
-    """What is known, as name and text. What is unknown is left out."""
+    """Yield what is known of a run, as name and text; leave out what is unknown."""
     yield "id", run.id
     yield "name", f"{output.plain(run.name)} ({run.kind}{', ' + output.plain(run.type) if run.type else ''})"
     yield "status", output.outcome(run)
     if run.reason:
         yield "reason", output.plain(run.reason.message)
     if run.status is Status.LOST:
-        yield "exit", "not known: sfactl result, sfactl logs show what it wrote"
+        yield "exit", "not known; sfactl result and sfactl logs show its output"
     yield "chain", " → ".join(output.plain(name) for name in run.chain)
     below = counted(run.descendants, "descendant")
     yield "tree", f"root {run.root_id}, parent {run.parent_id or '-'}, depth {run.depth}, {below}"
@@ -86,6 +86,6 @@ def _times(run: RunInfo) -> Iterator[tuple[str, str]]:
 def _warn(run: RunInfo) -> None:
     if not run.status.terminal and any(state.enforced_by == "nothing" for state in run.limits):
         output.note(
-            "note: turns, tokens and cost are not known for this run, so they are NOT ENFORCEABLE; time is. They are known if the "
-            "agent prints JSON events (--meter NAME), or reports them itself (sfactl report; --meter report says that it will)"
+            "note: turns, tokens and cost of this run are not known, so their limits are NOT ENFORCEABLE; time is. "
+            "They are known if the agent prints JSON events (--meter NAME) or reports its use (sfactl report, with --meter report)"
         )

@@ -1,11 +1,11 @@
 """Change the limits of live runs, up or down.
 
 Changes the limits of live runs, up or down: turns=50, time=2h, cost=5:pause. The value is what a run may use in all, from its
-start; the action stays as it is where none is given. A limit that is exceeded already is answered at once. A run that the limit
-had paused goes on if it has more room now. Runs that wait, or that are paused by hand, stay so. Runs below keep their own limits.
+start; without an action, the old action stays. If a run has already used more, the action follows at once. A run that the limit
+has paused continues if it now has more room; a run that is queued or paused by hand stays so. Runs below keep their own limits.
 
-Exit codes: 0 changed; 1 a run has ended, or is being stopped; 2 a limit outside its range, or above an ancestor's; 66 no such run;
-77 a run may only lower limits, its own and of runs below it.
+Exit codes: 0 changed; 1 a run has ended or is being stopped; 2 a limit outside its range, or above an ancestor's; 66 no such run;
+77 a run may only lower limits, its own and those of runs below it.
 """
 
 from __future__ import annotations

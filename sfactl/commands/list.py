@@ -1,9 +1,9 @@
 """List runs (alias: ps).
 
-Without filters: the live runs and the last 50 that ended, newest last. With a filter: every run that fits. --status, --name and
---label may be repeated: any of the values given; --label with several keys means all of them.
+Without a filter: the live runs and the last 50 that ended, newest last. With a filter: all runs that match. --status, --name and
+--label may be repeated, and match any of the values given; labels of several keys must all match.
 
-TOKENS and USD are the run's own; TOTAL is what it and its descendants have cost. They are shown where they are known of any run;
+TOKENS and USD are the run's own; TOTAL is what it and its descendants have cost. They are shown if they are known of any run;
 ≥ marks a figure that may still grow. On a terminal, columns that do not fit are left out: see --wide. Times are local.
 """
 
@@ -35,18 +35,18 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(("--root",), "root", "Only this run's tree", "RUN", complete="run"),
     Option(("--since",), "since", "Only runs created since: 1h ago, or a time (2026-01-31T22:00)", "TIME"),
     LABEL,
-    Option(("--limit-rows",), "limit_rows", "Ended runs at most (default: 50; with a filter, all)", "N"),
-    Option(("--live",), "live", "Count processes and memory of each run"),
-    Option(("--sum",), "sum_", "Add a row with the sum of what these runs used, each run's own use once"),
+    Option(("--limit-rows",), "limit_rows", "Maximum ended runs (default: 50; with a filter, all)", "N"),
+    Option(("--live",), "live", "Show processes and memory of each run"),
+    Option(("--sum",), "sum_", "Add a row with the sum of what these runs used; each run's own use counts once"),
     Option(("--labels",), "labels", "Show labels"),
-    Option(("--wide",), "wide", "Show every column, in full"),
+    Option(("--wide",), "wide", "Show all columns, in full"),
 )
 
 LAST = 50
-"""Ended runs that are listed without a filter."""
+"""Maximum ended runs without a filter."""
 
 PAGE = 250
-"""Ended runs in one request: some 10 ms of the daemon's time."""
+"""Ended runs in one request, about 10 ms of the daemon's time."""
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ def main(
     socket: str | None = None,
     json: bool = False,
 ) -> int:
-    """Lists runs."""
+    """List runs."""
     wanted = m.List(
         id=0,
         status=[_status(text) for text in status],
@@ -100,7 +100,8 @@ def _status(text: str) -> Status:
 
 
 def moment(text: str) -> float:
-    """Unix seconds of `--since`: a duration ago, or a time, local unless it says its zone. Raises `UsageError`."""
+    """Return Unix seconds for `--since`: a duration before now, or a time, which is local if it has no zone. Raise
+    `UsageError`."""
     from datetime import datetime
 
     try:
@@ -113,12 +114,12 @@ def moment(text: str) -> float:
         raise UsageError(f"--since: {text!r} is neither a time (2026-01-31T22:00) nor a duration (90s, 12h, 7d)") from None
 
 
-# ---- every run that fits
+# ---- the runs that match
 
 
 @dataclass
 class Found(Generic[T]):
-    """Every run that was asked for, as it is to be shown."""
+    """The runs that match, in the form that is shown, and the sum of their use."""
 
     runs: dict[RunId, T] = field(default_factory=dict)
     ended: int = 0
@@ -128,7 +129,7 @@ class Found(Generic[T]):
     partial: bool = False
 
     def add(self, run: RunInfo, shown: T) -> None:
-        """Count it once: a run that ended meanwhile comes a second time, in a later page."""
+        """Count a run once: one that ended meanwhile comes a second time, in a later page."""
         if run.id not in self.runs:
             self.runs[run.id] = shown
             self.ended += run.status.terminal
@@ -142,17 +143,17 @@ class Found(Generic[T]):
         self.partial |= usage.partial or bool(usage.unpriced_tokens)
 
     def in_order(self) -> list[T]:
-        """Oldest first."""
+        """Return the runs, oldest first."""
         return [self.runs[run] for run in sorted(self.runs)]
 
 
 def collect(client: Client, wanted: m.List, most: int | None, shape: Callable[[RunInfo], T]) -> Found[T]:
-    """Ask for page after page. `most` ended runs, where it is given; else every match of a filter, or the last `LAST` runs.
-    `shape` is what is kept of a run: a hundred thousand as they come would be half a gigabyte."""
+    """Request page after page, and return at most `most` ended runs (default: all that match a filter, else the last `LAST`).
+    `shape` makes what is kept of a run, because a hundred thousand whole runs would take half a gigabyte."""
     found = Found[T]()
     stop = most if most is not None else None if _filtered(wanted) else LAST
     while True:
-        # one more than is wanted tells whether there are more
+        # one run more than needed shows whether there are more
         wanted.rows = PAGE if stop is None else min(PAGE, stop - found.ended + 1)
         page = client.call(wanted, m.RunList)
         for run in sorted(page.runs, key=lambda run: (not run.status.terminal, run.id), reverse=True):
@@ -188,17 +189,17 @@ def _rounded(found: Found[Any]) -> float | None:
 
 
 class Column(NamedTuple):
-    """A column of the table, and when it is there."""
+    """A column of the table, and when it is shown."""
 
     name: str
     cell: Callable[[RunInfo], str]
     needs: str = ""
-    """The option that shows it: `live`, `labels` or `wide`; without one it is always shown."""
+    """The option that shows it: `live`, `labels` or `wide`; empty for a column that is always shown."""
     known: bool = False
-    """Left out if no run has anything in it."""
+    """Whether it is left out if it is empty for each run."""
 
     def shown(self, *, live: bool, labels: bool, wide: bool) -> bool:
-        """Whether it is wanted."""
+        """Whether the options ask for this column."""
         return not self.needs or wide or {"live": live, "labels": labels}.get(self.needs, False)
 
 
@@ -230,12 +231,12 @@ COLUMNS = (
 )
 
 LEAST_FIRST = ("DEPTH", "PARENT", "TURNS", "AGE", "TOTAL", "TOKENS", "RAN", "ENDED")
-"""What is left out on a narrow terminal, the least important first."""
+"""Columns to leave out on a narrow terminal, the least important first."""
 
 
 def drawn(columns: Sequence[Column], found: Found[list[str]], *, sum_: bool = False, room: int | None = None) -> str:
-    """The table, within `room` columns if that is given."""
-    rows = [[output.plain(cell) for cell in row] for row in found.in_order()]
+    """Return the table, at most `room` columns wide if that is given."""
+    rows = found.in_order()
     if sum_:
         rows.append([_sums(found).get(column.name, "") for column in columns])
     empty = {column.name for i, column in enumerate(columns) if column.known and all(row[i] in ("-", "") for row in rows)}

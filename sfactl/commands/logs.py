@@ -1,15 +1,15 @@
 """Print a run's output as it was written; -f follows.
 
-What the runs wrote, unchanged: stdout on stdout and stderr on stderr. With --stdout or --stderr only that one, on stdout. -f
-follows until the runs end, over restarts of the daemon too; it may begin before a run does. Of several runs, each line begins with
-the run; without -f the runs come one after the other. --name, --label and --all choose from what `sfactl list` shows with them,
-ended runs included. A note on stderr tells of what the output limit has freed before it was read.
+Prints the output of runs unchanged: stdout on stdout and stderr on stderr. With --stdout or --stderr only that one, on stdout. -f
+follows until the runs end, also when the daemon restarts; it may begin before a run does. With several runs, each line begins
+with the run; without -f the runs come one after the other. --name, --label and --all choose the runs that `sfactl list` shows with
+them, including ended runs. A note on stderr reports bytes that the output limit has freed before they were read.
 
---timestamps shows when each line was seen. Nothing records when a line was written: of those that were there before, marked ≤, only
-the time of the last write to their file is known. -f sees what follows.
+--timestamps shows when each line was seen. The time of writing is not recorded: for earlier lines, marked ≤, only the time of the
+last write to their file is known.
 
-With --json, one object a line of output: {"stream", "text"}, with "run" for several runs, and "time" and "not_after" with
---timestamps ("time" is null for a line that was there before); bytes that are not UTF-8 appear as \\xNN.
+With --json, one object for each line of output: {"stream", "text"}, with "run" for several runs, and "time" and "not_after" with
+--timestamps ("time" is null for an earlier line); bytes that are not UTF-8 appear as \\xNN.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(("--all",), "everything", "Live runs and the last 50 that ended"),
     NAME,
     LABEL,
-    Option(("--follow", "-f"), "follow_", "Go on until the runs end"),
+    Option(("--follow", "-f"), "follow_", "Follow the output until the runs end"),
     Option(("--timestamps", "-t"), "timestamps", "Show when each line was seen"),
     Option(("--stdout",), "stdout", "Only stdout"),
     Option(("--stderr",), "stderr", "Only stderr"),
-    Option(("--tail", "-n"), "tail", "Begin N lines before the end, or so many bytes: 20, 4096B, 64KiB", "N"),
+    Option(("--tail", "-n"), "tail", "Begin N lines or bytes before the end: 20, 4096B, 64KiB", "N"),
 )
 
 STREAMS = ("stdout", "stderr")
 BLOCK = 64 * 1024
 
 COLOURS = (36, 33, 32, 35, 34)
-"""Of prefixes, in turn (ECMA-48, SGR): red means failure elsewhere."""
+"""Colours of prefixes, in turn (ECMA-48, SGR). Red is left out: elsewhere it means failure."""
 
 Shown = tuple[m.LogFiles, list[follow.Follower]]
-"""A run, and what copies its output."""
+"""A run, and the followers of its output."""
 
 
 class View(NamedTuple):
-    """How output is shown."""
+    """How to show output."""
 
     following: bool
     stdout: bool
@@ -65,7 +65,7 @@ class View(NamedTuple):
     json: bool
 
     def sources(self, descriptors: Sequence[int]) -> list[Source]:
-        """The files that are wanted. Both go to streams of their own; one alone, and JSON, goes to stdout."""
+        """Return the files to show. stdout and stderr go to their own streams; one alone, and JSON, goes to stdout."""
         both = self.stdout == self.stderr
         wanted = [both or self.stdout, both or self.stderr]
         return [
@@ -93,7 +93,7 @@ def main(
         if choice.filtered:
             choice = Choice("logs", [*choice.runs, *_listed(client, choice)])
             if not choice.runs:
-                output.note("no run fits")
+                output.note("no run matches")
                 return ExitCode.DONE
         opened: list[tuple[m.LogFiles, list[int]]] = []
         code = choice.each(client, lambda run: opened.append(_open(client, run)))
@@ -102,7 +102,7 @@ def main(
 
 
 def _listed(client: Client, choice: Choice) -> list[str]:
-    # not needed where the runs are named
+    # imported here, because it is not needed if the runs are named
     from .list import collect
 
     wanted = m.List(id=0, name=list(choice.name) or None, labels=choice.labels)
@@ -176,7 +176,7 @@ class Ends:
         try:
             answers = self._client.arrived()
         except ConnectionLost:
-            self._client.reconnect("the runs may go on", lambda: poll.carry_on([copying], AGAIN))
+            self._client.reconnect("the runs may continue", lambda: poll.carry_on([copying], AGAIN))
             self._send()
             return
         for answer in answers:
@@ -185,7 +185,7 @@ class Ends:
 
 
 class Start:
-    """Where to begin in a file: the last lines or bytes of what it holds now."""
+    """The offset to begin at: the last lines or bytes that the file now has."""
 
     def __init__(self, lines: int | None = None, size: int | None = None) -> None:
         self._lines = lines
@@ -199,12 +199,12 @@ class Start:
 
 
 def last_lines(file: int, end: int, count: int) -> int:
-    """The offset at which the last `count` lines of the first `end` bytes begin; 0 if there are not so many. Reads backwards,
-    no more than needed, and not into the hole where the oldest bytes were freed."""
+    """Return the offset at which the last `count` lines of the first `end` bytes begin; 0 if there are fewer. Read
+    backwards, no more than needed, and never in the hole where the oldest bytes were freed."""
     if count == 0:
         return end
     first = follow.data_from(file, 0) or 0
-    # A newline that ends the last line begins no line of its own.
+    # A newline at the end does not begin another line.
     position = end - 1 if end and os.pread(file, 1, end - 1) == b"\n" else end
     while position > first:
         begin = max(position - BLOCK, first)

@@ -1,9 +1,9 @@
 """Freeze runs with everything below them, and stop their clocks.
 
-Freezes each run's whole tree and stops its clocks. Returns when everything stands still.
+Freezes each run's whole tree and stops its clocks. Returns when all processes are frozen.
 
-A pause of more than some 4 minutes in the middle of a model's reply breaks the reply: Claude Code fails, Codex repeats the call.
-Between calls a pause may take as long as it likes.
+A pause of more than about 4 minutes in the middle of a model's reply breaks the reply: Claude Code fails, Codex repeats the call.
+Between calls a pause may take any time.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def _paused(run: RunInfo, json: bool) -> None:
 
 
 def caution(run: RunInfo) -> str | None:
-    """Return what to say of pausing a run that is known to call a model; `None` for another run.
+    """Return a warning for a run that is known to call a model; `None` for another run.
 
-    Measured with Claude Code 2.1 and Codex 0.169: frozen in the middle of a reply for 240 s both go on, after 330 s Claude fails
+    Measured with Claude Code 2.1 and Codex 0.169: after 240 s in the middle of a reply both continue; after 330 s Claude fails
     and Codex repeats the call."""
     program = os.path.basename(run.argv[0]) if run.argv else ""
     if program not in METERED and run.meter not in METERED:

@@ -1,8 +1,8 @@
 """Remove runs that have ended, with their output.
 
-Removes trees of runs that have ended, now: their rows and events from the ledger, and their output. A tree is removed as a whole,
-and never while one of its runs lives. --older-than 7d --keep 100 removes what ended more than 7 days ago, but spares the newest 100
-trees. Removes your own runs; root's prune removes those of all users.
+Removes trees of runs that have ended: their rows and events in the ledger, and their output. A tree is removed as a whole, and
+never while one of its runs is alive. --older-than 7d --keep 100 removes trees that ended more than 7 days ago, except the newest
+100. Removes your own runs; for root, those of all users.
 
 Exit codes: 0 removed; 2 neither --older-than nor --keep; 75 not everything could be removed; 77 only from outside any run.
 """
@@ -19,9 +19,9 @@ from ..options import COMMON, Option, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
-    Option(("--older-than",), "older_than", "Only trees that ended so long ago: 7d, 12h", "TIME"),
-    Option(("--keep",), "keep", "Spare the newest N trees; 0 spares none", "N"),
-    Option(("--dry-run",), "dry_run", "Only say what would be removed"),
+    Option(("--older-than",), "older_than", "Only trees that ended longer ago: 7d, 12h", "TIME"),
+    Option(("--keep",), "keep", "Keep the newest N trees; 0 keeps none", "N"),
+    Option(("--dry-run",), "dry_run", "Only print what would be removed"),
 )
 
 
@@ -33,7 +33,7 @@ def main(
     socket: str | None = None,
     json: bool = False,
 ) -> int:
-    """Removes runs that have ended."""
+    """Remove runs that have ended."""
     if older_than is None and keep is None:
         raise UsageError("say what to remove: --older-than 7d, --keep 100, or --keep 0 for everything that has ended")
     wanted = Prune(

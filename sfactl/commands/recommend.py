@@ -1,11 +1,11 @@
 """Suggest limits from past successful runs.
 
-What the ledger's successful runs have used, kind by kind: P95 is what 95 in 100 of them used at most, SUGGESTED that with
-head-room, IN FORCE what a run of this type has that says nothing itself, and FAILED ON IT the share of all ended runs that a
-breach of it ended. RUNS is how many successful runs the row rests on. Nothing is changed; `limits.adaptive = true` in the
-config has the daemon apply it.
+Shows what the successful runs in the ledger have used, kind by kind: P95 is what 95 in 100 of them used at most, SUGGESTED is P95
+with head-room, IN FORCE is the limit of a run of this type that sets none itself, and FAILED ON IT is the share of all ended runs
+that a breach of the limit ended. RUNS is the number of successful runs behind the row. Nothing is changed; with
+`limits.adaptive = true` in the config the daemon applies the suggestions.
 
-Exit codes: 0, also where there are too few runs to tell.
+Exit codes: 0, also if there are too few runs for a suggestion.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from sfad.protocol.reports import Advice
 from sfad.protocol.types import Limit, LimitKind
 from sfad.protocol.units import counted
 
-from .. import output
+from .. import output, screen
 from ..connection import call
 from ..exits import ExitCode, UsageError
 from ..options import COMMON, Option, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
-    Option(("--type",), "type", "Only runs of this type; its profile is what is in force", "TYPE", complete="type"),
+    Option(("--type",), "type", "Only runs of this type; its profile is in force", "TYPE", complete="type"),
     Option(("--name",), "name", "Only runs of this name", "NAME", complete="name"),
 )
 
@@ -33,20 +33,20 @@ HEADER = ("KIND", "IN FORCE", "FROM", "P95", "SUGGESTED", "FAILED ON IT", "RUNS"
 
 
 def main(*, type: str | None = None, name: str | None = None, socket: str | None = None, json: bool = False) -> int:  # noqa: A002
-    """Recommends limits."""
+    """Recommend limits."""
     if type is not None and name is not None:
-        raise UsageError("--type and --name exclude each other: say which runs to learn from")
+        raise UsageError("--type and --name exclude each other: give one of them")
     found = call(socket, Recommend(id=0, run_type=type, name=name), Recommended)
     if json:
         output.print_json(output.content(found))
     else:
-        print(output.table(HEADER, rows(found)))
+        print(screen.table(HEADER, rows(found)))
         print(verdict(found))
     return ExitCode.DONE
 
 
 def rows(found: Recommended) -> Iterable[tuple[str, ...]]:
-    """One row for each kind that there is advice on or a limit of, in the order of the kinds."""
+    """Yield a row for each kind that has advice or a limit, in the order of the kinds."""
     advice = {item.kind: item for item in found.advice}
     in_force = {limit.kind: limit for limit in found.in_force}
     for kind in LimitKind:
@@ -70,7 +70,7 @@ def _amount(kind: LimitKind, amount: float | None) -> str:
 
 
 def verdict(found: Recommended) -> str:
-    """What the table rests on, and what is to be said of single rows."""
+    """Return how many runs the table rests on, and the notes on single rows."""
     runs = counted(found.runs, "successful run")
     told = any(item.suggested is not None for item in found.advice)
     first = f"learnt from {runs}" if told else f"{runs} in the ledger: too few to recommend anything; keep the limits in force"

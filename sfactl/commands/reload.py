@@ -1,7 +1,7 @@
 """Make the daemon read its config, and show what changed.
 
-Makes the daemon read its config again, as SIGHUP does, and prints each setting that changed. Runs that live keep their limits. If
-something is wrong with the config, the old one stays in force.
+Makes the daemon read its config again, as SIGHUP does, and prints each setting that changed. Live runs keep their limits. If the
+config has an error, the old one stays in force.
 
 Exit codes: 0 read; 2 the config has an error, and nothing changed; 77 only from outside any run.
 """
@@ -22,14 +22,14 @@ PARAMETERS: tuple[Parameter, ...] = COMMON
 
 
 def main(*, socket: str | None = None, json: bool = False) -> int:
-    """Reloads the daemon's config."""
+    """Reload the daemon's config."""
     found = call(socket, Reload(id=0), Reloaded)
     if json:
         output.print_json(output.content(found))
         return ExitCode.DONE
     for change in found.changed:
         print(_line(change))
-    files = ", ".join(found.files) or "no file is there, so every setting is built in"
+    files = ", ".join(found.files) or "there is no config file, so all settings are built-in"
     output.note(f"{counted(len(found.changed), 'setting')} changed ({output.plain(files)})")
     return ExitCode.DONE
 

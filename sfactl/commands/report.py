@@ -1,10 +1,9 @@
 """Tell what a run has used: turns, messages, tokens, cost.
 
-For an agent, inside its run: what it has used since its last report. The amounts are added up, and checked against the limits
-of the run and, for tokens and money, of everything above it. RUN may be a run below this one. Prints nothing; --json prints
-the run.
+For an agent, inside its run: adds what it has used since its last report. The amounts are checked against the limits of the run
+and, for tokens and money, of all runs above it. RUN may be a run below this one. Prints nothing; --json prints the run.
 
-Exit codes: 0 it is counted, whatever follows from it; 1 the run has ended; 2 it tells no amount, or this process is in no run
+Exit codes: 0 it is counted, even if a limit is exceeded; 1 the run has ended; 2 no amount is given, or this process is in no run
 and none is named; 66 no such run; 77 not permitted.
 """
 
@@ -31,7 +30,7 @@ def main(
 ) -> int:
     """Report use."""
     if not amounts:
-        raise UsageError("nothing to report: say at least one amount, as in --turns 1 or --input-tokens 1200 --output-tokens 300")
+        raise UsageError("nothing to report: give at least one amount, as in --turns 1 or --input-tokens 1200 --output-tokens 300")
     request = Report(id=0, run=run, model=model, role=usage.role(role), **usage.read(amounts))
     found = call(socket, request, RunReply).run
     if json:

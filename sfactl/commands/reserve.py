@@ -1,9 +1,9 @@
 """Ask whether a run may make a call to a model, and hold what it may cost.
 
-For an agent, before it calls a model: may the run use this much? A yes prints the reservation's id and holds the estimate
-against the run, everything above it, its user and its teams, until `sfactl settle` says what was used. What is never settled
-is charged in full at the end of the run. A refusal charges nothing; it is a breach of the limit that it names, and answered
-by that limit's action.
+For an agent, before it calls a model: asks whether the run may use this much. If so, prints the reservation's id and holds the
+estimate against the run, all runs above it, its user and its teams, until `sfactl settle` says what was used. A reservation that is
+never settled is charged in full at the end of the run. A refusal charges nothing; it is a breach of the limit that it names, and
+that limit's action follows.
 
 With --json: {"reserved": {"reservation", "run", "cost_usd"}} or {"refused": {…}} on stdout.
 
@@ -59,5 +59,5 @@ def _show(found: Reserved, json: bool) -> int:
     else:
         print(found.reservation)
     if found.cost_usd is None:
-        output.note('sfactl: this model has no known price: its tokens are held, but no money; set [prices."MODEL"] in the config')
+        output.note('sfactl: this model has no known price, so tokens are held, but no money; set [prices."MODEL"] in the config')
     return ExitCode.DONE

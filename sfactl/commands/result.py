@@ -1,8 +1,8 @@
 """Print a finished run's output, made safe for a language model.
 
-The final answer of a finished run for a language model: terminal escapes and control characters removed, markup escaped, cut
-to a size, and marked as data from another agent. If no meter knows the agent's events, or with --raw, it is the whole stdout.
-`logs` shows the output unchanged.
+Prints the final answer of a finished run for a language model: without terminal escapes and control characters, with markup
+escaped, cut to a size, and marked as data from another agent. If no meter knows the agent's events, or with --raw, it is the whole
+stdout. `logs` shows the output unchanged.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ..options import COMMON, RUNS, Option, Parameter
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
     RUNS,
-    Option(("--max-bytes",), "max_bytes", "Keep the newest N bytes; else 65536", "N"),
-    Option(("--raw",), "raw", "The whole stdout, JSON events included"),
+    Option(("--max-bytes",), "max_bytes", "Keep the newest N bytes (default: 65536)", "N"),
+    Option(("--raw",), "raw", "The whole stdout, with JSON events"),
 )
 
 
 def main(
     *, runs: Sequence[str], max_bytes: str | None = None, raw: bool = False, socket: str | None = None, json: bool = False
 ) -> int:
-    """Prints the results of runs."""
+    """Print the results of runs."""
     most = environment.count("--max-bytes", max_bytes)
     with connect(socket) as client:
         return Choice("result", runs).each(client, lambda run: _show(_asked(client, run, most, raw), json))

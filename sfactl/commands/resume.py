@@ -1,8 +1,7 @@
 """Thaw paused runs, with more room if a limit paused them.
 
-Thaws runs that were paused; their clocks go on where they stopped. If a limit has paused one, --limit says how much it may use
-from now on in all, never more than an ancestor has; without --limit, that limit only warns from now on. More room is only
-given from outside any run.
+Thaws paused runs; their clocks continue. If a limit has paused a run, --limit sets how much it may use in all, never more than an
+ancestor has; without --limit, that limit only warns from now on. Only a client outside any run can give more room.
 
 Exit codes: 0 it runs; 1 it is not paused, or has ended; 2 a limit outside its range; 66 no such run; 77 not permitted.
 """

@@ -5,17 +5,16 @@ as one quoted argument, and options of its program: sfactl run claude --model op
 
 Copies the run's output as it is written, passes stdin on, and exits with the run's own exit code (see `sfactl --help` for
 the others). Ctrl-C, SIGTERM and SIGHUP stop the run and everything below it; a second one skips the grace. If this client
-dies the run is stopped, unless --keep was given.
+dies, the run is stopped, except with --keep.
 
-With --text the agent's text is shown instead of its JSON events, as far as the meter knows them: each message as it comes, and the
-final answer once. --verbose adds tool calls on stderr. This is the default for an AGENT,
-and in a run that has a meter itself.
+With --text, shows the agent's text instead of its JSON events, if the meter knows them: each message as it comes, and the final
+answer once. --verbose adds tool calls on stderr. This is the default for an AGENT, and in a run that itself has a meter.
 
-With --json the output is not copied: stdout receives the final run as one object. Look for the output with `sfactl logs`.
+With --json, prints the final run as one object instead of the output, which `sfactl logs` shows.
 
 Limits (--limit, repeatable): KIND is time, turns, messages, tokens, cost, planning_cost, execution_cost, output, memory, pids or
-cpu. ACTION is terminate, pause, warn, refuse or request_increase. Turns, messages, tokens and cost can only be kept where the agent
-reports them, or prints JSON events that a meter reads.
+cpu. ACTION is terminate, pause, warn, refuse or request_increase. Turns, messages, tokens and cost can only be enforced if the
+agent reports them, or prints JSON events that a meter reads.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ EPILOG = request.default_limits
 
 
 def main(**given: Any) -> int:
-    """Starts a run in the foreground."""
+    """Start a run in the foreground."""
     wanted = request.Wanted(**given)
     request.check(wanted)
     return spawn.foreground(wanted)

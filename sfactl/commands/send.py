@@ -1,7 +1,7 @@
 """Write to the stdin of a run started with --stdin.
 
-Puts MESSAGE and a newline on the stdin of a run that was started with --stdin. Without MESSAGE, or with -, what this
-process reads on its own stdin is sent as it is.
+Writes MESSAGE and a newline to the stdin of a run that was started with --stdin. Without MESSAGE, or with -, copies its own stdin
+unchanged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..exits import ExitCode
 from ..options import COMMON, RUN, Argument, Option, Parameter
 
 CHUNK = 64 * 1024
-"""Bytes of one request. A pipe holds as much (pipe(7)); more would wait in the daemon."""
+"""Bytes of one request: what a pipe holds (pipe(7)). More would wait in the daemon."""
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
@@ -29,13 +29,13 @@ PARAMETERS: tuple[Parameter, ...] = (
 
 
 def main(*, run: str, words: Sequence[str] = (), eof: bool = False, socket: str | None = None, json: bool = False) -> int:
-    """Writes to a run's stdin."""
+    """Write to a run's stdin."""
     sent = 0
     with connect(socket) as client:
         for data in _data(words):
             client.call(Send(id=0, run=run, data=data), Done)
             sent += len(data)
-        if eof or not sent:  # an empty stdin too is told that there is no such run
+        if eof or not sent:  # also with an empty stdin, to check that the run exists
             client.call(Send(id=0, run=run, data=b"", eof=eof), Done)
     if json:
         output.print_json({"run": run, "sent": sent, "eof": eof})

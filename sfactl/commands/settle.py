@@ -1,6 +1,6 @@
-"""Replace a reservation by what was used.
+"""Replace a reservation with what was used.
 
-Replaces what `sfactl reserve` held by what the call used. A call that was not made, or is not billed, is settled with 0 and 0.
+Replaces what `sfactl reserve` held with what the call used. Settle a call that was not made, or is not billed, with 0 and 0.
 Prints nothing; --json prints the run.
 
 Exit codes: 0 it is settled; 1 no such reservation is open: it was settled, or its run has ended; 2 a value is missing; 77 not

@@ -3,14 +3,12 @@
 AGENT is claude, codex, gemini, opencode, aider or an agent of the config (sfactl agents). The words after its name are the task,
 as one quoted argument, and options of its program: sfactl spawn claude --model opus "look at HEAD~1". A COMMAND runs as it is.
 
-The id of the run is all that is printed on stdout. The run gets this directory, umask and environment, and /dev/null as
-its stdin.
-
-With --wait it is `run`.
+Prints only the id of the run on stdout. The run gets this directory, umask and environment, and /dev/null as its stdin. With
+--wait it does what `run` does.
 
 Limits (--limit, repeatable): KIND is time, turns, messages, tokens, cost, planning_cost, execution_cost, output, memory, pids or
-cpu. ACTION is terminate, pause, warn, refuse or request_increase. Turns, messages, tokens and cost can only be kept where the agent
-reports them, or prints JSON events that a meter reads.
+cpu. ACTION is terminate, pause, warn, refuse or request_increase. Turns, messages, tokens and cost can only be enforced if the
+agent reports them, or prints JSON events that a meter reads.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ EPILOG = request.default_limits
 
 
 def main(**given: Any) -> int:
-    """Starts a run in the background, or with `--wait` in the foreground."""
+    """Start a run in the background, or with `--wait` in the foreground."""
     wanted = request.Wanted(**given)
     request.check(wanted)
     if wanted.wait:
@@ -45,7 +43,7 @@ def main(**given: Any) -> int:
 
 
 def foreground(wanted: request.Wanted) -> int:
-    """Starts a run and stays with it until its end. Returns its exit code."""
+    """Start a run and stay with it until its end. Return its exit code."""
     message = request.message(wanted)
     client = connect(wanted.socket)
     from ..foreground import Foreground
@@ -63,8 +61,8 @@ def foreground(wanted: request.Wanted) -> int:
 
 
 def _form(wanted: request.Wanted, *, inside: bool) -> Form:
-    """Return what is shown of the output. An agent that was started by its name prints events for the meter's sake, not the
-    caller's. In a run, JSON could go to a model; the daemon knows whether it would."""
+    """Return the form of the output. An agent that is started by its name prints its events for the meter, not for the caller.
+    Inside a run, the output may be JSON for a model; the daemon decides."""
     if wanted.raw:
         return "raw"
     return "text" if wanted.text or wanted.agent is not None else "auto" if inside else "raw"
@@ -86,7 +84,7 @@ def _background(client: Client, message: m.Spawn, as_json: bool) -> int:
     reply, _ = client.ask(message, m.Reply)
     if isinstance(reply, m.Refused):
         raise refused.as_quit(reply, as_json=as_json)
-    assert isinstance(reply, m.RunReply)  # `ask` has raised for an error; nothing else answers a Spawn
+    assert isinstance(reply, m.RunReply)  # `ask` raises for an error, and a Spawn has no other reply
     if as_json:
         output.print_json(reply.run)
     else:

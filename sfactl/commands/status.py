@@ -1,6 +1,6 @@
 """Show the daemon.
 
-The daemon itself: where it is, how runs are contained, how much it holds.
+Shows where the daemon is, how it contains runs, and how much it holds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PARAMETERS: tuple[Parameter, ...] = COMMON
 
 
 def main(*, socket: str | None = None, json: bool = False) -> int:
-    """Shows the daemon."""
+    """Show the daemon."""
     found = call(socket, DaemonInfo(id=0), DaemonStatus)
     if json:
         output.print_json(output.content(found))
@@ -29,7 +29,7 @@ def main(*, socket: str | None = None, json: bool = False) -> int:
 
 
 def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
-    """What it says, as name and text."""
+    """Yield what the daemon says about itself, as name and text."""
     yield "daemon", f"sfad {status.version}, pid {status.pid}, up {output.seconds(status.uptime_s)}"
     yield "socket", status.socket
     yield "state", status.state_dir
@@ -41,7 +41,7 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
     if status.ledger_trouble is not None:
         yield "LEDGER", f"CANNOT BE WRITTEN, nothing new is started: {status.ledger_trouble}"
     if status.enforcement:
-        who = (f"{kind} by {'nobody' if by == 'nothing' else by}" for kind, by in status.enforcement.items())
+        who = (f"{kind} by {by}" for kind, by in status.enforcement.items())
         yield "enforcement", ", ".join(who)
     if status.linger_command is not None:
         yield "LOGOUT", f"ends this daemon and its runs; to prevent that: {status.linger_command}"

@@ -1,7 +1,7 @@
 """Stop runs and everything below them, to the last process.
 
-Returns when nothing of the runs and of what they started is alive, with 0; or with 5 and a list of what survived SIGKILL. All runs
-share one grace. A run that is not there or not yours is named, and the others are stopped.
+Returns when no process of the runs and of what they started is alive, with 0; or with 5 and a list of what survived SIGKILL. All
+runs share one grace. If a run does not exist or is not yours, prints an error and stops the others.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ..options import Option, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (
     *choice.PARAMETERS,
-    Option(("--grace",), "grace", "Between the signal and SIGKILL, at most 60 s; else 5 s", "TIME"),
-    Option(("--signal",), "signal", "What to send first; else TERM", "NAME"),
+    Option(("--grace",), "grace", "Time between the signal and SIGKILL, at most 60 s (default: 5 s)", "TIME"),
+    Option(("--signal",), "signal", "First signal (default: TERM)", "NAME"),
 )
 
 
@@ -61,7 +61,7 @@ def _signal(text: str | None) -> int:
     try:
         return named or parse_whole(text, 1, 64)
     except ValueError:
-        raise exits.UsageError(f"--signal: {text[:80]!r} is no signal; TERM, INT, HUP … or a number from 1 to 64") from None
+        raise exits.UsageError(f"--signal: unknown signal {text[:80]!r}; give TERM, INT, HUP, … or a number from 1 to 64") from None
 
 
 def _show(stopped: Stopped, json: bool) -> int:

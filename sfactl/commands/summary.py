@@ -1,7 +1,7 @@
 """Report how the runs of a night ended, what they cost and why some failed.
 
-How the runs created since a time have ended, and what they used: to be read in the morning. Live runs are counted as they are now,
-children count as runs of their own, and each run's own use counts once.
+Shows how the runs created since a time have ended, and what they used. Live runs count with their current state, children count
+as runs of their own, and each run's own use counts once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PARAMETERS: tuple[Parameter, ...] = (
 )
 
 SHOWN = 10
-"""Runs that a line names, and groups and breaches that people are shown."""
+"""Maximum runs in a line, groups and breaches that people are shown."""
 
 
 def main(
@@ -45,7 +45,7 @@ def main(
     socket: str | None = None,
     json: bool = False,
 ) -> int:
-    """Prints the report."""
+    """Print the report."""
     wanted = m.Summarise(id=0, since=moment(since), by=_by(by), name=list(name) or None, user=user, labels=labels(label))
     with connect(socket) as client:
         found = client.call(wanted, m.Summarised).summary
@@ -64,13 +64,13 @@ def _by(text: str) -> By:
 
 
 def parts(found: Summary, by: str) -> Iterator[list[str]]:
-    """The parts of the report, each as its lines."""
+    """Yield each part of the report as its lines."""
     yield list(_head(found))
     if not found.runs:
         return
     if len(found.groups) > 1:
         rows = [
-            [output.plain(one.key or "-"), str(one.runs), str(one.failed), *_used(one.tokens, one.cost_usd, partial=one.partial)]
+            [one.key or "-", str(one.runs), str(one.failed), *_used(one.tokens, one.cost_usd, partial=one.partial)]
             for one in found.groups[:SHOWN]
         ]
         yield _table([by.upper(), "RUNS", "FAILED", "TOKENS", "USD"], rows, len(found.groups))
@@ -104,7 +104,7 @@ def _used(tokens: int | None, cost: float | None, *, partial: bool) -> list[str]
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], total: int = 0) -> list[str]:
-    lines = screen.table(header, [[output.plain(cell) for cell in row] for row in rows]).splitlines()
+    lines = screen.table(header, rows).splitlines()
     return [*lines, f"and {total - len(rows)} more: see --json"] if total > len(rows) else lines
 
 
@@ -117,7 +117,7 @@ def _breaches(found: Summary) -> Iterator[str]:
 
 
 def failures(failed: Sequence[Failed]) -> Iterator[str]:
-    """A line for each reason, the most frequent first, with the runs that failed for it."""
+    """Yield a line for each reason, the most frequent first, with the runs that failed for it."""
     by_reason: defaultdict[str, list[Failed]] = defaultdict(list)
     for one in failed:
         by_reason[one.reason].append(one)

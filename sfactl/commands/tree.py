@@ -1,6 +1,6 @@
 """Show runs as a tree.
 
-Live runs below their parents, and those that ended lately. With RUN, only the tree it is in or the root of.
+Shows live runs and those that ended recently, below their parents. With RUN, only its tree.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ..options import COMMON, RUN, Option, Parameter
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
     RUN._replace(target="root", metavar="RUN", required=False),
-    Option(("--live",), "live", "Count processes and memory of each run"),
+    Option(("--live",), "live", "Show processes and memory of each run"),
 )
 
 Below = Mapping[str | None, Sequence[RunInfo]]
 
 
 def main(*, root: str | None = None, live: bool = False, socket: str | None = None, json: bool = False) -> int:
-    """Prints runs as a tree."""
+    """Print runs as a tree."""
     runs = call(socket, List(id=0, root=root, live=live), RunList).runs
     below = children(runs)
     if json:
@@ -38,7 +38,7 @@ def main(*, root: str | None = None, live: bool = False, socket: str | None = No
 
 
 def children(runs: Sequence[RunInfo]) -> Below:
-    """Runs by the id of their parent; under `None` those whose parent is not among them."""
+    """Run by the id of their parent; under `None` those whose parent is not among them."""
     known = {run.id for run in runs}
     below: defaultdict[str | None, list[RunInfo]] = defaultdict(list)
     for run in runs:
@@ -47,7 +47,7 @@ def children(runs: Sequence[RunInfo]) -> Below:
 
 
 def lines(below: Below, parent: str | None = None, indent: str = "") -> Iterator[str]:
-    """One line a run, children drawn below their parent."""
+    """Yield a line for each run, children drawn below their parent."""
     siblings = below.get(parent, ())
     for run in siblings:
         last = run is siblings[-1]
@@ -57,7 +57,7 @@ def lines(below: Below, parent: str | None = None, indent: str = "") -> Iterator
 
 
 def describe(run: RunInfo) -> str:
-    """One run on one line."""
+    """Return a run on one line."""
     processes = "" if run.processes is None else counted(run.processes, "process", "processes")
     load = f"  {processes}  {output.size(run.memory_bytes)}" if processes else ""
     said = f"  {output.plain(run.milestone)}" if run.milestone else ""
@@ -66,7 +66,6 @@ def describe(run: RunInfo) -> str:
 
 
 def _used(usage: Usage) -> str:
-    """What the run itself has used, as far as it is known."""
     turns = "" if usage.turns is None else f"  {counted(usage.turns, 'turn')}"
     tokens = "" if usage.tokens is None else f"  {output.bounded(output.short(usage.tokens), partial=usage.partial)} tokens"
     return (

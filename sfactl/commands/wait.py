@@ -1,8 +1,8 @@
 """Wait for runs to end.
 
-Prints id, status and reason of each run when it has ended, in the order given. Exits with the outcome of the first that did not
-complete; with 66 or 77 if one of several is not there or not yours; with 75 if one is not over when --timeout is. A daemon that is
-restarted meanwhile is waited for.
+Prints id, status and reason of each run when it has ended, in the order given. Exits with the outcome of the first run that did not
+complete; with 66 or 77 if one of several does not exist or is not yours; with 75 if a run has not ended within --timeout. If the
+daemon restarts, waits for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..options import Option, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (
     *choice.PARAMETERS,
-    Option(("--timeout",), "timeout", "Wait no longer than this", "TIME"),
+    Option(("--timeout",), "timeout", "Maximum time to wait", "TIME"),
 )
 
 
@@ -45,7 +45,7 @@ def _wait(client: Client, run: str, give_up: float | None) -> RunInfo:
         return client.call(Wait(id=0, run=run, timeout=left), RunReply).run
     except Unreachable as error:
         if give_up is not None and time.monotonic() >= give_up:
-            raise exits.Quit(exits.ExitCode.UNAVAILABLE, f"{run} is not known to be over: {error.message}") from None
+            raise exits.Quit(exits.ExitCode.UNAVAILABLE, f"{run} may not have ended: {error.message}") from None
         raise
 
 

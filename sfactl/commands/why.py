@@ -1,7 +1,7 @@
 """Say in a sentence what ended, refused or bounds a run.
 
-A sentence for each run: which rule refused it, which limit or signal ended it, what a paused one waits for, or what bounds it
-while it runs.
+Prints a sentence for each run: which rule refused it, which limit or signal ended it, what it waits for while it is paused, or
+which limits bound it while it runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS)
 
 
 def main(*, runs: Sequence[str], socket: str | None = None, json: bool = False) -> int:
-    """Says why."""
+    """Print a sentence for each run."""
     with connect(socket) as client:
         return Choice("info", runs).each(client, lambda run: _show(client.call(Info(id=0, run=run), RunReply).run, json))
 
@@ -37,7 +37,7 @@ def _show(run: RunInfo, json: bool) -> None:
 
 
 def sentence(run: RunInfo, now: datetime | None = None) -> str:
-    """The answer, with the numbers."""
+    """Return the sentence that answers `why` for a run."""
     used = output.at_least(run.usage)
     return _sentence(run, now or datetime.now(UTC)) + _trouble(run) + (f"; it used {used}" if used else "")
 
@@ -75,7 +75,7 @@ def _message(reason: Reason | None) -> str:
 
 
 def _completed(run: RunInfo) -> str:
-    unknown = "; with which exit status is not known" if output.exit_unknown(run) else ""
+    unknown = "; its exit status is not known" if output.exit_unknown(run) else ""
     if run.reason:
         return _message(run.reason) + unknown
     after = output.seconds(run.usage.elapsed_s)
@@ -83,7 +83,7 @@ def _completed(run: RunInfo) -> str:
 
 
 def _warned(run: RunInfo) -> str:
-    """Limits that were exceeded and only warned."""
+    """Return the limits that were exceeded and only warned."""
     passed = [
         f"{state.kind} {share(state.kind, state.used, state.threshold)}"
         for state in run.limits
@@ -93,7 +93,7 @@ def _warned(run: RunInfo) -> str:
 
 
 def _numbers(run: RunInfo) -> str:
-    """What the message of a breach does not say: by how much, and whose use was counted."""
+    """Return what the message of a breach leaves out: by how much, and whose use was counted."""
     reason = run.reason
     if reason is None or reason.limit_kind not in set(LimitKind) or not reason.exceeded_by:
         return ""
@@ -101,7 +101,7 @@ def _numbers(run: RunInfo) -> str:
     scope = next((state.scope for state in run.limits if state.kind is kind), "run")
     counted = "; what its descendants used counts too" if scope == "tree" else ""
     if kind is LimitKind.TIME and reason.exceeded_by < 0.1:
-        return ""  # a clock is read a moment after it has struck
+        return ""  # the clock was read a moment after the limit
     over = "that would have been " if reason.refused else ""
     return f" ({over}{format_amount(kind, reason.exceeded_by)} over{counted})"
 
@@ -111,16 +111,16 @@ def _stopping(run: RunInfo) -> str:
 
 
 def _waiting(run: RunInfo, now: datetime) -> str:
-    """What a paused run waits for."""
+    """Return what a paused run waits for."""
     if run.reason is not None and run.reason.kind == "budget":
         return (
-            f"{_message(run.reason)}. It goes on when the budget is renewed, or raised in [budgets] of the config "
-            "(then: sfactl reload), unless it was paused by hand, too"
+            f"{_message(run.reason)}. It continues when the budget is renewed, or raised in [budgets] of the config "
+            "(then: sfactl reload), unless it is also paused by hand"
         )
     if run.reason is not None and run.reason.kind == "suspended":
         return _message(run.reason)
     if run.reason is None or run.reason.limit_kind is None:
-        return f"by hand, or with a run above it; none of its limits has paused it. sfactl resume {run.id} lets it go on"
+        return f"by hand, or with a run above it; none of its limits has paused it. sfactl resume {run.id} continues it"
     told, kind = _message(run.reason) + _numbers(run), run.reason.limit_kind
     room = f"[--limit {kind}=N]"
     if any(state.kind == kind and state.action is Action.REQUEST_INCREASE for state in run.limits):
@@ -129,7 +129,7 @@ def _waiting(run: RunInfo, now: datetime) -> str:
             f"{told}; it waits for approval{until}: sfactl approve {run.id} {room}, or sfactl deny {run.id}. "
             "Unanswered for limits.approval_timeout, it is terminated"
         )
-    return f"{told}; it goes on with: sfactl resume {run.id} {room}"
+    return f"{told}; it continues with: sfactl resume {run.id} {room}"
 
 
 def _left(moment: datetime, now: datetime) -> str:

@@ -94,10 +94,13 @@ ROLE_COST: dict[Role, LimitKind] = {"planning": LimitKind.PLANNING_COST, "execut
 
 
 Periods = tuple[tuple[str, str, str], ...]
+"""Budgets by scope, name and the start of the period."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
+    """A reservation that is not settled yet."""
+
     model: str
     input_tokens: int
     output_tokens: int

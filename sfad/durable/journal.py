@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from ..core.ids import run_number
+from ..core.ids import number_or_zero, run_number
 from ..core.run import Run
 from ..faults import effect
 from ..host.clock import Timers
@@ -283,7 +283,7 @@ class RunJournal:
     @property
     def highest_number(self) -> int:
         """The highest number that a run may have had; 0 for none."""
-        return max([self._skipped, *(_number(key) for key in self._items if key.startswith(_RUN))])
+        return max([self._skipped, *(number_or_zero(key.removeprefix(_RUN)) for key in self._items if key.startswith(_RUN))])
 
     def skip_number(self, number: int) -> None:
         """Have no other run bear this number: a client was told of a run that may never be on record. Some of the next numbers are
@@ -319,10 +319,3 @@ class RunJournal:
 
 def _boot() -> bytes:
     return (current_boot() or "unknown").encode()
-
-
-def _number(key: str) -> int:
-    try:
-        return run_number(key.removeprefix(_RUN))
-    except ValueError:
-        return 0

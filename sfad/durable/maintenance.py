@@ -19,8 +19,8 @@ from msgspec.structs import replace
 from ..config import RetentionConfig
 from ..core.ids import run_id
 from ..host.clock import wall_clock
-from ..host.disk_reserve import DiskReserve
 from ..host.private_files import make_directory
+from ..host.reserve import DiskReserve
 from ..host.tasks import in_thread
 from ..ledger import Ledger, LedgerError, back_up
 from ..ledger.backup import BACKUP, Backup, DamagedCopy

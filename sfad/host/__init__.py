@@ -2,11 +2,10 @@
 
 `clock`          the daemon's clocks, and deadlines that call back
 `descriptors`    reserves the last descriptors of the process, and closes those that clients sent
-`disk_reserve`   room on the disk that is kept for the start of a daemon
 `logout`         whether a logout ends this daemon
-`priority`       schedules the daemon before its runs
 `private_files`  the daemon's own names in directories that its agents can write to
 `probe`          what the kernel and the session offer, for `sfactl doctor`
+`reserve`        room on the disk, and a priority over the runs, that are kept for the daemon
 `socket_file`    the listening socket, in a directory where no other user can replace it
 `state_dir`      the state directory and its locks
 `systemd`        the protocol of sd_notify(3) and the file descriptor store

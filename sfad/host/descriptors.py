@@ -123,7 +123,6 @@ def _close_all() -> None:
 
 
 def _next() -> int | None:
-    """Return the next descriptor; `None` if there is none, and this thread ends."""
     global _threads
     with _lock:
         if _open:

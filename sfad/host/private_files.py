@@ -20,6 +20,15 @@ def is_regular(path: Path) -> bool:
         return False
 
 
+def identity(path: Path | str) -> tuple[int, int] | None:
+    """Return device and inode number of what has this name, of a symlink itself; `None` if nothing can be found."""
+    try:
+        found = os.stat(path, follow_symlinks=False)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def free_name(path: Path, why: str) -> Path:
     """Return NAME.WHY-UNIXTIME, with the next second whose name is free."""
     stamp = int(time.time())

@@ -41,8 +41,8 @@ class Cgroups:
 
 def cgroups() -> Cgroups:
     """Read the cgroup2 mount that shows this process's own cgroup."""
-    mount = _cgroup_mount()
-    path = _own_cgroup()
+    mount = next((line.split(" ")[4] for line in _lines("/proc/self/mountinfo") if " - cgroup2 " in line), None)
+    path = next((line[3:] for line in _lines("/proc/self/cgroup") if line.startswith("0::")), None)
     if mount is None or path is None:
         return Cgroups(mount, None, False, False, False)
     own = os.path.normpath(f"{mount}/{path}")
@@ -60,20 +60,10 @@ def _any_below(directory: str) -> str | None:
         return None
 
 
-def _cgroup_mount() -> str | None:
-    try:
-        lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
-    except OSError:
-        return None
-    return next((line.split(" ")[4] for line in lines if " - cgroup2 " in line), None)
-
-
-def _own_cgroup() -> str | None:
-    try:
-        lines = Path("/proc/self/cgroup").read_text(errors="surrogateescape").splitlines()
-    except OSError:
-        return None
-    return next((line[3:] for line in lines if line.startswith("0::")), None)
+def _lines(path: str) -> list[str]:
+    with suppress(OSError):
+        return Path(path).read_text(errors="surrogateescape").splitlines()
+    return []
 
 
 def _release() -> tuple[int, int]:

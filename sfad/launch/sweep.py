@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from time import monotonic, sleep
 
-from ..core.ids import run_number
+from ..core.ids import number_or_zero
 from ..protocol.types import RunId
 from . import procfs
 from .contain import marks
@@ -88,10 +88,7 @@ def _with_those_above(top: str, paths: Iterable[str]) -> set[str]:
 
 
 def _is_run(directory: str) -> bool:
-    try:
-        return run_number(os.path.basename(directory)) > 0
-    except ValueError:
-        return False
+    return number_or_zero(os.path.basename(directory)) > 0
 
 
 def _pids(base: str) -> list[int]:

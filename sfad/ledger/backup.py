@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ..host.private_files import create, is_regular, set_aside
+from ..host.private_files import create, identity, is_regular, set_aside
 from ..protocol.units import format_size
 from .database import FILE, LedgerError, beside, open_reader
 from .opening import configure
@@ -141,21 +141,16 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-Identity = tuple[tuple[int, int] | None, ...]
+# ---- putting the ledger back
+
+
+Identities = tuple[tuple[int, int] | None, ...]
 """Device and inode of the database, its log and the log's index; `None` for a missing file."""
 
 
-def identity(directory: Path) -> Identity:
+def identities(directory: Path) -> Identities:
     """Return which files have the ledger's names now. Costs three stat(2) calls, a twentieth of a transaction."""
-    return _identity(f"{directory}/{FILE}"), _identity(f"{directory}/{FILE}-wal"), _identity(f"{directory}/{FILE}-shm")
-
-
-def _identity(path: str) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path, follow_symlinks=False)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
+    return identity(f"{directory}/{FILE}"), identity(f"{directory}/{FILE}-wal"), identity(f"{directory}/{FILE}-shm")
 
 
 @dataclass(frozen=True, slots=True)

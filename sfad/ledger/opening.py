@@ -127,6 +127,9 @@ def _mark(mark: Path, text: str = "") -> None:
         file.write(text)
 
 
+# ---- opening
+
+
 _LOG_KEPT = 16 * 1024 * 1024
 """Bytes of the log that stay allocated after a checkpoint. A burst may need more, but does not keep it."""
 

@@ -199,6 +199,7 @@ class Reader:
 @dataclass(frozen=True, slots=True)
 class Term:
     plain: str
+    """Its SQL without an index."""
     values: tuple[Any, ...]
     driving: str | None = None
     """Its SQL where its index drives the query."""
@@ -210,6 +211,7 @@ class Term:
 
 
 Query = tuple[str, list[Any]]
+"""SQL and its values."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,6 @@ def _batches(rows: Iterator[_OldRun]) -> Iterator[list[_OldRun]]:
 
 
 def _old_runs(connection: sqlite3.Connection, cutoff: datetime) -> Iterator[_OldRun]:
-    """Yield the runs of old trees, descendants before their ancestors."""
     for tree in _ended_trees(connection, cutoff.timestamp()):
         if _last(tree) < cutoff.timestamp():
             yield from tree
@@ -236,7 +235,6 @@ def _delete(connection: sqlite3.Connection, table: str, key: str, numbers: Seque
 
 
 def _give_back(connection: sqlite3.Connection) -> int:
-    """Give some pages back, and return how many more there are to give."""
     # execute() would stop after the first page: the statement has a step for each page, and no columns to fetch
     connection.executescript(f"PRAGMA incremental_vacuum({_STEP_PAGES})")
     return max(0, _pragma(connection, "freelist_count") - _FREE_KEPT)

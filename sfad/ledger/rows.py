@@ -196,6 +196,9 @@ def event_of(row: Sequence[Any]) -> Event:
     return msgspec.convert({**msgspec.json.decode(body), **fields, "time": _moment(fields["time"])}, Event)
 
 
+# ---- run ids as numbers, by which rows are found
+
+
 _HIGHEST = 2**63 - 1
 
 _MOST_DIGITS = 13
@@ -225,7 +228,12 @@ def numbers_of(prefix: str) -> tuple[int, int] | None:
     return (low, min(high, _HIGHEST)) if low <= _HIGHEST else None
 
 
+# ---- SQL. Many rows share one statement, because each statement releases the interpreter lock and takes it again, which costs
+# up to a switch interval (5 ms) while the trio thread is busy.
+
+
 Statement = tuple[str, Sequence[Any]]
+"""SQL and its parameters."""
 
 _SIZES = (64, 32, 16, 8, 4, 3, 2, 1)
 """Rows in one statement. There are few sizes, so that SQLite's prepared statements are reused; the largest takes 2 752

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ..faults import effect
-from .backup import PutBack, identity, put_back
+from .backup import PutBack, identities, put_back
 from .database import FILE, LedgerError, explained, is_damage, is_full, log_of, open_reader, size
 from .inbox import Inbox
 from .rows import Op, statements
@@ -155,7 +155,7 @@ class Writer:
         self._connection = connection
         self._lost = lost
         self._directory = directory
-        self._identity = identity(directory)
+        self._identity = identities(directory)
         self._guard = open_reader(directory)
         """Keeps the connection that writes from being its file's last one. When the last connection to a file that has lost its
         name is closed, SQLite deletes the log by name, and by then that is another file's log."""
@@ -205,7 +205,7 @@ class Writer:
         """Whether another process has removed or replaced the file. From any thread.
 
         False if the whole directory is elsewhere: the open file went with it, and its path is not ours to write to."""
-        return identity(self._directory) != self._identity and self._lost() is None
+        return identities(self._directory) != self._identity and self._lost() is None
 
     def close(self, timeout: float) -> int:
         """Write what is queued and end the thread. Return how many operations stay unwritten.
@@ -287,7 +287,7 @@ class Writer:
             with contextlib.suppress(sqlite3.Error):  # its file is gone, and all of it is in the copy
                 connection.close()
         self._connection, self._guard = found.writer, found.guard
-        self._identity = identity(self._directory)
+        self._identity = identities(self._directory)
         self._report(found)
         self._report(Checkpointed())
 

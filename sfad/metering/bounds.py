@@ -35,7 +35,6 @@ class OutputBounds:
         self._wanted: dict[tuple[RunId, Suffix], TailedRun] = {}
         self._some = trio.Event()
         self._short = False
-        """A try has failed because the machine is short of something."""
         self._unable = False
 
     def check(self, tailed: TailedRun) -> None:

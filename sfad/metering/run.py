@@ -125,6 +125,7 @@ def most_used_model(readings: Iterable[Reading]) -> str | None:
 
 Feed = Callable[[e.Event], None]
 Publish = Callable[[str, RunId, str], None]
+"""Type of event, run, message."""
 
 MAX_UNPRICED = 16
 

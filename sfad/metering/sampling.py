@@ -130,7 +130,6 @@ class Sampler:
         self._small: set[RunId] = set()
         self._forks = 0
         self._earliest = 0.0
-        """The number of forks before which no limit of processes is due."""
         self._rate = 0.0
         self._ooms: int | None = None
         self._blind: bool | None = None
@@ -233,7 +232,6 @@ class Sampler:
             one.due = min(one.due, total + one.room)  # if others have shrunk, it can grow from here on
 
     def _killed(self) -> bool:
-        """Return whether the kernel has killed a process because of memory since the last look."""
         before, self._ooms = self._ooms, self._machine.oom_kills()
         return before is not None and self._ooms != before
 

@@ -69,6 +69,7 @@ class Session:
         self.session_id: str | None = None
         self.ended = False
         self.readings: tuple[Reading, ...] = ()
+        """One for each file."""
         self.spent = 0.0
         """Seconds for which the last look has kept a CPU busy."""
         self._succeeded = False
@@ -181,6 +182,7 @@ def _merged(readings: list[Reading], *, final: bool) -> Iterator[Reading]:
 
 
 INTERVAL = 1.0
+"""Seconds between two looks at a run's session."""
 PATIENCE = 1.0
 """Seconds that the end of a run waits for the last look."""
 REST = 4

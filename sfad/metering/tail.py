@@ -75,7 +75,6 @@ class Tail:
         self._bounds = OutputBounds(store, trouble=trouble)
         self._drained = 0.0
         self._spare = DRAIN_SECONDS
-        """Seconds of reading that the last drain has left over."""
         self._blind = False
 
     def follow(
@@ -210,19 +209,11 @@ class Tail:
                 with trio.move_on_after(BLIND if self._away else math.inf) as self._waiting:
                     await trio.lowlevel.wait_readable(growth)
             rested = trio.current_time() + REST
-            self._mark(growth.take())
+            written = growth.take()
+            self._behind |= self._runs if written is None else {run: self._runs[run] for run in written if run in self._runs}
             self._behind |= self._away
             await self._work(rested)
             await trio.sleep_until(rested)
-
-    def _mark(self, runs: set[RunId] | None) -> None:
-        if runs is None:
-            self._behind |= self._runs
-            return
-        for run in runs:
-            tailed = self._runs.get(run)
-            if tailed is not None:
-                self._behind[run] = tailed
 
     async def _work(self, until: float) -> None:
         """Read a slice of each run in turn, until nothing is left or it is time to ask which other runs have written."""

@@ -69,7 +69,6 @@ class WantedLines:
         self._begun = bytearray(begun)
 
     def _within(self, data: bytes, start: int, end: int) -> Iterator[bytes]:
-        """Yield the wanted lines of bytes in which every line is complete."""
         while found := self._wanted.search(data, start, end):
             begin = data.rfind(b"\n", start, found.start()) + 1 or start
             start = data.find(b"\n", found.end()) + 1
@@ -191,7 +190,6 @@ class SessionMeter(LineMeter[E, SessionState]):
         return not isinstance(timestamp, str) or timestamp >= self._since
 
     def _asked(self) -> None:
-        """The model has been given something, and is called next."""
         self.reading.partial = True
         counters.recognised(self.reading)
 

@@ -126,7 +126,6 @@ class TextReader:
             self._long(rest, ended=ended)
 
     def _long(self, begun: bytes, *, ended: bool) -> None:
-        """Handle a line that may be an event and does not end in this slice."""
         cursor = self._cursor
         begin = cursor.offset
         at, end = max(begin + len(begun), cursor.scanned), 0

@@ -7,6 +7,7 @@ import os
 import re
 from pathlib import Path
 
+from ..host.private_files import identity
 from ..protocol.types import RunId
 
 # IN_MODIFY, IN_MOVED_FROM, IN_MOVED_TO, IN_DELETE, IN_DELETE_SELF, IN_MOVE_SELF
@@ -42,7 +43,7 @@ class Inotify:
             error = _error(directory)
             self.close()
             raise error
-        self._identity = self._look()
+        self._identity = identity(directory)
 
     def fileno(self) -> int:
         return self._descriptor
@@ -50,7 +51,7 @@ class Inotify:
     def take(self) -> set[RunId] | None:
         """Return the runs whose files changed since the last call; `None` if the kernel dropped events, so that it may be any."""
         names: set[bytes] = set()
-        self.gone = self._look() != self._identity
+        self.gone = identity(self._directory) != self._identity
         for _ in range(_BATCHES):
             try:
                 events = os.read(self._descriptor, _BATCH)
@@ -60,13 +61,6 @@ class Inotify:
                 return None
             names.update(_NAMES.findall(events))
         return {name.decode() for name in names}
-
-    def _look(self) -> tuple[int, int] | None:
-        try:
-            found = os.stat(self._directory, follow_symlinks=False)
-        except OSError:
-            return None
-        return found.st_dev, found.st_ino
 
     def close(self) -> None:
         os.close(self._descriptor)

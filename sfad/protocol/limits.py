@@ -11,22 +11,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from . import units
 from .kinds import COSTS, KINDS, LimitSpec
 from .types import Action, Limit, LimitKind, LimitState
-from .units import (
-    COUNT_FORMS,
-    DURATION_FORMS,
-    SIZE_FORMS,
-    USD_FORM,
-    format_duration,
-    format_size,
-    format_usd,
-    parse_count,
-    parse_decimal,
-    parse_duration,
-    parse_size,
-    parse_usd,
-)
 
 ALIASES = {word: kind for kind, spec in KINDS.items() for word in spec.words}
 """Other words for a kind. A leading `max_` means nothing, `-` is `_`."""
@@ -82,11 +69,11 @@ def parse_amount(kind: LimitKind, text: str) -> float:
 
 
 _AMOUNTS: dict[str, tuple[Callable[[str], float], str]] = {
-    "s": (parse_duration, f"a duration: {DURATION_FORMS}, like 90s"),
-    "": (parse_count, f"a count of {{}}: {COUNT_FORMS}, like 200k"),
-    "USD": (parse_usd, USD_FORM),
-    "bytes": (parse_size, f"a size: {SIZE_FORMS}, like 2G"),
-    "cores": (parse_decimal, "a number of cores, like 1.5"),
+    "s": (units.parse_duration, f"a duration: {units.DURATION_FORMS}, like 90s"),
+    "": (units.parse_count, f"a count of {{}}: {units.COUNT_FORMS}, like 200k"),
+    "USD": (units.parse_usd, units.USD_FORM),
+    "bytes": (units.parse_size, f"a size: {units.SIZE_FORMS}, like 2G"),
+    "cores": (units.parse_decimal, "a number of cores, like 1.5"),
 }
 """How amounts of a unit are read, and what may be written."""
 
@@ -177,11 +164,11 @@ def format_amount(kind: LimitKind, amount: float, *, unit: bool = True) -> str:
     """Return an amount of a kind for people: `2.50 USD`, `2m`, `2 GiB`, `1.5 cores`, `200000`. Without `unit`, leave out that of
     money and cores, as for the first number of `0.45 of 0.30 USD`."""
     if kind is LimitKind.TIME:
-        return format_duration(round(amount, 1) if amount >= 1 else round(amount, 3))
+        return units.format_duration(round(amount, 1) if amount >= 1 else round(amount, 3))
     if kind in COSTS:
-        return f"{format_usd(amount)} USD" if unit else format_usd(amount)
+        return f"{units.format_usd(amount)} USD" if unit else units.format_usd(amount)
     if KINDS[kind].unit == "bytes":
-        return format_size(amount)
+        return units.format_size(amount)
     if kind is LimitKind.CPU and unit:
         return f"{amount:g} {'core' if amount == 1 else 'cores'}"
     return f"{amount:.15g}"

@@ -568,7 +568,6 @@ class Error(Reply, tag="error"):
 
 
 def _one_of(base: type[T]) -> tuple[tuple[type[T], ...], msgspec.msgpack.Decoder[T]]:
-    """Return the kinds of message with this base, and a decoder that tells them apart by their tags."""
     kinds = tuple(base.__subclasses__())
     return kinds, msgspec.msgpack.Decoder(reduce(or_, kinds))
 

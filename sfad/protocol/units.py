@@ -45,6 +45,20 @@ def format_duration(seconds: float) -> str:
     return f"{seconds:.15g}s"
 
 
+def format_elapsed(seconds: float) -> str:
+    """Return a duration for people, in at most two units: `0.4s`, `12s`, `3m20s`, `2h05m`, `4d03h`."""
+    whole = int(seconds)
+    if seconds < 10:
+        return f"{max(seconds, 0):.1f}s"
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
+
+
 _BYTES = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 _ONES = {"": 1, "k": 1_000, "m": 1_000_000}
@@ -140,6 +154,13 @@ def format_size(size: float) -> str:
             return f"{_decimals(size, 0 if unit == 'B' else 1)} {unit}"
         size /= 1024
     return f"{_decimals(size, 1)} TiB"
+
+
+def format_short(count: int) -> str:
+    """Return a count in at most five characters: `9999`, `12.3k`, `1.2M`."""
+    if count < 10_000:
+        return str(count)
+    return f"{count / 1000:.1f}k" if count < 999_950 else f"{count / 1e6:.1f}M"
 
 
 def format_usd(amount: float) -> str:

@@ -332,7 +332,6 @@ def _packed(changes: Mapping[str, bytes | None]) -> bytes:
 
 
 def _unpacked(batch: memoryview) -> dict[str, bytes | None] | None:
-    """Return the changes of a batch; `None` if it is not one, although its checksum is right."""
     changes: dict[str, bytes | None] = {}
     at = 0
     try:

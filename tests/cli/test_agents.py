@@ -114,7 +114,7 @@ def test_agents_are_listed_and_explained(there: World) -> None:
     assert (found["claude"]["source"], found["reviewer"]["source"]) == ("built-in", str(there.config))
     assert found["claude"]["program"] == str(there.directory / "bin/claude")
     assert there.json("agents", "reviewer")["limits"] == ["turns=20"]
-    assert "no agent 'x'; known: aider" in there.sfactl("agents", "x", code=2).stderr
+    assert "unknown agent 'x'; choose from: aider" in there.sfactl("agents", "x", code=2).stderr
 
 
 def test_a_range_is_raised_in_the_config(there: World) -> None:

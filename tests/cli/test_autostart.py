@@ -99,7 +99,7 @@ def systemd(alone: World, tmp_path: Path) -> World:
 
 
 def test_the_users_systemd_is_asked_for_a_delegated_unit(systemd: World, tmp_path: Path) -> None:
-    assert "in a systemd unit of its own" in systemd.sfactl("run", "-q", "--", "true").stderr
+    assert "in its own systemd unit" in systemd.sfactl("run", "-q", "--", "true").stderr
     asked = (tmp_path / "asked").read_text()
     for word in (
         "--user",

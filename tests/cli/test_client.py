@@ -87,7 +87,7 @@ def test_a_reservation_is_settled(daemon: Scripted, sfad: Sfad) -> None:
         m.Reserve(id=2, model="claude", input_tokens=1200, max_output_tokens=800),
         m.Settle(id=3, reservation="a1-1", input_tokens=1100, output_tokens=90, cached_tokens=1000),
     ]
-    with pytest.raises(SfadError, match="settled already"):
+    with pytest.raises(SfadError, match="already settled"):
         held.cancel()
 
 
@@ -217,7 +217,7 @@ def test_a_question_waits_for_the_daemon(daemon: Scripted, sfad: Sfad) -> None:
 
 def test_what_may_have_been_taken_is_not_sent_twice(daemon: Scripted, sfad: Sfad) -> None:
     daemon.answer = lambda _request: None
-    with pytest.raises(Unanswered, match="the report was sent, but not answered"):
+    with pytest.raises(Unanswered, match="the report was sent but not answered"):
         sfad.report(turns=1)
     assert len(daemon.asked) == 1
     daemon.answer = agreeable

@@ -354,7 +354,7 @@ def test_ctrl_c_without_a_daemon_stops_the_run_when_there_is_one(start: Start, d
     daemon.kill()
     assert b"went away" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
-    assert b"as soon as the daemon is back" in process.stderr.readline()
+    assert b"when the daemon is back" in process.stderr.readline()
     daemon.begin()
     assert process.wait(PATIENCE) == 130
     assert daemon.status(run_of(daemon)) in ("cancelled", "lost")
@@ -369,7 +369,7 @@ def test_waiting_for_it_can_be_ended(start: Start, daemon: World) -> None:
     assert b"went away" in process.stderr.readline()
     for number in (signal.SIGINT, signal.SIGTERM):
         process.send_signal(number)
-        assert b"as soon as the daemon is back" in process.stderr.readline()
+        assert b"when the daemon is back" in process.stderr.readline()
     process.send_signal(signal.SIGHUP)
     assert process.wait(PATIENCE) == 130
     daemon.begin()

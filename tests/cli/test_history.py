@@ -63,4 +63,4 @@ def test_another_user_s_history_is_not_read(tmp_path: Path) -> None:
 
     said = as_nobody(listed)
     assert said.startswith("77: ")
-    assert "is not yours to read" in said
+    assert "You may not read its history" in said

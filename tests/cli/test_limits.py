@@ -115,7 +115,7 @@ def over(kind: str, used: float, threshold: float) -> Any:
         (
             Status.PAUSED,
             {"limits": [state(LimitKind.TURNS, 25, Action.PAUSE, used=26)], "reason": over("turns", 26, 25)},
-            "is paused: used 26; its turns limit is 25, set by --limit turns (1 over); it goes on with: "
+            "is paused: used 26; its turns limit is 25, set by --limit turns (1 over); it continues with: "
             "sfactl resume a1 [--limit turns=N]",
         ),
         (
@@ -135,7 +135,7 @@ def over(kind: str, used: float, threshold: float) -> Any:
         (
             Status.PAUSED,
             {"limits": [state(COST, 0.3, Action.PAUSE, used=0.2)], "reason": over("cost", 0.4, 0.3)},
-            "set by --limit cost (0.10 USD over); it goes on with: sfactl resume a1 [--limit cost=N]",
+            "set by --limit cost (0.10 USD over); it continues with: sfactl resume a1 [--limit cost=N]",
         ),
         (Status.RUNNING, {"limits": [state(LimitKind.TURNS, 25, **NOTHING)]}, "25 → terminate (from default, NOT ENFORCEABLE)"),
     ],
@@ -224,7 +224,7 @@ def of(found: Event, *states: LimitState) -> str | None:
     ("action", "follows"),
     [
         (Action.TERMINATE, "terminating"),
-        (Action.WARN, "going on"),
+        (Action.WARN, "continuing"),
         (Action.PAUSE, "paused; more room: sfactl resume a1 --limit cost=N"),
         (Action.REQUEST_INCREASE, "waiting for approval: sfactl approve a1 [--limit cost=N], or sfactl deny a1"),
     ],

@@ -90,7 +90,7 @@ def test_the_service_user_is_trusted(world: World, name: str) -> None:
 
 def test_a_service_user_that_does_not_exist_is_told(world: World) -> None:
     with listening(world.socket, GONE):
-        assert "SFAD_SERVICE_USER: there is no user 'nosuch'" in world.sfactl("list", code=2, SFAD_SERVICE_USER="nosuch").stderr
+        assert "SFAD_SERVICE_USER: unknown user 'nosuch'" in world.sfactl("list", code=2, SFAD_SERVICE_USER="nosuch").stderr
 
 
 def test_an_untrusted_socket_is_not_passed_over_and_starts_no_daemon(world: World) -> None:

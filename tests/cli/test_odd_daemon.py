@@ -26,7 +26,7 @@ def answered(world: World, answer: Answer, *words: str, code: int = 0) -> str:
 
 def test_messages_that_answer_nothing_are_not_kept_without_end(world: World) -> None:
     said = answered(world, lambda _: [m.Done(id=999)] * 70_000, "list", code=69)
-    assert "no answer to request 2 among them" in said
+    assert "no reply to request 2" in said
 
 
 def status(number: int) -> m.Reply:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfactl import output
+from sfactl import output, screen
 from sfactl.commands import info, status, tree, why
 from sfad.protocol.types import Status
 
@@ -24,7 +24,7 @@ def test_what_is_shown_never_steers_a_terminal(text: str) -> None:
 
 @given(st.lists(st.tuples(st.text(max_size=5), st.text(max_size=5)), max_size=5))
 def test_a_table_has_a_line_a_row(rows: list[tuple[str, str]]) -> None:
-    assert len(output.table(("A", "B"), rows).split("\n")) == len(rows) + 1
+    assert len(screen.table(("A", "B"), rows).split("\n")) == len(rows) + 1
 
 
 def test_columns_are_as_wide_as_a_terminal_shows_them() -> None:
@@ -74,11 +74,11 @@ def test_a_tree_draws_children_below_parents_and_keeps_orphans() -> None:
     ("state", "changes", "says"),
     [
         (Status.COMPLETED, {"exit_code": 0}, "exited with 0 after 3.0s"),
-        (Status.COMPLETED, {}, "completed: its main process ended after 3.0s; with which exit status is not known"),
+        (Status.COMPLETED, {}, "completed: its main process ended after 3.0s; its exit status is not known"),
         (
             Status.COMPLETED,
             {"reason": reason("result", "it said so")},
-            "completed: it said so; with which exit status is not known",
+            "completed: it said so; its exit status is not known",
         ),
         (
             Status.LOST,

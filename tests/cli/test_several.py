@@ -252,7 +252,7 @@ def test_every_kind_of_word_is_known() -> None:
 def test_help_needs_no_daemon(world: World) -> None:
     assert world.sfactl("help").stdout == world.sfactl("--help").stdout
     assert world.sfactl("help", "ps").stdout == world.sfactl("list", "--help").stdout
-    assert "no verb 'bogus'" in world.sfactl("help", "bogus", code=2).stderr
+    assert "unknown verb 'bogus'" in world.sfactl("help", "bogus", code=2).stderr
 
 
 def test_a_wrong_command_line_is_told_in_the_form_of_every_error(world: World) -> None:

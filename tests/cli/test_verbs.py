@@ -199,6 +199,7 @@ def test_the_daemon_shows_itself(daemon: World) -> None:
     report = daemon.json("doctor", code=None)
     assert report["containment"] in ("cgroup", "tags")
     assert report["findings"][0]["verdict"] == "ok"
+    assert set(report["findings"][0]) == {"name", "verdict", "detail", "mend"}
 
 
 def test_socket_is_chosen_by_flag_before_variables(daemon: World) -> None:

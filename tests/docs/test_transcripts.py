@@ -22,7 +22,7 @@ from tests.docs.pages import DOCS, README, blocks
 from tests.harness import PATIENCE, wait_until
 
 _VARIES = [
-    (r"that logs to .*|in a systemd unit of its own .*", "HOW"),
+    (r"that logs to .*|in its own systemd unit .*", "HOW"),
     (r"(?<![\w.])/[^\s,:]+", "PATH"),
     (r"pid \d+", "PID"),
     (r"\b\d+(\.\d)? [KM]iB", "SIZE"),

@@ -17,7 +17,7 @@ import trio
 from sfad.config import RetentionConfig
 from sfad.durable import maintenance
 from sfad.durable.maintenance import Maintenance
-from sfad.host.disk_reserve import DiskReserve
+from sfad.host.reserve import DiskReserve
 from sfad.ledger import Ledger, backup, opening
 from sfad.output import OutputStore
 from sfad.protocol.types import Event, RunInfo, Status

@@ -208,7 +208,7 @@ def test_a_person_sends_nothing_to_an_agent_that_listens_at_the_daemons_socket(s
         output = daemon.state_dir / "output" / f"{run.id}.out"
         wait_until(output.read_text, "it listens")
         done = daemon.sfactl("spawn", "--", "true")
-        assert (done.returncode, "that is a process of a run" in done.stderr) == (69, True), done
+        assert (done.returncode, "it is a process of a run" in done.stderr) == (69, True), done
         assert "BAD    daemon" in daemon.sfactl("doctor").stdout
         assert set(output.read_text().splitlines()) <= {"listening", "b''"}
         stopped(client, run.id)

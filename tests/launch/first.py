@@ -17,12 +17,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import pytest
 import trio
 
 from sfad.core.events import LaunchSucceeded
 from sfad.launch.base import Bounds, Remains
-from tests.launch.rig import PATIENCE, Rig
+from tests.launch.rig import PATIENCE, Rig, skip
 
 
 def encode(remains: Mapping[str, Remains]) -> str:
@@ -77,7 +76,7 @@ def daemon(kind: str, instance: str, plan: Plan) -> Iterator[tuple[int, dict[str
     with open(near, "rb") as file:
         said = file.readline()
     if not said:
-        pytest.skip(f"no {kind} containment here")
+        skip(f"no {kind} containment here")
     pid, rest = said.split(b" ", 1)
     try:
         yield int(pid), decode(rest)

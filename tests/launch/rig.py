@@ -10,9 +10,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
-import pytest
 import trio
 
 from sfad.core.events import Emptied, Event, Frozen, LaunchFailed, LaunchSucceeded, MainExited
@@ -32,6 +31,13 @@ PATIENCE = 60.0
 E = TypeVar("E", bound=Event)
 
 
+def skip(reason: str) -> NoReturn:
+    """Skip the test."""
+    import pytest  # a third of what a start of `tests.launch.first` costs, and that skips nothing
+
+    pytest.skip(reason)
+
+
 def make(kind: str, emit: Callable[[Event], None], *, program: str = "elf", instance: str = "") -> LocalLauncher:
     """Return a launcher with that containment; skip the test where there is none."""
     start = {"elf": trampoline.best, "python": trampoline.python}[program]
@@ -42,7 +48,7 @@ def make(kind: str, emit: Callable[[Event], None], *, program: str = "elf", inst
     try:
         return choose(instance=name, emit=emit, mode="cgroup", trampoline=start())
     except CgroupImpossible as reason:
-        pytest.skip(f"no cgroup containment here: {reason}")
+        skip(f"no cgroup containment here: {reason}")
 
 
 class Rig:
@@ -59,14 +65,14 @@ class Rig:
     def cgroups(self) -> CgroupContainment:
         """The launcher's containment; skips the test if that is by tags."""
         if not isinstance(self.launcher._containment, CgroupContainment):
-            pytest.skip("only with cgroups")
+            skip("only with cgroups")
         return self.launcher._containment
 
     @property
     def tags(self) -> TagsContainment:
         """The launcher's containment; skips the test if that is by cgroups."""
         if not isinstance(self.launcher._containment, TagsContainment):
-            pytest.skip("only with tags")
+            skip("only with tags")
         return self.launcher._containment
 
     def held(self, run: str) -> HeldRun:

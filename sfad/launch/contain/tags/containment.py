@@ -120,14 +120,17 @@ class TagsContainment(RunContainment):
         self._drain_soon(held)
 
     async def _kill_all(self) -> None:
-        while self._killing:
+        while True:
+            # also before the first look: the run may have ended by then, and be in its next attempt
+            self._killing = {held: ladder for held, ladder in self._killing.items() if held.in_stop(ladder)}
+            if not self._killing:
+                break
             self._kill_now = trio.Event()
             if self._slay(run_ids(self._killing)):
                 await trio.lowlevel.checkpoint()
             else:
                 with trio.move_on_after(_INSIST):
                     await self._kill_now.wait()
-            self._killing = {held: ladder for held, ladder in self._killing.items() if held.in_stop(ladder)}
         self._slaying = False
 
     def _slay(self, runs: set[RunId]) -> bool:

@@ -1,0 +1,118 @@
+"""The progress lines of a run in the foreground, on stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from sfad.protocol.messages import Spawn
+from sfad.protocol.types import Event, RunInfo, Status
+
+from . import output, request
+
+if TYPE_CHECKING:
+    from .limits import Notices
+
+
+class ProgressLines:
+    """What the user reads about a run while it runs. `note` prints a line on stderr."""
+
+    def __init__(self, message: Spawn, note: Callable[[str], None], *, verbose: bool) -> None:
+        self._message = message
+        self._note = note
+        self.verbose = verbose and not message.quiet
+        self.queued = False
+        """Whether the run has not left the queue, as far as the events tell."""
+        self._run: RunInfo | None = None
+        self._early: list[Event] = []
+        """Events of the run from before the reply that says which run it is."""
+        self._notices: Notices | None = None
+
+    def started(self, run: RunInfo) -> None:
+        """Report the run as the daemon has accepted it, then the events that came before."""
+        self._run = run
+        self.queued = run.status in (Status.ACCEPTED, Status.QUEUED)
+        if not run.status.terminal:
+            self.say("queued" if self.queued else self._starting(run))
+        if words := request.unenforceable(run, self._message):
+            self._note(words)
+        for event in self._early:
+            self._show(event)
+
+    def event(self, event: Event) -> None:
+        """Report an event, or keep it until the run is known."""
+        if self._run is None and not self.verbose:
+            self._early.append(event)
+        else:
+            self._show(event)
+
+    def forget_early(self) -> None:
+        """Discard the kept events, because the connection on which they came is lost."""
+        self._early.clear()
+
+    def left_queue(self) -> None:
+        """Report that the run starts, if it was queued."""
+        if self.queued and self._run is not None:
+            self.queued = False
+            self.say(self._starting(self._run))
+
+    def ended(self, final: RunInfo, *, by_user: bool) -> None:
+        """Report the end. Quiet hides progress, but not the reason of a failure that a signal of the user did not cause."""
+        if not self._message.quiet:
+            self.say(_ending(final))
+        elif not by_user and (words := output.failure(final)):
+            self._note(words)
+
+    def say(self, text: str) -> None:
+        """Print a progress line, unless the run is quiet or not known yet."""
+        if not self._message.quiet and self._run is not None:
+            self._note(f"[agent:{self._run.name}] {text}")
+
+    def _show(self, event: Event) -> None:
+        own = self._run is not None and event.run_id == self._run.id
+        if self.verbose:
+            self._note(f"[agent:{event.agent_name or '-'}] {event.type}: {output.plain(event.message)}".removesuffix(": "))
+        elif own and event.type == "run_started":
+            self.left_queue()
+        elif own and event.limit_kind is not None:
+            self._limit(event)
+        elif own and event.type == "run_paused" and event.message:
+            self.say(f"paused: {output.plain(event.message)}")
+        elif own and event.type == "run_progress":
+            self.say(output.plain(event.message))
+        elif own and event.type in ("meter_unpriced", "meter_gap", "meter_silent"):
+            self.say(f"not all of its use is known: {output.plain(event.message)}")
+
+    def _limit(self, event: Event) -> None:
+        if self._notices is None:
+            # Imported here because few runs come near a limit.
+            from .limits import Notices
+
+            self._notices = Notices()
+        if self._run is not None and (words := self._notices.of(event, self._run)):
+            self.say(words)
+
+    def _starting(self, run: RunInfo) -> str:
+        if self._message.quiet:
+            return ""
+        # Imported here, while the run is already starting.
+        from .limits import in_force
+
+        return f"starting: {in_force(run)}"
+
+
+def _ending(final: RunInfo) -> str:
+    reason = f": {output.plain(final.reason.message)}" if final.reason else ""
+    used = _used(final)
+    return final.status.value + reason + (f"; it used {used}" if used else "")
+
+
+def _used(final: RunInfo) -> str | None:
+    if final.reason:  # the reason of a limit contains the figure
+        return output.at_least(final.usage)
+    if final.descendants:
+        # Imported here because few foreground runs have descendants.
+        from .limits import totals
+
+        return totals(final)
+    return output.at_least(final.usage) or output.used(final.usage)
