@@ -1,4 +1,4 @@
-"""Every outcome has the exit code that SPEC section 6 gives it."""
+"""Each outcome has its exit code (docs/exit-codes.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits, use and approvals from the command line, against a daemon (SPEC sections 3 and 8)."""
+"""Limits, use and approvals from the command line, against a daemon."""
 
 from __future__ import annotations
 

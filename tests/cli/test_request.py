@@ -1,4 +1,4 @@
-"""Command line and environment make the `Spawn` that SPEC sections 2, 3 and 15 say they make."""
+"""Command line and environment become the `Spawn` that is sent."""
 
 from __future__ import annotations
 

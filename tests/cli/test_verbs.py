@@ -1,4 +1,4 @@
-"""The other verbs against a daemon: what scripts rely on (SPEC section 15)."""
+"""The other verbs against a daemon: what scripts rely on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a machine runs short of, or what somebody does to it: said clearly, costs no run, and passes (SPEC section 10)."""
+"""The machine runs short of something, or another process interferes: the error is clear, no run is lost, and it passes."""
 
 from __future__ import annotations
 
