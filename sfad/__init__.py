@@ -28,6 +28,7 @@ A package imports only packages above it:
 `startup`   opens everything that a daemon needs, and adopts what an earlier one left
 `reloading` the config of a running daemon, read again
 `reexec`    a daemon becomes the installed program in place
+`__main__`  the command `sfad`
 `serving`   serving without a parser of command lines
 `app`       the command line of `sfad`
 `history`   answers from the ledger alone, where no daemon is running
@@ -36,7 +37,8 @@ A package imports only packages above it:
 Every package but `protocol` and `core` may use these:
 
 `host`      what this machine is and lends: systemd, paths, descriptors, clocks, threads
-`config`    layered TOML → frozen Structs (`config_values`: the types of its values)
+`config`    layered TOML → frozen Structs
+`config_values` the types of values in the config, and their errors
 `exits`     exit codes of `sfad`
 `agents`    known agent programs, and how they are started
 `faults`    ends the process at a chosen effect, for the crash test

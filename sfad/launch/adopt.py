@@ -22,19 +22,17 @@ from .procfs import Stat
 from .runs import HeldRun, HeldRuns, MainProcess
 from .start.trampoline import EXEC, REPORT, is_one, reported
 from .watch.mains import Mains
-from .watch.reactor import Reactor
 
 _ARRIVAL, _LOOK_AGAIN = 0.5, 0.002
 """Seconds that the trampolines of a dead daemon get, and between two looks: attaching takes 6 ms, and starting Python 20."""
 
 
 class Adopter:
-    def __init__(self, runs: HeldRuns, adopted: AdoptedRuns, cpus: RunCpus, mains: Mains, reactor: Reactor) -> None:
+    def __init__(self, runs: HeldRuns, adopted: AdoptedRuns, cpus: RunCpus, mains: Mains) -> None:
         self._runs = runs
         self._adopted = adopted
         self._cpus = cpus
         self._mains = mains
-        self._reactor = reactor
         self._arrived_by = 0.0
         """When every trampoline of the dead daemon has become its command, or hangs; set when the first is met."""
         self._lent: list[int] = []
@@ -42,9 +40,7 @@ class Adopter:
 
     def adopt(self, run: RunId, parent: RunId | None, remains: Remains) -> Adopted:
         assert run not in self._runs
-        held = self._runs.hold(run, parent, remains.nonce)
-        held.bounds = remains.bounds
-        held.since = remains.started or 0
+        held = self._runs.hold(run, parent, remains.nonce, remains.bounds, remains.started or 0)
         try:
             self._adopted.rejoin(held)
             if remains.report is None:
@@ -61,33 +57,19 @@ class Adopter:
         return Adopted(held.main.pid if held.main else None, held.main is None and not alive, remains.report is not None)
 
     def _abandon(self, held: HeldRun) -> None:
-        self._disown(held)
+        self._mains.disown(held)
         self._runs.drop(held)
         self._adopted.forget(held)
-
-    def _disown(self, held: HeldRun) -> None:
-        if held.main:
-            self._mains.disown(held.main)
-            held.main = None
 
     def _resume_launch(self, held: HeldRun, remains: Remains, report: int) -> None:
         """Own the main process of a launch in flight, a child of ours. If it could not be spawned there is only the report."""
         if remains.pid:
             again = fcntl.fcntl(report, fcntl.F_DUPFD_CLOEXEC, 0)
-            self._own(held, MainProcess(remains.pid, -1, again, started=remains.started))
-
-    def _own(self, held: HeldRun, main: MainProcess) -> None:
-        try:
-            main.pidfd = os.pidfd_open(main.pid)
-            self._mains.own(held, main)
-        except OSError:
-            self._mains.disown(main)
-            raise
+            self._mains.own(held, MainProcess(remains.pid, again, started=remains.started))
 
     def _hear(self, held: HeldRun, report: int) -> None:
         if held.main is None:
-            held.failing = reported(os.read(report, REPORT.size))
-            self._reactor.soon(self._mains.fail, held, held.failing)
+            self._mains.fail_soon(held, reported(os.read(report, REPORT.size)))
         os.close(report)
 
     def _find_main(self, held: HeldRun, remains: Remains) -> None:
@@ -95,18 +77,18 @@ class Adopter:
         process = self._main_of(held, remains)
         if process is None:
             return
-        main = MainProcess(process.pid, -1, None, started=process.started, ours=process.parent == os.getpid())
+        main = MainProcess(process.pid, None, started=process.started, ours=process.parent == os.getpid())
         try:
-            self._own(held, main)
+            self._mains.own(held, main)
         except ProcessLookupError:
             return
         now = procfs.stat(main.pid)
         if now is None or now.started != main.started:  # it is gone, and the pid may be another's by now
-            self._disown(held)
+            self._mains.disown(held)
         elif not remains.executed and self._hangs(main.pid):
             # the daemon that would hear its report has died, and how far it has come is not known
             main.signal(signal.SIGKILL)
-            self._disown(held)
+            self._mains.disown(held)
 
     def _main_of(self, held: HeldRun, remains: Remains) -> Stat | None:
         process = procfs.stat(remains.pid) if remains.pid else None

@@ -83,7 +83,7 @@ class LocalLauncher(Launcher):
             self._orphans,
             nofile if nofile is not None else resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         )
-        self._adopter = Adopter(self._runs, self._containment.adopted, self._cpus, self._mains, self._reactor)
+        self._adopter = Adopter(self._runs, self._containment.adopted, self._cpus, self._mains)
         self._loads = Loads(self._runs, self._containment, news)
 
     @property
@@ -103,8 +103,7 @@ class LocalLauncher(Launcher):
         try:
             self._starter.start(held, spec, remember)
         except LaunchError as error:
-            held.failing = error
-            self._reactor.soon(self._mains.fail, held, error)
+            self._mains.fail_soon(held, error)
 
     def terminate(self, run: RunId, signal: int) -> None:
         held = self._stopping(run, signal)
@@ -124,8 +123,7 @@ class LocalLauncher(Launcher):
         if held is None:
             self._reactor.soon(self._news.answer, Emptied, run)
             return None
-        self._answers.owe_emptied(held)
-        held.number = number
+        self._answers.owe_emptied(held, number)
         return held
 
     def freeze(self, run: RunId) -> None:
@@ -149,7 +147,6 @@ class LocalLauncher(Launcher):
     def release(self, run: RunId) -> None:
         held = self._runs.get(run)
         if held:
-            held.emptying = held.freezing = False
             self._runs.drop(held)
             self._containment.leave(held)
 
@@ -222,8 +219,7 @@ class LocalLauncher(Launcher):
 
     def close(self) -> None:
         for held in self._runs.values():
-            if held.main:
-                self._mains.disown(held.main)
+            self._mains.disown(held)
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, self._was_subreaper, 0, 0, 0)
         self._containment.close()
         self._reactor.close()

@@ -74,9 +74,9 @@ class Answers:
         self._reactor = reactor
         self._populated = populated
 
-    def owe_emptied(self, held: HeldRun) -> None:
-        """From now on report when the run is empty; it may be already."""
-        held.begin_stop()
+    def owe_emptied(self, held: HeldRun, number: int) -> None:
+        """From now on report when the run, which gets this signal, is empty; it may be already."""
+        held.begin_stop(number)
         self._reactor.soon(self.consider, held)
 
     def consider(self, held: HeldRun) -> None:

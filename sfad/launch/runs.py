@@ -21,12 +21,12 @@ class MainProcess:
     """A run's main process until it is reaped. `Mains` owns it."""
 
     pid: int
-    pidfd: int
     report: int | None
     """The read end of the trampoline's report; `None` when the trampoline has become the command, or has failed."""
     name: bytes = ITS_COMMAND
     cwd: bytes = ITS_DIRECTORY
     """What is executed, and where, for an error to name."""
+    pidfd: int = -1
     failure: LaunchError | None = None
     started: int | None = None
     """Clock ticks since boot; known from the start of an adopted process, else when `HeldRun.remains` asks."""
@@ -94,8 +94,9 @@ class HeldRun:
         """Main processes of the subtree. Each may be outside of its containment: not in it yet, or moved out of it."""
         return [held.main for held in self.subtree() if held.main]
 
-    def begin_stop(self) -> None:
-        """Owe `Emptied`, and undo every pause of the subtree."""
+    def begin_stop(self, number: int) -> None:
+        """Owe `Emptied` because of a signal, and undo every pause of the subtree."""
+        self.number = number
         for below in self.subtree():
             below.paused = False
         if not self.emptying:
@@ -119,6 +120,7 @@ class HeldRun:
             return Remains(self.nonce, self.bounds)
         if main.started is None and (process := procfs.stat(main.pid)):  # an unreaped child of ours has not gone
             main.started = process.started
+        self.since = self.since or main.started or 0
         return Remains(self.nonce, self.bounds, main.pid, main.started)
 
 
@@ -135,15 +137,16 @@ class HeldRuns(dict[RunId, HeldRun]):
         self.tags: dict[int, RunId] = {}
         """Runs by the number in their processes' soft RLIMIT_MSGQUEUE."""
 
-    def hold(self, run: RunId, parent: RunId | None, nonce: str) -> HeldRun:
+    def hold(self, run: RunId, parent: RunId | None, nonce: str, bounds: Bounds = UNBOUND, since: int = 0) -> HeldRun:
         """Add a run below a parent that is held."""
         above = self[parent] if parent is not None else None
-        held = self[run] = HeldRun(run, above, f"{self.instance}:{run}:{nonce}".encode())
+        held = self[run] = HeldRun(run, above, f"{self.instance}:{run}:{nonce}".encode(), bounds=bounds, since=since)
         if above:
             above.children.add(held)
         return held
 
     def drop(self, held: HeldRun) -> None:
+        held.emptying = held.freezing = False
         del self[held.id]
         if held.parent:
             held.parent.children.discard(held)

@@ -7,12 +7,10 @@
 
 `metering`    the interface that the loop calls: `Metering`
 `run`         what the sources tell of one run, with its price, as the core counts it
-`tail`        follows the output files of all runs
+`tail`        follows the output files of all runs, and frees their oldest bytes
 `tailed`      the output files of one run, and its meter
 `stream`      reads the stdout of one run through its meters
-`bounds`      frees the oldest bytes of output files
-`sessions`    reads the session files of runs, in threads
-`finding`     finds session files
+`sessions`    finds and reads the session files of runs, in threads
 `sampling`    looks at memory and processes
 `pricing`     what tokens cost, from the config and the library genai-prices, which is loaded when it is needed
 """

@@ -1,4 +1,4 @@
-"""Every outcome has its documented exit code."""
+"""Each outcome has its exit code (docs/exit-codes.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `Spawn` that the command line and the environment make."""
+"""Command line and environment become the `Spawn` that is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shortages and interference: the daemon reports them, loses no run, and recovers afterwards (docs/durability.md)."""
+"""The machine runs short of something, or another process interferes: the error is clear, no run is lost, and it passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A daemon that is killed, or re-executes itself: nothing is lost, no process runs unmanaged."""
+"""A daemon that is killed, or re-executes itself: no run is lost, and none runs unmanaged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A daemon that re-executes itself: neither clients nor runs notice."""
+"""A daemon that re-executes itself, in place: no client and no run notices."""
 
 from __future__ import annotations
 

@@ -18,9 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfad import meters
-from sfad.metering.bounds import SETTLE
 from sfad.metering.stream import PIECE, MeterPosition
-from sfad.metering.tail import Tail
+from sfad.metering.tail import SETTLE, Tail
 from sfad.metering.tailed import SAVED
 from sfad.meters.base import Reading
 from sfad.protocol.types import Tokens

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import trio
 
-from sfad.metering import finding, sessions
+from sfad.metering import sessions
 from sfad.metering import sessions as module
 from sfad.metering.sessions import Session, Sessions, TooMany
 from sfad.meters import Reading, session_files_of
@@ -183,7 +183,7 @@ def test_a_file_of_another_user_is_not_read(home: Home) -> None:
 
 
 def test_only_a_part_of_a_huge_directory_is_read(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finding, "ENTRIES", 50)
+    monkeypatch.setattr(sessions, "ENTRIES", 50)
     for number in range(200):
         (home.project / f"x{number}").touch()
     session = home.session()

@@ -91,12 +91,10 @@ class CommandStarter:
                 os.close(fd)
 
     def _own(self, held: HeldRun, pid: int, report: int, name: bytes, cwd: bytes) -> MainProcess:
-        main = MainProcess(pid, -1, report, name, cwd)
+        main = MainProcess(pid, report, name, cwd)
         try:
-            main.pidfd = os.pidfd_open(pid)
             self._mains.own(held, main)
         except OSError as error:
-            self._mains.disown(main)
             os.kill(pid, signal.SIGKILL)  # an unreaped child of ours: no other process has its pid
             self._orphans.notice()
             raise LaunchError(error.errno or errno.EIO, "cannot watch", name) from error
@@ -106,7 +104,6 @@ class CommandStarter:
         main.failure = LaunchError(errno.ENOSPC, "cannot remember the start of", main.name, kind="output")
         try:
             remains = held.remains()
-            held.since = held.since or remains.started or 0
             if remember(remains):
                 main.failure = None
                 os.write(gate, b"\n")

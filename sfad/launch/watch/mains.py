@@ -31,20 +31,25 @@ class Mains:
         self._answers = answers
 
     def own(self, held: HeldRun, main: MainProcess) -> None:
-        """Read the process's report and reap it. Raises `OSError`; then its descriptors are closed, and it has no owner."""
+        """Open the process's pidfd, read its report and reap it. Raises `OSError`; then its descriptors are closed, and it has no
+        owner."""
+        held.main = main
         try:
+            main.pidfd = os.pidfd_open(main.pid)
             if main.report is not None:
                 self._reactor.add(main.report, lambda: self._read_report(held, main))
             self._reactor.add(main.pidfd, lambda: self._reap(held, main))
         except OSError:
-            self.disown(main)
+            self.disown(held)
             raise
         if main.ours:
             self._orphans.owned[main.pid] = held.id
-        held.main = main
 
-    def disown(self, main: MainProcess) -> None:
-        """Close the descriptors of a main process, and leave it to whoever reaps orphans."""
+    def disown(self, held: HeldRun) -> None:
+        """Close the descriptors of a main process, and leave it to the reaper of orphans."""
+        main, held.main = held.main, None
+        if main is None:
+            return
         for fd in (main.report, main.pidfd):
             if fd is not None and fd >= 0:
                 self._reactor.discard(fd)
@@ -53,7 +58,12 @@ class Mains:
         if main.ours:
             self._orphans.owned.pop(main.pid, None)
 
-    def fail(self, held: HeldRun, error: LaunchError) -> None:
+    def fail_soon(self, held: HeldRun, error: LaunchError) -> None:
+        """Report that a launch has failed without a main process."""
+        held.failing = error
+        self._reactor.soon(self._fail, held, error)
+
+    def _fail(self, held: HeldRun, error: LaunchError) -> None:
         held.failing = None
         self._news.launch_failed(held.id, error)
         self._answers.consider(held)
@@ -112,10 +122,9 @@ class Mains:
             self._reactor.later(self._wait_for_news, held, main)
 
     def _over(self, held: HeldRun, main: MainProcess, code: int | None, number: int | None) -> None:
-        self.disown(main)
-        held.main = None
+        self.disown(held)
         if main.failure:
-            self.fail(held, main.failure)
+            self._fail(held, main.failure)
             return
         self._news.answer(MainExited, held.id, code, number, self._answers.surely_empty(held))
         self._answers.consider(held)

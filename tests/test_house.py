@@ -1,0 +1,62 @@
+"""The house, checked: no import cycle, one class for each name, and every module on its package's map."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from tests.test_imports import ROOT, modules, name_of, targets
+
+SOURCES = [*modules("sfad"), *modules("sfactl")]
+
+PACKAGES = [path for path in SOURCES if path.name == "__init__.py"]
+
+NAMED_LIKE_VERBS = {"sfactl.commands", "sfad.server.verbs"}
+"""Packages with one module for each verb, named like it: `sfactl help` is their map."""
+
+
+def test_no_import_cycle() -> None:
+    """Imports under `TYPE_CHECKING` count: two modules that name each other's types cannot be read one after the other."""
+    graph = {name_of(path): targets(path) - {name_of(path)} for path in SOURCES}
+    # a package's __init__ is imported with each of its modules, so only what it imports by name is an arrow of its own
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" → ".join(error.args[1]))
+
+
+def test_no_two_classes_share_a_name() -> None:
+    where = defaultdict(set)
+    for path in SOURCES:
+        own = name_of(path)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                where[node.name].add(own)
+    assert {name: sorted(places) for name, places in where.items() if len(places) > 1} == {}
+
+
+@pytest.mark.parametrize("init", PACKAGES, ids=name_of)
+def test_every_module_is_on_its_packages_map(init: Path) -> None:
+    """The docstring of a package has a line for each of its modules, which begins with the module's name."""
+    if name_of(init) in NAMED_LIKE_VERBS:
+        return
+    inside = {path.stem for path in init.parent.glob("*.py")} | {path.parent.name for path in init.parent.glob("*/__init__.py")}
+    lines = re.findall(r"^(`\w+`(?:, `\w+`)*)  *\S", ast.get_docstring(ast.parse(init.read_text())) or "", re.MULTILINE)
+    assert inside - {"__init__"} == {name for line in lines for name in re.findall(r"\w+", line)}
+
+
+SOURCE = re.compile(r"docs/([\w-]+\.md)(?:#([\w-]+))?")
+
+
+@pytest.mark.parametrize("path", [*SOURCES, *modules("tests")], ids=lambda path: str(path.relative_to(ROOT)))
+def test_sources_that_are_named_can_be_read(path: Path) -> None:
+    """A rule or a number comes from a page of docs/, and not from a document that is not in the project."""
+    text = path.read_text()
+    if path != Path(__file__):
+        assert not re.search(r"\b(SPEC|EVIDENCE)( section|\.md|:)", text)
+    assert [page for page, _ in SOURCE.findall(text) if not (ROOT / "docs" / page).exists()] == []
