@@ -8,6 +8,12 @@ from typing import Any
 
 ALIASES = {"ps": "list"}
 
+NEEDED_FIRST = (
+    "run", "spawn", "list", "info", "why", "logs", "result", "stop", "tree", "summary", "wait", "send", "pause", "resume", "limit",
+    "approve", "deny", "status", "doctor", "demo",
+)  # fmt: skip
+"""The verbs that help lists first, in this order. The others follow by name."""
+
 _DIRECTORY = os.path.join(os.path.dirname(__file__), "commands")
 
 
@@ -25,8 +31,10 @@ def load(verb: str) -> Any:
 
 
 def names() -> list[str]:
-    """Return every verb."""
-    return sorted(file.removesuffix(".py") for file in os.listdir(_DIRECTORY) if file.endswith(".py") and file[0] != "_")
+    """Return every verb, in the order of the help."""
+    found = sorted(file.removesuffix(".py") for file in os.listdir(_DIRECTORY) if file.endswith(".py") and file[0] != "_")
+    first = [verb for verb in NEEDED_FIRST if verb in found]
+    return [*first, *(verb for verb in found if verb not in first)]
 
 
 def summary(verb: str) -> str:

@@ -1,7 +1,5 @@
 """A daemon from its start to its end: `serve`, and what it does on signals."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

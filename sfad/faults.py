@@ -7,8 +7,6 @@ An effect is what the next daemon could find half done: a command of the core, a
 a step of a launch. Each is counted before and after.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -4,8 +4,6 @@
 files; it creates, changes and migrates nothing. It is a process of its own so that the client imports nothing of the daemon.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import sqlite3
@@ -26,7 +24,7 @@ from .output.files import OutputStore
 from .protocol import messages as m
 from .protocol.framing import MAX_REQUEST, SUPPORTED, FrameDecoder
 from .protocol.types import ErrorCode, Reason, RunId, RunInfo
-from .server.errors import RequestError, unavailable, wrong_state
+from .server.checks import RequestError, unavailable, wrong_state
 from .server.handles import SHOWN, resolve
 from .server.reading import NOT_KEPT, no_output, result, summary_page
 
@@ -40,7 +38,6 @@ class PastRuns:
         self._reader = reader
 
     def info(self, run: RunId) -> RunInfo | None:
-        """Return a run by its whole id."""
         found = self._reader.get(run)
         return found[0] if found is not None else None
 
@@ -51,12 +48,10 @@ class PastRuns:
         return [max(info.id for info in runs)] if runs else []
 
     def newest_ended(self, name: str, within: RunId | None) -> RunInfo | None:
-        """Return the newest ended run of this name."""
         del within
         return next(iter(self._reader.select(Page(m.List(id=0, name=name, rows=1))).runs), None)
 
     def find(self, prefix: str, within: RunId | None) -> list[RunId]:
-        """Return ids that begin with `prefix`."""
         del within
         return self._reader.find(prefix, SHOWN + 1)
 
@@ -170,7 +165,6 @@ def _serve(answer: Callable[[m.Request], tuple[m.Reply, Sequence[int]]], sock: s
 
 
 def main() -> None:
-    """Serve the client at stdin, until it goes away."""
     try:
         with socket.socket(fileno=0) as sock:
             serve(Path(sys.argv[1]), sock)

@@ -4,8 +4,6 @@ pid, its children, its socket with the clients that wait there, and every connec
     check ─▶ rest: no new requests ─▶ earlier requests are in the ledger ─▶ hand over ─▶ execve(2) ─▶ `handover.taken`
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

@@ -1,7 +1,5 @@
 """Serving without a parser of command lines: paths, config, exit codes."""
 
-from __future__ import annotations
-
 import os
 import sys
 from functools import partial
@@ -72,6 +70,5 @@ def load(files: tuple[list[Path], bool]) -> configuration.Loaded:
 
 
 def die(message: str, code: int) -> NoReturn:
-    """Say why, and exit."""
     print(f"sfad: {message}", file=sys.stderr)
     sys.exit(code)

@@ -1,7 +1,5 @@
 """Who may do what."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,7 +39,7 @@ class Permissions:
     verbs: frozenset[str] = VERBS
     leaf: bool = False
 
-    def narrowed(self, *, allow: frozenset[str], deny: frozenset[str], leaf: bool) -> Permissions:
+    def narrowed(self, *, allow: frozenset[str], deny: frozenset[str], leaf: bool) -> "Permissions":
         """Return the permissions of a child that is started with `--allow`, `--deny` and `--leaf`."""
         verbs = (self.verbs & allow if allow else self.verbs) - deny
         return Permissions(verbs, leaf)

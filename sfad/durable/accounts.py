@@ -1,7 +1,5 @@
 """Accounts as they are saved: money in USD, as everywhere outside the core. These are hooks for msgspec."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

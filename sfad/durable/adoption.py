@@ -5,11 +5,10 @@ ledger ───▶ rows without an end    ┼─▶ `Adoption`: live runs, rows
 launcher ─▶ what is alive          ┘
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
 
 import msgspec
@@ -94,25 +93,29 @@ def adopt(
     return _Adopter(journal, ledger, launcher, handed, stored).adoption()
 
 
+@dataclass
 class _Adopter:
-    def __init__(
-        self, journal: RunJournal, ledger: Ledger, launcher: Launcher, handed: Handover | None, stored: Mapping[str, int]
-    ) -> None:
-        self._journal = journal
-        self._ledger = ledger
-        self._launcher = launcher
-        self._handed = handed
-        self._stored = stored
-        self._now = trio.current_time()
-        self._open = {info.id: info for info in ledger.left}
-        self._runs: dict[RunId, Run] = {}
-        self._adopted: list[AdoptedRun] = []
-        self._same_boot = journal.same_boot or handed is not None
+    journal: RunJournal
+    ledger: Ledger
+    launcher: Launcher
+    handed: Handover | None
+    stored: Mapping[str, int]
+    now: float = field(default_factory=trio.current_time)
+    runs: dict[RunId, Run] = field(default_factory=dict)
+    adopted: list[AdoptedRun] = field(default_factory=list)
+
+    @cached_property
+    def _open(self) -> dict[RunId, RunInfo]:
+        return {info.id: info for info in self.ledger.left}
+
+    @property
+    def _same_boot(self) -> bool:
+        return self.journal.same_boot or self.handed is not None
 
     def adoption(self) -> Adoption:
         effect("recover")
-        snapshots, broken = self._journal.snapshots()
-        tickets = tuple(self._handed.tickets) if self._handed is not None else ()
+        snapshots, broken = self.journal.snapshots()
+        tickets = tuple(self.handed.tickets) if self.handed is not None else ()
         held: list[Remembered] = []
         rows: Rows = []
         never: list[RunId] = []
@@ -131,28 +134,28 @@ class _Adopter:
                 if live.run.id not in self._open:
                     rows.append(self._row(live))
         rows += self._lost(snapshots.keys() - over)
-        event = e.Recovered(self._now, tuple(_with_descendants(held)), self._why(), self._handed is not None, tickets)
-        return Adoption(event, self._adopted, rows, notes, never, over)
+        event = e.Recovered(self.now, tuple(_with_descendants(held)), self._why(), self.handed is not None, tickets)
+        return Adoption(event, self.adopted, rows, notes, never, over)
 
     def _why(self) -> str:
-        if self._handed is not None:
+        if self.handed is not None:
             return "the daemon restarted itself"
-        rebooted = self._journal.found and not self._journal.same_boot
+        rebooted = self.journal.found and not self.journal.same_boot
         return "the machine was restarted" if rebooted else "the daemon died"
 
     def _live(self, saved: RunSnapshot) -> Live:
         origin, progress = saved.origin, saved.progress
         birth, state = origin.birth, progress.state
         if not self._same_boot:
-            birth, state = rebased(birth, state, self._now)
-        run = Run(birth, state, self._runs.get(birth.parent) if birth.parent is not None else None)
-        self._runs[run.id] = run
-        spawn = self._journal.spawn(run.id) or origin.spawn
-        handed = self._handed.runs.get(run.id, NOTHING_HANDED) if self._handed is not None else NOTHING_HANDED
+            birth, state = rebased(birth, state, self.now)
+        run = Run(birth, state, self.runs.get(birth.parent) if birth.parent is not None else None)
+        self.runs[run.id] = run
+        spawn = self.journal.spawn(run.id) or origin.spawn
+        handed = self.handed.runs.get(run.id, NOTHING_HANDED) if self.handed is not None else NOTHING_HANDED
         return Live(
             run,
             spawn,
-            self._launcher,
+            self.launcher,
             origin.created_at,
             named(origin.program) if origin.program is not None else None,
             nonce=origin.nonce,
@@ -173,7 +176,7 @@ class _Adopter:
     def _over(self, run: Run) -> bool:
         """Whether the snapshot is older than the row, as after a power cut or where an old copy was put back. By its row the run
         has ended, or has begun another attempt, which must not begin twice."""
-        row = self._open.get(run.id) or self._ledger.get(run.id)
+        row = self._open.get(run.id) or self.ledger.get(run.id)
         return row is not None and (row.status.terminal or row.attempts > run.attempt)
 
     def _hold(self, live: Live, saved: RunSnapshot) -> Remembered:
@@ -182,7 +185,7 @@ class _Adopter:
         exited = self._exited(run, found)
         if exited is None:  # else the core is told in a moment that it is over
             run.adopt(found.pid)
-        self._adopted.append(AdoptedRun(live, saved.meter, exited))
+        self.adopted.append(AdoptedRun(live, saved.meter, exited))
         effect("adopted")
         begun = self._may_have_begun(live)
         return Remembered(run, empty=found.empty, starting=found.starting, startable=_startable(live), begun=begun)
@@ -190,27 +193,27 @@ class _Adopter:
     def _may_have_begun(self, live: Live) -> bool:
         """A main process is saved before it executes anything. That is not synced, so it tells nothing after a reboot."""
         saved = live.main is not None and live.main.attempt == live.run.attempt
-        complete = self._journal.sound and self._same_boot
+        complete = self.journal.sound and self._same_boot
         return saved or not complete
 
     def _found(self, live: Live) -> Adopted:
         run = live.run
         if not run.attempt or not self._same_boot:
             return Adopted(None, empty=True)
-        handed = self._handed.runs.get(run.id, NOTHING_HANDED) if self._handed is not None else NOTHING_HANDED
-        return self._launcher.adopt(run.id, run.parent.id if run.parent is not None else None, handed.remains or _remains(live))
+        handed = self.handed.runs.get(run.id, NOTHING_HANDED) if self.handed is not None else NOTHING_HANDED
+        return self.launcher.adopt(run.id, run.parent.id if run.parent is not None else None, handed.remains or _remains(live))
 
     def _exited(self, run: Run, found: Adopted) -> e.MainExited | None:
         """How a main process ended that is gone, if systemd kept its pidfd and the kernel tells by that."""
-        pidfd = self._stored.get(name_of_main(run))
+        pidfd = self.stored.get(name_of_main(run))
         status = exit_status(pidfd) if run.pid and found.pid is None and pidfd is not None else None
         if status is None:
             return None
         code = os.waitstatus_to_exitcode(status)
-        return e.MainExited(self._now, run.id, code if code >= 0 else None, -code if code < 0 else None, found.empty)
+        return e.MainExited(self.now, run.id, code if code >= 0 else None, -code if code < 0 else None, found.empty)
 
     def _row(self, live: Live) -> tuple[RunInfo, RunExtra]:
-        return info_of(live, self._now), live.extra
+        return info_of(live, self.now), live.extra
 
     def _lost(self, saved: Set[RunId]) -> Iterator[tuple[RunInfo, RunExtra]]:
         """Runs whose rows have no end and that have no snapshot. The sweep ends what is alive of them."""
@@ -221,7 +224,7 @@ class _Adopter:
         for run, info in self._open.items():
             if run not in saved:
                 ended = msgspec.structs.replace(info, status=Status.LOST, reason=reason, ended_at=now, pid=None, deadline=None)
-                yield ended, self._ledger.details(run) or RunExtra()
+                yield ended, self.ledger.details(run) or RunExtra()
 
 
 def _startable(live: Live) -> bool:

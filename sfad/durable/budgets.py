@@ -1,10 +1,8 @@
 """Money budgets: which period it is, and what was charged in it, for the core."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta
 
 import trio
@@ -24,41 +22,32 @@ LOOK_AGAIN = 600.0
 """Seconds at most between two looks at the calendar. Setting the clock must not keep a budget from being renewed."""
 
 
+@dataclass(slots=True)
 class BudgetKeeper:
     """Tells the core the state of each budget, now and whenever a period begins. Periods are calendar days, weeks (from Monday)
     and months in the daemon's time zone."""
 
-    def __init__(
-        self,
-        known: Budgets,
-        ledger: Ledger,
-        timers: Timers,
-        feed: Callable[[e.Event], None],
-        trouble: Callable[[str], None],
-        journal: RunJournal,
-    ) -> None:
-        self._journal = journal
-        self._known = known
-        self._ledger = ledger
-        self._timers = timers
-        self._feed = feed
-        self._trouble = trouble
-        self._config = configuration.BudgetsConfig()
-        self._periods: dict[tuple[str, str], datetime] = {}
+    known: Budgets
+    ledger: Ledger
+    timers: Timers
+    feed: Callable[[e.Event], None]
+    trouble: Callable[[str], None]
+    journal: RunJournal
+    _config: configuration.BudgetsConfig = field(default_factory=configuration.BudgetsConfig)
+    _periods: dict[tuple[str, str], datetime] = field(default_factory=dict)
 
     def know(self, config: configuration.BudgetsConfig) -> None:
-        """Follow these budgets from now on."""
         self._config = config
         self.look()
 
     def charge(self, scope: str, name: str, nanos: int) -> None:
         """Write a charge to the ledger, in the present period."""
-        self._ledger.charge(scope, name, self._periods[scope, name], to_usd(nanos))
+        self.ledger.charge(scope, name, self._periods[scope, name], to_usd(nanos))
 
     def save(self, scope: str, name: str) -> None:
         """Save what a budget was charged together with the next snapshot."""
-        budget = next(budget for budget in self._known if (budget.scope, budget.name) == (scope, name))
-        self._journal.charge(scope, name, self._periods[scope, name], to_usd(budget.charged), partial=budget.partial)
+        budget = next(budget for budget in self.known if (budget.scope, budget.name) == (scope, name))
+        self.journal.charge(scope, name, self._periods[scope, name], to_usd(budget.charged), partial=budget.partial)
 
     def look(self) -> None:
         """Tell the core the state of the budgets, now and when the next period begins."""
@@ -66,22 +55,22 @@ class BudgetKeeper:
         try:
             self._renew(now)
         except sqlite3.Error as error:
-            self._trouble(f"the charges of budgets cannot be read from the ledger: {error}; they stay as they are")
-            self._timers.arm("budgets", trio.current_time() + LOOK_AGAIN_SOON, self.look)
+            self.trouble(f"the charges of budgets cannot be read from the ledger: {error}; they stay as they are")
+            self.timers.arm("budgets", trio.current_time() + LOOK_AGAIN_SOON, self.look)
 
     def _charged(self, scope: str, name: str, begin: datetime) -> int:
         # the ledger lags behind the spool if it could not be written when a daemon died, or when this one began
-        saved = self._journal.charged(scope, name)
+        saved = self.journal.charged(scope, name)
         known = saved.usd if saved is not None and saved.begins == begin else 0.0
-        return to_nanos(max(known, self._ledger.charged(scope, name, begin)))
+        return to_nanos(max(known, self.ledger.charged(scope, name, begin)))
 
     def _was_partial(self, scope: str, name: str, begin: datetime) -> bool:
-        saved = self._journal.charged(scope, name)
+        saved = self.journal.charged(scope, name)
         return saved is not None and saved.begins == begin and saved.partial
 
     def _renew(self, now: datetime) -> None:
         configured = wanted(self._config)
-        kept = {(budget.scope, budget.name): budget for budget in self._known}
+        kept = {(budget.scope, budget.name): budget for budget in self.known}
         periods = {(budget.scope, budget.name): period(now, budget.period) for budget in configured}
         budgets = []
         for budget in configured:
@@ -102,10 +91,10 @@ class BudgetKeeper:
                 )
             )
         self._periods = {key: begin for key, (begin, _) in periods.items()}
-        self._feed(e.BudgetsKnown(trio.current_time(), tuple(budgets)))
+        self.feed(e.BudgetsKnown(trio.current_time(), tuple(budgets)))
         if periods:
             soonest = min((end - now).total_seconds() for _, end in periods.values())
-            self._timers.arm("budgets", trio.current_time() + min(max(soonest, 0.1), LOOK_AGAIN), self.look)
+            self.timers.arm("budgets", trio.current_time() + min(max(soonest, 0.1), LOOK_AGAIN), self.look)
 
 
 def period(now: datetime, length: str) -> tuple[datetime, datetime]:
@@ -153,7 +142,6 @@ def rebuild(config: configuration.BudgetsConfig, ledger: Ledger, journal: RunJou
 
 
 def wanted(config: configuration.BudgetsConfig) -> list[Budget]:
-    """Return the configured budgets, without charges."""
     users = [Budget("user", name, to_nanos(budget.daily_usd), frozenset({name})) for name, budget in config.users.items()]
     teams = [
         Budget("team", name, to_nanos(budget.usd), frozenset(budget.members), period=budget.period)

@@ -4,8 +4,6 @@ The next program finds everything else in the spool, like one that follows a cra
 the environment. Descriptors keep their numbers.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterable
@@ -36,8 +34,6 @@ class HandedRun(Struct, frozen=True):
 
 
 class Connected(Struct, frozen=True):
-    """One connection."""
-
     fd: int
     number: int
     peer: Peer | None
@@ -53,8 +49,6 @@ class Connected(Struct, frozen=True):
 
 
 class Clients(Struct, frozen=True):
-    """All connections."""
-
     connections: list[Connected]
     last_number: int
     answers: dict[int, list[tuple[int, int]]]
@@ -62,8 +56,6 @@ class Clients(Struct, frozen=True):
 
 
 class Handover(Struct, frozen=True):
-    """Everything."""
-
     listener: int
     lock: int
     runs: dict[RunId, HandedRun]

@@ -9,8 +9,6 @@
 A snapshot is saved before what it says is done. It is deleted when the ledger's database, not only its log, holds the run's end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 from datetime import datetime
@@ -73,8 +71,9 @@ class RunJournal:
         self, directory: Path, timers: Timers, trouble: Callable[[str], None], lost: Callable[[], str | None] = lambda: None
     ) -> None:
         self.spawns = Spawns(directory)
-        self._store = RetryingStore(Store(directory / "runs", lost), timers, trouble, self._save_late)
-        self._items = self._store.items
+        store = Store(directory / "runs", lost)
+        self._store = RetryingStore(store, timers, trouble, self._save_late)
+        self._items = store.items
         self._trouble = trouble
         self._late: dict[RunId, Live] = {}
         """Runs whose newest snapshot could not be written."""
@@ -86,10 +85,10 @@ class RunJournal:
         ended = sorted((run for run in known if f"{_RUN}{run}" not in self._items), key=run_number)
         self._known = dict.fromkeys(ended)
         """Ended runs whose requests are known, the oldest first."""
-        self.notes = self._store.notes
-        self.sound = self._store.sound
+        self.notes = store.take_notes()
+        self.sound = store.sound
         """Whether everything that was saved can be read. Otherwise something may be lost, such as what a budget was charged."""
-        self.found = self._store.found
+        self.found = store.found
         """Whether there was a journal."""
         self.same_boot = self._items.get(_BOOT) == _boot()
         """Whether it was written since the machine was booted."""
@@ -308,7 +307,6 @@ class RunJournal:
     # ---- budgets
 
     def charged(self, scope: str, name: str) -> Charged | None:
-        """Return what a budget was charged."""
         saved = self._items.get(f"charge/{scope}/{name}")
         return msgspec.msgpack.decode(saved, type=Charged) if saved is not None else None
 

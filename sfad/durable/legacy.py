@@ -1,7 +1,5 @@
 """The state of a run as release 0.1.0 saved it, in one flat record: an upgrade adopts runs that are alive."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ..core.account import Account

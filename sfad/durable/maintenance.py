@@ -3,13 +3,11 @@
 One job runs after the other, in a thread. Output comes first, because it frees the room that the other jobs need.
 """
 
-from __future__ import annotations
-
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from concurrent.futures import CancelledError, wait
-from contextlib import contextmanager
+from contextlib import closing
 from datetime import datetime, timedelta
 from typing import TypeVar
 
@@ -174,7 +172,7 @@ class Maintenance:
             return
         live = trio.from_thread.run_sync(lambda: frozenset(self._live()))
         cutoff = self._now().timestamp() - age
-        with _reader(self._ledger) as reader:
+        with closing(Reader(open_reader(self._ledger.directory))) as reader:
             count = remove_old(self._output.directory, cutoff, ends=reader.ends, live=live, between=_pause)
         if count:
             self._said(f"deleted {count} output files of runs that ended long ago")
@@ -225,16 +223,6 @@ class Maintenance:
             future.cancel()
             raise
         return future.result()
-
-
-@contextmanager
-def _reader(ledger: Ledger) -> Iterator[Reader]:
-    """Open a reader for this thread."""
-    reader = Reader(open_reader(ledger.directory))
-    try:
-        yield reader
-    finally:
-        reader.close()
 
 
 def _pause() -> None:

@@ -2,8 +2,6 @@
 
 They tell the next daemon how a process ended in the meantime, where the kernel does (PIDFD_GET_INFO, Linux 6.15)."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from contextlib import suppress
@@ -32,7 +30,6 @@ class StoredPidfds:
                 os.close(pidfd)
 
     def forget(self, run: Run) -> None:
-        """The end of the main process is known."""
         self._store.forget(name_of_main(run))
 
     def forget_others(self, names: Iterable[str], runs: Iterable[Run]) -> None:
@@ -41,5 +38,4 @@ class StoredPidfds:
             self._store.forget(name)
 
     def close(self) -> None:
-        """Close the connection to systemd."""
         self._store.close()

@@ -1,8 +1,6 @@
 """Writes to the spool, tried again where the disk has no room."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import trio
 
@@ -30,17 +28,6 @@ class RetryingStore:
         self._failing = False
         self._closed = False
         self._displaced = False
-        self.notes = store.take_notes()
-        """What opening had to fix, a line each."""
-        self.sound = store.sound
-        """Whether everything in the file could be read. Otherwise a part may have been lost."""
-        self.found = store.found
-        """Whether there was a file."""
-
-    @property
-    def items(self) -> Mapping[str, bytes]:
-        """What is in the file."""
-        return self._store.items
 
     def add_to_next(self, changes: Changes) -> None:
         """Write these together with the next change."""

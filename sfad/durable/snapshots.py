@@ -1,9 +1,8 @@
 """The form in which a live run is saved in the spool."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Self
 
 import msgspec
 from msgspec import Struct
@@ -56,13 +55,9 @@ class RunSnapshot:
     """Where its meter was."""
 
     @classmethod
-    def decoded(cls, origin: bytes, progress: bytes, meter: bytes | None) -> RunSnapshot:
+    def decoded(cls, origin: bytes, progress: bytes, meter: bytes | None) -> Self:
         """Return the run that was saved. Raises `msgspec.MsgspecError`."""
-        return cls(
-            msgspec.msgpack.decode(origin, type=Origin),
-            progress_from(progress),
-            meter,
-        )
+        return cls(msgspec.msgpack.decode(origin, type=Origin), progress_from(progress), meter)
 
 
 def progress_from(saved: bytes) -> Progress:

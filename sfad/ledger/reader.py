@@ -47,6 +47,7 @@ class Page:
     """What a request for a list asks for, and what its caller may see of it."""
 
     query: List
+    """Its `root` is not looked at: see `within`."""
     within: RunId | None = None
     """Only this run and its descendants."""
 
@@ -63,7 +64,6 @@ class Page:
             (not query.status or info.status in query.status)
             and means(query.name, query.labels, info.name, info.labels)
             and query.user in (None, info.user)
-            and query.root in (None, info.root_id)
             and (query.since is None or info.created_at.timestamp() >= query.since)
             and (self.within is None or self.within in chain)
         )
@@ -151,7 +151,7 @@ class Reader:
             found = self._connection.execute(*ended.sql(page, floor)).fetchall()
             rows += found
             # the first column is the number
-            reached = max(reached, found[-1][0] if len(found) >= page.query.rows and not ended.alone else floor)
+            reached = max(reached, found[-1][0] if len(found) >= page.query.rows else floor)
         if not self._is_more(page, reached):
             reached = 0
         return Selection.of(map(run_info, rows), page.query.rows, run_id(reached) if reached else "")
@@ -204,8 +204,7 @@ class Term:
     driving: str | None = None
     """Its SQL where its index drives the query."""
     source: str = "runs"
-    also: Term | None = None
-    """Finds the one row that matches but is not in the index."""
+    """The tables of that query."""
     bounded: bool = False
     """The guard bounds how many rows match, so the query walks all of them."""
 
@@ -219,8 +218,6 @@ class EndedQuery:
     terms: list[Term]
     first: Term | None = None
     """The term whose index drives it; without one it walks the table."""
-    alone: bool = False
-    """It looks for the one row that matches but is not in the index."""
 
     @property
     def _source(self) -> str:
@@ -233,7 +230,7 @@ class EndedQuery:
 
     def walk(self, page: Page) -> Query:
         """Return the query for the last row or entry that this one may walk; an empty one if it may walk all."""
-        if self.alone or (self.first is not None and self.first.bounded):
+        if self.first is not None and self.first.bounded:
             return "", []
         driving, values = ("1", []) if self.first is None else (self.first.driving, self.first.values)
         sql = (
@@ -267,19 +264,16 @@ def ended_queries(page: Page) -> Iterator[EndedQuery]:
     if page.query.rows <= 0:
         return
     if not page.query.status:
-        yield from _ended(page)
+        yield _ended(page)
     for status in dict.fromkeys(page.query.status):
         if status.terminal:
-            yield from _ended(page, _column("status", status.value))
+            yield _ended(page, _column("status", status.value))
 
 
-def _ended(page: Page, *status: Term) -> Iterator[EndedQuery]:
+def _ended(page: Page, *status: Term) -> EndedQuery:
     terms = [*filters(page), *status, Term("runs.ended = 1", ())]
     first = next((term for term in terms if term.driving is not None), None)
-    others = [term for term in terms if term is not first]
-    yield EndedQuery(others, first)
-    if first is not None and first.also is not None:
-        yield EndedQuery([first.also, *others], alone=True)
+    return EndedQuery([term for term in terms if term is not first], first)
 
 
 def _sql(source: str, terms: list[Term], order: str = "") -> Query:
@@ -299,11 +293,6 @@ def _name(names: Sequence[str]) -> Term:
     return Term(f"+runs.name IN ({', '.join('?' * len(names))})", tuple(names))
 
 
-def _root(root: RunId) -> Term:
-    itself = Term("runs.number = ? AND +runs.root_id = ?", (number_of(root), root))
-    return Term("+runs.root_id = ?", (root,), "runs.root_id = ? AND runs.parent_id IS NOT NULL", also=itself, bounded=True)
-
-
 def _label(key: str, values: Sequence[str]) -> Term:
     marks = ", ".join("?" * len(values))
     exists = f"EXISTS (SELECT 1 FROM labels AS l WHERE l.key = ? AND l.value IN ({marks}) AND l.number = runs.number)"  # noqa: S608
@@ -317,8 +306,6 @@ def filters(page: Page) -> Iterator[Term]:
     query = page.query
     if page.within is not None:
         yield Term(f"+{_BELOW}", (number_of(page.within),), _BELOW, bounded=True)
-    if query.root is not None:
-        yield _root(query.root)
     yield from (_label(key, values_of(value)) for key, value in query.labels.items())
     if query.name is not None:
         yield _name(values_of(query.name))

@@ -1,7 +1,5 @@
 """Limits that past runs suggest: for `sfactl recommend`, and for `limits.adaptive`, which applies them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -1,11 +1,8 @@
 """Events: numbered, saved, logged, and pushed to the clients that watch their runs."""
 
-from __future__ import annotations
-
-from typing import Literal
-
 import msgspec
 
+from ..core.context import Severity
 from ..host.clock import wall_clock
 from ..protocol.types import Event, RunId
 from ..runs.catalogue import RunCatalogue
@@ -14,8 +11,6 @@ from .resources import Resources
 
 RESERVED = 1000
 """Numbers of events that are reserved at once. After a daemon was killed, the next one skips as many."""
-
-Severity = Literal["low", "medium", "high"]
 
 
 class Announcer:

@@ -1,7 +1,5 @@
 """Ends that wait until it is known what their runs have used."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -30,45 +28,42 @@ class _PendingTree:
     events: deque[End | e.TimerFired] = field(default_factory=deque)
 
 
+@dataclass(slots=True)
 class PendingEnds:
     """Holds the end of a run while the price list is being loaded, or a session file may still grow.
 
     The ends of a tree are reported in their order. `report` is called with each."""
 
-    def __init__(
-        self, tree: Tree, metering: Metering, background: Background, report: Callable[[End | e.TimerFired], None]
-    ) -> None:
-        self._tree = tree
-        self._metering = metering
-        self._background = background
-        self._report = report
-        self._pending: dict[RunId, _PendingTree] = {}
-        """By root."""
-        self._none_pending = trio.lowlevel.ParkingLot()
+    tree: Tree
+    metering: Metering
+    background: Background
+    report: Callable[[End | e.TimerFired], None]
+    _pending: dict[RunId, _PendingTree] = field(default_factory=dict)
+    """By root."""
+    _none_pending: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
 
     def ended(self, run: Run, event: End) -> None:
         """Report that a run or its main process has ended, now or later."""
         root = run.root.id
         if root not in self._pending:
-            if not self._metering.may_wait(run):
-                self._report(event)
+            if not self.metering.may_wait(run):
+                self.report(event)
                 return
             self._pending[root] = _PendingTree(trio.CancelScope(deadline=trio.current_time() + PRICES_WAIT))
-            self._background.start_soon(self._report_later, root)
+            self.background.start_soon(self._report_later, root)
         self._pending[root].events.append(event)
 
     def time_came(self, event: e.TimerFired) -> None:
         """Report that a timer has fired. A run with a pending end must not exceed its time."""
-        run = self._tree.get(event.run)
+        run = self.tree.get(event.run)
         pending = self._pending.get(run.root.id) if run is not None else None
         if pending is None:
-            self._report(event)
+            self.report(event)
         else:
             pending.events.append(event)
             pending.learning.deadline = min(pending.learning.deadline, trio.current_time() + PATIENCE)
 
     def report_all(self) -> None:
-        """Report every pending end at once."""
         for pending in list(self._pending.values()):
             self._report_tree(pending)
 
@@ -83,11 +78,11 @@ class PendingEnds:
         with pending.learning:
             while pending.events:
                 first = pending.events[0]
-                run = self._tree.get(first.run)
+                run = self.tree.get(first.run)
                 if run is not None:
-                    await self._metering.settle(run, succeeded=isinstance(first, e.MainExited) and first.code == 0)
+                    await self.metering.settle(run, succeeded=isinstance(first, e.MainExited) and first.code == 0)
                 if pending.events:  # else `report_all` was called in the meantime
-                    self._report(pending.events.popleft())
+                    self.report(pending.events.popleft())
         self._report_tree(pending)
         del self._pending[root]
         if not self._pending:
@@ -95,4 +90,4 @@ class PendingEnds:
 
     def _report_tree(self, pending: _PendingTree) -> None:
         while pending.events:
-            self._report(pending.events.popleft())
+            self.report(pending.events.popleft())

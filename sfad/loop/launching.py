@@ -1,7 +1,5 @@
 """Launches the attempts of runs."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

@@ -1,9 +1,7 @@
 """Requests that wait for an answer of the core."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import trio
 
@@ -53,34 +51,33 @@ class PendingSpawn:
         )
 
     def close(self) -> None:
-        """Close every descriptor."""
         close_soon(self.descriptors)
         if self.stdin is not None:
             self.stdin.discard()
 
 
+@dataclass(slots=True)
 class Requests:
     """Puts requests to the core, each with a token, and passes the core's answers on."""
 
-    def __init__(self, feed: Feed, catalogue: RunCatalogue, descriptors: Descriptors) -> None:
-        self._feed = feed
-        self._catalogue = catalogue
-        self._descriptors = descriptors
-        self.last_token = 0
-        self._askers: dict[int, list[Asker]] = {}
-        """Several, where a client lost its connection and has sent its request again on another."""
-        self._spawns: dict[int, PendingSpawn] = {}
+    feed: Feed
+    catalogue: RunCatalogue
+    descriptors: Descriptors
+    last_token: int = 0
+    _askers: dict[int, list[Asker]] = field(default_factory=dict)
+    """Several, where a client lost its connection and has sent its request again on another."""
+    _spawns: dict[int, PendingSpawn] = field(default_factory=dict)
 
     def ask(self, answer: Asker, make: Callable[[int, float], e.Event]) -> None:
         """Feed the event that `make(token, now)` returns. `answer` is called once, with the core's answer."""
-        self._feed(make(self._token(answer), trio.current_time()))
+        self.feed(make(self._token(answer), trio.current_time()))
 
     def spawn(self, peer: Peer, spawn: Spawn, descriptors: list[int], client: int, answer: Asker, admitted: Admitted) -> None:
         """Ask for a run. It takes over `descriptors`, whatever the answer. `admitted` is called before `answer` if it is yes. A
         request with the key of an earlier one gets the same answer.
 
         Raises `OSError` where too few descriptors are left. Then nothing was asked."""
-        known = self._catalogue.answer_to((peer.uid, peer.run, spawn.key)) if spawn.key is not None else None
+        known = self.catalogue.answer_to((peer.uid, peer.run, spawn.key)) if spawn.key is not None else None
         if known is not None:
             close_soon(descriptors)
             admitted(known)
@@ -90,7 +87,7 @@ class Requests:
         kept = spawn.log and spawn.stdio == "files"
         pending = PendingSpawn(spawn, descriptors, admitted, program_of(spawn.meter, asked.argv, kept=kept), peer.run)
         try:
-            demand_descriptors(self._descriptors)
+            demand_descriptors(self.descriptors)
             if spawn.stdin == "pipe":
                 pending.stdin = StdinPipe.new()
         except OSError:
@@ -98,18 +95,16 @@ class Requests:
             raise
         token = self._token(answer)
         self._spawns[token] = pending
-        self._feed(e.SpawnRequested(trio.current_time(), token, peer, asked))
+        self.feed(e.SpawnRequested(trio.current_time(), token, peer, asked))
 
     def admitted(self, token: int) -> PendingSpawn:
         """Return an admitted spawn, once. Its descriptors are the caller's now."""
         return self._spawns.pop(token)
 
     def refused(self, token: int) -> Spawn:
-        """Return what a refused spawn asked for."""
         return self._spawns[token].spawn
 
     def answer(self, token: int, answer: c.Answer) -> None:
-        """Answer a request."""
         unclaimed = self._spawns.pop(token, None)  # a spawn that was not admitted
         if unclaimed is not None:
             unclaimed.close()
@@ -132,8 +127,8 @@ class Requests:
 
     def _answer_again(self, run: RunId, client: int | None, answer: Asker) -> None:
         if client is not None:
-            self._feed(e.ClientBack(trio.current_time(), run, client))
-        live = self._catalogue.live.get(run)
+            self.feed(e.ClientBack(trio.current_time(), run, client))
+        live = self.catalogue.live.get(run)
         if live is not None and live.run.admit_token is not None:
             self._askers[live.run.admit_token].append(answer)
         else:

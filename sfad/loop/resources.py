@@ -1,7 +1,5 @@
 """What a daemon opens before its loop begins."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,11 +12,6 @@ from ..observe.log import Log
 from ..output.files import OutputStore
 
 
-def never_lost() -> str | None:
-    """Return why `state_dir` leads elsewhere, which it never does."""
-    return None
-
-
 class Reports:
     """Keeps the launcher's reports until the core knows the runs that they are about, then passes each on at once."""
 
@@ -27,7 +20,6 @@ class Reports:
         self._deliver: Callable[[Event], None] = self._waiting.append
 
     def put(self, event: Event) -> None:
-        """Report an event."""
         self._deliver(event)
 
     def pass_on(self, deliver: Callable[[Event], None]) -> None:
@@ -52,5 +44,5 @@ class Resources:
     """What `launcher` reports."""
     socket: str
     state_dir: str
-    state_dir_lost: Callable[[], str | None] = never_lost
+    state_dir_lost: Callable[[], str | None]
     """Returns why `state_dir` does not lead to the directory that was opened; `None` while it does."""

@@ -1,7 +1,5 @@
 """The environment of a run: what the client sent, without variables of the daemon or of another run, plus SFA_*."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ..core.run import Run

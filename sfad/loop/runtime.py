@@ -1,10 +1,8 @@
 """The loop: feeds the machine with events and applies its commands, in the trio thread."""
 
-from __future__ import annotations
-
 import os
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import timedelta
 from pathlib import Path
 from signal import SIGINT
@@ -31,7 +29,7 @@ from ..host.clock import wall_clock
 from ..host.descriptors import Descriptors
 from ..host.tasks import Background, keep_serving
 from ..metering.metering import Metering
-from ..protocol.messages import Change, Prune, Pruned
+from ..protocol.messages import Change
 from ..protocol.types import ErrorCode, RunId
 from ..runs.catalogue import RunCatalogue
 from ..runs.live import Live
@@ -341,11 +339,7 @@ class Runtime:
         self._budgets.know(self.config.budgets)
         self.adviser.configure(adaptive=self.config.limits.adaptive, policy=self.machine.policy)
 
-    async def prune(self, wanted: Prune, uid: int | None) -> Pruned:
-        """Remove ended runs, in a thread. Raises what `Maintenance.prune` raises."""
-        return await self.maintenance.prune(wanted, uid, self._forget)
-
-    def _forget(self, runs: Iterable[RunId]) -> None:
-        runs = list(runs)
+    def forget_pruned(self, runs: Collection[RunId]) -> None:
+        """Forget runs that were deleted from the ledger."""
         self.journal.pruned(runs)
         self.catalogue.forget(runs)

@@ -1,7 +1,5 @@
 """Saves what the core decides about runs, in the journal first and in the ledger, and tells clients of ends that are on record."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Watches over the state directory: whether it is in its place, whether the ledger can be written, whether the disk is full."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Translates requests and the config into the core's terms."""
 
-from __future__ import annotations
-
 from .. import config as configuration
 from ..core.asked import Asked
 from ..core.naming import AGENT_PROGRAMS, derive_name

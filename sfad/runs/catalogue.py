@@ -1,7 +1,5 @@
 """The one answer to what is known of a run: live, ended a short while ago, or in the ledger."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

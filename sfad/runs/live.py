@@ -1,7 +1,5 @@
 """A live run as the daemon's shell knows it."""
 
-from __future__ import annotations
-
 import secrets
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -79,7 +77,6 @@ class Live:
         self.attempted_at, self.sessions = now, sessions
 
     def main_is(self, pid: int, started: int | None) -> None:
-        """Note the main process of this attempt."""
         self.main = SavedMain(self.run.attempt, pid, started)
 
     def uses_model(self, model: str | None) -> None:
@@ -91,7 +88,6 @@ class Live:
         self.meter_silent, self.unused = silent, None
 
     def row_is(self, info: RunInfo) -> None:
-        """Note the row that the ledger was given."""
         self.saved = info
 
     def unused_are(self, limits: list[LimitState]) -> None:
@@ -103,7 +99,6 @@ class Live:
         self.unused = None
 
     def close(self) -> None:
-        """Close every descriptor."""
         close_soon(self.descriptors)
         self.descriptors.clear()
         if self.stdin is not None:
@@ -119,7 +114,6 @@ class Live:
 
     @property
     def chain(self) -> tuple[RunId, ...]:
-        """Ids from the root to this run."""
         return self.run.chain
 
     @property

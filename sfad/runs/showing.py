@@ -1,7 +1,5 @@
 """How a live run is shown: to clients, and in its row of the ledger."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 from typing import Literal
 

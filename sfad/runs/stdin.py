@@ -1,8 +1,7 @@
 """The pipe behind `--stdin`: what `send` writes, the run reads."""
 
-from __future__ import annotations
-
 import os
+from typing import Self
 
 import trio
 from msgspec import Struct
@@ -31,7 +30,7 @@ class StdinPipe:
         self._more = trio.Event()
 
     @classmethod
-    def new(cls) -> StdinPipe:
+    def new(cls) -> Self:
         """Make a pipe. Raises `OSError`."""
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(write_end, False)

@@ -1,7 +1,5 @@
 """Clients that wait for the end of a run, or watch its events."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeVar
 

@@ -5,16 +5,11 @@
 `connection`  one client: frames in, frames out, descriptors both ways
 `peers`       the process at the other end, from the kernel
 `turns`       which client's requests are handled next
-`bounds`      the bounds of everything that clients make the daemon hold
-`shares`      how much of that each run, tree and user may hold
+`shares`      how much of the daemon each run, tree and user may hold
 `dispatch`    a request to the function that answers it, if the peer may use the verb
 `call`        one request while it is being answered; the registry of those functions
 `verbs`       one file a verb
 `handles`     which run an id, a name or a prefix means
-`choosing`    which runs a `stop` or `select` means
-`checks`      checks of fields that several kinds of request have
+`checks`      how a request fails, and checks of fields that several kinds of request have
 `reading`     what runs left: the final answer of a run, the page of a summary
-`spending`    what `report`, `reserve` and `settle` share
-`watching`    pushes events to a client
-`errors`      how a request fails
 """

@@ -4,13 +4,11 @@ A verb's file in `verbs/` registers its function with `answers` or `answers_abou
 permitted to use the verb and the run is resolved.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar, assert_never
+from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar, assert_never
 
 from ..core import commands as c
 from ..core import events as e
@@ -21,11 +19,10 @@ from ..ledger.database import LedgerError
 from ..loop.runtime import Runtime
 from ..protocol import messages as m
 from ..protocol.types import ErrorCode, LimitRefusal, RunId, RunInfo
-from .bounds import ClientBounds
+from .checks import RequestError, unavailable
 from .connection import Connection
-from .errors import RequestError, unavailable
 from .handles import resolve
-from .shares import Shares
+from .shares import ClientBounds, Shares
 
 INTERNAL = "internal error; the daemon's log has the traceback"
 
@@ -33,6 +30,7 @@ EXPECTED = (RequestError, OSError, sqlite3.Error, LedgerError, CancelledError)
 """What work in a thread raises if the request, the machine, the disk or the ledger does not allow it."""
 
 T = TypeVar("T")
+Fields = ParamSpec("Fields")
 Asked = TypeVar("Asked", bound=m.Request)
 OfRun = TypeVar("OfRun", bound="NamesRun")
 Function = TypeVar("Function", bound=Callable[..., None])
@@ -112,16 +110,17 @@ class Call:
         self.reply(m.RunReply(id=self.id, run=shown))
 
     def fail(self, code: ErrorCode, message: str) -> None:
-        """Reply with an error."""
         self.reply(m.Error(id=self.id, code=code, message=message))
 
     def drop(self) -> None:
         """Count the request as answered, without a reply."""
         self.services.bounds.requests.add(self.connection.holder, -1)
 
-    def ask(self, make: Callable[[int, float], e.Event]) -> None:
-        """Put the event that `make(token, now)` returns to the core, and reply with its answer."""
-        self.runtime.requests.ask(self, make)
+    def ask(
+        self, event: Callable[Concatenate[float, int, Peer, Fields], e.Event], *args: Fields.args, **kwargs: Fields.kwargs
+    ) -> None:
+        """Put an event with these fields to the core, and reply with its answer."""
+        self.runtime.requests.ask(self, lambda token, now: event(now, token, self.peer, *args, **kwargs))
 
     def __call__(self, answer: c.Answer) -> None:
         """Reply with the core's answer."""

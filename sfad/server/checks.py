@@ -1,15 +1,13 @@
-"""Checks of fields that several kinds of request have."""
-
-from __future__ import annotations
+"""How a request fails, and checks of fields that several kinds of request have."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from signal import Signals
 
 from ..core.labels import values_of
 from ..core.policy import MAX_LABELS
 from ..protocol.messages import List, Select, Stop, Summarise
-from ..protocol.types import Limit
-from .errors import bad_request
+from ..protocol.types import ErrorCode, Limit
 
 MAX_SECONDS = 36_525 * 86_400.0
 """A hundred years: further back than that nothing was recorded, and beyond some 8 000 years there is no `datetime`."""
@@ -19,6 +17,19 @@ MAX_CHOSEN = 1024
 
 MAX_SOURCE = 128
 """Characters that say where a limit was set."""
+
+
+class RequestError(Exception):
+    """The reply to the request is an `Error`."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+bad_request = partial(RequestError, ErrorCode.BAD_REQUEST)
+wrong_state = partial(RequestError, ErrorCode.WRONG_STATE)
+unavailable = partial(RequestError, ErrorCode.UNAVAILABLE)
 
 
 def check_most(what: str, value: int, limit: int) -> None:

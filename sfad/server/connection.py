@@ -1,7 +1,5 @@
 """One client's connection: frames in, frames out, descriptors both ways; never blocks."""
 
-from __future__ import annotations
-
 import array
 import os
 import socket
@@ -19,7 +17,7 @@ from ..durable.handover import Connected
 from ..host.descriptors import close_soon
 from ..protocol.framing import MAX_REQUEST, FrameDecoder
 from ..protocol.messages import MAX_DESCRIPTORS, Reply, Wait, Watch, Welcome, pack_message
-from .shares import Holder
+from .shares import Holder, Holding
 
 READ = 64 * 1024
 """Bytes read at once. They may hold thousands of requests, and the other clients wait while the daemon splits them."""
@@ -40,16 +38,6 @@ class DescriptorsLost(Exception):
     """The client sent more descriptors than any request carries, or the kernel found no room for them."""
 
 
-class Holding(NamedTuple):
-    """What a connection makes the daemon hold."""
-
-    descriptors: int = 0
-    input: int = 0
-    """Bytes of requests that have not been handled."""
-    output: int = 0
-    """Bytes of replies and events that the client has not read."""
-
-
 class Pending(NamedTuple):
     """A request that waits for something to happen."""
 
@@ -64,7 +52,7 @@ class Connection:
     """State of one client. `number` is never used twice; descriptors in `received` are owned until taken."""
 
     def __init__(
-        self, sock: socket.socket, number: int, peer: Peer, holder: Holder, on_unsent: Callable[[Connection], None]
+        self, sock: socket.socket, number: int, peer: Peer, holder: Holder, on_unsent: Callable[["Connection"], None]
     ) -> None:
         self.sock = sock
         self.fd = sock.fileno()
@@ -125,7 +113,6 @@ class Connection:
 
     @property
     def holding(self) -> Holding:
-        """What the connection makes the daemon hold now."""
         if self.closed:
             return Holding()
         descriptors = 1 + len(self.received) + sum(len(descriptors) for _, descriptors in self.unsent)
@@ -162,7 +149,6 @@ class Connection:
             self.bodies_size += len(body) + BODY
 
     def next_body(self) -> bytes:
-        """Take the next request from the queue."""
         body = self.bodies.popleft()
         self.bodies_size -= len(body) + BODY
         return body
@@ -174,7 +160,6 @@ class Connection:
         return [self.received.popleft() for _ in range(count)]
 
     def welcome(self, reply: Welcome) -> None:
-        """Answer the handshake."""
         self.greeted = True
         self.send(reply)
 
@@ -198,7 +183,6 @@ class Connection:
         self.messages += 1
 
     def flush(self) -> None:
-        """Send more of what is kept."""
         while self.unsent:
             data, descriptors = self.unsent[0]
             sent = self._send_some(data, descriptors)

@@ -1,7 +1,5 @@
 """Requests to the functions that answer them: the handshake, the permission, the verb's function, and what it raised."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,11 +11,11 @@ from ..protocol import messages as m
 from ..protocol.framing import SUPPORTED
 from ..protocol.types import ErrorCode
 from . import verbs  # noqa: F401 - each file registers its verb
-from .bounds import ClientBounds
 from .call import INTERNAL, REGISTRY, Call, Services, Verb
+from .checks import RequestError, bad_request
 from .connection import Connection
-from .errors import RequestError, bad_request
-from .watching import push
+from .shares import ClientBounds
+from .verbs.watch import push
 
 
 class Dispatcher:
@@ -53,7 +51,6 @@ class Dispatcher:
         )
 
     def handle(self, connection: Connection, request: m.Request) -> None:
-        """Answer a request, now or later."""
         verb = REGISTRY.get(type(request))
         call = self.open(connection, request.id, verb.permission if verb is not None else None)
         try:

@@ -1,14 +1,12 @@
 """Which run an id, a name or a prefix means, in the daemon and in `sfad.history` without one."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import Protocol
 
 from ..core.naming import NAME
 from ..protocol.types import ErrorCode, RunId, RunInfo
-from .errors import RequestError
+from .checks import RequestError
 
 SHOWN = 20
 """Runs that the error for an ambiguous handle lists."""

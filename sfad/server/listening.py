@@ -1,7 +1,5 @@
 """The listening socket: it accepts connections, and is bound again when another process removes or replaces it."""
 
-from __future__ import annotations
-
 import select
 import socket
 from collections.abc import Callable, Iterator
@@ -46,7 +44,6 @@ class Listener:
         return self._sock.fileno()
 
     def accept(self) -> Iterator[socket.socket]:
-        """Yield new connections."""
         for _ in range(ACCEPTS):
             try:
                 sock, _address = self._sock.accept()
@@ -70,7 +67,6 @@ class Listener:
         self._runtime.timers.arm("listener", trio.current_time() + REST, again)
 
     def close(self) -> None:
-        """Accept no more connections."""
         if self._sock.fileno() >= 0:
             self._epoll.unregister(self._sock)
             self._sock.close()

@@ -1,7 +1,5 @@
 """The process at the other end of a socket, as the kernel knows it. What a client says of itself does not count."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket
@@ -35,7 +33,7 @@ def identify(connection: Socket, launcher: Launcher) -> Peer:
         return Peer(uid=-1, user="unknown", owner=False, unplaced=f"the kernel does not name the process: {error.strerror}")
     owner = uid in (0, os.geteuid())
     try:
-        run = _place(connection, launcher, pid)
+        run = _place(pid, _pidfd(connection), launcher)
     except Unplaceable as why:
         return Peer(uid=uid, user=user_name(uid), owner=owner, unplaced=str(why))
     except (OSError, ValueError) as error:  # as when no descriptor is free
@@ -50,14 +48,10 @@ def run_of(pid: int, launcher: Launcher) -> RunId | None:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError as error:
         raise Unplaceable("it ended before it could be placed") from error
-    try:
-        return launcher.place(pid, pidfd)
-    finally:
-        os.close(pidfd)
+    return _place(pid, pidfd, launcher)
 
 
-def _place(connection: Socket, launcher: Launcher, pid: int) -> str | None:
-    pidfd = _pidfd(connection)
+def _place(pid: int, pidfd: int | None, launcher: Launcher) -> RunId | None:
     try:
         return launcher.place(pid, pidfd)
     finally:

@@ -1,7 +1,5 @@
 """Reading what runs left, in the daemon and in `sfad.history` without one."""
 
-from __future__ import annotations
-
 from ..ledger.reader import Page
 from ..meters import named
 from ..meters.speech import answer
@@ -9,7 +7,7 @@ from ..output.files import OutputStore, Replaced
 from ..output.sanitise import cut_oldest, sanitise, wrap_result
 from ..protocol import messages as m
 from ..protocol.types import RunId, RunInfo
-from .errors import RequestError, wrong_state
+from .checks import RequestError, wrong_state
 
 MAX_RESULT = 1024 * 1024
 """Bytes of a result at most: it is meant for a model's context."""
@@ -22,7 +20,6 @@ NOT_KEPT = (FileNotFoundError, NotADirectoryError, Replaced)
 
 
 def summary_page(request: m.Summarise, within: RunId | None = None) -> Page:
-    """Return the page of the runs that a summary is about."""
     query = m.List(id=0, since=request.since, name=request.name, user=request.user, labels=request.labels)
     return Page(query, within=within)
 
@@ -45,6 +42,5 @@ def result(output: OutputStore, info: RunInfo, request: m.Result) -> m.ResultTex
 
 
 def no_output(run: RunId, error: OSError) -> RequestError:
-    """Return the error for a request for output that is not there."""
     missing = f"the output of run {run} is not there: it was not kept, or has been removed since"
     return wrong_state(error.message if isinstance(error, Replaced) else missing)

@@ -1,10 +1,8 @@
 """One task serves every connection over a nested epoll.
 
 One task for each connection is the textbook way; measured, it served a fifth of the requests a second. Everything that a client
-can make the daemon hold has a bound: see `bounds`. The bounds of time are here.
+can make the daemon hold has a bound: see `shares`. The bounds of time are here.
 """
-
-from __future__ import annotations
 
 import select
 import socket
@@ -24,13 +22,12 @@ from ..observe.log import Log
 from ..protocol.framing import BadMessage, ProtocolError
 from ..protocol.messages import Error, pack_message, request_id, unpack_request
 from ..protocol.types import ErrorCode
-from .bounds import ClientBounds
 from .call import Call
 from .connection import MAX_UNSENT, Connection, DescriptorsLost
 from .dispatch import Dispatcher
 from .listening import Listener
 from .peers import run_of
-from .shares import Holder, ShareGroup
+from .shares import ClientBounds, Holder, ShareGroup
 from .turns import Turns
 
 PATIENCE = 10.0
@@ -92,7 +89,7 @@ class Server:
             connection.resume(handed)
             numbered[handed.number] = connection
             self._update_epoll(connection)
-            self._bounds.count(connection)
+            self._bounds.count(connection.holder, connection.count())
             if connection.bodies or connection.ended:
                 self._turns.add(connection)
             if not connection.greeted or (connection.decoder.pending and not connection.bodies):
@@ -120,7 +117,6 @@ class Server:
     # ---- the task
 
     async def serve(self) -> None:
-        """Serve until cancelled."""
         while True:
             await self._awake.wait()
             if self._turns:
@@ -145,7 +141,6 @@ class Server:
                 connection.flush()
 
     def close(self) -> None:
-        """End every connection."""
         self.listener.close()
         for connection in list(self._connections.values()):
             self._drop(connection)
@@ -191,7 +186,7 @@ class Server:
             return
         self._number += 1
         connection = self._add(sock, self._number, peer)
-        self._bounds.count(connection)
+        self._bounds.count(connection.holder, connection.count())
         self._give_time(connection, "a handshake")
 
     def _add(self, sock: socket.socket, number: int, peer: Peer) -> Connection:
@@ -222,7 +217,7 @@ class Server:
         except DescriptorsLost as lost:
             self._refuse(connection, ErrorCode.UNAVAILABLE, str(lost))
             return
-        self._bounds.count(connection)
+        self._bounds.count(connection.holder, connection.count())
         if connection.sender != connection.maker and (refusal := self._passed_on(connection)) is not None:
             self._refuse(connection, ErrorCode.NOT_PERMITTED, refusal)
             return
@@ -290,7 +285,7 @@ class Server:
             if connection.closed:
                 return
             self._request(connection, connection.next_body())
-        self._bounds.count(connection)
+        self._bounds.count(connection.holder, connection.count())
         if connection.bodies:
             self._turns.add(connection)
         elif connection.ended:
@@ -315,7 +310,7 @@ class Server:
             self._drop(connection)
 
     def _watch_output(self, connection: Connection) -> None:
-        self._bounds.count(connection)
+        self._bounds.count(connection.holder, connection.count())
         if connection.unsent_size > MAX_UNSENT and connection.messages > 1:
             self._drop_slow(connection, f"it left {connection.unsent_size} bytes unread, at most {MAX_UNSENT} are held")
         self._relieve_output(connection)
@@ -348,5 +343,5 @@ class Server:
             self._epoll.unregister(connection.fd)
         del self._connections[connection.fd]
         connection.close()
-        self._bounds.count(connection)
+        self._bounds.count(connection.holder, connection.count())
         self._runtime.feed(ClientGone(trio.current_time(), connection.number))

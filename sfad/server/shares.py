@@ -5,15 +5,34 @@ and all runs together leave enough to the owner of the daemon, who must be able 
 its tree, because it could start children to multiply its share.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 from ..core.access import Peer
+from ..host.descriptors import Descriptors, Need
 from ..protocol.types import RunId
+
+MAX_CONNECTIONS = 2048
+"""Each costs about 2 KiB and a descriptor; 64 trees of 64 runs with a client in each are far below. Where the process may open
+few descriptors, half of these. Descriptors that wait for a request or for a client count like connections."""
+
+LEAST_CONNECTIONS = 8
+"""The smallest share of a run, however few descriptors there are."""
+
+MAX_PARTIAL = 64 * 1024 * 1024
+"""Bytes of requests that are not complete or wait for their turn, all connections together."""
+
+MAX_UNREAD = 32 * 1024 * 1024
+"""Bytes of replies and events that clients have not read, all connections together."""
+
+MAX_REQUESTS = 16384
+"""Requests that are not answered, of all connections together: of waits, stops, and of connections that have ended since. Each
+costs 1 or 2 KiB."""
+
+MAX_WATCHES = 2048
+"""Watches of all connections together. Each event of a run is sent to each that watches it or an ancestor."""
 
 Scope = Literal["run", "tree", "unplaced", "user", "others", "owner"]
 
@@ -48,7 +67,7 @@ class Holder:
     groups: tuple[ShareGroup, ...]
 
     @classmethod
-    def of(cls, peer: Peer, root: RunId | None) -> Holder:
+    def of(cls, peer: Peer, root: RunId | None) -> Self:
         """Return the groups of a peer. `root`: the root of the tree that it is in."""
         if peer.unplaced:
             inside = [ShareGroup("unplaced")]
@@ -71,6 +90,16 @@ class Holder:
         return next(group for group in self.groups if group.scope != "run")
 
 
+class Holding(NamedTuple):
+    """What a connection makes the daemon hold."""
+
+    descriptors: int = 0
+    input: int = 0
+    """Bytes of requests that have not been handled."""
+    output: int = 0
+    """Bytes of replies and events that the client has not read."""
+
+
 class Shares:
     """The shares of one bounded thing. `what` names it in refusals; `least` is the smallest share of any group."""
 
@@ -81,11 +110,9 @@ class Shares:
         self._held: Counter[ShareGroup] = Counter()
 
     def share(self, group: ShareGroup) -> int:
-        """Return how much the group may hold."""
         return max(self._least, int(self.whole * FRACTIONS[group.scope]))
 
     def held(self, group: ShareGroup) -> int:
-        """Return how much the group holds."""
         return self._held[group]
 
     def add(self, holder: Holder, amount: int) -> None:
@@ -106,3 +133,29 @@ class Shares:
             return None
         held, share = self._held[over[0]], self.share(over[0])
         return f"{over[0]} would have {held + more} {self.what}, at most {share} are allowed; close some, or try again later"
+
+
+class ClientBounds:
+    """The shares of everything that connections make the daemon hold."""
+
+    def __init__(self, descriptors: Descriptors) -> None:
+        """`descriptors`: those of this process."""
+        most = min(MAX_CONNECTIONS, descriptors.limit // 2)
+        self._process = descriptors
+        self._descriptors = Shares("connections and descriptors", most, least=LEAST_CONNECTIONS)
+        self.input = Shares("bytes of unfinished requests", MAX_PARTIAL)
+        self.output = Shares("bytes of unread replies and events", MAX_UNREAD)
+        self.requests = Shares("open requests", MAX_REQUESTS)
+        self.watches = Shares("open watches", MAX_WATCHES)
+
+    def count(self, holder: Holder, more: Holding) -> None:
+        """Count how much more a connection of the holder makes the daemon hold."""
+        for shares, amount in zip((self._descriptors, self.input, self.output), more, strict=True):
+            if amount:
+                shares.add(holder, amount)
+
+    def refusal(self, holder: Holder, *, uncounted: int = 0, unopened: int = 0) -> str | None:
+        """Say why the holder may not have the descriptors that are counted for it and `uncounted` more, or return `None`. Of these,
+        `unopened` have yet to be opened."""
+        need = Need.OWNER if holder.owner else Need.CLIENT
+        return self._descriptors.refusal(holder, uncounted) or self._process.refusal(need, unopened)

@@ -1,7 +1,5 @@
 """Which client's requests are handled next: trees and users take turns, and so do the clients of each."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable

@@ -22,9 +22,9 @@ from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, VERSION, FrameDecoder
 from sfad.protocol.reports import Advice, Breach, Costly, Failed, Group, Summary
 from sfad.protocol.types import ErrorCode
 from sfad.runs import stdin
-from sfad.server import bounds as b
-from sfad.server import connection, server, shares, turns, watching
+from sfad.server import connection, server, shares, turns
 from sfad.server.reading import MAX_RESULT
+from sfad.server.verbs import watch
 from sfad.server.verbs.list import MAX_ROWS
 from sfad.server.verbs.signal import MAIN_SIGNALS
 from tests.docs import notation
@@ -158,7 +158,7 @@ def test_bounds() -> None:
         "body of a request": f"{MAX_REQUEST // mib} MiB",
         "body of a reply": f"{MAX_REPLY // mib} MiB",
         "replies and events that a client leaves unread": f"{connection.MAX_UNSENT // mib} MiB",
-        "watches of one connection": f"{watching.WATCHES}",
+        "watches of one connection": f"{watch.WATCHES}",
         "requests of one connection handled in one go": f"{server.TURN}",
         "requests of one tree, or of one user outside any run, handled in one go": f"{turns.SLICE * 1000:g} ms",
         "bytes that wait for a run's stdin (`send`)": f"{stdin.MAX_PENDING // mib} MiB",
@@ -167,14 +167,14 @@ def test_bounds() -> None:
     }
     assert {row[0]: row[1] for row in rows(shared)} == {
         "bound": "value",
-        "connections, and descriptors that wait in them": f"{b.MAX_CONNECTIONS}",
-        "bytes of requests that are unfinished or wait for their turn": f"{b.MAX_PARTIAL // mib} MiB",
-        "bytes of unread replies and events": f"{b.MAX_UNREAD // mib} MiB",
-        "requests that are not answered": f"{b.MAX_REQUESTS:,}".replace(",", " "),
-        "watches": f"{b.MAX_WATCHES}",
+        "connections, and descriptors that wait in them": f"{shares.MAX_CONNECTIONS}",
+        "bytes of requests that are unfinished or wait for their turn": f"{shares.MAX_PARTIAL // mib} MiB",
+        "bytes of unread replies and events": f"{shares.MAX_UNREAD // mib} MiB",
+        "requests that are not answered": f"{shares.MAX_REQUESTS:,}".replace(",", " "),
+        "watches": f"{shares.MAX_WATCHES}",
     }
     assert [shares.FRACTIONS[scope] for scope in ("run", "tree", "user", "others", "owner")] == [1 / 8, 1 / 4, 1 / 2, 3 / 4, 1]
-    assert f"a run may have {b.LEAST_CONNECTIONS} in any" in shared
+    assert f"a run may have {shares.LEAST_CONNECTIONS} in any" in shared
     reserves = [need * descriptors.RESERVE for need in (Need.CLIENT, Need.RUN, Need.OWNER)]
     assert re.findall(r"\(below (\d+)", shared) == [str(reserve) for reserve in reserves]
     assert f"at least {descriptors.LEAST}." in shared

@@ -21,7 +21,7 @@ def test_ended_runs_are_kept_until_the_ledger_is_checkpointed(tmp_path: Path, mo
         journal._store.write({f"{kind}/{run}": b"x" for run in runs for kind in ("run", "now", "meter", "key")})
 
         def kept() -> list[str]:
-            return sorted(key.removeprefix("run/") for key in journal._store.items if key.startswith("run/"))
+            return sorted(key.removeprefix("run/") for key in journal._items if key.startswith("run/"))
 
         journal.recorded(runs[:5])
         assert kept() == runs
@@ -29,8 +29,8 @@ def test_ended_runs_are_kept_until_the_ledger_is_checkpointed(tmp_path: Path, mo
         assert kept() == runs[1:]  # the bound for a ledger that is never checkpointed
         journal.checkpointed()
         assert kept() == runs[11:]
-        assert [key for key in journal._store.items if key.startswith(("now/", "meter/"))] == [
+        assert [key for key in journal._items if key.startswith(("now/", "meter/"))] == [
             f"now/{runs[11]}",
             f"meter/{runs[11]}",
         ]
-        assert len([key for key in journal._store.items if key.startswith("key/")]) == 12
+        assert len([key for key in journal._items if key.startswith("key/")]) == 12

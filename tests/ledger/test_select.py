@@ -96,7 +96,6 @@ async def test_a_chain_begins_at_the_root(tmp_path: Path) -> None:
         assert ledger.chain("a3") == ["a1", "a2", "a3"]
         assert (ledger.chain("a1"), ledger.chain("zz")) == (["a1"], ["zz"])
         assert ids(ledger.select(Page(List(id=1), within="a2")).runs) == ["a2", "a3"]
-        assert ids(ledger.select(Page(List(id=1, root="a1"))).runs) == ["a1", "a2", "a3", "a4"]
 
 
 NAMES, USERS, LABELS = (
@@ -135,7 +134,6 @@ PAGES = st.builds(
         status=st.lists(STATUSES, max_size=3),
         name=st.none() | NAMES | st.lists(NAMES, max_size=3),
         user=st.none() | USERS,
-        root=st.none() | st.sampled_from(["a1", "a2", "a3"]),
         since=st.none() | st.just(WHEN.timestamp()),
         labels=LABELS | st.just({"k": ["x", "y"], "l": "x"}),
         rows=st.integers(1, 4),
@@ -197,10 +195,7 @@ BY_STATUS, BY_NUMBER = (
     "SEARCH runs USING INDEX runs_status (status=?)",
     "SEARCH runs USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)",
 )
-BY_NAME, BY_ROOT, ENDED = (
-    f"SEARCH runs USING INDEX {index} AND {SPAN})"
-    for index in ("runs_name (name=?", "runs_root (root_id=?", "runs_status (status=?")
-)
+BY_NAME, ENDED = (f"SEARCH runs USING INDEX {index} AND {SPAN})" for index in ("runs_name (name=?", "runs_status (status=?"))
 ALONE = "SEARCH runs USING INTEGER PRIMARY KEY (rowid=?)"
 COVERED = "COVERING "
 """A query that walks only an index reads no rows."""
@@ -216,7 +211,6 @@ COVERED = "COVERING "
         ({"status": [DONE, LIVE]}, [BY_STATUS, ENDED]),
         ({"name": "n7"}, [BY_STATUS, BY_NAME]),
         ({"name": "n7", "user": "ann", "status": [DONE]}, [BY_NAME]),
-        ({"root": "a1", "name": "x"}, [BY_STATUS, BY_ROOT, ALONE]),
         ({"user": "ann"}, [BY_STATUS, BY_NUMBER]),
         ({"name": ["n5", "n6"], "user": "ann"}, [BY_STATUS, BY_NUMBER]),
         ({"labels": {"n": ["5", "6"]}, "name": "n7"}, [BY_STATUS, BY_NAME]),
@@ -238,7 +232,6 @@ def test_every_page_walks_an_index_in_order(big: sqlite3.Connection, query: dict
     [
         ({}, 20_000),
         ({"name": "n7"}, 20_000),
-        ({"root": "a1"}, 20_000),
         ({"user": "ann"}, 50_000),
         ({"user": "bob"}, 120_000),
         ({"since": 5e9}, 120_000),
@@ -309,5 +302,5 @@ def plan(connection: sqlite3.Connection, sql: str, values: list[Any]) -> str:
 async def test_values_are_never_sql(tmp_path: Path) -> None:
     with started(tmp_path) as ledger:
         nasty = "x' OR 1=1 --"
-        assert ledger.select(Page(List(id=1, name=nasty, user=nasty, root=nasty, labels={nasty: nasty}), within=nasty)).runs == []
+        assert ledger.select(Page(List(id=1, name=nasty, user=nasty, labels={nasty: nasty}), within=nasty)).runs == []
         assert ledger.get(nasty) is None

@@ -37,7 +37,7 @@ async def shell(directory: Path, kind: type[FakeLauncher], config: str = "") -> 
     launcher = kind(emit=reports.put, clock=trio.current_time, script=lambda _run, _spec: Script(after=None))
     resources = Resources(
         log, timers, RunJournal(directory / "spool", timers, print), ledger, OutputStore(directory / "output"), launcher,
-        reports, "/s", str(directory),
+        reports, "/s", str(directory), lambda: None,
     )  # fmt: skip
     runtime = Runtime(resources, loaded, shut_down=lambda: None, read_config=lambda: (loaded, []))
     runtime.saver.start_ledger()

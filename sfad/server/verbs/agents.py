@@ -1,7 +1,5 @@
 """`agents`: the registered agents."""
 
-from __future__ import annotations
-
 from ...protocol.messages import AgentList, Agents
 from ..call import Call, answers
 

@@ -1,7 +1,5 @@
 """`approve`: grant the increase that a run waits for."""
 
-from __future__ import annotations
-
 from ...core import events as e
 from ...protocol.messages import Approve
 from ...protocol.types import RunInfo
@@ -12,4 +10,4 @@ from ..checks import check_limits
 @answers_about_run(Approve)
 def approve(call: Call, request: Approve, run: RunInfo) -> None:
     limits = check_limits(request.limits)
-    call.ask(lambda token, now: e.ApproveRequested(now, token, call.peer, run.id, limits))
+    call.ask(e.ApproveRequested, run.id, limits)

@@ -1,7 +1,5 @@
 """`config`: the effective configuration, and where each value comes from."""
 
-from __future__ import annotations
-
 from ...protocol.messages import Config, ConfigReply
 from ..call import Call, answers
 

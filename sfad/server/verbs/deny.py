@@ -1,7 +1,5 @@
 """`deny`: refuse the increase that a run waits for."""
 
-from __future__ import annotations
-
 from ...core import events as e
 from ...protocol.messages import Deny
 from ...protocol.types import RunInfo
@@ -10,4 +8,4 @@ from ..call import Call, answers_about_run
 
 @answers_about_run(Deny)
 def deny(call: Call, _request: Deny, run: RunInfo) -> None:
-    call.ask(lambda token, now: e.DenyRequested(now, token, call.peer, run.id))
+    call.ask(e.DenyRequested, run.id)

@@ -1,7 +1,5 @@
 """`info`: one run, with its live processes and memory."""
 
-from __future__ import annotations
-
 import trio
 
 from ...protocol.messages import Info

@@ -1,13 +1,10 @@
 """`limit`: change the limits of a live run."""
 
-from __future__ import annotations
-
 from ...core import events as e
 from ...protocol.messages import ChangeLimits
 from ...protocol.types import RunInfo
 from ..call import Call, answers_about_run
-from ..checks import check_limits
-from ..errors import bad_request
+from ..checks import bad_request, check_limits
 
 
 @answers_about_run(ChangeLimits)
@@ -15,4 +12,4 @@ def limit(call: Call, request: ChangeLimits, run: RunInfo) -> None:
     if not request.limits:
         raise bad_request("say which limits: KIND=VALUE")
     limits = check_limits(request.limits)
-    call.ask(lambda token, now: e.LimitRequested(now, token, call.peer, run.id, limits))
+    call.ask(e.LimitRequested, run.id, limits)

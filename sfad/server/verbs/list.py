@@ -1,7 +1,5 @@
 """`list`: a page of runs."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from ...core.policy import MAX_LABELS

@@ -1,12 +1,10 @@
 """`logs`: a run's output files, opened for reading."""
 
-from __future__ import annotations
-
 from ...meters import named
 from ...protocol.messages import LogFiles, Logs
 from ...protocol.types import RunInfo
 from ..call import Call, answers_about_run
-from ..errors import unavailable
+from ..checks import unavailable
 from ..reading import NOT_KEPT, no_output
 
 

@@ -1,7 +1,5 @@
 """`pause`: freeze a run's whole tree and stop its clocks."""
 
-from __future__ import annotations
-
 from ...core import events as e
 from ...protocol.messages import Pause
 from ...protocol.types import RunInfo
@@ -10,4 +8,4 @@ from ..call import Call, answers_about_run
 
 @answers_about_run(Pause)
 def pause(call: Call, request: Pause, run: RunInfo) -> None:
-    call.ask(lambda token, now: e.PauseRequested(now, token, call.peer, run.id, request.suspended))
+    call.ask(e.PauseRequested, run.id, request.suspended)

@@ -1,11 +1,8 @@
 """`prune`: remove rows and output of trees that have ended."""
 
-from __future__ import annotations
-
 from ...protocol.messages import Prune
 from ..call import Call, answers
-from ..checks import MAX_SECONDS
-from ..errors import bad_request
+from ..checks import MAX_SECONDS, bad_request
 
 
 @answers(Prune)
@@ -13,4 +10,5 @@ def prune(call: Call, request: Prune) -> None:
     if request.keep < 0 or not 0 <= (request.older_than or 0) <= MAX_SECONDS:
         raise bad_request(f"keep must be 0 or more, and older_than 0 to {MAX_SECONDS:.0f} seconds")
     uid = call.peer.uid or None  # root removes the trees of all users
-    call.later(lambda: call.runtime.prune(request, uid), lambda found: found, failing="not everything was removed: ")
+    runtime, failing = call.runtime, "not everything was removed: "
+    call.later(lambda: runtime.maintenance.prune(request, uid, runtime.forget_pruned), lambda found: found, failing=failing)

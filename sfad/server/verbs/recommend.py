@@ -1,7 +1,5 @@
 """`recommend`: suggest limits from past successful runs."""
 
-from __future__ import annotations
-
 from ...core.asked import Asked
 from ...core.limits import limits_of
 from ...protocol import messages as m

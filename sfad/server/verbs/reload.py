@@ -1,11 +1,9 @@
 """`reload`: read the config again."""
 
-from __future__ import annotations
-
 from ...config import ConfigError
 from ...protocol.messages import Reload, Reloaded
 from ..call import Call, answers
-from ..errors import bad_request
+from ..checks import bad_request
 
 
 @answers(Reload)

@@ -1,12 +1,10 @@
 """`reserve`: ask whether a run may make a call to a model, and hold the most that the call may cost."""
 
-from __future__ import annotations
-
 from ...core import events as e
 from ...protocol.messages import Reserve
 from ...protocol.types import ErrorCode
 from ..call import Call, answers
-from ..spending import check_amounts, once_priced, spender
+from .report import check_amounts, once_priced, spender
 
 
 @answers(Reserve)
@@ -16,7 +14,7 @@ def reserve(call: Call, request: Reserve) -> None:
 
     def hold() -> None:
         estimate = call.runtime.metering.hold_of(run, request)
-        call.ask(lambda token, now: e.ReserveRequested(now, token, call.peer, run, estimate))
+        call.ask(e.ReserveRequested, run, estimate)
 
     def unsure(why: str) -> None:
         call.fail(ErrorCode.UNAVAILABLE, f"nothing is reserved: the price of the call is not known now: {why}")

@@ -1,13 +1,11 @@
 """`result`: a finished run's final answer, made safe for a language model."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from ...protocol.messages import Result
 from ...protocol.types import RunInfo
 from ..call import Call, answers_about_run
-from ..errors import wrong_state
+from ..checks import wrong_state
 from ..reading import result as result_of
 
 

@@ -1,7 +1,5 @@
 """`resume`: thaw a paused run."""
 
-from __future__ import annotations
-
 from ...core import events as e
 from ...protocol.messages import Resume
 from ...protocol.types import RunInfo
@@ -12,4 +10,4 @@ from ..checks import check_limits
 @answers_about_run(Resume)
 def resume(call: Call, request: Resume, run: RunInfo) -> None:
     limits = check_limits(request.limits)
-    call.ask(lambda token, now: e.ResumeRequested(now, token, call.peer, run.id, limits, request.suspended))
+    call.ask(e.ResumeRequested, run.id, limits, request.suspended)

@@ -1,12 +1,13 @@
 """`select`: which runs a command line means. The peer needs the permission for what is to be done to them."""
 
-from __future__ import annotations
+from collections.abc import Mapping
 
 from ...core.access import OUTSIDE, VERBS
-from ...protocol.messages import Failure, Select, Selected
+from ...protocol.messages import Failure, Select, Selected, Stop
+from ...protocol.types import RunId, Status
+from ...runs.live import Live
 from ..call import Call, answers
-from ..choosing import check_choice, swept
-from ..errors import RequestError, bad_request
+from ..checks import MAX_CHOSEN, RequestError, bad_request, check_filters, check_most
 
 
 @answers(Select, permission=None)
@@ -23,3 +24,32 @@ def select(call: Call, request: Select) -> None:
             failed.append(Failure(run=handle, code=error.code, message=str(error)))
     runs = dict.fromkeys([*named, *swept(call, request, request.verb)])
     call.reply(Selected(id=call.id, runs=list(runs), failed=failed))
+
+
+def check_choice(request: Stop | Select) -> None:
+    check_most("runs in one request", len(request.runs), MAX_CHOSEN)
+    check_filters(request)
+
+
+def sweeps(request: Stop | Select) -> bool:
+    """Return whether the request chooses among the live runs."""
+    return request.everything or request.name is not None or bool(request.labels)
+
+
+def swept(call: Call, request: Stop | Select, verb: str) -> list[RunId]:
+    """Return the live runs that the request's filters choose and `verb` makes sense for, parents first. For a peer inside a run,
+    these are the runs below its own."""
+    if not sweeps(request):
+        return []
+    own = call.peer.run
+    found = call.runtime.catalogue.live_runs(name=request.name, labels=request.labels, within=own)
+    if own is not None:
+        found.pop(own, None)
+    if verb == "pause":
+        found = {run: live for run, live in found.items() if live.run.status is Status.RUNNING}
+        return [run for run, live in found.items() if not _is_below_any(live, found)]
+    return [run for run, live in found.items() if verb != "resume" or live.run.paused is not None]
+
+
+def _is_below_any(live: Live, found: Mapping[RunId, Live]) -> bool:
+    return any(above in found for above in live.chain[:-1])

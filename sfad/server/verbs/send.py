@@ -1,11 +1,9 @@
 """`send`: write to the stdin of a run that was started with a pipe for it."""
 
-from __future__ import annotations
-
 from ...protocol.messages import Done, Send
 from ...protocol.types import RunInfo
 from ..call import Call, answers_about_run
-from ..errors import unavailable, wrong_state
+from ..checks import unavailable, wrong_state
 
 
 @answers_about_run(Send)

@@ -1,12 +1,10 @@
 """`settle`: replace a reservation by what was used."""
 
-from __future__ import annotations
-
 from ...core import events as e
 from ...core.account import NOTHING, Use
 from ...protocol.messages import Settle
 from ..call import Call, answers
-from ..spending import check_amounts, once_priced
+from .report import check_amounts, once_priced
 
 
 @answers(Settle)
@@ -14,7 +12,7 @@ def settle(call: Call, request: Settle) -> None:
     check_amounts(request)
 
     def count(use: Use) -> None:
-        call.ask(lambda token, now: e.SettleRequested(now, token, call.peer, request.reservation, use))
+        call.ask(e.SettleRequested, request.reservation, use)
 
     found = call.runtime.machine.reservation(request.reservation)
     if found is None:

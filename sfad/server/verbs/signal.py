@@ -1,14 +1,11 @@
 """`signal`: send a signal to a run's main process, for the client of a run in the foreground."""
 
-from __future__ import annotations
-
 import signal as os_signal
 
 from ...protocol.messages import Done, Signal
 from ...protocol.types import RunInfo, Status
 from ..call import Call, answers_about_run
-from ..checks import check_signal
-from ..errors import wrong_state
+from ..checks import check_signal, wrong_state
 
 MAIN_SIGNALS = frozenset({
     os_signal.SIGINT, os_signal.SIGQUIT, os_signal.SIGWINCH, os_signal.SIGTSTP, os_signal.SIGCONT, os_signal.SIGUSR1,

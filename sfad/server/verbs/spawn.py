@@ -1,7 +1,5 @@
 """`spawn`: start a run. The guard in the core decides whether the peer may, and records a refusal."""
 
-from __future__ import annotations
-
 from ...agents import AgentError, resolve
 from ...core.access import VERBS
 from ...core.policy import MAX_LABELS
@@ -10,9 +8,8 @@ from ...meters import PROGRAMS, UNREAD
 from ...protocol.messages import MAX_DESCRIPTORS, Spawn
 from ...protocol.types import RunId
 from ..call import Call, answers
-from ..checks import check_limits, check_most
-from ..errors import RequestError, bad_request
-from ..watching import demand_watch, push
+from ..checks import RequestError, bad_request, check_limits, check_most
+from .watch import demand_watch, push
 
 MAX_EXEC = 6 << 20
 """Bytes of argv and environment that execve(2) takes at most (3/4 of `_STK_LIM`), with a pointer and a NUL for each word."""

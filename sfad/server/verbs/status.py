@@ -1,7 +1,5 @@
 """`status`: the daemon itself."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 

@@ -1,14 +1,11 @@
 """`summary`: how the runs created since a time have ended, and what they used."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from ...ledger.summary import summarise
 from ...protocol.messages import Summarise, Summarised
 from ..call import Call, answers
-from ..checks import MAX_SECONDS, check_filters
-from ..errors import bad_request
+from ..checks import MAX_SECONDS, bad_request, check_filters
 from ..reading import summary_page
 
 

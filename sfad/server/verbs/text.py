@@ -1,7 +1,5 @@
 """`text`: the next part of the text that the events in a run's stdout hold. It needs the permission for `logs`."""
 
-from __future__ import annotations
-
 import os
 from functools import partial
 
@@ -13,7 +11,7 @@ from ...output import holes
 from ...protocol.messages import Text, TextPart
 from ...protocol.types import RunInfo
 from ..call import Call, answers_about_run
-from ..errors import bad_request, wrong_state
+from ..checks import bad_request, wrong_state
 from ..reading import NOT_KEPT, no_output
 
 

@@ -1,7 +1,5 @@
 """`wait`: reply when a run has ended and the ledger has saved that, or after a time."""
 
-from __future__ import annotations
-
 import trio
 
 from ...core.events import ClientBack
