@@ -1,7 +1,5 @@
 """The command `sfactl`: find the verb, load only its module, and turn each result or error into an exit code."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 No daemon is started inside a run, or for a socket that `--socket` names: the user means the daemon that listens there.
 """
 
-from __future__ import annotations
-
 import os
 
 from . import connection, environment

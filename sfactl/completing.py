@@ -3,8 +3,6 @@
 The user waits after pressing Tab, so completion gives up after `PATIENCE` seconds. It prints nothing if no daemon is running.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sfad.protocol.known import AGENTS, METERS, PROFILES

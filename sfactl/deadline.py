@@ -1,7 +1,5 @@
 """A bound on the time that a user at a prompt waits for the daemon."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,8 +1,6 @@
 """The limits of a run without options, for `run --help` and `spawn --help`: those of the running daemon, else those in the config
 that a daemon started now would read."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Mapping

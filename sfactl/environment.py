@@ -1,7 +1,5 @@
 """Defaults and the claimed chain from the environment, and whether this process is inside a run."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Read output files as they grow. inotify(7) tells when; a clock is used only if the user has no inotify instance left."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

@@ -3,8 +3,6 @@
 That process is `sfad.history`, a separate program like the daemon, so this package imports nothing of it.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Limits on the command line, and limits and usage as they are shown. To start fast, verbs import it only if they need it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from math import ceil

@@ -1,7 +1,5 @@
 """Show output line by line: with its run, with the time it was seen, or as JSON."""
 
-from __future__ import annotations
-
 import os
 import time
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Whether to trust the process that listens at a daemon's socket: a client sends it its environment, with secrets."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

@@ -4,8 +4,6 @@ A value is a text, a list of texts or a flag. Both readers, this one and typer's
 verb converts them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Printing: JSON on stdout, notes on stderr, and the texts for people of figures, times and the state of a run."""
 
-from __future__ import annotations
-
 import math
 import re
 import sys

@@ -1,7 +1,5 @@
 """The progress lines of a run in the foreground, on stderr."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,5 @@
 """How refusals, and processes that survived SIGKILL, are shown."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from sfad.protocol.messages import Refused

@@ -1,7 +1,5 @@
 """The options of `spawn` and `run`, and the `Spawn` message that they and the environment make."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, cast

@@ -1,7 +1,5 @@
 """Tables, which on a terminal are cut to its width and coloured by status. In a pipe they are neither cut nor coloured."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence

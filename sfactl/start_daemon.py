@@ -3,8 +3,6 @@
 Clients that start one at the same time take turns by a lock in the state directory, so the second finds the daemon of the first.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import select

@@ -1,7 +1,5 @@
 """`--status-file`: a file that receives the final run as JSON."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 

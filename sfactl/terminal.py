@@ -5,8 +5,6 @@ session. So the run gets a pseudo-terminal with its own job control and Ctrl-C, 
 user's terminal in raw mode.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Copy a run's text instead of its stdout. The daemon, which knows the agent's events, finds the text in them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The typer application, made from the declarations that `options.read` reads. Imported only for help, completion and errors."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable, Sequence

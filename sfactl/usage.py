@@ -1,7 +1,5 @@
 """Amounts of use on the command line: what `report`, `reserve` and `settle` have in common."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, cast
 

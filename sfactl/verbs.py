@@ -1,7 +1,5 @@
 """The verbs: each is a module of `commands/`, named like the verb. The first line of its docstring is its line in the help."""
 
-from __future__ import annotations
-
 import os
 from importlib import import_module
 from typing import Any

@@ -3,8 +3,6 @@
 Serving reads its options without typer, which with pydantic takes a third of a start, and memory for as long as the daemon lives.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 from typing import Any

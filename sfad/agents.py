@@ -6,8 +6,6 @@ beside the task; a command without it gets them at its end. An argument whose pl
 option before it: without a model, `--model {model}` is nothing.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The command `sfad`: serve, check-config, sweep, backup, install, version."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sqlite3

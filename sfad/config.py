@@ -5,8 +5,6 @@ believes to be set must not be silently absent. Each key is written once, as a f
 and docs/configuration.md describes it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

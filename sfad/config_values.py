@@ -1,7 +1,5 @@
 """Values in a config file: how each kind is written, converted, and described in an error."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ The units are those of `systemd/`, with this installation's program in place of 
 is done. A dry run prints the same steps and takes none of them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The config of a running daemon: read again, and compared with the one in force."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Opens everything that a daemon needs, and adopts what an earlier one left."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import socket

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import COMPLETE
 
-NEEDS_A_PROGRAM = "tests/systemd/test_units.py::test_systemd_understands_it"
+NEEDS_A_PROGRAM = "tests/systemd/test_units.py::test_systemd_accepts_the_units"
 
 
 def test_a_missing_program(tmp_path: Path) -> None:

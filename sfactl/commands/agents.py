@@ -7,8 +7,6 @@ is the task, {session} a new session id, and {options} the options you write bes
 Exit codes: 0; 2 if there is no agent of that name.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

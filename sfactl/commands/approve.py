@@ -7,8 +7,6 @@ increase. `sfactl why RUN` says what a run waits for.
 Exit codes: 0 it runs; 1 it does not wait for approval; 2 a limit outside its range; 66 no such run; 77 not permitted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from sfad.protocol.messages import Approve, RunReply

@@ -10,8 +10,6 @@ less if none is running.
   fish: sfactl completion fish > ~/.config/fish/completions/sfactl.fish
 """
 
-from __future__ import annotations
-
 import os
 
 from ..exits import UsageError

@@ -5,8 +5,6 @@ Shows the daemon's effective settings. Precedence: flag, environment, user's fil
 `sfactl config schema` prints the JSON Schema of --limits, and needs no daemon.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 from sfad.protocol.messages import Config, ConfigReply

@@ -5,8 +5,6 @@ summariser, an agent that would call itself, agents that would nest too deep, an
 changes session. Each command shown is really run. Afterwards the daemon is stopped and the directory removed.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import shutil

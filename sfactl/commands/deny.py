@@ -6,8 +6,6 @@ it. Returns when the stop has begun; `sfactl wait RUN` waits for the end. Works 
 Exit codes: 0 it is being stopped; 1 it does not wait for approval; 66 no such run; 77 not permitted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from sfad.protocol.messages import Deny, RunReply

@@ -4,8 +4,6 @@ Each line is ok, warn (works with less) or BAD (does not work), and says how to 
 with 0. Asks the daemon if one is running, else checks this session.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 from collections.abc import Callable, Iterator

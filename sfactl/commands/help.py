@@ -3,8 +3,6 @@
 Shows the list of verbs, or the help of one, like --help.
 """
 
-from __future__ import annotations
-
 from .. import verbs
 from ..exits import ExitCode, UsageError
 from ..options import Argument, Parameter

@@ -3,8 +3,6 @@
 Shows everything the daemon knows of each run, including its live processes and memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from sfad.protocol.messages import Info, RunReply

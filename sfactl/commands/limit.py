@@ -8,8 +8,6 @@ Exit codes: 0 changed; 1 a run has ended or is being stopped; 2 a limit outside 
 77 a run may only lower limits, its own and those of runs below it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Unpack
 

@@ -7,8 +7,6 @@ TOKENS and USD are the run's own; TOTAL is what it and its descendants have cost
 ≥ marks a figure that may still grow. On a terminal, columns that do not fit are left out: see --wide. Times are local.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

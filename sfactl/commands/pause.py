@@ -6,8 +6,6 @@ A pause of more than about 4 minutes in the middle of a model's reply breaks the
 Between calls a pause may take any time.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Unpack
 

@@ -7,8 +7,6 @@ never while one of its runs is alive. --older-than 7d --keep 100 removes trees t
 Exit codes: 0 removed; 2 neither --older-than nor --keep; 75 not everything could be removed; 77 only from outside any run.
 """
 
-from __future__ import annotations
-
 from sfad.protocol.messages import Prune, Pruned
 from sfad.protocol.units import counted
 

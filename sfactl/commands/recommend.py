@@ -8,8 +8,6 @@ that a breach of the limit ended. RUNS is the number of successful runs behind t
 Exit codes: 0, also if there are too few runs for a suggestion.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from sfad.protocol.limits import format_amount, format_limit

@@ -6,8 +6,6 @@ config has an error, the old one stays in force.
 Exit codes: 0 read; 2 the config has an error, and nothing changed; 77 only from outside any run.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 from sfad.protocol.messages import Change, Reload, Reloaded

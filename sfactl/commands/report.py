@@ -7,8 +7,6 @@ Exit codes: 0 it is counted, even if a limit is exceeded; 1 the run has ended; 2
 and none is named; 66 no such run; 77 not permitted.
 """
 
-from __future__ import annotations
-
 from sfad.protocol.messages import Report, RunReply
 
 from .. import output, usage

@@ -11,8 +11,6 @@ Exit codes: 0 it is held; 1 refused, why is on stderr; 2 a value is missing, or 
 no such run; 77 not permitted.
 """
 
-from __future__ import annotations
-
 from sfad.protocol.messages import Reserve, Reserved
 
 from .. import output, usage

@@ -5,8 +5,6 @@ escaped, cut to a size, and marked as data from another agent. If no meter knows
 stdout. `logs` shows the output unchanged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from sfad.protocol.messages import Result, ResultText

@@ -6,8 +6,6 @@ ancestor has; without --limit, that limit only warns from now on. Only a client 
 Exit codes: 0 it runs; 1 it is not paused, or has ended; 2 a limit outside its range; 66 no such run; 77 not permitted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Unpack
 

@@ -17,8 +17,6 @@ cpu. ACTION is terminate, pause, warn, refuse or request_increase. Turns, messag
 agent reports them, or prints JSON events that a meter reads.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from .. import request

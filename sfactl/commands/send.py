@@ -4,8 +4,6 @@ Writes MESSAGE and a newline to the stdin of a run that was started with --stdin
 unchanged.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator, Sequence

@@ -7,8 +7,6 @@ Exit codes: 0 it is settled; 1 no such reservation is open: it was settled, or i
 permitted.
 """
 
-from __future__ import annotations
-
 from sfad.protocol.messages import RunReply, Settle
 
 from .. import output, usage

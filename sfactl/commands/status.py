@@ -3,8 +3,6 @@
 Shows where the daemon is, how it contains runs, and how much it holds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import datetime
 

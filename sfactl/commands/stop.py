@@ -4,8 +4,6 @@ Returns when no process of the runs and of what they started is alive, with 0; o
 runs share one grace. If a run does not exist or is not yours, prints an error and stops the others.
 """
 
-from __future__ import annotations
-
 import signal as signals
 from typing import Unpack
 

@@ -4,8 +4,6 @@ Shows how the runs created since a time have ended, and what they used. Live run
 as runs of their own, and each run's own use counts once.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import get_args

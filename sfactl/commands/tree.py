@@ -3,8 +3,6 @@
 Shows live runs and those that ended recently, below their parents. With RUN, only its tree.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 

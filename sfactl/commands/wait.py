@@ -5,8 +5,6 @@ complete; with 66 or 77 if one of several does not exist or is not yours; with 7
 daemon restarts, waits for it.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Unpack
 

@@ -4,8 +4,6 @@ Prints a sentence for each run: which rule refused it, which limit or signal end
 which limits bound it while it runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import UTC, datetime
 

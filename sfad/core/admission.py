@@ -1,7 +1,5 @@
 """Admits runs or refuses them, and starts them when the ledger holds their admission and there is a slot."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from ..protocol.types import ErrorCode, Reason, Refusal, RunId, Status

@@ -1,7 +1,5 @@
 """What a spawn request asks for, as far as the core decides about it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from ..protocol.types import Action, Bound, Claim, Kind, Limit

@@ -3,8 +3,6 @@
 An attempt succeeds, is followed by another, or fails the run.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 

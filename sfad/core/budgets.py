@@ -1,7 +1,5 @@
 """Money budgets of users and teams (docs/limits.md). The shell knows the calendar, and tells when a period begins."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """The run that a spawn request describes: its values checked, its bounds narrowed. The guard decides whether it may start."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ..protocol.types import Bound, Status

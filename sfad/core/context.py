@@ -1,7 +1,5 @@
 """What all components of the machine share: the policy, the live runs, and what the present event calls for."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal, TypedDict, Unpack
 

@@ -4,8 +4,6 @@ Limits are looked at from the root down, because the outermost breach is the one
 once is answered with the strongest action. A run that a limit holds waits until a person decides (`room`), or until its time is up.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Unpack
 

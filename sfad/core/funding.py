@@ -1,7 +1,5 @@
 """Pauses or ends live trees whose budgets have run out, and resumes them when there is money again."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ..protocol.types import Action, Reason, Status

@@ -1,7 +1,5 @@
 """The guard: ordered rules that admit or refuse a run. The first refusal counts. It reads memory only, and fails closed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

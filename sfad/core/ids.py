@@ -4,8 +4,6 @@ Plain base 32 stops being in order where a digit is added ("v" > "10") unless it
 short prefix ambiguous. With the letter, text order is number order, and the first 1 023 ids have at most three characters.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from ..protocol.types import RunId

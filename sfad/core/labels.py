@@ -1,7 +1,5 @@
 """Which runs a request for names and labels means, in each verb that takes `--name` and `--label`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 

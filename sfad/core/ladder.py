@@ -5,8 +5,6 @@ containment is empty. Where the policy names a run's program, there is one more 
 interrupted, and has `stop.polite` seconds to end.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ..protocol.types import RunId, Word

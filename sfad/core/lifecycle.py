@@ -3,8 +3,6 @@
 It knows none of the components above it, which say when.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ..protocol.types import Action, ApiTrouble, ErrorCode, LimitKind, Reason, Status

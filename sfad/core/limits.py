@@ -1,7 +1,5 @@
 """Limits of a run: where each comes from, within which range, and what has been exceeded. What the page docs/limits.md says."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import inf

@@ -1,7 +1,5 @@
 """The machine: one event in, its outcome out. It routes each event and each timer to the component that handles it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import assert_never
 

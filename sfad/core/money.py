@@ -7,8 +7,6 @@ Amounts are in USD, as floats, everywhere outside: on the wire, in the config, i
 converted only by the functions here.
 """
 
-from __future__ import annotations
-
 from typing import overload
 
 from ..protocol.kinds import COSTS

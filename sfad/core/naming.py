@@ -5,8 +5,6 @@ Looks through interpreters and launchers: `python x.py` is `x`, `npx codex` is `
 the tables below list those, and nothing else is known of any program.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shlex

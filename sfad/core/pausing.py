@@ -1,7 +1,5 @@
 """Pauses and resumes runs: freezes a run with everything below it, and halts their clocks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ..protocol.types import ErrorCode, Reason, Status

@@ -1,7 +1,5 @@
 """The configured numbers that the core decides by. The shell fills them in from the config."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

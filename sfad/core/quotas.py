@@ -1,7 +1,5 @@
 """Bounds on users and on the daemon rather than on runs: spawn rates and the queue of waiting trees (docs/limits.md)."""
 
-from __future__ import annotations
-
 import heapq
 from collections import deque
 

@@ -1,7 +1,5 @@
 """Requests of agents that tell their own use: report, reserve and settle."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ..protocol.kinds import KINDS

@@ -1,7 +1,5 @@
 """Requests that give a run more room or less: resume, approve, deny and limit."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ A run is saved as its `Birth`, once, and its `State`, after each change. `State`
 before the next event is handled. Times are those of the core's clock, which starts again after a reboot (`rebased`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 

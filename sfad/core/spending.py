@@ -1,7 +1,5 @@
 """What runs spend: their accounts, their ancestors' accounts, and the money budgets of their users and teams."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Stops a run and what is below it: decides the end, and climbs the ladder until the containment is empty."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from signal import SIGTERM

@@ -1,7 +1,5 @@
 """Requests to stop: of clients, which wait for the answer; of the daemon's own end; and the loss of a foreground client."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from signal import Signals
 

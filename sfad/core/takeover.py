@@ -4,8 +4,6 @@ A decision of the earlier daemon stands; each command here may repeat one that i
 taken for a success, and what may have run is not run again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

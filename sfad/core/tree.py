@@ -1,7 +1,5 @@
 """The live runs by id and by ancestry, and the bounds that a chain of them shares."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ..protocol.types import Bound, RunId

@@ -1,7 +1,5 @@
 """The words that leave the core as text: names of timers, kinds of reasons, types of events."""
 
-from __future__ import annotations
-
 from ..protocol.types import Word
 
 

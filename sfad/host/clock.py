@@ -1,7 +1,5 @@
 """The daemon's clocks, and deadlines that call back."""
 
-from __future__ import annotations
-
 import heapq
 import math
 import time

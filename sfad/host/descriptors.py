@@ -10,8 +10,6 @@ kernel frees the number before it waits. A Unix socket is closed the same way, b
 still in transit through it.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import threading

@@ -5,8 +5,6 @@ processes of a login session with that session only if logind has `KillUserProce
 two the daemon is in. See loginctl(1) and logind.conf(5).
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from functools import cache

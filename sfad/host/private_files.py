@@ -3,8 +3,6 @@
 Anything else that has such a name is renamed, never deleted and never followed.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 import time

@@ -3,8 +3,6 @@
 Facts only, from the standard library only: `sfactl doctor`, which imports this, judges them. Nothing here changes the machine.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import fcntl

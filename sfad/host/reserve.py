@@ -6,8 +6,6 @@ session: at equal priority the daemon got a tenth of a core, reaped zombies more
 pids after ten seconds. At higher priority it ends the lineages in 0.4 s.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from contextlib import suppress

@@ -3,8 +3,6 @@
 `protocol.paths` says where it is, which clients must know as well. `state_dir` has the state directory.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -11,8 +11,6 @@ Rejected for the claim: an abstract Unix socket (any local user can bind its nam
 on the instance's cgroup (containment by tags has none), and a lock file at another place (removing it frees it as well).
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

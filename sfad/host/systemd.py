@@ -3,8 +3,6 @@
 The files in `systemd/` say what systemd does with the unit.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import struct

@@ -1,7 +1,5 @@
 """Tasks beside the loop, and calls in threads."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Awaitable, Callable
 from functools import partial

@@ -5,8 +5,6 @@ unreaped children of ours. In the first they are not our children: another proce
 they ended.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import signal

@@ -1,7 +1,5 @@
 """What the loop needs of a launcher. It is asked by run id, and answers with the core's events."""
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,5 @@
 """What runs hold now: their processes and memory, from one pass over the machine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
 

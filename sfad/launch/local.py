@@ -1,8 +1,6 @@
 """Runs as processes of this machine: the `Launcher` that the loop uses, put together from its parts, and the choice of its
 containment: cgroups where that is possible, else tags."""
 
-from __future__ import annotations
-
 import ctypes
 import resource
 from collections.abc import Callable, Iterable, Mapping

@@ -5,8 +5,6 @@ process of its subtree is unreaped and its containment is unpopulated. That orde
 of the run and of its ancestors.
 """
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """What a pidfd tells of its process, also when that has ended and its pid is used again (PIDFD_GET_INFO)."""
 
-from __future__ import annotations
-
 import fcntl
 import platform
 import re

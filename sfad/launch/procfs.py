@@ -6,8 +6,6 @@ psutil answers most of this too. Here are the reads on a hot path, and those tha
 takes psutil three times as long, and against a tree that keeps forking the time of a scan decides.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

@@ -5,8 +5,6 @@ as the kernel shows it, has its cookie, with their descendants. So without cgrou
 not found: once the daemon is dead nothing tells whose it was. The caller holds the lock of the state directory.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import select

@@ -4,8 +4,6 @@
 type, so the search for a rare one walks the whole table.
 """
 
-from __future__ import annotations
-
 import math
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ An agent can do that by mistake, with `rm -rf` or `git clean` in the wrong direc
 copied to its place. SQLite alone would continue to write to a file that no later daemon finds.
 """
 
-from __future__ import annotations
-
 import os
 import sqlite3
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 What goes wrong after the ledger was opened is reported by callback, not raised.
 """
 
-from __future__ import annotations
-
 import errno
 import sqlite3
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ A transaction costs some 0.2 ms and a wake-up of the thread, whatever is in it. 
 others wait a little and share the transaction of what comes next.
 """
 
-from __future__ import annotations
-
 import queue
 from collections import deque
 from typing import Generic, TypeVar

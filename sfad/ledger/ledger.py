@@ -1,7 +1,5 @@
 """The ledger as the trio thread sees it: writes are queued and answered by callback. The reads are in `records`."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future

@@ -7,8 +7,6 @@ has, would keep the live runs without a supervisor for that time: after an uncle
 Until `check` has found it whole, a mark beside the file says that the check is due.
 """
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import stat

@@ -3,8 +3,6 @@
 Because of these, a run that has ended never shows as running while the disk is slow or full.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import datetime

@@ -4,8 +4,6 @@ A tree is deleted whole, descendants first, when every run in it ended before th
 the table `deleted` of the schema keeps the highest.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing

@@ -3,8 +3,6 @@
 Environment variables have no column: they may hold secrets.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime

@@ -4,8 +4,6 @@
 entry at the end. tests/ledger/ keeps a frozen dump of every version, which must always load.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from functools import cache

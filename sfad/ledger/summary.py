@@ -3,8 +3,6 @@
 For a worker thread: it reads each row of the period, which takes some 0.1 s for 100 000.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence

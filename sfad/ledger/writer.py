@@ -9,8 +9,6 @@ Work that can wait, such as deleting old rows, comes as errands: one at a time, 
 it would compete for SQLite's one write lock, and a connection that finds the lock taken sleeps for a millisecond or more.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 import threading

@@ -1,7 +1,5 @@
 """The one interface of the package: what the loop calls in the life of a run, of the daemon and of a report."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -3,8 +3,6 @@
 Functions that price also return the tokens by model that have no price: these are told, and never counted as 0 USD.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace

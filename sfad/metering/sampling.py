@@ -12,8 +12,6 @@ A run above its limit is found up to a tick later. If the kernel enforces the li
 reason of an end.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ The files belong to the agent: any name may be there as a FIFO, a link, or a dir
 no link below the program's own directory is followed, and only regular files of the run's user are opened.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import stat

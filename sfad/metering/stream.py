@@ -1,7 +1,5 @@
 """Reads the stdout of one run in small pieces, through one meter an attempt."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

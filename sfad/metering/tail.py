@@ -7,8 +7,6 @@ The run writes its files itself, so nothing here can slow it down or break its p
 lost rather than waited for. A run that writes nothing costs nothing.
 """
 
-from __future__ import annotations
-
 import errno
 import math
 import time

@@ -1,7 +1,5 @@
 """The output files of one run, and the meter of its stdout."""
 
-from __future__ import annotations
-
 import os
 import traceback
 from collections.abc import Callable

@@ -20,8 +20,6 @@ every line first took three to seven times as long.
 How to add a program: docs/meters.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib import import_module
 

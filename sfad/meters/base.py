@@ -1,7 +1,5 @@
 """What a meter reads (`Reading`), what an agent says to its user (`Speech`), and the interface of a meter."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 

@@ -14,8 +14,6 @@ Session files (tests/meters/sessions/, version 2.1.330) are CLAUDE_CONFIG_DIR/pr
 SESSION/subagents/agent-*.jsonl beside it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any

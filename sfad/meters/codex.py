@@ -13,8 +13,6 @@ Session files (tests/meters/sessions/, version 0.169.0) are CODEX_HOME/sessions/
 a file of its own.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, timedelta

@@ -1,7 +1,5 @@
 """Sums of what agents say, bounded whatever an agent says."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, Generic, TypeVar
 

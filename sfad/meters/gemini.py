@@ -7,8 +7,6 @@ estimated from what it says and calls, and its input is unknown.
 Session files (tests/meters/sessions/, version 0.61.0) are GEMINI_CLI_HOME/.gemini/tmp/PROJECT/chats/session-TIME-ID8.jsonl.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterator, Sequence

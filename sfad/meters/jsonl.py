@@ -1,7 +1,5 @@
 """Any agent: lines of JSON in the form that docs/meters.md describes, among whatever else it prints."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

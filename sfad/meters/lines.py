@@ -5,8 +5,6 @@ expression for `"type": "one|of|these"` (0.10 s), which matches wherever it stan
 spaced. Inside a string the quotes would be escaped, so text that quotes an event does not match.
 """
 
-from __future__ import annotations
-
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator

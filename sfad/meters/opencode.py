@@ -9,8 +9,6 @@ runs; the output of a step that has not ended is estimated from its text and its
 It keeps its sessions in an SQLite database. Reading that would disturb its writer, and its events tell the same after each step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

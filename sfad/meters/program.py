@@ -3,8 +3,6 @@
 Each program has a module with a subclass of `AgentProgram`, and one of `SessionFiles` if its sessions can be read.
 """
 
-from __future__ import annotations
-
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence

@@ -7,8 +7,6 @@
 keeps nothing for a reader, so a reader survives the daemon. `answer` finds the final answer of a stream that has ended.
 """
 
-from __future__ import annotations
-
 import re
 import zlib
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Writing never raises and never waits: neither a full disk nor a pipe without a reader may stop the daemon.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import select

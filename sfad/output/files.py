@@ -3,8 +3,6 @@
 The oldest bytes of a bounded file are a hole (`holes`), so its size is all that was written, and not what it holds.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

@@ -5,8 +5,6 @@ so SEEK_DATA sees all of a punch or nothing. And a file that is only appended to
 data *after* they were read were data when they were read. See fallocate(2) and lseek(2).
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

@@ -1,7 +1,5 @@
 """Which output files were written to or taken away: one inotify(7) watch on their directory, whose events name the file."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

@@ -1,7 +1,5 @@
 """Deletes the output of runs that ended long ago."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress

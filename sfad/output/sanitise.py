@@ -4,8 +4,6 @@ It removes, in this order, terminal sequences, which act when a person prints th
 and a person does not; and markup, which could pretend to end the block that quotes it.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NewType
 

@@ -1,7 +1,5 @@
 """Frames: a 4-byte big-endian length, then that many bytes of msgpack; the versions of the protocol; its errors. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 VERSION = 1

@@ -4,8 +4,6 @@ The rest of the daemon and `sfactl` derive their lists from this table. `LimitKi
 a word there, a row here, and the code that counts it (docs/architecture.md has the steps).
 """
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 from .types import LimitKind

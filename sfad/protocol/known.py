@@ -1,7 +1,5 @@
 """Agent programs, meters and profiles of limits that are built in."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from .types import Action

@@ -3,8 +3,6 @@
 Only the form is checked here; the core checks ranges.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 

@@ -8,8 +8,6 @@ client can read a newer daemon.
 `descriptors` in a message says how many file descriptors travel with its first byte as SCM_RIGHTS.
 """
 
-from __future__ import annotations
-
 import sys
 from datetime import datetime
 from functools import reduce

@@ -4,8 +4,6 @@ A socket address holds a path of at most 107 bytes. Longer ones are reached thro
 by `/proc/self/fd/N/NAME`; `connect_path` and `bind_path` do that where it is needed.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping

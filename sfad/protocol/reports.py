@@ -1,7 +1,5 @@
 """The answers to `recommend` and `summary`. docs/protocol.md describes each field."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Literal
 

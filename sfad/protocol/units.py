@@ -1,7 +1,5 @@
 """Durations, sizes, counts and money: as people write them in flags, environment and config, and as they are shown."""
 
-from __future__ import annotations
-
 import math
 import re
 from decimal import Decimal

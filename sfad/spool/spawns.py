@@ -4,8 +4,6 @@ The run's environment is part of it, and may hold secrets. So it is in no ledger
 run's last start.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

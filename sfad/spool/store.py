@@ -9,8 +9,6 @@ the last byte of the frame is missing. That tells an unfinished frame, whose wri
 last frame there are only zeros: an unfinished frame is overwritten with zeros, its head last, before the next one is written.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import struct

@@ -4,8 +4,6 @@ A run that may use 1.5 cores is bound to two of the CPUs that its parent run may
 holds it to one and a half. Runs are spread: each begins where the last one ended.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """What the launcher needs of a containment: cgroups, or tags."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol

@@ -1,7 +1,5 @@
 """Which run a process is in by its ancestors and its cookie, where no cgroup tells."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import TypeVar

@@ -7,8 +7,6 @@ only their marks tell them. Foreign processes must not be taken for ours. A cook
 tag is a mere number: it counts only if neither the process nor an ancestor of it carries the cookie of another run.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 from collections import defaultdict

@@ -5,8 +5,6 @@ size. The daemon never forks itself. The calls keep the interpreter's lock (`PyD
 the limits that are set around a call.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import fcntl

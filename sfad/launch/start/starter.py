@@ -1,7 +1,5 @@
 """Starting a run's command: its containment is entered, a trampoline is spawned and held at a gate until it is saved."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

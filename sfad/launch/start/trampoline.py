@@ -25,8 +25,6 @@ other machines, for machines that forbid to execute the image, and for commands 
 processes that let Ctrl-Z stop the command.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

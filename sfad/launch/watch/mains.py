@@ -1,7 +1,5 @@
 """Main processes: what their trampolines report, and how they end."""
 
-from __future__ import annotations
-
 import os
 from time import monotonic
 

@@ -7,8 +7,6 @@ A call that fails is made again after a pause until it works. It may lack descri
 a bug, which must not touch anything else that is waited for. So a call may be made twice.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import select

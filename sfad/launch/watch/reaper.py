@@ -6,8 +6,6 @@ up to 15 were then reported as 0 (measured). So a program that serves a launcher
 a thread that outlives them.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -4,8 +4,6 @@ A process that left its cgroup under an earlier daemon is not below this process
 every process of a run that the earlier daemon contained by tags. Both are found by their marks and moved into the cgroup.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 from ....protocol.types import RunId

@@ -1,7 +1,5 @@
 """The cgroup v2 file system: where this instance's cgroups are, whether they can contain, and their control files."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

@@ -1,7 +1,5 @@
 """The cgroups of runs: made, found by run, path or inode, and removed."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import suppress

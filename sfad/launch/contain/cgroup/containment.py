@@ -10,8 +10,6 @@ other signals when it is thawed; `populated` is 0 before the first process has a
 and leaves `cgroup.freeze` as it was.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from contextlib import suppress

@@ -13,8 +13,6 @@ systemd before 254 cannot restart a unit whose cgroup still enables controllers 
 the daemon, and by the sweep after a daemon that was killed.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable, Iterator

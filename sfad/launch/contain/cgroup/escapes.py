@@ -3,8 +3,6 @@
 Processes below one of these come to us as orphans when it has ended.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Container, Iterable, Iterator

@@ -1,7 +1,5 @@
 """What the kernel tells of a cgroup in `cgroup.events`: whether it is populated, and whether it is frozen."""
 
-from __future__ import annotations
-
 import os
 import select
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The bounds of runs, written to the files of their cgroups and read back."""
 
-from __future__ import annotations
-
 import os
 
 from ... import procfs

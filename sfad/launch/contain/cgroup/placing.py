@@ -1,7 +1,5 @@
 """Which run a process is in, where runs are contained in cgroups."""
 
-from __future__ import annotations
-
 from ....protocol.types import RunId
 from ... import procfs
 from ...base import Unplaceable

@@ -3,8 +3,6 @@
 While there are such runs, all processes of the machine are looked at for their marks.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

@@ -4,8 +4,6 @@ A process is in the run of its nearest ancestor that is known. If it lost that a
 its run, else its cookie. Both can be copied, so below a known ancestor a tag counts only if it names a run of its subtree.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections import defaultdict

@@ -11,8 +11,6 @@ That is not true of runs that were adopted from a dead daemon, whose processes a
 when two looks at all processes of the machine find none of it.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator
