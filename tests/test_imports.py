@@ -25,6 +25,9 @@ IMPURE_NAMES = {
 }
 """Of modules that can do more than hold data, the names that are data."""
 
+IMPURE_CALLS = {"now", "utcnow", "today", "open", "print", "input", "__import__", "import_module", "eval", "exec"}
+"""What needs no import to leave the core."""
+
 LAYERS = [
     {"sfad.protocol"},
     {"sfad.core"},
@@ -86,52 +89,51 @@ def within(module: str, *packages: str) -> bool:
     return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
-def params(package: str) -> list[object]:
-    """A test case for each file, named after it."""
-    return [pytest.param(path, id=str(path.relative_to(ROOT))) for path in modules(package)]
+def test_the_core_is_pure() -> None:
+    for path in modules("sfad/core"):
+        for module in targets(path):
+            assert within(module, "sfad.core", "sfad.protocol", "msgspec") or module in PURE_STDLIB, (
+                f"{name_of(path)} imports {module}"
+            )
+        for module, name in imports(path):
+            assert module not in IMPURE_NAMES or name in IMPURE_NAMES[module], f"{name_of(path)} imports {name} of {module}"
 
 
-@pytest.mark.parametrize("path", params("sfad/core"))
-def test_the_core_is_pure(path: Path) -> None:
-    for module in targets(path):
-        assert within(module, "sfad.core", "sfad.protocol", "msgspec") or module in PURE_STDLIB, f"{name_of(path)} imports {module}"
-    for module, name in imports(path):
-        assert module not in IMPURE_NAMES or name in IMPURE_NAMES[module], f"{name_of(path)} imports {name} of {module}"
+def test_the_core_needs_no_transport() -> None:
+    for path in modules("sfad/core"):
+        allowed = {f"sfad.protocol.{name}" for name in ("types", "kinds", "known", "limits", "units")}
+        if path.stem == "access":
+            allowed.add("sfad.protocol.messages")  # each request says there who may be permitted to send it
+        assert not {m for m in targets(path) if within(m, "sfad.protocol") and m != "sfad.protocol"} - allowed
 
 
-@pytest.mark.parametrize("path", params("sfad/core"))
-def test_the_core_needs_no_transport(path: Path) -> None:
-    allowed = {f"sfad.protocol.{name}" for name in ("types", "kinds", "known", "limits", "units")}
-    if path.stem == "access":
-        allowed.add("sfad.protocol.messages")  # each request says there who may be permitted to send it
-    assert not {m for m in targets(path) if within(m, "sfad.protocol") and m != "sfad.protocol"} - allowed
-
-
-@pytest.mark.parametrize("path", params("sfad/core"))
-def test_the_core_asks_no_clock_and_opens_nothing(path: Path) -> None:
+def test_the_core_asks_no_clock_and_opens_nothing() -> None:
     """Without an import, too: `datetime.now()`, `open()`, `__import__`, `input`, `print`."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call):
-            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            assert called not in {"now", "utcnow", "today", "open", "print", "input", "__import__", "import_module", "eval", "exec"}
+    for path in modules("sfad/core"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+                assert called not in IMPURE_CALLS, f"{name_of(path)} calls {called}"
 
 
-@pytest.mark.parametrize("path", params("sfad/protocol"))
-def test_the_protocol_imports_msgspec_and_the_standard_library(path: Path) -> None:
-    for module in targets(path):
-        top = module.split(".")[0]
-        assert within(module, "sfad.protocol") or top == "msgspec" or top in sys.stdlib_module_names, f"{name_of(path)}: {module}"
-        assert top not in {"asyncio", "subprocess", "threading"}
+def test_the_protocol_imports_msgspec_and_the_standard_library() -> None:
+    for path in modules("sfad/protocol"):
+        for module in targets(path):
+            top = module.split(".")[0]
+            assert within(module, "sfad.protocol") or top == "msgspec" or top in sys.stdlib_module_names, (
+                f"{name_of(path)}: {module}"
+            )
+            assert top not in {"asyncio", "subprocess", "threading"}
 
 
-@pytest.mark.parametrize("path", params("sfactl"))
-def test_the_client_imports_only_the_protocol_of_the_daemon(path: Path) -> None:
+def test_the_client_imports_only_the_protocol_of_the_daemon() -> None:
     """The demo included: it starts a daemon as anybody would, as a program."""
-    allowed = ["sfad.protocol"] + (["sfad.host.probe"] if path.stem == "doctor" else [])
-    versions = {module for module, name in imports(path) if (module, name) == ("sfad", "__version__")}
-    for module in targets(path) - versions:
-        assert not within(module, "trio", "psutil", "asyncio"), f"{name_of(path)} imports {module}"
-        assert within(module, *allowed) or not within(module, "sfad"), f"{name_of(path)} imports {module}"
+    for path in modules("sfactl"):
+        allowed = ["sfad.protocol"] + (["sfad.host.probe"] if path.stem == "doctor" else [])
+        versions = {module for module, name in imports(path) if (module, name) == ("sfad", "__version__")}
+        for module in targets(path) - versions:
+            assert not within(module, "trio", "psutil", "asyncio"), f"{name_of(path)} imports {module}"
+            assert within(module, *allowed) or not within(module, "sfad"), f"{name_of(path)} imports {module}"
 
 
 def layer(module: str) -> int | None:
@@ -139,26 +141,26 @@ def layer(module: str) -> int | None:
     return next((height for height, packages in enumerate(LAYERS) if within(module, *packages)), None)
 
 
-@pytest.mark.parametrize("path", params("sfad"))
-def test_arrows_go_one_way(path: Path) -> None:
-    own = name_of(path)
-    height = layer(own)
-    for module in (module for module in targets(path) if within(module, "sfad")):
-        other = layer(module)
-        if height is None:
-            assert other is None or other <= 1, f"{own} is a leaf, but imports {module}"
-        elif other is not None:
-            assert other <= height, f"{own} imports {module}, which is above it"
-            siblings = other == height and own.split(".")[:2] != module.split(".")[:2]
-            assert not siblings or height == len(LAYERS) - 1, f"{own} imports {module}, which is beside it"
+def test_arrows_go_one_way() -> None:
+    for path in modules("sfad"):
+        own = name_of(path)
+        height = layer(own)
+        for module in (module for module in targets(path) if within(module, "sfad")):
+            other = layer(module)
+            if height is None:
+                assert other is None or other <= 1, f"{own} is a leaf, but imports {module}"
+            elif other is not None:
+                assert other <= height, f"{own} imports {module}, which is above it"
+                siblings = other == height and own.split(".")[:2] != module.split(".")[:2]
+                assert not siblings or height == len(LAYERS) - 1, f"{own} imports {module}, which is beside it"
 
 
-@pytest.mark.parametrize("path", [*params("sfad"), *params("sfactl")])
-def test_nobody_imports_the_client_or_the_tests(path: Path) -> None:
-    own = name_of(path)
-    for module in targets(path):
-        assert not within(module, "tests")
-        assert within(own, "sfactl") or not within(module, "sfactl")
+def test_nobody_imports_the_client_or_the_tests() -> None:
+    for path in [*modules("sfad"), *modules("sfactl")]:
+        own = name_of(path)
+        for module in targets(path):
+            assert not within(module, "tests")
+            assert within(own, "sfactl") or not within(module, "sfactl")
 
 
 def test_the_checks_see_something() -> None:

@@ -85,6 +85,7 @@ class Machine:
     # ---- events
 
     def handle(self, event: e.Event) -> c.Outcome:
+        """Return what `event` calls for: commands in their order, and the runs whose snapshots are saved before the first one."""
         outcome = self._ctx.begin()
         self._route(event)
         if self._ctx.ended or self._spending.budgets_changed or isinstance(event, e.Reconfigured | e.Recovered | e.DrainRequested):
