@@ -199,7 +199,12 @@ def test_an_agent_that_asks_without_pause_takes_turns_with_its_owner(start: Star
     before = daemon.descriptors()
     run, _ = attacked(daemon, "asking", "--leaf")
     with daemon.client() as client:
-        refused = [client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).refused for _ in range(9)]
+
+        def refusals() -> int:
+            return client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).refused
+
+        wait_until(lambda: refusals() > 200, "each of the run's clients asks")
+        refused = [refusals() for _ in range(9)]
     between = sorted(later - earlier for earlier, later in pairwise(refused))
     assert 0 < between[len(between) // 2] < 1000  # turns by connection would be 200 times 16
     owner_stops(daemon, run, before)
