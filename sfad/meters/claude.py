@@ -30,6 +30,9 @@ _CONTEXT = re.compile(r"\[[^\]]*\]$")
 """`modelUsage` calls a model with a large context `claude-opus-4-8[1m]`; messages and price lists omit the brackets."""
 _SYNTHETIC = "<synthetic>"
 """The model of messages that Claude Code writes itself, to tell an error."""
+_ABORTED_CALL = "aborted_streaming"
+"""Why an interrupted agent ended: it was waiting for the model. If no piece of the answer had arrived, the totals omit that call,
+although the provider bills it (seen with 2.1.330)."""
 
 
 class _ClaudeUsage(msgspec.Struct):
@@ -97,7 +100,10 @@ class _ClaudeEvent(msgspec.Struct):
     parent_tool_use_id: str | None = None
     message: _ClaudeMessage | None = None
     event: _ClaudePartial | None = None
+    aborted: bool = False
+    """This is what had arrived of an answer when the agent was interrupted."""
     is_error: bool = False
+    terminal_reason: Any = None
     api_error_status: Any = None
     result: Any = None
     errors: Any = None
@@ -134,6 +140,7 @@ class _ClaudeState(msgspec.Struct, array_like=True):
     waits: bool = False
     """Commands are still running in the background. When they end, the agent continues and prints another result (seen with
     2.1.330)."""
+    aborted: bool = False
 
 
 class ClaudeMeter(LineMeter[_ClaudeEvent, _ClaudeState]):
@@ -149,6 +156,7 @@ class ClaudeMeter(LineMeter[_ClaudeEvent, _ClaudeState]):
     def _take(self, event: _ClaudeEvent) -> None:
         self.reading.session = event.session_id[:MAX_NAME] or self.reading.session
         if event.type == "assistant" and event.message is not None:
+            self._state.aborted = event.aborted
             self._say(event.message, event.parent_tool_use_id or "main")
         elif event.type == "stream_event" and event.event is not None:
             self._stream(event.event, event.parent_tool_use_id or "main")
@@ -235,7 +243,7 @@ class ClaudeMeter(LineMeter[_ClaudeEvent, _ClaudeState]):
         if models is not None or cost is not None:
             self._state.results += 1
             self.reading.uncovered.clear()
-        self.reading.partial = models is None
+        self.reading.partial = models is None or (event.terminal_reason == _ABORTED_CALL and not self._state.aborted)
         self._state.totals.restate_cost(self.reading, cost)
 
     def _settle(self) -> None:
@@ -266,6 +274,12 @@ _CONTINUES = {None, "tool_use", "pause_turn"}
 """Stop reasons after which the model is called again, perhaps before the file says so: it is written 100 ms late."""
 
 
+def _tells_interruption(message: _ClaudeMessage | None) -> bool:
+    blocks = message.content if message is not None else []
+    texts = [block.text for block in blocks if isinstance(block, _ClaudeBlock)]
+    return any(isinstance(text, str) and text.startswith("[Request interrupted by user") for text in texts)
+
+
 class ClaudeSession(SessionMeter[_ClaudeLine]):
     """Lines of one message share its id and its usage. Before it exits, Claude Code writes a `cost-state` with the cost of the
     whole session, subagents included."""
@@ -274,20 +288,24 @@ class ClaudeSession(SessionMeter[_ClaudeLine]):
     decoder = msgspec.json.Decoder(_ClaudeLine)
     _resumed = False
     """Lines before `since` were seen: totals of the session are not those of this run."""
+    _unanswered = False
+    """The model was asked, and no piece of an answer came: the totals omit that call (see `_ABORTED_CALL`)."""
 
     def _take(self, event: _ClaudeLine) -> None:
         if not self._in_time(event.timestamp):
             self._resumed = True
         elif event.type == "cost-state" and not self._resumed:
-            self.reading.partial = False
+            self.reading.partial = self._unanswered
             self.reading.cost_usd = counters.dollars(event.total_cost)
         elif event.type == "assistant" and event.message is not None and event.message.model != _SYNTHETIC:
             self._say(event.message)
         elif event.type == "user":
+            self._unanswered = self._unanswered or not _tells_interruption(event.message)
             self._asked()
 
     def _say(self, message: _ClaudeMessage) -> None:
         counters.recognised(self.reading)
+        self._unanswered = False
         self.reading.partial = message.stop_reason in _CONTINUES
         self.reading.cost_usd = None
         known = self._state.messages.get(message.id)

@@ -25,7 +25,7 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 E = TypeVar("E")
 S = TypeVar("S", bound=msgspec.Struct)
 
-STATE = 3
+STATE = 4
 """The version of what meters dump. Raise it when a field of `Reading`, or of a meter's state, is added, removed or changes its
 meaning: older dumps are then ignored and the run's output is read again."""
 

@@ -166,6 +166,15 @@ def test_is_error_of_the_last_result_decides() -> None:
     assert read("claude", lines({"type": "result", "is_error": True})).failed
 
 
+def test_a_call_whose_answer_was_interrupted_before_it_came_makes_the_result_partial() -> None:
+    interrupted = concludes(0.1, {"opus": (10, 2)}) | {"subtype": "error_during_execution", "is_error": True}
+    in_call, in_tool = interrupted | {"terminal_reason": "aborted_streaming"}, interrupted | {"terminal_reason": "aborted_tools"}
+    said = says("a", input_tokens=10)
+    assert read("claude", lines(said, in_call)).partial
+    assert not read("claude", lines(said, said | {"aborted": True}, in_call)).partial, "the result contains what had arrived"
+    assert not read("claude", lines(said, in_tool)).partial
+
+
 def test_it_is_finished_after_its_result_unless_it_reads_more_messages() -> None:
     assert read("claude", lines(concludes(0.1))).finished
     assert not read("claude", lines(concludes(0.1)), argv=MORE).finished

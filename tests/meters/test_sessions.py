@@ -96,6 +96,19 @@ def test_it_is_partial_until_a_reply_that_calls_no_tool(name: str) -> None:
     assert states == [True, False]
 
 
+def test_a_claude_interrupted_before_an_answer_came_stays_partial() -> None:
+    """Its `cost-state` omits that call."""
+    *lines, total = recording("claude").splitlines(keepends=True)
+
+    def asked(text: str) -> bytes:
+        return json.dumps({"type": "user", "message": {"content": [{"type": "text", "text": text}]}}).encode() + b"\n"
+
+    interrupted = asked("[Request interrupted by user]")
+    assert '"cost-state"' in total.decode()
+    assert read("claude", b"".join([*lines, asked("go on"), interrupted, total])).partial
+    assert not read("claude", b"".join([*lines, interrupted, total])).partial
+
+
 @pytest.mark.parametrize("name", ["claude", "codex", "gemini"])
 def test_any_field_may_be_anything(name: str) -> None:
     for line in recording(name).splitlines():
