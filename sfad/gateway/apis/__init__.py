@@ -1,0 +1,18 @@
+"""The APIs that the gateway knows, by the name that `[gateway.upstreams]` uses. Pure: bytes in, facts out.
+
+`base`       what a call asks for, what a reply tells, and the interface of an API
+`anthropic`  Anthropic Messages
+`responses`  OpenAI Responses
+`chat`       OpenAI Chat Completions
+`gemini`     Gemini generateContent
+"""
+
+from .anthropic import ANTHROPIC
+from .base import Api, ModelCall, Paid, Reply, ToolUse
+from .chat import CHAT
+from .gemini import GEMINI
+from .responses import RESPONSES
+
+APIS: dict[str, Api] = {api.name: api for api in (ANTHROPIC, RESPONSES, CHAT, GEMINI)}
+
+__all__ = ["APIS", "Api", "ModelCall", "Paid", "Reply", "ToolUse"]

@@ -1,0 +1,180 @@
+"""What a call asks for, what a reply tells, and the interface of an API."""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ...meters.counters import BYTES_A_TOKEN, printable
+from ...protocol.types import Tokens
+from ..sse import Events
+
+MAX_REPLY = 16 << 20
+"""Bytes of a reply that is one JSON document, which is read at its end. The usage of a larger one stays unknown."""
+MAX_TOOL_USES = 256
+"""Tool calls told of one reply. Models make a handful."""
+MODEL_MAX = 128
+"""Characters of a model's name: one that is longer has no price."""
+
+
+class Paid(Enum):
+    """What a request is, apart from a call of a model."""
+
+    FREE = "free"
+    UNGATED = "ungated"
+    """It costs money that the gateway cannot count."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """What a request for an answer of a model says."""
+
+    model: str
+    max_output: int | None
+    """Tokens that one answer may have; `None` if the request does not say."""
+    choices: int = 1
+    """Answers that are asked for. Each may have `max_output`."""
+    streams: bool = False
+    caches: bool = False
+    """Its input may be written to a cache, which costs more than to be read without one."""
+
+
+class ToolUse(NamedTuple):
+    """A call of a tool that the model asks for."""
+
+    name: str
+    digest: str
+    """Of its arguments: equal calls have equal digests."""
+
+
+def tool_use(name: Any, arguments: bytes) -> ToolUse:
+    return ToolUse(printable(name, MODEL_MAX), blake2b(arguments, digest_size=8).hexdigest())
+
+
+class Reply(ABC):
+    """Reads a reply while it passes: server-sent events, or one JSON document."""
+
+    def __init__(self, *, streamed: bool) -> None:
+        self.tokens: Tokens | None = None
+        """What the provider says that was used, as far as it has come."""
+        self.told = False
+        """The provider has said its final figures."""
+        self.tools: list[ToolUse] = []
+        self.written = 0
+        """Bytes of text, thinking and arguments that have come so far."""
+        self._events = Events() if streamed else None
+        self._document: bytearray | None = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Take a piece of the body, without its content encoding."""
+        if self._events is not None:
+            for event in self._events.feed(data):
+                self._decoded(self.event, event)
+        elif self._document is not None:
+            self._document += data
+            if len(self._document) > MAX_REPLY:
+                self._document = None
+
+    def end(self) -> None:
+        """Take the end of the body."""
+        if self._events is None and self._document:
+            self._decoded(self.document, bytes(self._document))
+
+    @abstractmethod
+    def event(self, data: bytes) -> None:
+        """Take an event of a stream. May raise `msgspec.DecodeError`."""
+
+    @abstractmethod
+    def document(self, data: bytes) -> None:
+        """Take a reply that is not a stream. May raise `msgspec.DecodeError`."""
+
+    @property
+    def overlong(self) -> bool:
+        """Whether it was too long to be read."""
+        return self._events is None and self._document is None
+
+    @property
+    def estimated_output(self) -> int:
+        """Tokens of what was written, in place of a figure that was not told."""
+        return -(-self.written // BYTES_A_TOKEN)
+
+    def use(self, tool: ToolUse) -> None:
+        if len(self.tools) < MAX_TOOL_USES:
+            self.tools.append(tool)
+
+    def _decoded(self, take: Callable[[bytes], None], data: bytes) -> None:
+        try:
+            take(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return  # an event of another form tells nothing; what is not told is estimated
+
+
+class Api(ABC):
+    """A provider's format."""
+
+    name: str
+    variable: str
+    """The environment variable in which programs look for the base URL."""
+    free: re.Pattern[str]
+    """Paths of requests that cost nothing although they name a model."""
+    ungated: re.Pattern[str]
+    """Paths of requests that cost money, and are no calls of a model."""
+
+    @abstractmethod
+    def call(self, path: str, body: bytes) -> ModelCall | None:
+        """Return what a request for an answer says, or `None` if the path is for something else.
+
+        Raises `ValueError` if such a request cannot be read: then the provider could not read it either."""
+
+    @abstractmethod
+    def lowered(self, path: str, body: bytes, tokens: int) -> bytes:
+        """Return the body with a maximum output of `tokens`, and with thinking that fits into it."""
+
+    def completed(self, path: str, body: bytes) -> bytes:
+        """Return the body with what the reply needs to tell its usage."""
+        return body
+
+    @abstractmethod
+    def refusal(self, message: str) -> bytes:
+        """Return the body of HTTP 400 in the provider's format: programs then print the message and stop."""
+
+    @abstractmethod
+    def reply(self, *, streamed: bool) -> Reply:
+        """Return what reads the reply of a call."""
+
+    def paid(self, method: str, path: str, body: bytes) -> Paid:
+        """Return whether a request that is no call of a model costs money. A request that names a model does, unless it is known
+        not to."""
+        if method in {"GET", "HEAD", "OPTIONS", "DELETE"} or self.free.search(path):
+            return Paid.FREE
+        if self.ungated.search(path) or _names_model(path, body):
+            return Paid.UNGATED
+        return Paid.FREE
+
+
+class _NamesModel(msgspec.Struct):
+    model: Any = None
+
+
+def _names_model(path: str, body: bytes) -> bool:
+    try:
+        return "/models/" in path or bool(msgspec.json.decode(body or b"{}", type=_NamesModel).model)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return b"model" in body  # a form, such as audio is sent in
+
+
+def positive(value: Any) -> int | None:
+    """Return a number of tokens as a request says it, or `None` where it says none."""
+    return int(value) if type(value) in {int, float} and value >= 1 else None
+
+
+def changed(body: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
+    """Return a JSON object after `change`. All else keeps its order and its value."""
+    document = msgspec.json.decode(body)
+    change(document)
+    return msgspec.json.encode(document)

@@ -1,0 +1,123 @@
+"""OpenAI Responses (https://platform.openai.com/docs/api-reference/responses)."""
+
+import re
+from typing import Any
+
+import msgspec
+
+from ...meters import counters
+from .base import MODEL_MAX, Api, ModelCall, Reply, changed, positive, tool_use
+
+
+class _Request(msgspec.Struct):
+    model: str
+    max_output_tokens: Any = None
+    stream: Any = False
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: Any = 0
+
+
+class _Usage(msgspec.Struct):
+    input_tokens: Any = 0
+    output_tokens: Any = 0
+    input_tokens_details: _Details | None = None
+
+
+class _Part(msgspec.Struct):
+    text: Any = None
+
+
+class _Item(msgspec.Struct):
+    type: str = ""
+    name: Any = None
+    arguments: Any = None
+    input: Any = None
+    content: list[_Part] | None = None
+
+
+class _Response(msgspec.Struct):
+    usage: _Usage | None = None
+    output: list[_Item] = []
+
+
+class _Event(msgspec.Struct):
+    type: str = ""
+    delta: Any = None
+    item: _Item | None = None
+    response: _Response | None = None
+
+
+_CALLS = {"function_call", "custom_tool_call"}
+_ENDS = {"response.completed", "response.incomplete", "response.failed"}
+
+
+def openai_refusal(message: str) -> bytes:
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": "limit_exceeded"}
+    return msgspec.json.encode({"error": error})
+
+
+OPENAI_FREE = re.compile(r"/models$|/models/[^/]+$|/input_tokens$|/moderations$|/cancel$|/conversations\b|/vector_stores\b")
+OPENAI_UNGATED = re.compile(
+    r"/(completions|embeddings|batches|videos|assistants|threads|realtime|evals)\b|/images/|/audio/|/fine_tuning/|/containers\b"
+)
+
+
+class _ResponsesApi(Api):
+    name = "openai-responses"
+    variable = "OPENAI_BASE_URL"
+    free = OPENAI_FREE
+    ungated = OPENAI_UNGATED
+
+    def call(self, path: str, body: bytes) -> ModelCall | None:
+        if not path.endswith(("/responses", "/responses/compact")):
+            return None
+        request = msgspec.json.decode(body, type=_Request)
+        return ModelCall(request.model[: MODEL_MAX + 1], positive(request.max_output_tokens), streams=request.stream is True)
+
+    def lowered(self, path: str, body: bytes, tokens: int) -> bytes:
+        if path.endswith("/compact"):
+            return body  # it takes no maximum
+        return changed(body, lambda request: request.__setitem__("max_output_tokens", tokens))
+
+    def refusal(self, message: str) -> bytes:
+        return openai_refusal(message)
+
+    def reply(self, *, streamed: bool) -> Reply:
+        return _ResponsesReply(streamed=streamed)
+
+
+class _ResponsesReply(Reply):
+    def event(self, data: bytes) -> None:
+        event = _EVENT.decode(data)
+        if event.type.endswith(".delta"):
+            self.written += counters.size(event.delta)
+        elif event.type == "response.output_item.done" and event.item is not None:
+            self._call(event.item)
+        elif event.type in _ENDS and event.response is not None:
+            self._count(event.response.usage)
+
+    def document(self, data: bytes) -> None:
+        response = _RESPONSE.decode(data)
+        self._count(response.usage)
+        for item in response.output:
+            texts = [part.text for part in item.content or ()]
+            self.written += counters.size(item.arguments, item.input, *texts)
+            self._call(item)
+
+    def _call(self, item: _Item) -> None:
+        if item.type in _CALLS:
+            arguments = item.arguments if item.arguments is not None else item.input
+            self.use(tool_use(item.name, str(arguments).encode(errors="replace")))
+
+    def _count(self, usage: _Usage | None) -> None:
+        if usage is not None:
+            cached = usage.input_tokens_details.cached_tokens if usage.input_tokens_details is not None else 0
+            self.tokens = counters.tokens_in_all(total=usage.input_tokens, read=cached, output=usage.output_tokens)
+            self.told = True
+
+
+_EVENT = msgspec.json.Decoder(_Event)
+_RESPONSE = msgspec.json.Decoder(_Response)
+RESPONSES = _ResponsesApi()

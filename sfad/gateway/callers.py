@@ -1,0 +1,76 @@
+"""Who is at the other end of a connection on loopback: the kernel says its user and its cgroup (sock_diag(7)).
+
+An agent can choose neither. A socket keeps the cgroup in which it was made, wherever its process moves.
+"""
+
+import socket
+import struct
+from dataclasses import dataclass
+
+NETLINK_SOCK_DIAG = 4
+SOCK_DIAG_BY_FAMILY = 20
+NLM_F_REQUEST = 1
+NLMSG_ERROR = 2
+INET_DIAG_CGROUP_ID = 21
+"""linux/inet_diag.h. Since Linux 5.8."""
+_ANY = 0xFFFFFFFF
+_HEADER = struct.Struct("=IHHII")
+_REQUEST = struct.Struct("=BBBxI")
+_ID = struct.Struct("!HH16s16s")
+_INTERFACE_COOKIE = struct.Struct("=III")
+_MESSAGE_SIZE = 72
+"""Of inet_diag_msg; attributes follow."""
+_UID_AND_INODE = struct.Struct("=II")
+_UID_AT = 64
+_ATTRIBUTE = struct.Struct("=HH")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    uid: int
+    cgroup: int | None
+    """The inode of the cgroup's directory; `None` if the kernel does not say."""
+
+
+class Kernel:
+    """Asks the kernel about connections."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, NETLINK_SOCK_DIAG)
+        self._socket.settimeout(1.0)
+
+    def caller(self, connection: socket.socket) -> Caller | None:
+        """Return who opened an accepted connection, or `None` if its other end is closed already. Raises `OSError`."""
+        here, there = connection.getsockname(), connection.getpeername()
+        body = _REQUEST.pack(connection.family, socket.IPPROTO_TCP, 0, _ANY)
+        # from the caller's side: its own address is the source
+        body += _ID.pack(there[1], here[1], _packed(connection.family, there[0]), _packed(connection.family, here[0]))
+        body += _INTERFACE_COOKIE.pack(0, _ANY, _ANY)
+        self._socket.send(_HEADER.pack(_HEADER.size + len(body), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, 0, 0) + body)
+        return _read(self._socket.recv(8192))
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _packed(family: int, address: str) -> bytes:
+    return socket.inet_pton(family, address).ljust(16, b"\0")
+
+
+def _read(answer: bytes) -> Caller | None:
+    size, kind, *_ = _HEADER.unpack_from(answer)
+    if kind == NLMSG_ERROR:
+        return None
+    body = answer[_HEADER.size : size]
+    uid, inode = _UID_AND_INODE.unpack_from(body, _UID_AT)
+    if not inode:  # no process has it open
+        return None
+    at, cgroup = _MESSAGE_SIZE, None
+    while at + _ATTRIBUTE.size <= len(body):
+        length, name = _ATTRIBUTE.unpack_from(body, at)
+        if length < _ATTRIBUTE.size:
+            break
+        if name == INET_DIAG_CGROUP_ID:
+            (cgroup,) = struct.unpack_from("=Q", body, at + _ATTRIBUTE.size)
+        at += (length + 3) & ~3
+    return Caller(uid, cgroup)

@@ -1,0 +1,72 @@
+"""What the gateway asks of the daemon about each call, and what it tells after it."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..protocol.types import Tokens
+from .apis import ToolUse
+from .callers import Caller
+
+
+class RefusedError(Exception):
+    """The daemon refuses a caller or a call; the text says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The run that a caller is in."""
+
+    run: str
+    upstreams: dict[str, str] = field(default_factory=dict)
+    """URLs that replace those of upstreams, by name: what the environment of the run's root said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A call before it is made."""
+
+    run: str
+    upstream: str
+    model: str
+    input_tokens: int
+    """Estimated."""
+    caches: bool
+    max_output: int | None
+    choices: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    reservation: str
+    max_output: int | None = None
+    """What the call's maximum must be lowered to; `None` if it stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A call that has ended, or was broken off."""
+
+    reservation: str
+    status: int | None
+    """Of HTTP; `None` if no reply came."""
+    tokens: Tokens | None
+    """`None`: the reply could not be read, so what was reserved counts."""
+    partial: bool
+    """The provider has not told its final figures."""
+    tools: tuple[ToolUse, ...]
+    first_byte_s: float | None
+    seconds: float
+    error: str | None
+
+
+class Gate(Protocol):
+    """The daemon."""
+
+    async def place(self, caller: Caller | None, token: str | None) -> Placed:
+        """Return the run of a caller. Raises `RefusedError`."""
+
+    async def admit(self, asked: Asked) -> Admitted:
+        """Wait until the call may be made. Raises `RefusedError`. If the caller hangs up, this is cancelled."""
+
+    def ended(self, call: Ended) -> None:
+        """Tell what a call has used."""

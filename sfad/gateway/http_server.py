@@ -1,0 +1,117 @@
+"""One client's connection: requests in, replies out (HTTP/1.1, by h11)."""
+
+from collections.abc import AsyncIterator, Sequence
+
+import h11
+import trio
+
+HEAD_TIMEOUT = 30.0
+"""Seconds for a request's head, from its first byte."""
+IDLE_TIMEOUT = 300.0
+"""Seconds that a connection may wait for its next request. Clients keep theirs for some minutes."""
+BODY_TIMEOUT = 60.0
+"""Seconds without any byte of a request's body."""
+SEND_TIMEOUT = 600.0
+"""Seconds that a client may take no byte of a reply. An agent that is paused takes none."""
+MAX_HEAD = 64 << 10
+_PIECE = 64 << 10
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection, sent what is not HTTP, or was too slow."""
+
+
+class HttpServer:
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.stream = stream
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
+        self.answering = False
+        """The head of a reply was sent."""
+
+    async def request(self) -> h11.Request | None:
+        """Return the next request, or `None` if the client has closed the connection. Raises `ClientGoneError`."""
+        self.answering = False
+        with trio.move_on_after(IDLE_TIMEOUT) as waiting:
+            while (event := self._next()) is h11.NEED_DATA:
+                await self._receive()
+                waiting.deadline = min(waiting.deadline, trio.current_time() + HEAD_TIMEOUT)
+            return event if isinstance(event, h11.Request) else None
+        return None
+
+    async def body(self) -> AsyncIterator[bytes]:
+        """Yield the pieces of the request's body. Raises `ClientGoneError`."""
+        if self._http.they_are_waiting_for_100_continue:
+            await self._send(h11.InformationalResponse(status_code=100, headers=[]))
+        while True:
+            event = self._next()
+            if event is h11.NEED_DATA:
+                with trio.move_on_after(BODY_TIMEOUT) as waiting:
+                    await self._receive()
+                if waiting.cancelled_caught:
+                    raise ClientGoneError("it sent nothing of its request's body for a minute")
+            elif isinstance(event, h11.Data):
+                yield bytes(event.data)
+            elif isinstance(event, h11.EndOfMessage):
+                return
+            else:
+                raise ClientGoneError("it closed the connection in its request")
+
+    async def answer(self, status: int, headers: Headers, body: bytes) -> None:
+        await self.head(status, [*headers, (b"content-length", b"%d" % len(body))])
+        await self.piece(body)
+        await self.end()
+
+    async def head(self, status: int, headers: Headers, reason: bytes = b"") -> None:
+        self.answering = True
+        await self._send(h11.Response(status_code=status, headers=list(headers), reason=reason))
+
+    async def piece(self, data: bytes) -> None:
+        if data:
+            await self._send(h11.Data(data=data))
+
+    async def end(self) -> None:
+        await self._send(h11.EndOfMessage())
+
+    def next(self) -> bool:
+        """Get ready for the next request of this connection. Return whether there can be one."""
+        if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
+            self._http.start_next_cycle()
+            return True
+        return False
+
+    async def gone(self) -> None:
+        """Return when the client has closed the connection."""
+        while True:
+            await trio.lowlevel.wait_readable(self.stream.socket)
+            try:
+                more = await self.stream.socket.recv(1, trio.socket.MSG_PEEK)
+            except OSError:
+                return
+            if not more:
+                return
+            # it sends the next request already: whether it is still there, sending to it will tell
+            await trio.sleep_forever()
+
+    def _next(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        try:
+            return self._http.next_event()
+        except h11.RemoteProtocolError as error:
+            raise ClientGoneError(f"what it sent is not HTTP: {error}") from error
+
+    async def _receive(self) -> None:
+        try:
+            self._http.receive_data(await self.stream.receive_some(_PIECE))
+        except (trio.BrokenResourceError, h11.RemoteProtocolError) as error:
+            raise ClientGoneError(str(error)) from error
+
+    async def _send(self, event: h11.Event) -> None:
+        data = self._http.send(event)
+        if not data:
+            return
+        try:
+            with trio.fail_after(SEND_TIMEOUT):
+                await self.stream.send_all(data)
+        except (trio.BrokenResourceError, trio.TooSlowError) as error:
+            raise ClientGoneError(str(error) or "it took nothing of the reply") from error

@@ -1,0 +1,62 @@
+"""Serves the connections of the agents."""
+
+import errno
+import socket
+from collections.abc import Callable
+
+import trio
+
+from .callers import Kernel
+from .exchange import Exchange, Services
+from .http_server import ClientGoneError, HttpServer
+
+MAX_CONNECTIONS = 2048
+"""Connections at a time. A run that opens more waits in the listener's queue with all others."""
+_SHORT = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+
+
+class Proxy:
+    def __init__(self, services: Services, *, trouble: Callable[[str], None]) -> None:
+        self._services = services
+        self._trouble = trouble
+        self._kernel = Kernel()
+        self._room = trio.Semaphore(MAX_CONNECTIONS)
+        self.under_way = 0
+
+    async def serve(self, listener: trio.SocketListener, nursery: trio.Nursery) -> None:
+        """Accept connections, each served in `nursery`."""
+        while True:
+            await self._room.acquire()
+            try:
+                stream = await listener.accept()
+            except OSError as error:
+                self._room.release()
+                if error.errno not in _SHORT:
+                    raise
+                self._trouble(f"no connection can be accepted: {error}")
+                await trio.sleep(0.1)
+                continue
+            nursery.start_soon(self._serve, stream)
+
+    async def _serve(self, stream: trio.SocketStream) -> None:
+        self.under_way += 1
+        try:
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+            await self._exchanges(stream)
+        except (ClientGoneError, trio.BrokenResourceError):
+            pass  # whose call it was has been told
+        except Exception as error:  # noqa: BLE001 - a fault in one connection must not end the others
+            self._trouble(f"internal error in a connection: {type(error).__name__}: {error}")
+        finally:
+            self.under_way -= 1
+            self._room.release()
+            await trio.aclose_forcefully(stream)
+
+    async def _exchanges(self, stream: trio.SocketStream) -> None:
+        http = HttpServer(stream)
+        while (request := await http.request()) is not None:
+            # its other end may have been handed to another process between two requests, but the socket stays of one cgroup
+            caller = self._kernel.caller(stream.socket._sock)  # noqa: SLF001
+            await Exchange(self._services, http, request, caller).run()
+            if not http.next():
+                return

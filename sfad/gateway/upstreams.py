@@ -1,0 +1,84 @@
+"""Where calls go: the providers' APIs, and what is changed in the head of a request on its way there."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qsl, urlencode
+
+from .apis import APIS, Api
+
+BUILT_IN: Mapping[str, tuple[str, str]] = {
+    "anthropic": ("https://api.anthropic.com", "anthropic"),
+    "openai": ("https://api.openai.com/v1", "openai-responses"),
+    "gemini": ("https://generativelanguage.googleapis.com", "gemini"),
+}
+"""URL and API by name."""
+
+_HOP_BY_HOP = {
+    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
+    b"transfer-encoding", b"upgrade",
+}  # fmt: skip
+"""RFC 9110, section 7.6.1: they are about one connection."""
+_CREDENTIALS = {b"authorization", b"x-api-key", b"x-goog-api-key", b"api-key"}
+
+RawHeaders = Sequence[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    name: str
+    url: str
+    """What the provider's base URL variable would hold."""
+    api: str
+    key_env: str | None = None
+    key_file: str | None = None
+
+    def api_of(self, path: str) -> Api:
+        """Return the format of a request. OpenAI's base URL serves two."""
+        if self.api.startswith("openai-"):
+            return APIS["openai-chat" if path.endswith("/chat/completions") else "openai-responses"]
+        return APIS[self.api]
+
+    def key(self) -> str | None:
+        """Return the key of the operator, or `None` where the caller's own is used. Raises `OSError` and `LookupError`."""
+        if self.key_file is not None:
+            return Path(self.key_file).read_text().strip()
+        return None if self.key_env is None else os.environ[self.key_env]
+
+    def target(self, rest: str, query: str, *, keyed: bool) -> str:
+        """Return the URL of a request. `rest`: its path after the upstream's name."""
+        if keyed and query:
+            query = urlencode([pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0] != "key"])
+        return f"{self.url}{rest}{'?' if query else ''}{query}"
+
+
+def upward(headers: RawHeaders, key: str | None, api: str) -> list[tuple[bytes, bytes]]:
+    """Return the headers of a request to the provider, with the operator's key if there is one."""
+    named = _named_in_connection(headers)
+    kept = [
+        (name, value)
+        for name, value in headers
+        if name.lower() not in _HOP_BY_HOP | named | {b"host", b"content-length", b"expect"}
+        and not (key is not None and name.lower() in _CREDENTIALS)
+    ]
+    return kept if key is None else [*kept, _credentials(api, key)]
+
+
+def downward(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
+    """Return the headers of a reply to the client."""
+    named = _named_in_connection(headers)
+    return [(name, value) for name, value in headers if name.lower() not in _HOP_BY_HOP | named]
+
+
+def _named_in_connection(headers: RawHeaders) -> set[bytes]:
+    values = b",".join(value for name, value in headers if name.lower() == b"connection")
+    return {name.strip().lower() for name in values.split(b",")} - {b""}
+
+
+def _credentials(api: str, key: str) -> tuple[bytes, bytes]:
+    if api == "anthropic":
+        return b"x-api-key", key.encode()
+    if api == "gemini":
+        return b"x-goog-api-key", key.encode()
+    return b"authorization", b"Bearer " + key.encode()
