@@ -294,10 +294,7 @@ class Foreground:
 
     def _tell_pause(self) -> None:
         self._progress.say("paused until this job continues (fg)")
-        # Imported here because few runs are suspended.
-        from .commands.pause import caution
-
-        if self._run is not None and (words := caution(self._run)):
+        if self._run is not None and (words := output.pause_warning(self._run)):
             self._progress.say(words)
 
     def _regain_terminal(self) -> bool:

@@ -13,7 +13,7 @@ from ..core import events as e
 from ..core.account import Hold, Use
 from ..core.run import Run
 from ..host.clock import wall_clock
-from ..launch.base import Launcher
+from ..launch.launcher import Launcher
 from ..meters import UNREAD, AgentProgram, Reading, chosen, named
 from ..output.files import OutputStore
 from ..protocol import messages as m
