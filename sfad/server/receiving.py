@@ -1,6 +1,6 @@
 """What clients send: frames are read, and the requests in them are handled in turns."""
 
-from ..launch.base import Unplaceable
+from ..launch.launcher import Unplaceable
 from ..loop.runtime import Runtime
 from ..protocol.framing import BadMessage, ProtocolError
 from ..protocol.messages import Error, request_id, unpack_request
