@@ -22,8 +22,8 @@ from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, VERSION, FrameDecoder
 from sfad.protocol.reports import Advice, Breach, Costly, Failed, Group, Summary
 from sfad.protocol.types import ErrorCode
 from sfad.runs import stdin
-from sfad.server import connection, server, shares, turns
-from sfad.server.reading import MAX_RESULT
+from sfad.server import clients, connection, receiving, shares, turns
+from sfad.server.results import MAX_RESULT
 from sfad.server.verbs import watch
 from sfad.server.verbs.list import MAX_ROWS
 from sfad.server.verbs.signal import MAIN_SIGNALS
@@ -169,13 +169,13 @@ def test_bounds() -> None:
     mib = 1024 * 1024
     assert bounds == {
         "bound": "value",
-        "time for the handshake": f"{server.PATIENCE:g} s",
-        "time for the rest of a frame": f"{server.PATIENCE:g} s",
+        "time for the handshake": f"{clients.FRAME_TIME:g} s",
+        "time for the rest of a frame": f"{clients.FRAME_TIME:g} s",
         "body of a request": f"{MAX_REQUEST // mib} MiB",
         "body of a reply": f"{MAX_REPLY // mib} MiB",
         "replies and events that a client leaves unread": f"{connection.MAX_UNSENT // mib} MiB",
         "watches of one connection": f"{watch.WATCHES}",
-        "requests of one connection handled in one go": f"{server.TURN}",
+        "requests of one connection handled in one go": f"{receiving.TURN}",
         "requests of one tree, or of one user outside any run, handled in one go": f"{turns.SLICE * 1000:g} ms",
         "bytes that wait for a run's stdin (`send`)": f"{stdin.MAX_PENDING // mib} MiB",
         "ended runs in a page of a `list`": f"{MAX_ROWS:,}".replace(",", " "),
