@@ -5,6 +5,7 @@ import os
 import re
 import sys
 import unicodedata
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,8 +13,11 @@ import msgspec
 from msgspec import Struct
 
 from sfad.protocol.known import METERED
-from sfad.protocol.types import RunInfo, Status, Usage
+from sfad.protocol.messages import Refused
+from sfad.protocol.types import RunInfo, Status, Survivor, Usage
 from sfad.protocol.units import counted, format_elapsed, format_short, format_size, format_usd
+
+from . import exits
 
 
 def print_json(value: Any) -> None:
@@ -190,6 +194,26 @@ def failure(run: RunInfo, *, own: bool = True) -> str | None:
         return None
     begun = "could not be started" if reason is not None and reason.kind in ("launch", "output") else f"ended as {run.status.value}"
     return f"sfactl: {run.id} {begun}: {plain(reason.message) if reason is not None else 'no reason was recorded'}"
+
+
+def refusal(reply: Refused, *, as_json: bool) -> exits.Quit:
+    """Return the error that ends the program with 1, or 77 for permission: the message for people and models, then the detail.
+    With `as_json` print the refusal on stdout, because scripts read all results there."""
+    refused = reply.refused
+    code = exits.of_refusal(refused)
+    if as_json:
+        print_json({"refused": refused})
+        return exits.Quit(code)
+    detail = "" if refused.detail in refused.message else plain(refused.detail)
+    recorded = f"(recorded as {reply.run})" if reply.run else ""
+    more = " ".join(filter(None, (detail, recorded)))
+    return exits.Quit(code, f"refused: {plain(refused.message)}" + (f"\n  {more}" if more else ""))
+
+
+def survivors(found: Sequence[Survivor]) -> str:
+    """Return a line for each process that survived SIGKILL, below a heading."""
+    lines = [plain(f"  pid {s.pid} of run {s.run_id}: {s.why}") for s in found]
+    return "\n".join([f"{counted(len(found), 'process is', 'processes are')} still there after SIGKILL:", *lines])
 
 
 def exit_unknown(run: RunInfo) -> bool:

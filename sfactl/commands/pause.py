@@ -11,16 +11,16 @@ from typing import Unpack
 from sfad.protocol.messages import Pause, RunReply
 from sfad.protocol.types import RunInfo
 
-from .. import choice, output
-from ..choice import Choice, Chosen
+from .. import output, selection
 from ..connection import connect
+from ..selection import RunSelection, SelectionOptions
 
-PARAMETERS = choice.PARAMETERS
+PARAMETERS = selection.PARAMETERS
 
 
-def main(*, socket: str | None = None, json: bool = False, **chosen: Unpack[Chosen]) -> int:
+def main(*, socket: str | None = None, json: bool = False, **chosen: Unpack[SelectionOptions]) -> int:
     """Pause runs."""
-    pausing = Choice("pause", **chosen).checked()
+    pausing = RunSelection("pause", **chosen).checked()
     with connect(socket) as client:
         return pausing.each(client, lambda run: _paused(client.call(Pause(id=0, run=run), RunReply).run, json))
 
