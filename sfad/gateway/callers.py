@@ -6,6 +6,7 @@ An agent can choose neither. A socket keeps the cgroup in which it was made, whe
 import socket
 import struct
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 NETLINK_SOCK_DIAG = 4
 SOCK_DIAG_BY_FAMILY = 20
@@ -32,6 +33,15 @@ class Caller:
     """The inode of the cgroup's directory; `None` if the kernel does not say."""
 
 
+class Connected(Protocol):
+    """A `socket.socket` or trio's."""
+
+    @property
+    def family(self) -> int: ...
+    def getsockname(self) -> Any: ...
+    def getpeername(self) -> Any: ...
+
+
 class Kernel:
     """Asks the kernel about connections."""
 
@@ -39,7 +49,7 @@ class Kernel:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, NETLINK_SOCK_DIAG)
         self._socket.settimeout(1.0)
 
-    def caller(self, connection: socket.socket) -> Caller | None:
+    def caller(self, connection: Connected) -> Caller | None:
         """Return who opened an accepted connection, or `None` if its other end is closed already. Raises `OSError`."""
         here, there = connection.getsockname(), connection.getpeername()
         body = _REQUEST.pack(connection.family, socket.IPPROTO_TCP, 0, _ANY)

@@ -66,7 +66,7 @@ def _zlib(bits: int) -> _Decode:
 
 
 def _brotli() -> _Decode:
-    import brotli
+    import brotli  # type: ignore[import-untyped]
 
     state = brotli.Decompressor()
 

@@ -156,15 +156,16 @@ class Exchange:
             input_tokens=self._services.estimates.tokens(placed.run, call.model, len(plain)),
             caches=call.caches,
             max_output=call.max_output,
+            fixed=call.fixed,
             choices=call.choices,
         )
         admitted = await self._while_there(partial(self._services.gate.admit, asked))
         record = CallRecord(self._services, asked, admitted, api.reply(streamed=call.streams), len(plain))
         try:
             sent, headers = raw, self._headers
-            changed = api.completed(route.rest, plain)
+            changed = api.completed(plain)
             if admitted.max_output is not None:
-                changed = api.lowered(route.rest, changed, admitted.max_output)
+                changed = api.lowered(changed, admitted.max_output)
             if changed is not plain:
                 sent, headers = changed, [(name, value) for name, value in headers if name.lower() != b"content-encoding"]
             await self._pass(upstream, route, sent, headers, record)

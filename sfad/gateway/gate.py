@@ -32,6 +32,8 @@ class Asked:
     """Estimated."""
     caches: bool
     max_output: int | None
+    fixed: bool
+    """The maximum cannot be lowered."""
     choices: int
 
 

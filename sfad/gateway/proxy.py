@@ -56,7 +56,7 @@ class Proxy:
         http = HttpServer(stream)
         while (request := await http.request()) is not None:
             # its other end may have been handed to another process between two requests, but the socket stays of one cgroup
-            caller = self._kernel.caller(stream.socket._sock)  # noqa: SLF001
+            caller = self._kernel.caller(stream.socket)
             await Exchange(self._services, http, request, caller).run()
             if not http.next():
                 return

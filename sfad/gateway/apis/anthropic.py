@@ -65,7 +65,7 @@ class _AnthropicApi(Api):
             caches=b'"cache_control"' in body,
         )
 
-    def lowered(self, path: str, body: bytes, tokens: int) -> bytes:
+    def lowered(self, body: bytes, tokens: int) -> bytes:
         def lower(request: dict[str, Any]) -> None:
             request["max_tokens"] = tokens
             thinking = request.get("thinking")

@@ -37,6 +37,8 @@ class ModelCall:
     model: str
     max_output: int | None
     """Tokens that one answer may have; `None` if the request does not say."""
+    fixed: bool = False
+    """The request has no field for a lower maximum."""
     choices: int = 1
     """Answers that are asked for. Each may have `max_output`."""
     streams: bool = False
@@ -132,10 +134,10 @@ class Api(ABC):
         Raises `ValueError` if such a request cannot be read: then the provider could not read it either."""
 
     @abstractmethod
-    def lowered(self, path: str, body: bytes, tokens: int) -> bytes:
+    def lowered(self, body: bytes, tokens: int) -> bytes:
         """Return the body with a maximum output of `tokens`, and with thinking that fits into it."""
 
-    def completed(self, path: str, body: bytes) -> bytes:
+    def completed(self, body: bytes) -> bytes:
         """Return the body with what the reply needs to tell its usage."""
         return body
 

@@ -73,7 +73,7 @@ class _ChatApi(Api):
             streams=request.stream is True,
         )
 
-    def lowered(self, path: str, body: bytes, tokens: int) -> bytes:
+    def lowered(self, body: bytes, tokens: int) -> bytes:
         def lower(request: dict[str, Any]) -> None:
             # the older name is the only one that some servers know, and newer models of OpenAI refuse it
             names = [name for name in ("max_completion_tokens", "max_tokens") if request.get(name) is not None]
@@ -82,7 +82,7 @@ class _ChatApi(Api):
 
         return changed(body, lower)
 
-    def completed(self, path: str, body: bytes) -> bytes:
+    def completed(self, body: bytes) -> bytes:
         request = msgspec.json.decode(body, type=_Request)
         options = request.stream_options if isinstance(request.stream_options, dict) else {}
         if request.stream is not True or options.get("include_usage") is True:

@@ -70,7 +70,7 @@ class _GeminiApi(Api):
             streams=found[2].startswith("stream"),
         )
 
-    def lowered(self, path: str, body: bytes, tokens: int) -> bytes:
+    def lowered(self, body: bytes, tokens: int) -> bytes:
         def lower(request: dict[str, Any]) -> None:
             config = request.get("generationConfig")
             config = dict(config) if isinstance(config, dict) else {}

@@ -49,6 +49,8 @@ class _Event(msgspec.Struct):
     response: _Response | None = None
 
 
+_COMPACTED = 20_000
+"""Tokens that a conversation is compacted to at most, a guess: the request takes no maximum."""
 _CALLS = {"function_call", "custom_tool_call"}
 _ENDS = {"response.completed", "response.incomplete", "response.failed"}
 
@@ -74,11 +76,15 @@ class _ResponsesApi(Api):
         if not path.endswith(("/responses", "/responses/compact")):
             return None
         request = msgspec.json.decode(body, type=_Request)
-        return ModelCall(request.model[: MODEL_MAX + 1], positive(request.max_output_tokens), streams=request.stream is True)
+        compacts = path.endswith("/compact")
+        return ModelCall(
+            model=request.model[: MODEL_MAX + 1],
+            max_output=_COMPACTED if compacts else positive(request.max_output_tokens),
+            fixed=compacts,
+            streams=request.stream is True,
+        )
 
-    def lowered(self, path: str, body: bytes, tokens: int) -> bytes:
-        if path.endswith("/compact"):
-            return body  # it takes no maximum
+    def lowered(self, body: bytes, tokens: int) -> bytes:
         return changed(body, lambda request: request.__setitem__("max_output_tokens", tokens))
 
     def refusal(self, message: str) -> bytes:
