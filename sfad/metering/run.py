@@ -11,7 +11,7 @@ from typing import Any
 import trio
 
 from ..core import events as e
-from ..core.account import NOTHING, Hold, Use
+from ..core.account import NOTHING, OpenReservation, Use
 from ..core.money import to_nanos
 from ..meters import Reading
 from ..meters.base import MAX_LINE
@@ -92,16 +92,16 @@ def use_of_report(request: m.Report, prices: Prices) -> tuple[Use, Unpriced]:
     return use, unpriced
 
 
-def hold_of(request: m.Reserve, prices: Prices) -> tuple[Hold, Unpriced]:
+def reservation_of(request: m.Reserve, prices: Prices) -> tuple[OpenReservation, Unpriced]:
     tokens = Tokens(input=request.input_tokens, output=request.max_output_tokens)
     cost, unpriced = _price_of_call(request.model, tokens, prices)
-    return Hold(request.model, request.input_tokens, request.max_output_tokens, to_nanos(cost), request.role), unpriced
+    return OpenReservation(request.model, request.input_tokens, request.max_output_tokens, to_nanos(cost), request.role), unpriced
 
 
-def report_of_settlement(hold: Hold, request: m.Settle) -> m.Report:
+def report_of_settlement(reservation: OpenReservation, request: m.Settle) -> m.Report:
     told = {name: getattr(request, name) for name in m.Settle.__struct_fields__ if name != "reservation"}
     cache = {name: told[name] or None for name in ("cached_tokens", "cache_write_tokens")}
-    return m.Report(**told | cache, model=hold.model, role=hold.role)
+    return m.Report(**told | cache, model=reservation.model, role=reservation.role)
 
 
 def _counts(told: Reading | m.Report) -> dict[str, Any]:
@@ -205,10 +205,10 @@ class MeteredRun:
         self._tell_unpriced(unpriced)
         return use
 
-    def reserve(self, request: m.Reserve) -> Hold:
-        hold, unpriced = hold_of(request, self.prices)
+    def reserve(self, request: m.Reserve) -> OpenReservation:
+        reservation, unpriced = reservation_of(request, self.prices)
         self._tell_unpriced(unpriced)
-        return hold
+        return reservation
 
     def _tell(self, source: Source, readings: Sequence[Reading]) -> None:
         run = self.live.run
