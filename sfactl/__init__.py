@@ -5,46 +5,44 @@
 
 The command line:
 
-`__main__`        finds the verb, runs it, and turns errors into exit codes
-`verbs`           the verbs, their aliases and their lines in the help
-`commands`        one module for each verb
-`options`         options and arguments as data, and the reader of plain command lines
-`typer_app`       the same data as a typer application
-`completing`      the words that a shell completes
-`deadline`        a bound on the time that completion and help wait for the daemon
-`environment`     defaults and claims from the environment; whether this process is inside a run
-`exits`           exit codes, and the errors that end the program with one of them
+`__main__`          finds the verb, runs it, and turns errors into exit codes
+`verbs`             the verbs, their aliases and their lines in the help
+`commands`          one module for each verb
+`options`           options and arguments as data, and the reader of plain command lines
+`spawn_options`     the options of `spawn` and `run`, and their `Spawn` message
+`usage_options`     the options of `report`, `reserve` and `settle`
+`selection`         the runs that a command line names or filters
+`typer_app`         the options as a typer application
+`shell_completion`  the words that a shell completes
+`default_limits`    the limits of a run without options, for the help
+`deadline`          a bound on the time that completion and help wait for the daemon
+`environment`       defaults and claims from the environment; whether this process is inside a run
+`exits`             exit codes, and the errors that end the program with one of them
 
 Connections:
 
-`connection`      the connection to the daemon: handshake, requests, descriptors, reconnecting
-`listener`        whether to trust the process at the other end
-`autostart`       a connection that may start a daemon
-`start_daemon`    starts a daemon, by systemd or by fork
-`history`         a connection that reads the ledger if no daemon is running
-`client`          the public API for authors of agents
+`connection`        the connection to the daemon: handshake, requests, descriptors, reconnecting
+`trust`             whether to trust the process at the other end
+`autostart`         a connection that may start a daemon
+`start_daemon`      starts a daemon, by systemd or by fork
+`history`           a connection that reads the ledger if no daemon is running
+`client`            the public API for authors of agents
 
-Runs:
+A run in the foreground:
 
-`request`         the options of `spawn` and `run`, and their `Spawn` message
-`foreground`      a run that this process stands for: output, signals, exit code
-`progress`        its progress lines on stderr
-`status_file`     its `--status-file`
-`terminal`        a pseudo-terminal between the user and an interactive run
-`poll`            one poll over the daemon, signals, files and terminals
-`choice`          the runs that a command line means
-`limits`          limits on the command line, and as they are shown
-`defaults`        the limits of a run without options, for the help
-`usage`           amounts of use on the command line
+`foreground`        a run that this process stands for: output, signals, exit code
+`progress`          its progress lines on stderr
+`status_file`       its `--status-file`
+`terminal`          a pseudo-terminal between the user and an interactive run
+`poll`              one poll over the daemon, signals, files and terminals
 
 Output:
 
-`output`          JSON, notes, and texts for figures, times and the state of a run
-`screen`          tables
-`refused`         refusals, and processes that survived SIGKILL
-`follow`          copies output files as they grow
-`line_follower`   copies them line by line
-`text_follower`   copies an agent's text instead of its stdout
+`output`            JSON, notes, and texts for figures, times and the state of a run
+`limits`            limits on the command line, and as they are shown
+`table`             tables
+`follower`          copies output files, or an agent's text, as they grow
+`line_follower`     copies output files line by line
 
 Typer takes 60 ms to import, so `options.read` reads the plain command lines that agents write in loops, and typer reads all others.
 A test checks that both give the same values. No module here imports trio, and of sfad only `sfad.protocol` (`doctor` also

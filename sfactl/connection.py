@@ -27,7 +27,7 @@ from sfad.protocol.paths import SYSTEM_SOCKET, client_sockets, connect_path
 from sfad.protocol.types import ErrorCode
 
 from . import exits
-from .listener import distrusted
+from .trust import distrusted
 
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds for connect and `Welcome`. A daemon that adopts a thousand runs should answer within 2 s."""

@@ -5,9 +5,10 @@ import re
 from collections.abc import Mapping
 
 from sfad.protocol.types import Bound, Claim
-from sfad.protocol.units import MOST_WHOLE, parse_duration, parse_whole
+from sfad.protocol.units import MOST_WHOLE
 
-from .exits import UsageError, understood
+from .exits import UsageError
+from .options import whole
 
 INSIDE = ("SFA_RUN_ID", "SFA_SOCKET", "SFA_COOKIE", "SFA_CALL_CHAIN", "SFA_DEPTH")
 """Variables that the daemon sets, only for runs."""
@@ -31,26 +32,6 @@ def bound(option: str, given: str | None, variable: str, environ: Mapping[str, s
         return None
     value = whole(source, text)
     return Bound(value=value, source=source) if value > 0 else None
-
-
-def whole(source: str, text: str, *limits: int) -> int:
-    """Return a whole number within `limits`, the least and the most. Raise `UsageError` naming `source`."""
-    return understood(source, parse_whole, text, *limits)
-
-
-def count(option: str, text: str | None) -> int | None:
-    """Return a whole number that is not negative, `None` if the option is not given. Raise `UsageError`."""
-    return None if text is None else whole(option, text, 0, MOST_WHOLE)
-
-
-def seconds(option: str, text: str | None) -> float | None:
-    """Return the seconds of an option, `None` if it is not given. Raise `UsageError`."""
-    return None if text is None else duration(option, text)
-
-
-def duration(source: str, text: str) -> float:
-    """Return seconds. Raise `UsageError` naming `source`."""
-    return understood(source, parse_duration, text)
 
 
 def claim(environ: Mapping[str, str] = os.environ) -> Claim:

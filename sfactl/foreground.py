@@ -20,13 +20,13 @@ from msgspec import structs
 from sfad.protocol import messages as m
 from sfad.protocol.types import Event, RunId, RunInfo
 
-from . import exits, output, poll, refused, status_file
+from . import exits, output, poll, status_file
 from .connection import AGAIN, Client, ConnectionLost, again, check, unanswered
 from .progress import ProgressLines
 
 if TYPE_CHECKING:
+    from .follower import TextFollower
     from .terminal import Terminal
-    from .text_follower import TextFollower
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 HANDLED = (*STOPPING, signal.SIGQUIT, signal.SIGWINCH, signal.SIGTSTP)
@@ -185,7 +185,7 @@ class Foreground:
     def _started(self, reply: m.Reply, _descriptors: Sequence[int]) -> None:
         check(reply)
         if isinstance(reply, m.Refused):
-            raise refused.as_quit(reply, as_json=self._json)
+            raise output.refusal(reply, as_json=self._json)
         assert isinstance(reply, m.RunReply)  # after `check`, the protocol has no other reply
         self._run = run = reply.run
         if self._terminal:
@@ -207,14 +207,14 @@ class Foreground:
         if not isinstance(reply, m.LogFiles):
             return
         # Imported here: while ctypes loads, the daemon starts the run.
-        from . import follow
+        from . import follower
 
         out, err = descriptors
-        stdout = self._text_from(out) if reply.text else follow.Follower(out, 1, self._note)
-        self._activities.append(follow.Copying([stdout, follow.Follower(err, 2, self._note)]))
+        stdout = self._text_from(out) if reply.text else follower.Follower(out, 1, self._note)
+        self._activities.append(follower.Copying([stdout, follower.Follower(err, 2, self._note)]))
 
     def _text_from(self, source: int) -> TextFollower:
-        from .text_follower import TextFollower
+        from .follower import TextFollower
 
         self._text = TextFollower(source, 1, self._note, self._ask_for_text)
         return self._text
@@ -294,10 +294,7 @@ class Foreground:
 
     def _tell_pause(self) -> None:
         self._progress.say("paused until this job continues (fg)")
-        # Imported here because few runs are suspended.
-        from .commands.pause import caution
-
-        if self._run is not None and (words := caution(self._run)):
+        if self._run is not None and (words := output.pause_warning(self._run)):
             self._progress.say(words)
 
     def _regain_terminal(self) -> bool:
@@ -339,7 +336,7 @@ class Foreground:
 
     def _stopped(self, reply: m.Reply, _descriptors: Sequence[int]) -> None:
         if isinstance(reply, m.Stopped) and reply.survivors:
-            raise exits.Quit(exits.ExitCode.SURVIVORS, refused.survivors(reply.survivors))
+            raise exits.Quit(exits.ExitCode.SURVIVORS, output.survivors(reply.survivors))
 
     def _reconnect(self) -> None:
         if self._final is not None and self._text:

@@ -4,7 +4,8 @@ import os
 import time
 from typing import Any, NamedTuple
 
-from . import follow, output
+from . import output
+from .follower import Follower
 
 LONGEST = 1 << 20
 """Bytes of a line that are held until its end comes; a longer line is shown in pieces."""
@@ -62,7 +63,7 @@ def _utc(moment: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment)) + f".{int(moment % 1 * 1000):03}Z"
 
 
-class LineFollower(follow.Follower):
+class LineFollower(Follower):
     """Collect lines and write each in its form. Writes may block, because a signal ends `sfactl logs` anyway."""
 
     def __init__(self, source: Source, offset: int, form: LineForm) -> None:

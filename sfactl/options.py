@@ -7,7 +7,9 @@ verb converts them.
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from .exits import UsageError
+from sfad.protocol.units import MOST_WHOLE, parse_duration, parse_whole
+
+from .exits import UsageError, understood
 
 
 class Option(NamedTuple):
@@ -22,7 +24,7 @@ class Option(NamedTuple):
     """May be given more than once; the parameter is a list."""
     hidden: bool = False
     complete: str = ""
-    """The words that a shell completes: a key of `completing.CANDIDATES`; empty for none, or files."""
+    """The words that a shell completes: a key of `shell_completion.CANDIDATES`; empty for none, or files."""
 
 
 class Argument(NamedTuple):
@@ -89,6 +91,26 @@ def pair(option: str, text: str) -> tuple[str, str]:
     if not (key and equals):
         raise UsageError(f"{option}: {text[:80]!r} is not of the form K=V")
     return key, value
+
+
+def whole(source: str, text: str, *limits: int) -> int:
+    """Return a whole number within `limits`, the least and the most. Raise `UsageError` naming `source`."""
+    return understood(source, parse_whole, text, *limits)
+
+
+def count(option: str, text: str | None) -> int | None:
+    """Return a whole number that is not negative, `None` if the option is not given. Raise `UsageError`."""
+    return None if text is None else whole(option, text, 0, MOST_WHOLE)
+
+
+def seconds(option: str, text: str | None) -> float | None:
+    """Return the seconds of an option, `None` if it is not given. Raise `UsageError`."""
+    return None if text is None else duration(option, text)
+
+
+def duration(source: str, text: str) -> float:
+    """Return seconds. Raise `UsageError` naming `source`."""
+    return understood(source, parse_duration, text)
 
 
 def _option(options: dict[str, Option], word: str, rest: Iterator[str], values: Values) -> None:

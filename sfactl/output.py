@@ -1,9 +1,11 @@
 """Printing: JSON on stdout, notes on stderr, and the texts for people of figures, times and the state of a run."""
 
 import math
+import os
 import re
 import sys
 import unicodedata
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,8 +13,11 @@ import msgspec
 from msgspec import Struct
 
 from sfad.protocol.known import METERED
-from sfad.protocol.types import RunInfo, Status, Usage
+from sfad.protocol.messages import Refused
+from sfad.protocol.types import RunInfo, Status, Survivor, Usage
 from sfad.protocol.units import counted, format_elapsed, format_short, format_size, format_usd
+
+from . import exits
 
 
 def print_json(value: Any) -> None:
@@ -191,6 +196,26 @@ def failure(run: RunInfo, *, own: bool = True) -> str | None:
     return f"sfactl: {run.id} {begun}: {plain(reason.message) if reason is not None else 'no reason was recorded'}"
 
 
+def refusal(reply: Refused, *, as_json: bool) -> exits.Quit:
+    """Return the error that ends the program with 1, or 77 for permission: the message for people and models, then the detail.
+    With `as_json` print the refusal on stdout, because scripts read all results there."""
+    refused = reply.refused
+    code = exits.of_refusal(refused)
+    if as_json:
+        print_json({"refused": refused})
+        return exits.Quit(code)
+    detail = "" if refused.detail in refused.message else plain(refused.detail)
+    recorded = f"(recorded as {reply.run})" if reply.run else ""
+    more = " ".join(filter(None, (detail, recorded)))
+    return exits.Quit(code, f"refused: {plain(refused.message)}" + (f"\n  {more}" if more else ""))
+
+
+def survivors(found: Sequence[Survivor]) -> str:
+    """Return a line for each process that survived SIGKILL, below a heading."""
+    lines = [plain(f"  pid {s.pid} of run {s.run_id}: {s.why}") for s in found]
+    return "\n".join([f"{counted(len(found), 'process is', 'processes are')} still there after SIGKILL:", *lines])
+
+
 def exit_unknown(run: RunInfo) -> bool:
     """Whether the main process ended by itself and its exit status is not known: no daemon was running, or the daemon
     is not its parent."""
@@ -200,3 +225,14 @@ def exit_unknown(run: RunInfo) -> bool:
 
 _BY_ITSELF = ("exit", "agent", "result")
 """Kinds of reasons for an end that only the agent caused."""
+
+
+def pause_warning(run: RunInfo) -> str | None:
+    """Return a warning for a run that is known to call a model; `None` for another run.
+
+    Measured with Claude Code 2.1 and Codex 0.169: after 240 s in the middle of a reply both continue; after 330 s Claude fails
+    and Codex repeats the call."""
+    program = os.path.basename(run.argv[0]) if run.argv else ""
+    if program not in METERED and run.meter not in METERED:
+        return None
+    return f"{run.id}: a pause of more than 4 minutes in the middle of a reply makes the agent fail or repeat the call"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from sfad.protocol.messages import Spawn
 from sfad.protocol.types import Event, RunInfo, Status
 
-from . import output, request
+from . import output, spawn_options
 
 if TYPE_CHECKING:
     from .limits import Notices
@@ -32,7 +32,7 @@ class ProgressLines:
         self.queued = run.status in (Status.ACCEPTED, Status.QUEUED)
         if not run.status.terminal:
             self.say("queued" if self.queued else self._starting(run))
-        if words := request.unenforceable(run, self._message):
+        if words := spawn_options.unenforceable(run, self._message):
             self._note(words)
         for event in self._early:
             self._show(event)

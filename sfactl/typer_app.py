@@ -105,7 +105,7 @@ def _parameter(declared: Parameter) -> inspect.Parameter:
 def _completer(kind: str) -> Callable[[typer.Context, str], list[tuple[str, str]]]:
     def complete(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
         # Imported here because typer also builds the help, which completes nothing.
-        from .completing import candidates
+        from .shell_completion import candidates
 
         return candidates(kind, incomplete, context.params.get("socket"))
 

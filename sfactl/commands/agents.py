@@ -17,7 +17,7 @@ from msgspec import structs
 
 from sfad.protocol.messages import AgentInfo, AgentList, Agents
 
-from .. import output, screen
+from .. import output, table
 from ..connection import call
 from ..exits import ExitCode, UsageError
 from ..options import COMMON, Argument, Parameter
@@ -38,7 +38,7 @@ def main(*, name: str | None = None, socket: str | None = None, json: bool = Fal
         found = [as_data(agent) for agent in chosen]
         output.print_json({"agents": found} if name is None else found[0])
     elif name is None:
-        print(screen.table(HEADER, map(_row, agents)))
+        print(table.drawn(HEADER, map(_row, agents)))
     else:
         print("\n".join(f"{key + ':':<13}{value}" for key, value in _explained(chosen[0])))
     return ExitCode.DONE

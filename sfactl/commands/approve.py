@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from sfad.protocol.messages import Approve, RunReply
 
 from .. import limits, output
-from ..choice import Choice
 from ..connection import connect
 from ..options import COMMON, RUNS, Parameter
+from ..selection import RunSelection
 
 PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS, limits.OPTION)
 
@@ -23,6 +23,6 @@ def main(*, runs: Sequence[str], limit: Sequence[str] = (), socket: str | None =
     """Approve increases."""
     room = limits.of_flags(limit)
     with connect(socket) as client:
-        return Choice("approve", runs).each(
+        return RunSelection("approve", runs).each(
             client, lambda run: output.changed(client.call(Approve(id=0, run=run, limits=room), RunReply).run, json)
         )

@@ -9,7 +9,7 @@ import msgspec
 
 from sfad.protocol.messages import Config, ConfigReply
 
-from .. import output, screen
+from .. import output, table
 from ..connection import call
 from ..exits import ExitCode, UsageError
 from ..options import COMMON, Argument, Parameter
@@ -29,7 +29,7 @@ def main(*, what: str | None = None, socket: str | None = None, json: bool = Fal
         output.print_json({"settings": found})
     else:
         rows = ((s.key, msgspec.json.encode(s.value).decode(), s.source) for s in found)
-        print(screen.table(("KEY", "VALUE", "FROM"), rows))
+        print(table.drawn(("KEY", "VALUE", "FROM"), rows))
     return ExitCode.DONE
 
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from sfad.protocol.messages import Deny, RunReply
 
 from .. import output
-from ..choice import Choice
 from ..connection import connect
 from ..options import COMMON, RUNS, Parameter
+from ..selection import RunSelection
 
 PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS)
 
@@ -21,4 +21,6 @@ PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS)
 def main(*, runs: Sequence[str], socket: str | None = None, json: bool = False) -> int:
     """Deny increases."""
     with connect(socket) as client:
-        return Choice("deny", runs).each(client, lambda run: output.changed(client.call(Deny(id=0, run=run), RunReply).run, json))
+        return RunSelection("deny", runs).each(
+            client, lambda run: output.changed(client.call(Deny(id=0, run=run), RunReply).run, json)
+        )

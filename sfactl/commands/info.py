@@ -10,9 +10,9 @@ from sfad.protocol.types import RunInfo, Status
 from sfad.protocol.units import counted
 
 from .. import limits, output
-from ..choice import Choice
 from ..history import connect
 from ..options import COMMON, RUNS, Parameter
+from ..selection import RunSelection
 
 PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS)
 
@@ -20,7 +20,7 @@ PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS)
 def main(*, runs: Sequence[str], socket: str | None = None, json: bool = False) -> int:
     """Show runs."""
     with connect(socket) as client:
-        return Choice("info", runs).each(client, lambda run: _show(client.call(Info(id=0, run=run), RunReply).run, json))
+        return RunSelection("info", runs).each(client, lambda run: _show(client.call(Info(id=0, run=run), RunReply).run, json))
 
 
 def _show(run: RunInfo, json: bool) -> None:

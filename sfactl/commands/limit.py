@@ -14,28 +14,28 @@ from typing import Unpack
 from sfad.protocol.messages import ChangeLimits, RunReply
 from sfad.protocol.types import Limit, RunInfo
 
-from .. import choice, limits, output
-from ..choice import Choice, Chosen
+from .. import limits, output, selection
 from ..connection import connect
 from ..exits import UsageError
 from ..options import COMMON, RUNS, Parameter
+from ..selection import RunSelection, SelectionOptions
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
     RUNS._replace(
         target="words", metavar="RUN|KIND=VALUE", help="Runs, then limits: turns=50, time=2h, cost=5:pause", complete="limit"
     ),
-    *choice.FILTERS,
+    *selection.FILTERS,
 )
 
 
-def main(*, words: Sequence[str], socket: str | None = None, json: bool = False, **chosen: Unpack[Chosen]) -> int:
+def main(*, words: Sequence[str], socket: str | None = None, json: bool = False, **chosen: Unpack[SelectionOptions]) -> int:
     """Change limits."""
     wanted = limits.of_flags([word for word in words if "=" in word], "sfactl limit")
     if not wanted:
         raise UsageError("say which limits, as in: sfactl limit a1 turns=50 time=2h cost=5:pause")
     chosen["runs"] = [word for word in words if "=" not in word]
-    limited = Choice("limit", **chosen).checked()
+    limited = RunSelection("limit", **chosen).checked()
     with connect(socket) as client:
         return limited.each(
             client,

@@ -18,12 +18,12 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import RunId, RunInfo, Status, Usage
 from sfad.protocol.units import counted, parse_duration
 
-from .. import environment, output, screen
-from ..choice import labels as wanted_labels
+from .. import output, table
 from ..connection import Client
 from ..exits import ExitCode, UsageError
 from ..history import connect
-from ..options import COMMON, LABEL, NAME, USER, Option, Parameter
+from ..options import COMMON, LABEL, NAME, USER, Option, Parameter, count
+from ..selection import labels as wanted_labels
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
@@ -76,7 +76,7 @@ def main(
         labels=wanted_labels(label),
         live=live,
     )
-    most = environment.count("--limit-rows", limit_rows)
+    most = count("--limit-rows", limit_rows)
     columns = [column for column in COLUMNS if column.shown(live=live, labels=labels, wide=wide)]
     shape: Callable[[RunInfo], Any] = _raw if json else lambda run: [column.cell(run) for column in columns]
     with connect(socket) as client:
@@ -84,7 +84,7 @@ def main(
     if json:
         output.print_json(_object(found, sum_=sum_))
     else:
-        print(drawn(columns, found, sum_=sum_, room=None if wide else screen.width()))
+        print(drawn(columns, found, sum_=sum_, room=None if wide else table.terminal_width()))
     if found.truncated:
         output.note(f"sfactl: only the newest {most} of the ended runs are shown; there are more (--limit-rows)")
     return ExitCode.DONE
@@ -241,7 +241,7 @@ def drawn(columns: Sequence[Column], found: Found[list[str]], *, sum_: bool = Fa
     kept = [i for i, column in enumerate(columns) if column.name not in empty]
     names = [columns[i].name for i in kept]
     rows = [[row[i] for i in kept] for row in rows]
-    return screen.table(names, rows, LEAST_FIRST, room=room)
+    return table.drawn(names, rows, LEAST_FIRST, room=room)
 
 
 def _sums(found: Found[Any]) -> dict[str, str]:

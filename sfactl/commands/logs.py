@@ -23,13 +23,14 @@ from typing import NamedTuple, Unpack
 from sfad.protocol import messages as m
 from sfad.protocol.units import parse_size
 
-from .. import follow, output, poll
-from ..choice import Choice, Chosen
+from .. import output, poll
 from ..connection import AGAIN, Client, ConnectionLost, check
 from ..exits import ExitCode, UsageError
+from ..follower import Copying, Follower, data_from
 from ..history import connect
 from ..line_follower import OLD, LineFollower, LineForm, Source
 from ..options import COMMON, LABEL, NAME, RUNS, Option, Parameter
+from ..selection import RunSelection, SelectionOptions
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
@@ -50,7 +51,7 @@ BLOCK = 64 * 1024
 COLOURS = (36, 33, 32, 35, 34)
 """Colours of prefixes, in turn (ECMA-48, SGR). Red is left out: elsewhere it means failure."""
 
-Shown = tuple[m.LogFiles, list[follow.Follower]]
+Shown = tuple[m.LogFiles, list[Follower]]
 """A run, and the followers of its output."""
 
 
@@ -84,28 +85,28 @@ def main(
     tail: str | None = None,
     socket: str | None = None,
     json: bool = False,
-    **chosen: Unpack[Chosen],
+    **chosen: Unpack[SelectionOptions],
 ) -> int:
     """Print the output of runs."""
     view = View(follow_, stdout, stderr, _start_of(tail), timestamps, json)
-    choice = Choice("logs", **chosen).checked()
+    selection = RunSelection("logs", **chosen).checked()
     with connect(socket) as client:
-        if choice.filtered:
-            choice = Choice("logs", [*choice.runs, *_listed(client, choice)])
-            if not choice.runs:
+        if selection.filtered:
+            selection = RunSelection("logs", [*selection.runs, *_listed(client, selection)])
+            if not selection.runs:
                 output.note("no run matches")
                 return ExitCode.DONE
         opened: list[tuple[m.LogFiles, list[int]]] = []
-        code = choice.each(client, lambda run: opened.append(_open(client, run)))
-        _show(client, opened, view, several=len(choice.runs) > 1)
+        code = selection.each(client, lambda run: opened.append(_open(client, run)))
+        _show(client, opened, view, several=len(selection.runs) > 1)
     return code
 
 
-def _listed(client: Client, choice: Choice) -> list[str]:
+def _listed(client: Client, selection: RunSelection) -> list[str]:
     # imported here, because it is not needed if the runs are named
     from .list import collect
 
-    wanted = m.List(id=0, name=list(choice.name) or None, labels=choice.labels)
+    wanted = m.List(id=0, name=list(selection.name) or None, labels=selection.labels)
     found = collect(client, wanted, None, lambda run: run.status.rejected).runs
     return [run for run in sorted(found) if not found[run]]
 
@@ -132,16 +133,16 @@ def _show(client: Client, opened: Sequence[tuple[m.LogFiles, list[int]]], view: 
         _copy(client, group, view.following)
 
 
-def _follower(source: Source, form: LineForm, view: View) -> follow.Follower:
+def _follower(source: Source, form: LineForm, view: View) -> Follower:
     offset = view.start(source.file)
     if form.plain:
-        return follow.Follower(source.file, source.target, output.note, offset)
+        return Follower(source.file, source.target, output.note, offset)
     return LineFollower(source, offset, form)
 
 
 def _copy(client: Client, group: Sequence[Shown], following: bool) -> None:
     followers = [follower for _, made in group for follower in made]
-    copying = follow.Copying(followers)
+    copying = Copying(followers)
     ends = Ends(client, [files.run for files, _ in group if following and not files.ended])
     try:
         while ends or not copying.drained():
@@ -171,7 +172,7 @@ class Ends:
             for wait in self._waits:
                 self._client.send(wait)
 
-    def take(self, copying: follow.Copying) -> None:
+    def take(self, copying: Copying) -> None:
         """Take the replies that have come. If the daemon went away, wait for it and ask again; the files stay readable."""
         try:
             answers = self._client.arrived()
@@ -203,7 +204,7 @@ def last_lines(file: int, end: int, count: int) -> int:
     backwards, no more than needed, and never in the hole where the oldest bytes were freed."""
     if count == 0:
         return end
-    first = follow.data_from(file, 0) or 0
+    first = data_from(file, 0) or 0
     # A newline at the end does not begin another line.
     position = end - 1 if end and os.pread(file, 1, end - 1) == b"\n" else end
     while position > first:

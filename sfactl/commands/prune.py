@@ -10,10 +10,10 @@ Exit codes: 0 removed; 2 neither --older-than nor --keep; 75 not everything coul
 from sfad.protocol.messages import Prune, Pruned
 from sfad.protocol.units import counted
 
-from .. import environment, output
+from .. import output
 from ..connection import call
 from ..exits import ExitCode, UsageError
-from ..options import COMMON, Option, Parameter
+from ..options import COMMON, Option, Parameter, count, seconds
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
@@ -36,8 +36,8 @@ def main(
         raise UsageError("say what to remove: --older-than 7d, --keep 100, or --keep 0 for everything that has ended")
     wanted = Prune(
         id=0,
-        older_than=environment.seconds("--older-than", older_than),
-        keep=environment.count("--keep", keep) or 0,
+        older_than=seconds("--older-than", older_than),
+        keep=count("--keep", keep) or 0,
         dry_run=dry_run,
     )
     found = call(socket, wanted, Pruned)

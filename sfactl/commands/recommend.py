@@ -16,7 +16,7 @@ from sfad.protocol.reports import Advice
 from sfad.protocol.types import Limit, LimitKind
 from sfad.protocol.units import counted
 
-from .. import output, screen
+from .. import output, table
 from ..connection import call
 from ..exits import ExitCode, UsageError
 from ..options import COMMON, Option, Parameter
@@ -38,7 +38,7 @@ def main(*, type: str | None = None, name: str | None = None, socket: str | None
     if json:
         output.print_json(output.content(found))
     else:
-        print(screen.table(HEADER, rows(found)))
+        print(table.drawn(HEADER, rows(found)))
         print(verdict(found))
     return ExitCode.DONE
 

@@ -9,12 +9,12 @@ and none is named; 66 no such run; 77 not permitted.
 
 from sfad.protocol.messages import Report, RunReply
 
-from .. import output, usage
+from .. import output, usage_options
 from ..connection import call
 from ..exits import ExitCode, UsageError
 from ..options import COMMON, Parameter
 
-PARAMETERS: tuple[Parameter, ...] = (*COMMON, usage.RUN, usage.MODEL, *usage.AMOUNTS, usage.ROLE)
+PARAMETERS: tuple[Parameter, ...] = (*COMMON, usage_options.RUN, usage_options.MODEL, *usage_options.AMOUNTS, usage_options.ROLE)
 
 
 def main(
@@ -29,7 +29,7 @@ def main(
     """Report use."""
     if not amounts:
         raise UsageError("nothing to report: give at least one amount, as in --turns 1 or --input-tokens 1200 --output-tokens 300")
-    request = Report(id=0, run=run, model=model, role=usage.role(role), **usage.read(amounts))
+    request = Report(id=0, run=run, model=model, role=usage_options.role(role), **usage_options.read(amounts))
     found = call(socket, request, RunReply).run
     if json:
         output.print_json(found)

@@ -13,18 +13,18 @@ no such run; 77 not permitted.
 
 from sfad.protocol.messages import Reserve, Reserved
 
-from .. import output, usage
+from .. import output, usage_options
 from ..connection import call
 from ..exits import ExitCode, Quit, UsageError
 from ..options import COMMON, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
-    usage.RUN,
-    usage.MODEL,
-    usage.INPUT,
-    usage.MAX_OUTPUT,
-    usage.ROLE,
+    usage_options.RUN,
+    usage_options.MODEL,
+    usage_options.INPUT,
+    usage_options.MAX_OUTPUT,
+    usage_options.ROLE,
 )
 
 
@@ -40,8 +40,8 @@ def main(
     """Reserve what a call may use."""
     if not model:
         raise UsageError("--model is missing: the estimate needs its prices")
-    told = usage.read(amounts, usage.INPUT, usage.MAX_OUTPUT)
-    request = Reserve(id=0, run=run, model=model, role=usage.role(role), **told)
+    told = usage_options.read(amounts, usage_options.INPUT, usage_options.MAX_OUTPUT)
+    request = Reserve(id=0, run=run, model=model, role=usage_options.role(role), **told)
     found = call(socket, request, Reserved)
     return _show(found, json)
 

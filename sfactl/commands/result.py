@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 from sfad.protocol.messages import Result, ResultText
 
-from .. import environment, output
-from ..choice import Choice
+from .. import output
 from ..connection import Client
 from ..history import connect
-from ..options import COMMON, RUNS, Option, Parameter
+from ..options import COMMON, RUNS, Option, Parameter, count
+from ..selection import RunSelection
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
@@ -27,9 +27,9 @@ def main(
     *, runs: Sequence[str], max_bytes: str | None = None, raw: bool = False, socket: str | None = None, json: bool = False
 ) -> int:
     """Print the results of runs."""
-    most = environment.count("--max-bytes", max_bytes)
+    most = count("--max-bytes", max_bytes)
     with connect(socket) as client:
-        return Choice("result", runs).each(client, lambda run: _show(_asked(client, run, most, raw), json))
+        return RunSelection("result", runs).each(client, lambda run: _show(_asked(client, run, most, raw), json))
 
 
 def _asked(client: Client, run: str, most: int | None, raw: bool) -> ResultText:

@@ -11,18 +11,18 @@ from typing import Unpack
 
 from sfad.protocol.messages import Resume, RunReply
 
-from .. import choice, limits, output
-from ..choice import Choice, Chosen
+from .. import limits, output, selection
 from ..connection import connect
 from ..options import Parameter
+from ..selection import RunSelection, SelectionOptions
 
-PARAMETERS: tuple[Parameter, ...] = (*choice.PARAMETERS, limits.OPTION)
+PARAMETERS: tuple[Parameter, ...] = (*selection.PARAMETERS, limits.OPTION)
 
 
-def main(*, limit: Sequence[str] = (), socket: str | None = None, json: bool = False, **chosen: Unpack[Chosen]) -> int:
+def main(*, limit: Sequence[str] = (), socket: str | None = None, json: bool = False, **chosen: Unpack[SelectionOptions]) -> int:
     """Resume runs."""
     room = limits.of_flags(limit)
-    resuming = Choice("resume", **chosen).checked()
+    resuming = RunSelection("resume", **chosen).checked()
     with connect(socket) as client:
         return resuming.each(
             client, lambda run: output.changed(client.call(Resume(id=0, run=run, limits=room), RunReply).run, json)

@@ -19,16 +19,16 @@ agent reports them, or prints JSON events that a meter reads.
 
 from typing import Any
 
-from .. import request
+from .. import spawn_options
 from . import spawn
 
-PARAMETERS = request.PARAMETERS
+PARAMETERS = spawn_options.PARAMETERS
 TAKES_COMMAND = True
-EPILOG = request.default_limits
+EPILOG = spawn_options.default_limits
 
 
 def main(**given: Any) -> int:
     """Start a run in the foreground."""
-    wanted = request.Wanted(**given)
-    request.check(wanted)
+    wanted = spawn_options.SpawnOptions(**given)
+    spawn_options.check(wanted)
     return spawn.foreground(wanted)

@@ -9,7 +9,7 @@ permitted.
 
 from sfad.protocol.messages import RunReply, Settle
 
-from .. import output, usage
+from .. import output, usage_options
 from ..connection import call
 from ..exits import ExitCode
 from ..options import COMMON, Argument, Parameter
@@ -17,13 +17,13 @@ from ..options import COMMON, Argument, Parameter
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
     Argument("reservation", "RESERVATION", "What `sfactl reserve` printed"),
-    *usage.AMOUNTS,
+    *usage_options.AMOUNTS,
 )
 
 
 def main(*, reservation: str, socket: str | None = None, json: bool = False, **amounts: str) -> int:
     """Settle a reservation."""
-    request = Settle(id=0, reservation=reservation, **usage.read(amounts, usage.INPUT, usage.OUTPUT))
+    request = Settle(id=0, reservation=reservation, **usage_options.read(amounts, usage_options.INPUT, usage_options.OUTPUT))
     found = call(socket, request, RunReply).run
     if json:
         output.print_json(found)

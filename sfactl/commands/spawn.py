@@ -18,33 +18,33 @@ from typing import TYPE_CHECKING, Any
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 
-from .. import exits, output, refused, request
+from .. import exits, output, spawn_options
 from ..autostart import connect
 from ..connection import Client
 
 if TYPE_CHECKING:
     from ..foreground import Form
 
-PARAMETERS = request.PARAMETERS
+PARAMETERS = spawn_options.PARAMETERS
 TAKES_COMMAND = True
-EPILOG = request.default_limits
+EPILOG = spawn_options.default_limits
 
 
 def main(**given: Any) -> int:
     """Start a run in the background, or with `--wait` in the foreground."""
-    wanted = request.Wanted(**given)
-    request.check(wanted)
+    wanted = spawn_options.SpawnOptions(**given)
+    spawn_options.check(wanted)
     if wanted.wait:
         return foreground(wanted)
     _only_for_foreground(wanted)
-    message = request.message(wanted)
+    message = spawn_options.message(wanted)
     with connect(wanted.socket) as client:
         return _background(client, message, wanted.json)
 
 
-def foreground(wanted: request.Wanted) -> int:
+def foreground(wanted: spawn_options.SpawnOptions) -> int:
     """Start a run and stay with it until its end. Return its exit code."""
-    message = request.message(wanted)
+    message = spawn_options.message(wanted)
     client = connect(wanted.socket)
     from ..foreground import Foreground
 
@@ -60,7 +60,7 @@ def foreground(wanted: request.Wanted) -> int:
     return run.carry_out()
 
 
-def _form(wanted: request.Wanted, *, inside: bool) -> Form:
+def _form(wanted: spawn_options.SpawnOptions, *, inside: bool) -> Form:
     """Return the form of the output. An agent that is started by its name prints its events for the meter, not for the caller.
     Inside a run, the output may be JSON for a model; the daemon decides."""
     if wanted.raw:
@@ -68,7 +68,7 @@ def _form(wanted: request.Wanted, *, inside: bool) -> Form:
     return "text" if wanted.text or wanted.agent is not None else "auto" if inside else "raw"
 
 
-def _only_for_foreground(wanted: request.Wanted) -> None:
+def _only_for_foreground(wanted: spawn_options.SpawnOptions) -> None:
     for option, given in (
         ("--status-file", wanted.status_file),
         ("--stdio inherit", wanted.stdio == "inherit"),
@@ -83,7 +83,7 @@ def _only_for_foreground(wanted: request.Wanted) -> None:
 def _background(client: Client, message: m.Spawn, as_json: bool) -> int:
     reply, _ = client.ask(message, m.Reply)
     if isinstance(reply, m.Refused):
-        raise refused.as_quit(reply, as_json=as_json)
+        raise output.refusal(reply, as_json=as_json)
     assert isinstance(reply, m.RunReply)  # `ask` raises for an error, and a Spawn has no other reply
     if as_json:
         output.print_json(reply.run)
@@ -95,7 +95,7 @@ def _background(client: Client, message: m.Spawn, as_json: bool) -> int:
 def _started(run: RunInfo, message: m.Spawn) -> int:
     if run.status is Status.QUEUED and not message.quiet:
         output.note(f"sfactl: {run.id} is queued: every slot for trees is taken")
-    if words := request.unenforceable(run, message):
+    if words := spawn_options.unenforceable(run, message):
         output.note(words)
     if words := output.failure(run, own=False):
         output.note(words)

@@ -10,13 +10,13 @@ from typing import Unpack
 from sfad.protocol.messages import Stop, Stopped
 from sfad.protocol.units import parse_whole
 
-from .. import choice, environment, exits, output, refused
-from ..choice import Choice, Chosen
+from .. import exits, output, selection
 from ..connection import connect
-from ..options import Option, Parameter
+from ..options import Option, Parameter, seconds
+from ..selection import RunSelection, SelectionOptions
 
 PARAMETERS: tuple[Parameter, ...] = (
-    *choice.PARAMETERS,
+    *selection.PARAMETERS,
     Option(("--grace",), "grace", "Time between the signal and SIGKILL, at most 60 s (default: 5 s)", "TIME"),
     Option(("--signal",), "signal", "First signal (default: TERM)", "NAME"),
 )
@@ -28,10 +28,10 @@ def main(
     signal: str | None = None,
     socket: str | None = None,
     json: bool = False,
-    **chosen: Unpack[Chosen],
+    **chosen: Unpack[SelectionOptions],
 ) -> int:
     """Stop runs and everything below them."""
-    stopping = Choice("stop", **chosen).checked()
+    stopping = RunSelection("stop", **chosen).checked()
     wanted = Stop(
         id=0,
         runs=list(stopping.runs),
@@ -39,7 +39,7 @@ def main(
         name=list(stopping.name) or None,
         labels=stopping.labels,
         signal=_signal(signal),
-        grace=environment.seconds("--grace", grace),
+        grace=seconds("--grace", grace),
     )
     code: int = exits.ExitCode.DONE
     with connect(socket) as client:
@@ -72,5 +72,5 @@ def _show(stopped: Stopped, json: bool) -> int:
     if not stopped.survivors:
         return exits.ExitCode.DONE
     if not json:
-        output.note(refused.survivors(stopped.survivors))
+        output.note(output.survivors(stopped.survivors))
     return exits.ExitCode.SURVIVORS

@@ -12,12 +12,12 @@ from sfad.protocol import messages as m
 from sfad.protocol.reports import By, Failed, Summary
 from sfad.protocol.units import counted
 
-from .. import output, screen
-from ..choice import labels
+from .. import output, table
 from ..exits import ExitCode, UsageError
 from ..history import connect
 from ..limits import share
 from ..options import COMMON, LABEL, NAME, USER, Option, Parameter
+from ..selection import labels
 from .list import moment
 
 PARAMETERS: tuple[Parameter, ...] = (
@@ -102,7 +102,7 @@ def _used(tokens: int | None, cost: float | None, *, partial: bool) -> list[str]
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], total: int = 0) -> list[str]:
-    lines = screen.table(header, rows).splitlines()
+    lines = table.drawn(header, rows).splitlines()
     return [*lines, f"and {total - len(rows)} more: see --json"] if total > len(rows) else lines
 
 

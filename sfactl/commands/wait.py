@@ -11,21 +11,21 @@ from typing import Unpack
 from sfad.protocol.messages import RunReply, Wait
 from sfad.protocol.types import RunInfo
 
-from .. import choice, environment, exits, output
-from ..choice import Choice, Chosen
+from .. import exits, output, selection
 from ..connection import Client, Unreachable, connect
-from ..options import Option, Parameter
+from ..options import Option, Parameter, duration
+from ..selection import RunSelection, SelectionOptions
 
 PARAMETERS: tuple[Parameter, ...] = (
-    *choice.PARAMETERS,
+    *selection.PARAMETERS,
     Option(("--timeout",), "timeout", "Maximum time to wait", "TIME"),
 )
 
 
-def main(*, timeout: str | None = None, socket: str | None = None, json: bool = False, **chosen: Unpack[Chosen]) -> int:
+def main(*, timeout: str | None = None, socket: str | None = None, json: bool = False, **chosen: Unpack[SelectionOptions]) -> int:
     """Wait for runs to end."""
-    give_up = None if timeout is None else time.monotonic() + environment.duration("--timeout", timeout)
-    waiting = Choice("wait", **chosen).checked()
+    give_up = None if timeout is None else time.monotonic() + duration("--timeout", timeout)
+    waiting = RunSelection("wait", **chosen).checked()
     ended: list[RunInfo] = []
 
     def wait(run: str) -> None:

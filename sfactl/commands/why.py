@@ -13,10 +13,10 @@ from sfad.protocol.messages import Info, RunReply
 from sfad.protocol.types import Action, LimitKind, LimitState, Reason, RunInfo, Status
 
 from .. import output
-from ..choice import Choice
 from ..history import connect
 from ..limits import share
 from ..options import COMMON, RUNS, Parameter
+from ..selection import RunSelection
 
 PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS)
 
@@ -24,7 +24,7 @@ PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS)
 def main(*, runs: Sequence[str], socket: str | None = None, json: bool = False) -> int:
     """Print a sentence for each run."""
     with connect(socket) as client:
-        return Choice("info", runs).each(client, lambda run: _show(client.call(Info(id=0, run=run), RunReply).run, json))
+        return RunSelection("info", runs).each(client, lambda run: _show(client.call(Info(id=0, run=run), RunReply).run, json))
 
 
 def _show(run: RunInfo, json: bool) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import trio
 
 from ..launch import procfs
-from ..launch.base import Launcher
+from ..launch.launcher import Launcher
 from ..protocol.types import RunId
 
 Seen = Callable[[RunId, str, int, bool], object]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import trio
 
 from ..core.labels import means
-from ..launch.base import RunLoad
+from ..launch.launcher import RunLoad
 from ..ledger import Ledger
 from ..ledger.reader import Page, Selection
 from ..ledger.summary import Unwritten

@@ -8,7 +8,7 @@ from ..core.limits import ActiveLimit
 from ..core.money import to_usd
 from ..core.run import Run
 from ..host.clock import wall_clock
-from ..launch.base import RunLoad
+from ..launch.launcher import RunLoad
 from ..protocol.kinds import COSTS, COUNTS, KINDS
 from ..protocol.known import BY_REPORT
 from ..protocol.types import Action, LimitKind, LimitState, RunInfo, Source, Usage

@@ -16,7 +16,7 @@ from ..core.access import Peer
 from ..core.events import ClientGone
 from ..durable.handover import Clients
 from ..host.descriptors import close_soon
-from ..launch.base import Unplaceable
+from ..launch.launcher import Unplaceable
 from ..loop.runtime import Runtime
 from ..observe.log import Log
 from ..protocol.framing import BadMessage, ProtocolError

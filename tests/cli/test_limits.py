@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from sfactl import limits, output, request
+from sfactl import limits, output, spawn_options
 from sfactl.commands import info, recommend, tree, why
 from sfactl.commands import list as list_
 from sfad.protocol.messages import Recommended, Spawn
@@ -200,14 +200,14 @@ ASKED = [Limit(kind=LimitKind.TURNS, threshold=50), Limit(kind=COST, threshold=2
 )
 def test_limits_that_cannot_be_enforced_are_named(states: Sequence[LimitState], asked: list[Limit], named: str | None) -> None:
     spawn = Spawn(id=1, argv=[], cwd=b"/", env=[], limits=asked)
-    words = request.unenforceable(run(limits=states), spawn)
+    words = spawn_options.unenforceable(run(limits=states), spawn)
     assert (words is None) is (named is None)
     if words is not None:
         assert words.startswith(f"sfactl: a1: NOT ENFORCEABLE: {named}")
         assert "--meter" in words
         assert "sfactl report" in words
     spawn.quiet = True
-    assert request.unenforceable(run(limits=states), spawn) is None
+    assert spawn_options.unenforceable(run(limits=states), spawn) is None
 
 
 def event(type_: str = "limit_exceeded", kind: str = "cost", used: float = 0.45, threshold: float = 0.3, **more: Any) -> Event:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sfactl import output, screen
+from sfactl import output, table
 from sfactl.commands import list as list_
 from sfad.core.ids import run_id
 from sfad.protocol.types import RunInfo, Status, Usage
@@ -124,7 +124,7 @@ def test_the_least_important_columns_go_first_and_then_what_is_too_long_is_cut()
 
 
 def test_wide_characters_are_cut_by_columns() -> None:
-    assert (screen.cut("日本語", 6), screen.cut("日本語", 5), screen.cut("abc", 2)) == ("日本語", "日本…", "a…")
+    assert (table.cut("日本語", 6), table.cut("日本語", 5), table.cut("abc", 2)) == ("日本語", "日本…", "a…")
 
 
 @pytest.mark.parametrize(
@@ -132,13 +132,13 @@ def test_wide_characters_are_cut_by_columns() -> None:
     [("completed", "32"), ("failed (exit 3)", "31"), ("rejected_loop", "31"), ("running", "36"), ("paused", "33")],
 )
 def test_a_status_has_a_colour(cell: str, colour: str) -> None:
-    assert screen.by_status(cell) == f"\033[{colour}m{cell}\033[0m"
-    assert screen.by_status("cancelled") == "cancelled"
+    assert table.by_status(cell) == f"\033[{colour}m{cell}\033[0m"
+    assert table.by_status("cancelled") == "cancelled"
 
 
 @pytest.mark.parametrize("environ", [{"NO_COLOR": "1", "TERM": "xterm"}, {"TERM": "dumb"}, {}])
 def test_no_colours_where_they_are_not_wanted(environ: dict[str, str]) -> None:
-    assert not screen.coloured(environ)
+    assert not table.coloured(environ)
 
 
 def test_times_are_local_and_short(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,14 +80,14 @@ def normal(values: dict[str, Any]) -> dict[str, Any]:
 def test_every_parameter_is_one_of_main(verb: str) -> None:
     from inspect import Parameter, signature
 
-    from sfactl.choice import Chosen
-    from sfactl.request import Wanted
-    from sfactl.usage import OPTIONS
+    from sfactl.selection import SelectionOptions
+    from sfactl.spawn_options import SpawnOptions
+    from sfactl.usage_options import OPTIONS
 
     module = verbs.load(verb)
     accepted = signature(module.main).parameters
     takes_any = any(p.kind is Parameter.VAR_KEYWORD for p in accepted.values())
-    names = {*accepted, *((*Wanted._fields, *OPTIONS, *Chosen.__annotations__) if takes_any else ())}
+    names = {*accepted, *((*SpawnOptions._fields, *OPTIONS, *SelectionOptions.__annotations__) if takes_any else ())}
     assert {p.target for p in module.PARAMETERS} <= names
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfactl import output, screen
+from sfactl import output, table
 from sfactl.commands import info, status, tree, why
 from sfad.protocol.types import Status
 
@@ -24,7 +24,7 @@ def test_what_is_shown_never_steers_a_terminal(text: str) -> None:
 
 @given(st.lists(st.tuples(st.text(max_size=5), st.text(max_size=5)), max_size=5))
 def test_a_table_has_a_line_a_row(rows: list[tuple[str, str]]) -> None:
-    assert len(screen.table(("A", "B"), rows).split("\n")) == len(rows) + 1
+    assert len(table.drawn(("A", "B"), rows).split("\n")) == len(rows) + 1
 
 
 def test_columns_are_as_wide_as_a_terminal_shows_them() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from sfactl import completing, verbs
+from sfactl import shell_completion, verbs
 from sfactl.connection import Client, DaemonError
 from sfad.protocol import messages as m
 from sfad.protocol.types import Claim, ErrorCode, Status
@@ -246,7 +246,7 @@ def test_completion_is_silent_without_a_daemon(world: World) -> None:
 
 def test_every_kind_of_word_is_known() -> None:
     declared = {p.complete for verb in verbs.names() for p in verbs.load(verb).PARAMETERS}
-    assert declared - {""} <= set(completing.CANDIDATES)
+    assert declared - {""} <= set(shell_completion.CANDIDATES)
 
 
 def test_help_needs_no_daemon(world: World) -> None:

@@ -13,7 +13,7 @@ from typing import Literal
 import trio
 
 from sfad.core.events import Emptied, Frozen, LaunchFailed, LaunchSucceeded, MainExited, Surveyed
-from sfad.launch.base import UNBOUND, Adopted, Bounds, Emit, Enforcement, LaunchSpec, Remains, Remember, RunLoad
+from sfad.launch.launcher import UNBOUND, Adopted, Bounds, Emit, Enforcement, LaunchSpec, Remains, Remember, RunLoad
 from sfad.protocol.types import RunId, Survivor
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import trio
 
 from sfad.core.events import LaunchSucceeded
-from sfad.launch.base import Bounds, Remains
+from sfad.launch.launcher import Bounds, Remains
 from tests.launch.rig import PATIENCE, Rig, skip
 
 

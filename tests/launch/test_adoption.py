@@ -18,13 +18,13 @@ import pytest
 import trio
 
 from sfad.core.events import Emptied, Frozen, LaunchSucceeded, MainExited, Surveyed
-from sfad.launch import procfs
-from sfad.launch.base import Adopted, Bounds, Remains
-from sfad.launch.contain import marks
+from sfad.launch import marks, procfs
+from sfad.launch.contain import mark_scan
 from sfad.launch.contain.cgroup import cgroupfs
+from sfad.launch.launcher import Adopted, Bounds, Remains
 from sfad.launch.pidfd import tells_exits
-from sfad.launch.start.trampoline import is_one
 from sfad.launch.sweep import sweep
+from sfad.launch.trampoline.executable import is_one
 from tests.harness import wait_until
 from tests.launch import programs
 from tests.launch.first import Plan, daemon, dead
@@ -322,7 +322,7 @@ async def test_a_main_process_that_ended_before_the_adoption(containment: str, i
 
 DIES = """
 import os, signal, sys, trio
-from sfad.launch.base import LaunchSpec
+from sfad.launch.launcher import LaunchSpec
 from tests.launch.rig import Rig
 def die(remains):
     if halt:
@@ -510,7 +510,7 @@ async def test_the_tags_of_other_instances_are_not_ours(instance: str) -> None:
 
 
 def sleepers_below(pid: int) -> set[int]:
-    found = {one.process.pid for one, _ in marks.look().placed(lambda _one, _above: None, pid)}
+    found = {one.process.pid for one, _ in mark_scan.look().placed(lambda _one, _above: None, pid)}
     return {pid for pid in found if procfs.read(f"/proc/{pid}/comm") == b"sleep\n"}
 
 

@@ -16,11 +16,11 @@ import pytest
 from sfad.core.events import Frozen, LaunchSucceeded, MainExited
 from sfad.core.ids import run_id
 from sfad.launch import procfs
-from sfad.launch.base import Bounds, Launcher
-from sfad.launch.contain.affinity import Affinity, bind
 from sfad.launch.contain.cgroup import cgroupfs, controllers
 from sfad.launch.contain.cgroup.containment import CgroupContainment
 from sfad.launch.contain.cgroup.limits import settings
+from sfad.launch.contain.cpu_binding import Affinity, bind
+from sfad.launch.launcher import Bounds, Launcher
 from tests.launch import programs
 from tests.launch.rig import Rig, until
 from tests.launch.test_containment import processes, ready
@@ -188,7 +188,7 @@ async def test_a_bound_that_cannot_be_set_is_logged_and_the_run_starts(
     if not isinstance(contained, CgroupContainment) or launcher.enforcement("memory") == "kernel":
         pytest.skip("for a pretended controller")
     said: list[str] = []
-    launcher._news._complain = contained._controllers._complain = said.append
+    launcher._complaints._complain = contained._controllers._complain = said.append
     contained._controllers.available = {"memory"}
     monkeypatch.setattr(cgroupfs, "write", refusing(suffix, []))
     rig.launch("a1", "true", bounds=Bounds(memory=MIB))

@@ -13,9 +13,9 @@ import pytest
 
 from sfad.core.events import Event, LaunchSucceeded, MainExited
 from sfad.launch import procfs
-from sfad.launch.base import Bounds
 from sfad.launch.contain.cgroup import cgroupfs, controllers
 from sfad.launch.contain.cgroup.containment import CgroupContainment
+from sfad.launch.launcher import Bounds
 from sfad.launch.sweep import sweep
 from tests.launch import programs
 from tests.launch.rig import Rig, make, rigged, until
@@ -80,14 +80,14 @@ async def test_a_run_that_needs_too_much_memory_is_ended_and_it_is_known_why(hel
     with (tmp_path / "out").open("wb") as out:
         held.python("a1", programs.HOG, "400", "20", bounds=Bounds(memory=64 * MIB), stdout=out.fileno())
     known: list[frozenset[str]] = []
-    news = held.launcher._news
-    tell = news._emit
+    emitter = held.launcher._emitter
+    tell = emitter._emit
 
     def ask_and_tell(event: Event) -> None:
         known.append(held.launcher.breaches("a1"))
         tell(event)
 
-    news._emit = ask_and_tell
+    emitter._emit = ask_and_tell
     assert (await held.wait(MainExited, "a1")).signal == signal.SIGKILL
     assert known[-1] == {"memory"}
     assert b"had" not in (tmp_path / "out").read_bytes()

@@ -119,7 +119,7 @@ async def test_a_run_that_cannot_be_looked_at_is_not_empty(rig: Rig, tmp_path: P
 
 async def test_idle_without_descriptors(rig: Rig) -> None:
     complaints: list[str] = []
-    rig.launcher._news._complain = complaints.append
+    rig.launcher._complaints._complain = complaints.append
     with no_descriptors():
         for _ in range(3):
             rig.launcher.child_signalled()

@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from sfad.core.events import Frozen
-from sfad.launch.base import LaunchSpec
+from sfad.launch.launcher import LaunchSpec
 from sfad.metering.sampling import MachineTotals, Sampler
 from tests.launch import programs
 from tests.launch.fake import FakeLauncher, Script

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from ...protocol.types import RunId
-from ..news import Answers, News
-from ..runs import HeldRun, HeldRuns
+from ..complaints import Complaints
+from ..launched_runs import HeldRun, HeldRuns
+from ..watch.owed_events import OwedEvents
 from ..watch.reactor import Reactor
 from ..watch.reaper import Orphans
 
@@ -18,8 +19,8 @@ class Ground:
     runs: HeldRuns
     reactor: Reactor
     orphans: Orphans
-    news: News
-    answers: Answers
+    complaints: Complaints
+    owed: OwedEvents
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class RunContainment(Protocol):
         """Kill every process, again and again until the run is empty."""
 
     def freeze(self, held: HeldRun) -> None:
-        """Stop every process. Calls `Answers.stands_still` when that is done."""
+        """Stop every process. Calls `OwedEvents.stands_still` when that is done."""
 
     def thaw(self, held: HeldRun) -> None:
         """Continue every process but those of child runs that were paused by themselves."""
@@ -98,7 +99,7 @@ class RunContainment(Protocol):
     def populated(self, held: HeldRun) -> bool:
         """Return whether anything is alive in the run, besides zombies and unreaped main processes of child runs. Raises `OSError`.
 
-        While the run is being emptied, the containment calls `Answers.consider` when this may have become false."""
+        While the run is being emptied, the containment calls `OwedEvents.consider` when this may have become false."""
 
     def members(self, *tops: HeldRun) -> Iterable[tuple[int, RunId]]:
         """Yield every live process in these runs, of which none is in another, and the run that the process is in. Raises

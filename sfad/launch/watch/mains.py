@@ -6,11 +6,12 @@ from time import monotonic
 from ...core.events import LaunchSucceeded, MainExited
 from ...faults import effect
 from .. import procfs
-from ..base import LaunchError
-from ..news import Answers, News
+from ..emitter import Emitter
+from ..launched_runs import HeldRun, MainProcess
+from ..launcher import LaunchError
 from ..pidfd import ended, exit_status, reaped, tells_exits
-from ..runs import HeldRun, MainProcess
-from ..start.trampoline import REPORT, reported
+from ..trampoline.contract import REPORT, reported
+from .owed_events import OwedEvents
 from .reactor import Reactor
 from .reaper import Orphans
 
@@ -22,11 +23,11 @@ containers pid 1 looks for zombies every two seconds, in others never."""
 class Mains:
     """Owns the main process of each run, from its start or adoption until it is reaped."""
 
-    def __init__(self, reactor: Reactor, orphans: Orphans, news: News, answers: Answers) -> None:
+    def __init__(self, reactor: Reactor, orphans: Orphans, emitter: Emitter, owed: OwedEvents) -> None:
         self._reactor = reactor
         self._orphans = orphans
-        self._news = news
-        self._answers = answers
+        self._emitter = emitter
+        self._owed = owed
 
     def own(self, held: HeldRun, main: MainProcess) -> None:
         """Open the process's pidfd, read its report and reap it. Raises `OSError`; then its descriptors are closed, and it has no
@@ -63,8 +64,8 @@ class Mains:
 
     def _fail(self, held: HeldRun, error: LaunchError) -> None:
         held.failing = None
-        self._news.launch_failed(held.id, error)
-        self._answers.consider(held)
+        self._emitter.launch_failed(held.id, error)
+        self._owed.consider(held)
 
     def _read_report(self, held: HeldRun, main: MainProcess) -> None:
         if main.report is None:
@@ -81,7 +82,7 @@ class Mains:
         if content:
             main.failure = reported(content, main.name, main.cwd)  # reported to the loop when the trampoline is reaped
         else:
-            self._news.answer(LaunchSucceeded, held.id, main.pid)
+            self._emitter.emit(LaunchSucceeded, held.id, main.pid)
 
     def _reap(self, held: HeldRun, main: MainProcess) -> None:
         self._read_report(held, main)
@@ -124,8 +125,8 @@ class Mains:
         if main.failure:
             self._fail(held, main.failure)
             return
-        self._news.answer(MainExited, held.id, code, number, self._answers.surely_empty(held))
-        self._answers.consider(held)
+        self._emitter.emit(MainExited, held.id, code, number, self._owed.surely_empty(held))
+        self._owed.consider(held)
 
 
 def signal_mains(held: HeldRun, number: int, *, but: set[int] | list[int] | tuple[()] = ()) -> None:

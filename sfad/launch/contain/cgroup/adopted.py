@@ -8,9 +8,10 @@ from contextlib import suppress
 
 from ....protocol.types import RunId
 from ... import procfs
+from ...launched_runs import HeldRun, HeldRuns
+from ...marks import cookie
 from ...procfs import Stat
-from ...runs import HeldRun, HeldRuns
-from .. import marks
+from .. import mark_scan
 from ..interface import AdoptedRuns
 from . import cgroupfs
 from .cgroups import RunCgroups
@@ -25,7 +26,7 @@ class AdoptedCgroups(AdoptedRuns):
         self._runs = runs
         self._cgroups = cgroups
         self._limits = limits
-        self._looks = marks.Looks()
+        self._looks = mark_scan.Looks()
         self._elsewhere: set[RunId] = set()
         """Runs whose processes may not be below this process."""
 
@@ -55,7 +56,7 @@ class AdoptedCgroups(AdoptedRuns):
     def _move_in(self, held: HeldRun) -> None:
         number = self._runs.tag_of(held)
         for _ in range(_PASSES):
-            outside = [one for one in marks.look().members(held.cookie, number) if not self._cgroups.contains(held, one.pid)]
+            outside = [one for one in mark_scan.look().members(held.cookie, number) if not self._cgroups.contains(held, one.pid)]
             if not outside:
                 return
             group = self._cgroups.of(held)
@@ -66,7 +67,7 @@ class AdoptedCgroups(AdoptedRuns):
                 _move(process, group.leaf)
 
     def carries(self, held: HeldRun, pid: int) -> bool:
-        return self._cgroups.contains(held, pid) or marks.cookie(pid, self._runs.instance) == held.cookie
+        return self._cgroups.contains(held, pid) or cookie(pid, self._runs.instance) == held.cookie
 
     def forget(self, held: HeldRun) -> None:
         self.own(held)

@@ -9,8 +9,8 @@ import trio
 
 from ....protocol.types import RunId
 from ... import procfs
-from ...base import UNBOUND, Bounds
-from ...runs import HeldRun
+from ...launched_runs import HeldRun
+from ...launcher import UNBOUND, Bounds
 from ...watch.reactor import Reactor
 from . import cgroupfs
 from .controllers import Controllers

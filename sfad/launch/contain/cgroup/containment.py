@@ -21,8 +21,8 @@ import trio
 from ....host.descriptors import lifted
 from ....protocol.types import RunId
 from ... import procfs
-from ...base import Complain
-from ...runs import HeldRun, run_ids
+from ...launched_runs import HeldRun, run_ids
+from ...launcher import Complain
 from ...watch.mains import signal_mains
 from ..interface import Door, Ground, RunContainment
 from . import cgroupfs
@@ -48,15 +48,15 @@ class CgroupContainment(RunContainment):
         self.detail = base.directory
         self._runs = ground.runs
         self._reactor = ground.reactor
-        self._answers = ground.answers
+        self._owed = ground.owed
         self._base = base
         self._controllers = Controllers(base, complain)
         self._controllers.prepare()
         self._own_cgroup = procfs.cgroup(os.getpid())
         """Where this process belongs, now that `prepare` has moved it if necessary."""
         self._cgroups = RunCgroups(base, self._controllers, ground.reactor)
-        self._events = CgroupEvents(self._cgroups, ground.reactor, ground.news, self._learn)
-        self.limits = KernelLimits(self._cgroups, self._controllers, ground.news)
+        self._events = CgroupEvents(self._cgroups, ground.reactor, ground.complaints, self._learn)
+        self.limits = KernelLimits(self._cgroups, self._controllers, ground.complaints)
         self._escapes = Escapes(ground, self._cgroups)
         self.adopted = AdoptedCgroups(ground.runs, self._cgroups, self.limits)
         self._placing = CgroupPlacing(ground.runs, self._cgroups, ground.orphans)
@@ -167,7 +167,7 @@ class CgroupContainment(RunContainment):
             self._write(group, "cgroup.freeze", b"1")
             self._events.watch(held, group)
         else:
-            self._reactor.soon(self._answers.stands_still, held)
+            self._reactor.soon(self._owed.stands_still, held)
 
     def thaw(self, held: HeldRun) -> None:
         group = self._cgroups.of(held)
@@ -196,12 +196,12 @@ class CgroupContainment(RunContainment):
     def _learn(self, held: HeldRun, group: RunCgroup, events: bytes) -> None:
         if b"frozen 1" in events:
             group.frozen.set()
-            self._answers.stands_still(held)
+            self._owed.stands_still(held)
         elif held.paused and not held.freezing:  # another process has thawed it
             self._write(group, "cgroup.freeze", b"1")
         if b"populated 0" in events:
             self._escapes.stop_soon(held)
-            self._answers.consider(held)
+            self._owed.consider(held)
 
     def populated(self, held: HeldRun) -> bool:
         if self._cgroups.populated(held):

@@ -12,7 +12,7 @@ from time import monotonic
 from ....host.descriptors import lifted
 from ....protocol.types import RunId
 from ... import procfs
-from ...runs import HeldRun, run_ids
+from ...launched_runs import HeldRun, run_ids
 from ..interface import Ground
 from .cgroups import RunCgroups
 
@@ -29,7 +29,7 @@ class Escapes:
         self._runs = ground.runs
         self._reactor = ground.reactor
         self._orphans = ground.orphans
-        self._answers = ground.answers
+        self._owed = ground.owed
         self._cgroups = cgroups
         self._chased: set[HeldRun] = set()
         """Runs whose escaped processes are being stopped."""
@@ -83,7 +83,7 @@ class Escapes:
         while held.emptying and (left := self._strike(held, struck)):
             await self._reactor.wait_ended(left[:_WATCHED], INSIST)
         self._chased.discard(held)
-        self._answers.consider(held)
+        self._owed.consider(held)
 
     def _strike(self, held: HeldRun, struck: set[tuple[int, int]]) -> list[int]:
         """Signal each process once; return those of the last look. A process that forks and exits without pause has a new pid

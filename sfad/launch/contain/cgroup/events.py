@@ -5,8 +5,8 @@ import select
 from collections.abc import Callable
 
 from ... import procfs
-from ...news import News
-from ...runs import HeldRun
+from ...complaints import Complaints
+from ...launched_runs import HeldRun
 from ...watch.reactor import Reactor
 from . import cgroupfs
 from .cgroups import RunCgroup, RunCgroups
@@ -19,11 +19,11 @@ class CgroupEvents:
     """Watches the cgroups of runs, and calls `learn` with the content of `cgroup.events`."""
 
     def __init__(
-        self, cgroups: RunCgroups, reactor: Reactor, news: News, learn: Callable[[HeldRun, RunCgroup, bytes], object]
+        self, cgroups: RunCgroups, reactor: Reactor, complaints: Complaints, learn: Callable[[HeldRun, RunCgroup, bytes], object]
     ) -> None:
         self._cgroups = cgroups
         self._reactor = reactor
-        self._news = news
+        self._complaints = complaints
         self._learn = learn
 
     def watch(self, held: HeldRun, group: RunCgroup) -> None:
@@ -50,7 +50,7 @@ class CgroupEvents:
 
     def _poll_later(self, held: HeldRun, group: RunCgroup, error: OSError) -> None:
         """Read the file now and then, until there is a descriptor to watch it with."""
-        self._news.failed(error)
+        self._complaints.failed(error)
         self._reactor.later(self._poll, held, group)
 
     def _poll(self, held: HeldRun, group: RunCgroup) -> None:

@@ -3,8 +3,8 @@
 import os
 
 from ... import procfs
-from ...news import News
-from ...runs import HeldRun
+from ...complaints import Complaints
+from ...launched_runs import HeldRun
 from ..interface import RunLimits
 from . import cgroupfs
 from .cgroups import RunCgroup, RunCgroups
@@ -17,10 +17,10 @@ _LEAST_QUOTA = 1000
 
 
 class KernelLimits(RunLimits):
-    def __init__(self, cgroups: RunCgroups, controllers: Controllers, news: News) -> None:
+    def __init__(self, cgroups: RunCgroups, controllers: Controllers, complaints: Complaints) -> None:
         self._cgroups = cgroups
         self._controllers = controllers
-        self._news = news
+        self._complaints = complaints
 
     def enforces(self, kind: str) -> bool:
         return kind in self._controllers.available
@@ -47,7 +47,7 @@ class KernelLimits(RunLimits):
             if value is not None and kind != "cpu":
                 group.enforced[kind] = _enforced(kind, group.directory)
         except OSError as error:
-            self._news.unenforced(held.id, error)
+            self._complaints.unenforced(held.id, error)
 
     def used(self, held: HeldRun, kind: str) -> int | None:
         group = self._cgroups.of(held)
@@ -64,7 +64,7 @@ class KernelLimits(RunLimits):
         try:
             now = {kind: _enforced(kind, group.directory) for kind in group.enforced}
         except OSError as error:
-            self._news.failed(error)
+            self._complaints.failed(error)
             return frozenset()
         return frozenset(kind for kind, count in now.items() if count > group.enforced[kind])
 

@@ -2,11 +2,11 @@
 
 from ....protocol.types import RunId
 from ... import procfs
-from ...base import Unplaceable
+from ...launched_runs import HeldRuns
+from ...launcher import Unplaceable
 from ...pidfd import cgroup_id
-from ...runs import HeldRuns
 from ...watch.reaper import Orphans
-from ..lineage import by_ancestry, by_cookie, left, shown, still
+from ..placing import by_ancestry, by_cookie, left, shown, still
 from .cgroups import RunCgroups
 
 

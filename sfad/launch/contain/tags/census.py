@@ -13,13 +13,13 @@ from itertools import chain
 
 from ....protocol.types import RunId
 from ... import procfs
-from ...base import Unplaceable
+from ...launched_runs import HeldRuns
+from ...launcher import Unplaceable
 from ...procfs import Stat
-from ...runs import HeldRuns
 from ...watch.reaper import Orphans, reap_orphan
-from .. import marks
-from ..lineage import by_cookie, descends, left, settled, still
-from .abroad import Abroad
+from .. import mark_scan
+from ..placing import by_cookie, descends, left, settled, still
+from .adopted import Abroad
 
 _LOOKS = 3
 """Looks at our children, before children that come and go without pause are taken for live ones."""
@@ -134,7 +134,7 @@ class Census:
         found: RunId | None = None
         ours = descends(line)
         for ancestor in reversed(line[:-1] if ours else line if self._abroad else ()):
-            found = self._marked_below(ancestor.pid, found) if ours else self._abroad.run_of(marks.trace(ancestor), found)
+            found = self._marked_below(ancestor.pid, found) if ours else self._abroad.run_of(mark_scan.trace(ancestor), found)
         return found or None, ours
 
     def _run_of_child(self, pid: int) -> RunId | None:

@@ -23,10 +23,10 @@ import trio
 
 from ....protocol.types import RunId
 from ... import procfs
+from ...launched_runs import HeldRun, run_ids
 from ...procfs import Stat
-from ...runs import HeldRun, run_ids
 from ..interface import Door, Ground, RunContainment, RunLimits
-from .abroad import Abroad
+from .adopted import Abroad
 from .census import Census
 
 _SLICE = 0.01
@@ -58,7 +58,7 @@ class TagsContainment(RunContainment):
         self._runs = ground.runs
         self._reactor = ground.reactor
         self._orphans = ground.orphans
-        self._answers = ground.answers
+        self._owed = ground.owed
         self.limits = RunLimits()
         self.adopted = Abroad(ground.runs)
         self._census = Census(ground.runs, ground.orphans, self.adopted)
@@ -163,7 +163,7 @@ class TagsContainment(RunContainment):
                 if tops:
                     await self._reactor.wait_ended(tops[:_WATCHED], _INSIST)
                 else:
-                    self._answers.consider(held)
+                    self._owed.consider(held)
                     await trio.sleep(_INSIST if _awaits_news(held) else _SETTLE)  # a main that has ended is reaped meanwhile
         finally:
             self._draining.discard(held)
@@ -181,7 +181,7 @@ class TagsContainment(RunContainment):
                 _send(process, (signal.SIGSTOP,))
             await trio.sleep(pause)
             pause = min(2 * pause, _APART)
-        self._answers.stands_still(held)
+        self._owed.stands_still(held)
         if not self._holding:
             self._holding = True
             self._reactor.task(self._keep_still)

@@ -13,12 +13,13 @@ from time import monotonic, sleep
 
 from ..protocol.types import RunId
 from . import procfs
-from .base import Adopted, LaunchError, Remains
-from .contain.affinity import RunCpus
+from .contain.cpu_binding import RunCpus
 from .contain.interface import AdoptedRuns
+from .launched_runs import HeldRun, HeldRuns, MainProcess
+from .launcher import Adopted, LaunchError, Remains
 from .procfs import Stat
-from .runs import HeldRun, HeldRuns, MainProcess
-from .start.trampoline import EXEC, REPORT, is_one, reported
+from .trampoline.contract import EXEC, REPORT, reported
+from .trampoline.executable import is_one
 from .watch.mains import Mains
 
 _ARRIVAL, _LOOK_AGAIN = 0.5, 0.002

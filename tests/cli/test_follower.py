@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfactl.commands.logs import _start_of, last_lines
-from sfactl.follow import Copying, Follower
+from sfactl.follower import Copying, Follower
 from sfactl.line_follower import LineFollower, LineForm, Source
 from sfad.output import OutputStore
 

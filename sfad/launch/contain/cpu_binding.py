@@ -9,8 +9,8 @@ import os
 from contextlib import suppress
 
 from .. import procfs
-from ..base import Bounds
-from ..runs import HeldRun, HeldRuns
+from ..launched_runs import HeldRun, HeldRuns
+from ..launcher import Bounds
 from .interface import RunContainment
 
 Cpus = frozenset[int]

@@ -11,7 +11,7 @@ from sfad.protocol.units import MOST_WHOLE
 
 from . import environment
 from .exits import ExitCode, Quit, UsageError
-from .options import COMMON, Argument, Option, Parameter, pair
+from .options import COMMON, Argument, Option, Parameter, duration, pair, seconds, whole
 
 LATER = (
     Option(("--on-end",), "on_end", "", "CMD", hidden=True),
@@ -105,7 +105,7 @@ PARAMETERS: tuple[Parameter, ...] = (
 )
 
 
-class Wanted(NamedTuple):
+class SpawnOptions(NamedTuple):
     """The command line of `spawn` or `run`, as text."""
 
     command: list[str]
@@ -155,12 +155,12 @@ class Wanted(NamedTuple):
 
 def default_limits() -> str:
     """Return the limits in force, for `--help`."""
-    from .defaults import paragraph
+    from .default_limits import paragraph
 
     return paragraph()
 
 
-def check(wanted: Wanted) -> None:
+def check(wanted: SpawnOptions) -> None:
     """Raise `UsageError` for invalid or contradictory options, and for options of later releases."""
     for option in LATER:
         if getattr(wanted, option.target):
@@ -178,7 +178,7 @@ def check(wanted: Wanted) -> None:
         raise UsageError(f"--meter: unknown meter {wanted.meter!r}; choose from: {', '.join(METERS)}")
 
 
-def _check_text(wanted: Wanted) -> None:
+def _check_text(wanted: SpawnOptions) -> None:
     for given, option in (
         (wanted.raw, "--raw"),
         (wanted.json, "--json"),
@@ -190,7 +190,7 @@ def _check_text(wanted: Wanted) -> None:
             raise UsageError(f"--text and {option} exclude each other: {why}")
 
 
-def message(wanted: Wanted, environ: Mapping[str, str] = os.environ) -> Spawn:
+def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Spawn:
     """Return the `Spawn` message for a checked command line. It starts a run in the background; `Foreground` ties it
     and adds descriptors."""
     inherit: Literal["files", "inherit"] = "inherit" if wanted.stdio == "inherit" else "files"
@@ -210,13 +210,13 @@ def message(wanted: Wanted, environ: Mapping[str, str] = os.environ) -> Spawn:
         limits=_limits(wanted, environ),
         on_limit=_on_limit(wanted.on_limit),
         meter=_meter(wanted, log),
-        attempts=1 if wanted.attempts is None else environment.whole("--attempts", wanted.attempts, 1, MOST_WHOLE),
-        retry_delay=environment.seconds("--retry-delay", wanted.retry_delay),
-        grace=environment.seconds("--grace", wanted.grace),
+        attempts=1 if wanted.attempts is None else whole("--attempts", wanted.attempts, 1, MOST_WHOLE),
+        retry_delay=seconds("--retry-delay", wanted.retry_delay),
+        grace=seconds("--grace", wanted.grace),
         detach=wanted.detach,
         leaf=wanted.leaf,
         queue=not wanted.no_queue,
-        priority=0 if wanted.priority is None else environment.whole("--priority", wanted.priority),
+        priority=0 if wanted.priority is None else whole("--priority", wanted.priority),
         log=log,
         quiet=wanted.quiet or environment.flag("SFA_QUIET", environ),
         stdin="pipe" if wanted.stdin else "null",
@@ -250,7 +250,7 @@ def _words(given: Sequence[str]) -> list[str]:
     return [word for text in given for word in text.split(",") if word]
 
 
-def _limits(wanted: Wanted, environ: Mapping[str, str]) -> list[Limit]:
+def _limits(wanted: SpawnOptions, environ: Mapping[str, str]) -> list[Limit]:
     found = [] if wanted.timeout is None else [_time("--timeout", wanted.timeout)]
     if wanted.limit or wanted.limits is not None:
         # Imported here because many runs have no such option.
@@ -266,7 +266,7 @@ def _limits(wanted: Wanted, environ: Mapping[str, str]) -> list[Limit]:
 
 
 def _time(source: str, text: str) -> Limit:
-    return Limit(kind=LimitKind.TIME, threshold=environment.duration(source, text), source=source)
+    return Limit(kind=LimitKind.TIME, threshold=duration(source, text), source=source)
 
 
 def _on_limit(text: str | None) -> Action | None:
@@ -277,7 +277,7 @@ def _on_limit(text: str | None) -> Action | None:
     return limits.action(text)
 
 
-def _meter(wanted: Wanted, log: bool) -> str | None:
+def _meter(wanted: SpawnOptions, log: bool) -> str | None:
     if wanted.meter in (None, NO_METER, BY_REPORT):
         return wanted.meter
     if wanted.stdio == "inherit":

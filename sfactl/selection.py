@@ -23,7 +23,7 @@ PARAMETERS: tuple[Parameter, ...] = (*COMMON, LIVE_RUNS, *FILTERS)
 """For verbs that choose among the live runs."""
 
 
-class Chosen(TypedDict, total=False):
+class SelectionOptions(TypedDict, total=False):
     """The values of `RUNS` and `FILTERS`, as a verb's `main` receives them."""
 
     runs: Sequence[str]
@@ -32,7 +32,7 @@ class Chosen(TypedDict, total=False):
     label: Sequence[str]
 
 
-class Choice(NamedTuple):
+class RunSelection(NamedTuple):
     """The runs that a command line means."""
 
     verb: str
@@ -51,8 +51,8 @@ class Choice(NamedTuple):
         """The values of `--label`, by key. Raise `UsageError`."""
         return labels(self.label)
 
-    def checked(self) -> Choice:
-        """Return this choice. Raise `UsageError` if it names no run, or `--all` beside others."""
+    def checked(self) -> RunSelection:
+        """Return self. Raise `UsageError` if it names no run, or `--all` beside others."""
         if not (self.runs or self.filtered):
             raise exits.UsageError("say which runs: ids or names, --all, --name or --label")
         if self.everything and (self.runs or self.name or self.label):

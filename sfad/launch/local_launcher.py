@@ -13,8 +13,18 @@ import trio
 from ..core.events import Emptied, Frozen, Surveyed
 from ..protocol.types import RunId, Survivor
 from . import procfs
-from .adopt import Adopter
-from .base import (
+from .adopter import Adopter
+from .command_starter import CommandStarter
+from .complaints import Complaints
+from .contain.cgroup import cgroupfs
+from .contain.cgroup.containment import CgroupContainment
+from .contain.cpu_binding import RunCpus
+from .contain.interface import Ground, RunContainment
+from .contain.tags.containment import TagsContainment
+from .emitter import Emitter
+from .footprints import Loads
+from .launched_runs import HeldRun, HeldRuns
+from .launcher import (
     Adopted,
     Bounds,
     CgroupImpossible,
@@ -28,18 +38,10 @@ from .base import (
     Remember,
     RunLoad,
 )
-from .contain.affinity import RunCpus
-from .contain.cgroup import cgroupfs
-from .contain.cgroup.containment import CgroupContainment
-from .contain.interface import Ground, RunContainment
-from .contain.tags.containment import TagsContainment
-from .loads import Loads
-from .news import Answers, News
-from .runs import HeldRun, HeldRuns
-from .start.spawn import Spawner
-from .start.starter import CommandStarter
-from .start.trampoline import Trampoline, best
+from .trampoline.executable import Trampoline, best
+from .trampoline.posix_spawn import Spawner
 from .watch.mains import Mains, signal_mains
+from .watch.owed_events import OwedEvents
 from .watch.reactor import Reactor
 from .watch.reaper import Orphans
 
@@ -55,23 +57,25 @@ class LocalLauncher(Launcher):
     def __init__(
         self,
         instance: str,
-        news: News,
+        emitter: Emitter,
+        complaints: Complaints,
         contain: Callable[[Ground], RunContainment],
         *,
         trampoline: Trampoline | None = None,
         nofile: int | None = None,
     ) -> None:
         self.instance = instance
-        self._news = news
+        self._emitter = emitter
+        self._complaints = complaints
         self._runs = HeldRuns(instance)
-        self._reactor = Reactor(news.failed)
+        self._reactor = Reactor(complaints.failed)
         self._orphans = Orphans()
         self._spawner = Spawner(trampoline or best())
-        self._answers = Answers(news, self._reactor, lambda held: self._containment.populated(held))
+        self._owed = OwedEvents(emitter, complaints, self._reactor, lambda held: self._containment.populated(held))
         self._was_subreaper = _subreaper()
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self._containment = contain(Ground(self._runs, self._reactor, self._orphans, news, self._answers))
-        self._mains = Mains(self._reactor, self._orphans, news, self._answers)
+        self._containment = contain(Ground(self._runs, self._reactor, self._orphans, complaints, self._owed))
+        self._mains = Mains(self._reactor, self._orphans, emitter, self._owed)
         self._cpus = RunCpus(self._runs, self._containment)
         self._starter = CommandStarter(
             self._spawner,
@@ -82,7 +86,7 @@ class LocalLauncher(Launcher):
             nofile if nofile is not None else resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         )
         self._adopter = Adopter(self._runs, self._containment.adopted, self._cpus, self._mains)
-        self._loads = Loads(self._runs, self._containment, news)
+        self._loads = Loads(self._runs, self._containment, complaints)
 
     @property
     def containment(self) -> Literal["cgroup", "tags"]:
@@ -119,15 +123,15 @@ class LocalLauncher(Launcher):
     def _stopping(self, run: RunId, number: int) -> HeldRun | None:
         held = self._runs.get(run)
         if held is None:
-            self._reactor.soon(self._news.answer, Emptied, run)
+            self._reactor.soon(self._emitter.emit, Emptied, run)
             return None
-        self._answers.owe_emptied(held, number)
+        self._owed.owe_emptied(held, number)
         return held
 
     def freeze(self, run: RunId) -> None:
         held = self._runs.get(run)
         if held is None:
-            self._reactor.soon(self._news.answer, Frozen, run)
+            self._reactor.soon(self._emitter.emit, Frozen, run)
             return
         now = held.set_paused(True)
         self._reactor.surely(lambda: held.freezing and held.pauses == now, self._containment.freeze, held)
@@ -161,7 +165,7 @@ class LocalLauncher(Launcher):
             found.update(self._containment.outside(held))
             found.update(self._containment.members(held))
         survivors = tuple(Survivor(pid=pid, run_id=one, why=why) for pid, one in found.items() if (why := procfs.plight(pid)))
-        self._reactor.soon(self._news.answer, Surveyed, run, survivors)
+        self._reactor.soon(self._emitter.emit, Surveyed, run, survivors)
 
     def loads(self, runs: Iterable[RunId]) -> dict[RunId, RunLoad]:
         return self._loads.loads(runs)
@@ -183,7 +187,7 @@ class LocalLauncher(Launcher):
             self._containment.limits.limit(held)
             self._cpus.rebind(held)
         except OSError as error:
-            self._news.unenforced(run, error)
+            self._complaints.unenforced(run, error)
 
     def enforcement(self, kind: str) -> Enforcement:
         if self._containment.limits.enforces(kind):
@@ -248,6 +252,11 @@ def choose(
     RLIMIT_NOFILE of runs, by default this process's now. `complain` gets, every few seconds at most, what failed and is tried
     again. Raises `CgroupImpossible` with the reason if `mode` is cgroup and that is impossible.
     """
+
+    def launcher(complaints: Complaints, contain: Callable[[Ground], RunContainment]) -> LocalLauncher:
+        emitter = Emitter(emit, clock, complaints.failed)
+        return LocalLauncher(instance, emitter, complaints, contain, trampoline=trampoline, nofile=nofile)
+
     if mode == "tags" and cgroupfs.inhabited(instance, cgroup_parent) is None:
         why = "set in the config"
     else:
@@ -256,16 +265,13 @@ def choose(
         try:
             base = cgroupfs.base_of(instance, cgroup_parent)
             cgroupfs.probe(base)
-            news = News(emit, clock, complain, remedy=partial(cgroupfs.regain_after, base=base.directory))
-            contain = partial(CgroupContainment, base=base, complain=complain)
-            return LocalLauncher(instance, news, contain, trampoline=trampoline, nofile=nofile)
+            complaints = Complaints(complain, remedy=partial(cgroupfs.regain_after, base=base.directory))
+            return launcher(complaints, partial(CgroupContainment, base=base, complain=complain))
         except CgroupImpossible as reason:
             if mode == "cgroup":
                 raise
             why = str(reason)
-    return LocalLauncher(
-        instance, News(emit, clock, complain), partial(TagsContainment, why=why), trampoline=trampoline, nofile=nofile
-    )
+    return launcher(Complaints(complain), partial(TagsContainment, why=why))
 
 
 def _subreaper() -> int:

@@ -23,7 +23,7 @@ _COLOURS = {
 }
 
 
-def width() -> int | None:
+def terminal_width() -> int | None:
     """Return the columns of the terminal on stdout; `None` if stdout is no terminal."""
     try:
         return os.get_terminal_size(1).columns or 80
@@ -43,7 +43,7 @@ def by_status(cell: str) -> str:
     return f"\033[{colour}m{cell}\033[0m" if colour else cell
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], least_first: Sequence[str] = (), *, room: int | None = None) -> str:
+def drawn(header: Sequence[str], rows: Iterable[Sequence[str]], least_first: Sequence[str] = (), *, room: int | None = None) -> str:
     """Return rows of cells below a header. To fit into `room` terminal columns, leave out columns in the order of `least_first`
     until the last one has `COMMAND`, and cut the cells that are still too long."""
     lines = [list(header), *([plain(cell) for cell in row] for row in rows)]

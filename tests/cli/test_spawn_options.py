@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfactl import environment, request
+from sfactl import environment, spawn_options
 from sfactl.exits import UsageError
 from sfad import meters
 from sfad.protocol.known import METERS
@@ -20,9 +20,9 @@ from sfad.protocol.units import MOST_WHOLE
 
 
 def spawn(environ: dict[str, str] | None = None, **given: Any) -> Spawn:
-    wanted = request.Wanted(**{"command": ["true"], **given})
-    request.check(wanted)
-    return request.message(wanted, environ or {})
+    wanted = spawn_options.SpawnOptions(**{"command": ["true"], **given})
+    spawn_options.check(wanted)
+    return spawn_options.message(wanted, environ or {})
 
 
 def kept(kind: LimitKind, threshold: float, source: str, action: Action | None = None) -> Limit:
@@ -207,6 +207,6 @@ def test_reading_the_umask_leaves_it() -> None:
 
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=5), min_size=1))
 def test_the_message_survives_the_wire(command: list[str]) -> None:
-    wanted = request.Wanted(command=command)
-    message = request.message(wanted, {})
+    wanted = spawn_options.SpawnOptions(command=command)
+    message = spawn_options.message(wanted, {})
     assert unpack_request(pack_message(message)[4:]) == message

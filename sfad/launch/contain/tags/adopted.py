@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 from ....protocol.types import RunId
 from ... import procfs
+from ...launched_runs import HeldRun, HeldRuns
 from ...procfs import Stat
-from ...runs import HeldRun, HeldRuns
-from .. import marks
+from .. import mark_scan
 from ..interface import AdoptedRuns
-from ..marks import Looks, Trace
+from ..mark_scan import Looks, Trace
 
 
 class Abroad(AdoptedRuns):
@@ -39,7 +39,7 @@ class Abroad(AdoptedRuns):
         process = procfs.stat(pid)
         number = self._runs.tag_of(held)
         numbers = {number: held.id} if number is not None else {}
-        return process is not None and marks.run_of(marks.trace(process), None, {held.cookie: held.id}, numbers) == held.id
+        return process is not None and mark_scan.run_of(mark_scan.trace(process), None, {held.cookie: held.id}, numbers) == held.id
 
     def settle(self, held: HeldRun) -> bool:
         if held.main is not None:
@@ -55,7 +55,7 @@ class Abroad(AdoptedRuns):
     def processes(self) -> Iterator[tuple[Stat, RunId]]:
         """Yield what is alive in adopted runs and not below this process. Raises `OSError`."""
         if self._abroad:
-            for one, run in marks.look().placed(self.run_of, but=os.getpid()):
+            for one, run in mark_scan.look().placed(self.run_of, but=os.getpid()):
                 if run:
                     yield one.process, run
 
@@ -66,4 +66,4 @@ class Abroad(AdoptedRuns):
             return tagged if tagged is not None and self._runs.within(tagged, inherited) else inherited
         cookies = {self._runs[run].cookie: run for run in self._abroad}
         numbers = {number: run for number, run in self._runs.tags.items() if run in self._abroad}
-        return marks.run_of(one, inherited, cookies, numbers)
+        return mark_scan.run_of(one, inherited, cookies, numbers)

@@ -6,11 +6,11 @@ from typing import TypeVar
 
 from ...protocol.types import RunId
 from .. import procfs
-from ..base import Unplaceable
+from ..launched_runs import HeldRuns
+from ..launcher import Unplaceable
+from ..marks import cookie, cookie_run
 from ..pidfd import reaped
 from ..procfs import Stat
-from ..runs import HeldRuns
-from .marks import cookie, cookie_run
 
 _TRIES = 5
 

@@ -5,15 +5,15 @@ import os
 import signal
 from dataclasses import replace
 
-from ...faults import effect
-from ..base import LaunchError, LaunchSpec, Remember
-from ..contain.affinity import RunCpus
-from ..contain.interface import RunContainment
-from ..contain.marks import COOKIE
-from ..runs import HeldRun, MainProcess
-from ..watch.mains import Mains
-from ..watch.reaper import Orphans
-from .spawn import Spawner, candidates
+from ..faults import effect
+from .contain.cpu_binding import RunCpus
+from .contain.interface import RunContainment
+from .launched_runs import HeldRun, MainProcess
+from .launcher import LaunchError, LaunchSpec, Remember
+from .marks import COOKIE
+from .trampoline.posix_spawn import Spawner, candidates
+from .watch.mains import Mains
+from .watch.reaper import Orphans
 
 _COOKIE_IS = COOKIE + b"="
 _HINTS = {errno.EAGAIN: " (no more processes or threads: RLIMIT_NPROC, pids.max, or kernel.pid_max)"}

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from ..protocol.types import RunId
 from . import procfs
-from .base import UNBOUND, Bounds, LaunchError, Remains
-from .contain.marks import cookie, cookie_run, tag
-from .start.trampoline import ITS_COMMAND, ITS_DIRECTORY
+from .launcher import UNBOUND, Bounds, LaunchError, Remains
+from .marks import cookie, cookie_run, tag
+from .trampoline.contract import ITS_COMMAND, ITS_DIRECTORY
 
 
 @dataclass(slots=True)

@@ -5,19 +5,19 @@ from functools import cache
 
 from ..protocol.types import RunId
 from . import procfs
-from .base import RunLoad
+from .complaints import Complaints
 from .contain.interface import RunContainment
-from .news import News
-from .runs import HeldRun, HeldRuns
+from .launched_runs import HeldRun, HeldRuns
+from .launcher import RunLoad
 
 
 class Loads:
     """Counts the processes and the memory of runs. What cannot be told now is left out of an answer."""
 
-    def __init__(self, runs: HeldRuns, containment: RunContainment, news: News) -> None:
+    def __init__(self, runs: HeldRuns, containment: RunContainment, complaints: Complaints) -> None:
         self._runs = runs
         self._containment = containment
-        self._news = news
+        self._complaints = complaints
 
     def loads(self, runs: Iterable[RunId]) -> dict[RunId, RunLoad]:
         asked = self._held(runs)
@@ -25,7 +25,7 @@ class Loads:
             resident = cache(procfs.resident)
             return {run: RunLoad(len(pids), self._memory(asked[run], pids, resident)) for run, pids in self._pids(asked).items()}
         except OSError as error:
-            self._news.failed(error)
+            self._complaints.failed(error)
             return {}
 
     def uses(self, kind: str, worth: Mapping[RunId, float]) -> dict[RunId, int]:
@@ -39,7 +39,7 @@ class Loads:
             pids = self._pids({run: held for run, held in asked.items() if run not in told})
             return told | {run: _use(kind, found, worth[run]) for run, found in pids.items()}
         except OSError as error:
-            self._news.failed(error)
+            self._complaints.failed(error)
             return {}
 
     def _held(self, runs: Iterable[RunId]) -> dict[RunId, HeldRun]:
