@@ -15,6 +15,7 @@ those before it in this list:
 `budget_enforcement` trees whose budgets have run out
 `limit_requests`     `resume`, `approve`, `deny` and `limit`: more room for a run, or less
 `use_requests`       `report`, `reserve` and `settle`: an agent tells its own use
+`calls`              calls of a model that the gateway asks for
 `admission`          `spawn`, from the guard to the launch
 `adopting`           runs of an earlier daemon
 `machine`            routes events and timers

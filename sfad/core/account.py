@@ -107,10 +107,15 @@ class OpenReservation:
     cost: int | None
     role: Role | None
     periods: Periods = ()
+    source: Literal["report", "gateway"] = "report"
+    """Whose figures it will become part of."""
+    turns: int = 0
+    messages: int = 0
 
     @property
     def amounts(self) -> dict[LimitKind, int]:
-        return amounts_of(self.input_tokens + self.output_tokens, self.cost, self.role)
+        counts = {LimitKind.TURNS: self.turns, LimitKind.MESSAGES: self.messages} if self.source == "gateway" else {}
+        return amounts_of(self.input_tokens + self.output_tokens, self.cost, self.role) | counts
 
     @property
     def use(self) -> Use:
@@ -121,6 +126,8 @@ class OpenReservation:
             cost_from=None if self.cost is None else "prices",
             planning_cost=self.cost if self.role == "planning" else None,
             execution_cost=self.cost if self.role == "execution" else None,
+            turns=self.turns or None,
+            messages=self.messages or None,
         )
 
 
@@ -134,7 +141,7 @@ class Account:
     No dataclass: msgspec would save that as it is, and money is saved in USD (`durable.accounts`).
     """
 
-    __slots__ = ("below", "ended", "levels", "reservations", "reserved", "sources")
+    __slots__ = ("below", "ended", "levels", "reservations", "reserved", "sources", "under_way")
 
     def __init__(
         self,
@@ -149,7 +156,12 @@ class Account:
         self.reservations = dict(reservations)
         """By name."""
         self.reserved = dict(reserved)
-        """The sum of the reservations."""
+        """The sum of the reservations that the agent asked for."""
+        self.under_way: dict[LimitKind, int] = {}
+        """The sum of the gateway's reservations, for calls under way."""
+        for reservation in self.reservations.values():
+            if reservation.source == "gateway":
+                _add(self.under_way, reservation.amounts)
         self.below = dict(below)
         """What its descendants have used and reserved, ended ones included."""
         self.ended = dict(ended)
@@ -194,22 +206,26 @@ class Account:
 
     def reserve(self, name: str, reservation: OpenReservation) -> None:
         self.reservations[name] = reservation
-        for kind, amount in reservation.amounts.items():
-            self.reserved[kind] = self.reserved.get(kind, 0) + amount
+        _add(self._sums_of(reservation), reservation.amounts)
 
     def release(self, name: str) -> None:
-        for kind, amount in self.reservations.pop(name).amounts.items():
-            self.reserved[kind] -= amount
-        if not self.reservations:
-            self.reserved.clear()
+        reservation = self.reservations.pop(name)
+        sums = self._sums_of(reservation)
+        _add(sums, {kind: -amount for kind, amount in reservation.amounts.items()})
+        if not any(sums.values()):
+            sums.clear()
+
+    def _sums_of(self, reservation: OpenReservation) -> dict[LimitKind, int]:
+        return self.under_way if reservation.source == "gateway" else self.reserved
 
     def own(self, kind: LimitKind) -> int | None:
-        """Return what the run itself has used and reserved: the largest figure of any source. UseRequests add to the reports."""
-        reserved = self.reserved.get(kind, 0)
+        """Return what the run itself has used and reserved: the largest figure of any source. Reservations add to the reports and
+        to what the gateway saw."""
         figures = [figure for use in self.sources.values() if (figure := use.of(kind)) is not None]
-        if reserved:
-            reported = self.sources.get("report", NOTHING).of(kind)
-            figures.append(reserved + (reported or 0))
+        if reserved := self.reserved.get(kind, 0):
+            figures.append(reserved + (self.sources.get("report", NOTHING).of(kind) or 0))
+        if under_way := self.under_way.get(kind, 0):
+            figures.append(under_way + (self.sources.get("gateway", NOTHING).of(kind) or 0))
         return max(figures, default=None)
 
     def used(self, kind: LimitKind) -> float | None:
@@ -222,6 +238,11 @@ class Account:
 
     def own_tree_use(self) -> tuple[int, ...]:
         return tuple(self.own(kind) or 0 for kind in TREE_USE)
+
+
+def _add(sums: dict[LimitKind, int], amounts: Mapping[LimitKind, int]) -> None:
+    for kind, amount in amounts.items():
+        sums[kind] = sums.get(kind, 0) + amount
 
 
 NO_TREE_USE = (0,) * len(TREE_USE)

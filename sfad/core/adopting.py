@@ -46,7 +46,7 @@ class Adopting:
         for event in ev.learnt:
             learn(event)
         for run in runs:
-            if run.paused is not None:
+            if run.paused is not None and run.paused.frozen:
                 self._ctx.do(c.Freeze(run.id))
         # descendants first: no run ends before them
         for one in reversed(ev.runs):

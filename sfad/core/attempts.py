@@ -41,7 +41,9 @@ class AttemptTracker:
         if run.standing_still:
             run.move(Status.PAUSED)
             # it was not there yet when its ancestor was frozen, and signals reach only what is there
-            self._ctx.do(c.Freeze(next(each.id for each in run.lineage if each.paused is not None)))
+            frozen = [each.id for each in run.lineage if each.paused is not None and each.paused.frozen]
+            if frozen:
+                self._ctx.do(c.Freeze(frozen[0]))
         elif run.breach is None:
             self._lifecycle.start_clock(run, at)
         self._ctx.save(run)

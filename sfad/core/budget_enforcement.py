@@ -31,6 +31,11 @@ class BudgetEnforcement:
         for root in self._ctx.tree.roots():
             self._look_at(root, used_up, at)
 
+    def run_short(self, budget: Budget, at: float) -> None:
+        """Take the action for a budget of which too little is left for a call of a model."""
+        budget.short = True
+        self.look(at)
+
     def look_at(self, run: Run, at: float) -> None:
         """Do the same for one tree, if the run is its root. A tree that has not been launched is looked at when it has been."""
         if run.parent is None:

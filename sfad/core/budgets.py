@@ -28,6 +28,8 @@ class Budget:
     over: bool = False
     refused: bool = False
     """It was published that a reservation was refused because of it."""
+    short: bool = False
+    """What is left of it was too little for a call of a model: it counts as run out."""
 
     @property
     def key(self) -> str:

@@ -162,6 +162,15 @@ class ReserveAnswer(WithRun, frozen=True):
     refusal: LimitRefusal | None = None
 
 
+class CallAnswer(WithRun, frozen=True):
+    """The reservation of a call, or why it must not be made."""
+
+    name: str | None
+    max_output: int | None
+    """What its output must be lowered to; `None` if it stays."""
+    refusal: LimitRefusal | None = None
+
+
 class ErrorAnswer(Struct, frozen=True):
     """The request cannot be done."""
 
@@ -169,7 +178,7 @@ class ErrorAnswer(Struct, frozen=True):
     message: str
 
 
-Answer = Admitted | Known | SpawnRefused | StopDone | Changed | ReserveAnswer | ErrorAnswer
+Answer = Admitted | Known | SpawnRefused | StopDone | Changed | ReserveAnswer | CallAnswer | ErrorAnswer
 
 ToLauncher = Launch | Terminate | Interrupt | Kill | Survey | Freeze | Thaw | Release
 ToLedger = Admit | Save | RecordRefusal | CountRefusal | Charge | Publish

@@ -116,6 +116,40 @@ class SettleRequested(OfPeer, frozen=True):
     used: Use
 
 
+class CallAsked(At, frozen=True):
+    """The gateway asks whether a run may make a call of a model. Answered by `AnswerRequest(CallAnswer)`, perhaps much later."""
+
+    token: Token
+    run: RunId
+    model: str
+    input_tokens: int
+    input_cost: int | None
+    """Nano-dollars; `None`: no price of the model is known."""
+    output_price: int
+    """Nano-dollars for a token."""
+    max_output: int
+    """Tokens that an answer may have."""
+    least_output: int
+    """Tokens to which that may be lowered."""
+    choices: int = 1
+    """Answers that are asked for."""
+    final: bool = False
+    """It has waited for other calls long enough."""
+
+
+class CallWithdrawn(At, frozen=True):
+    """The caller of a call that waits has hung up."""
+
+    call: Token
+
+
+class CallSettled(At, frozen=True):
+    """A call has ended, or was broken off."""
+
+    name: str
+    used: Use
+
+
 class UseSeen(OfRun, frozen=True):
     """What a run has used in all its attempts, as a source tells it now."""
 
@@ -269,6 +303,7 @@ OfAgentsOnRuns = ReportRequested | ReserveRequested
 OfPeopleOnRuns = PauseRequested | ResumeRequested | ApproveRequested | DenyRequested | LimitRequested
 OfPeersOnRuns = OfAgentsOnRuns | OfPeopleOnRuns
 OfPeers = SpawnRequested | StopRequested | SettleRequested
+OfGateway = CallAsked | CallWithdrawn | CallSettled
 OfDaemon = Committed | CommitFailed | ClientGone | BudgetsKnown | AdviceLearned | Reconfigured | DrainRequested | RunsAdopted
 
-Event = OfRuns | OfPeersOnRuns | OfPeers | OfDaemon
+Event = OfRuns | OfPeersOnRuns | OfPeers | OfGateway | OfDaemon

@@ -110,7 +110,7 @@ class LimitEnforcement:
 
     # ---- breaches
 
-    def answer(self, run: Run, found: list[Crossing], at: float, *, refused: float | None = None) -> None:
+    def answer(self, run: Run, found: list[Crossing], at: float, *, refused: float | None = None, freeze: bool = True) -> None:
         """Publish what was crossed, and take the strongest action. `refused`: so much was refused to a reservation."""
         for crossing in found:
             self._publish(run, crossing, refused)
@@ -128,14 +128,14 @@ class LimitEnforcement:
             if crossing.active.action is Action.REQUEST_INCREASE:
                 self.publish(EventType.INCREASE_REQUESTED, run, crossing.active, _words(run, crossing, refused))
         if worst.active.action in _WAITING:
-            self._hold(run, worst.active, _reason(run, worst, at, words, refused=refused is not None), at)
+            self._hold(run, worst.active, _reason(run, worst, at, words, refused=refused is not None), at, freeze=freeze)
 
-    def refuse(self, owner: Run, active: ActiveLimit, used: float, more: float, at: float) -> None:
-        """Answer the breach that a refused reservation would have been."""
+    def refuse(self, owner: Run, active: ActiveLimit, used: float, more: float, at: float, *, freeze: bool = True) -> None:
+        """Answer the breach that a refused reservation would have been. `freeze`: a limit that holds the run freezes it, too."""
         if active.action is not Action.REFUSE:
             # that it comes near is said of what is used, not of what is not
             found = [crossing for crossing in cross(active, used + more, 1.0) if crossing.exceeded]
-            self.answer(owner, found, at, refused=more)
+            self.answer(owner, found, at, refused=more, freeze=freeze)
         elif not active.refused:
             active.refused = True
             self._publish(owner, Crossing(active, used + more, exceeded=True), more)
@@ -150,7 +150,7 @@ class LimitEnforcement:
         crossing = Crossing(active, _used(run, active.limit.kind, at), exceeded=True)
         self.end(run, _reason(run, crossing, at, f"{_words(run, crossing, None)}; {why}"), at)
 
-    def _hold(self, run: Run, active: ActiveLimit, reason: Reason, at: float) -> None:
+    def _hold(self, run: Run, active: ActiveLimit, reason: Reason, at: float, *, freeze: bool = True) -> None:
         asks = active.action is Action.REQUEST_INCREASE
         wait = self._ctx.policy.approval_timeout if asks else self._ctx.policy.pause_max
         if run.breach is None or asks:
@@ -158,7 +158,7 @@ class LimitEnforcement:
         if asks:
             self._ctx.arm(run, Timer.APPROVAL, at + wait)
         if run.status in {Status.RUNNING, Status.PAUSED} and run.paused is None:
-            self._pausing.pause(run, at)
+            self._pausing.pause(run, at, freeze=freeze)
         # a run between two attempts is frozen as soon as it has been launched
 
     def go_on(self, run: Run, at: float) -> None:

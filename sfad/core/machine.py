@@ -9,6 +9,7 @@ from .admission import Admission
 from .adopting import Adopting
 from .attempts import AttemptTracker
 from .budget_enforcement import BudgetEnforcement
+from .calls import Calls
 from .context import Context
 from .lifecycle import Lifecycle
 from .limit_enforcement import LimitEnforcement
@@ -42,6 +43,7 @@ class Machine:
         self._budget_enforcement = BudgetEnforcement(context, self._spending, self._pausing, self._limit_enforcement)
         self._limit_requests = LimitRequests(context, self._lifecycle, self._pausing, self._limit_enforcement)
         self._use_requests = UseRequests(context, self._spending, self._limit_enforcement)
+        self._calls = Calls(context, self._spending, self._limit_enforcement, self._budget_enforcement)
         self._admission = Admission(context, self._lifecycle, self._spending, next_number)
         self._adopting = Adopting(
             context,
@@ -88,13 +90,19 @@ class Machine:
         """Return what `event` calls for: commands in their order, and the runs whose snapshots are saved before the first one."""
         outcome = self._ctx.begin()
         self._route(event)
+        self._follow_up_if_due(event)
+        if self._calls.waiting:
+            self._calls.look(event.at)
+            self._follow_up_if_due(event)
+        return outcome
+
+    def _follow_up_if_due(self, event: e.Event) -> None:
         if (
             self._ctx.ended
             or self._spending.budgets_changed
             or isinstance(event, e.Reconfigured | e.RunsAdopted | e.DrainRequested)
         ):
             self._follow_up(event)
-        return outcome
 
     def _follow_up(self, event: e.Event) -> None:
         """Do what the end of a run, or money that was spent, calls for beyond that run."""
@@ -121,6 +129,12 @@ class Machine:
                 self._stop_requests.stop_requested(event)
             case e.SettleRequested():
                 self._use_requests.settle_requested(event)
+            case e.CallAsked():
+                self._calls.asked(event)
+            case e.CallWithdrawn():
+                self._calls.withdrawn(event)
+            case e.CallSettled():
+                self._calls.settled(event)
             case e.Committed():
                 self._admission.committed(event)
             case e.CommitFailed():

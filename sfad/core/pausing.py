@@ -27,6 +27,7 @@ class Pausing:
         self._ctx.changed(run)
         if paused is not None:
             paused.by_hand = paused.no_money is not None and (paused.by_hand or not ev.suspended)
+            self._freeze(run, paused)
         if paused is not None and not run.pause_tokens:
             self._ctx.reply(ev.token, c.Changed(run))
             return
@@ -34,18 +35,26 @@ class Pausing:
         if paused is None:
             self.pause(run, ev.at, suspended=ev.suspended)
 
-    def pause(self, run: Run, at: float, why: str = "", *, suspended: bool = False, no_money: Reason | None = None) -> None:
-        """Freeze a run and everything below it, and halt their clocks."""
-        run.paused = Paused(at + self._ctx.policy.pause_max, suspended, no_money)
+    def pause(
+        self, run: Run, at: float, why: str = "", *, suspended: bool = False, no_money: Reason | None = None, freeze: bool = True
+    ) -> None:
+        """Freeze a run and everything below it, unless only its calls are held, and halt their clocks."""
+        run.paused = Paused(at + self._ctx.policy.pause_max, suspended, no_money, frozen=freeze)
         for each in run.subtree():
             if each.status is Status.RUNNING:
                 each.move(Status.PAUSED)
                 self._lifecycle.halt_clock(each, at)
                 self._ctx.save(each)
         self._ctx.changed(run)
-        self._ctx.do(c.Freeze(run.id))
+        if freeze:
+            self._ctx.do(c.Freeze(run.id))
         self._ctx.arm(run, Timer.PAUSE_MAX, at + self._ctx.policy.pause_max)
         self._ctx.publish(EventType.RUN_PAUSED, run, why)
+
+    def _freeze(self, run: Run, paused: Paused) -> None:
+        if not paused.frozen:
+            paused.frozen = True
+            self._ctx.do(c.Freeze(run.id))
 
     def frozen(self, run: Run) -> None:
         """Answer the requests that waited until the run stands still."""

@@ -114,6 +114,9 @@ class Paused:
     """Of a root: the budget that keeps its tree paused."""
     by_hand: bool = False
     """While `no_money`: a request paused it as well."""
+    frozen: bool = True
+    """Its processes stand still. Where a call to its model was not made, only its calls do: a reply must not be frozen in its
+    middle."""
 
 
 @dataclass(slots=True)

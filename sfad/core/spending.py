@@ -43,14 +43,16 @@ class Spending:
         run.account.sources[source] = use
         self._count(run, before)
 
-    def report(self, run: Run, more: Use, *, settled: str | None = None) -> None:
-        """Add to what was reported of the run. `settled`: the reservation that this was reserved by."""
+    def add(self, run: Run, more: Use, *, settled: str | None = None) -> None:
+        """Add to what was reported of the run, or to what the gateway saw. `settled`: the reservation of this use."""
         before = run.account.own_tree_use()
+        source: Source = "report"
         periods = None
         if settled is not None:
-            periods = run.account.reservations[settled].periods
+            reservation = run.account.reservations[settled]
+            source, periods = reservation.source, reservation.periods
             run.account.release(settled)
-        run.account.sources["report"] = run.account.sources.get("report", NOTHING).plus(more)
+        run.account.sources[source] = run.account.sources.get(source, NOTHING).plus(more)
         self._ctx.changed(run)
         self._count(run, before, periods)
 
@@ -84,7 +86,8 @@ class Spending:
         account = run.account
         for name, reservation in list(account.reservations.items()):
             account.release(name)
-            account.sources["report"] = account.sources.get("report", NOTHING).plus(reservation.use)
+            source = reservation.source
+            account.sources[source] = account.sources.get(source, NOTHING).plus(reservation.use)
             self.budgets_changed = True  # what was only reserved is used now
         assert run.ending is not None
         if run.ending.outcome is Status.LOST:  # it may have used more than was read
@@ -136,13 +139,18 @@ class Spending:
     def used_up(self, budgets: Iterable[Budget]) -> set[tuple[str, str]]:
         """Return the budgets that have run out by what was used. What is only reserved may be given back by a run that is not
         paused."""
-        return {(budget.scope, budget.name) for budget in budgets if budget.exhausted and self._is_used_up(budget)}
+        return {
+            (budget.scope, budget.name) for budget in budgets if budget.short or (budget.exhausted and self._is_used_up(budget))
+        }
 
     def _is_used_up(self, budget: Budget) -> bool:
+        return budget.charged - self.reserved_of(budget) >= budget.allowed
+
+    def reserved_of(self, budget: Budget) -> int:
+        """Return what open reservations have charged to a budget in its present period."""
         key = (budget.scope, budget.name, budget.begins)
         open_ = (reservation for run in self._ctx.tree for reservation in run.account.reservations.values())
-        reserved = sum(each.cost or 0 for each in open_ if key in each.periods)
-        return budget.charged - reserved >= budget.allowed
+        return sum(each.cost or 0 for each in open_ if key in each.periods)
 
     def _publish(self, what: EventType, run: Run, budget: Budget, refused: int | None = None) -> None:
         used = budget.charged + (refused or 0)

@@ -26,7 +26,7 @@ class UseRequests:
     _limit_enforcement: LimitEnforcement
 
     def report_requested(self, run: Run, ev: e.ReportRequested) -> None:
-        self._spending.report(run, ev.more)
+        self._spending.add(run, ev.more)
         self._limit_enforcement.enforce(run, ev.at)
         self._ctx.reply(ev.token, c.Changed(run))
 
@@ -45,13 +45,13 @@ class UseRequests:
                 active = owner.limits.get(kind)
                 used = owner.account.used(kind) or 0
                 if active is not None and active.binds and active.above(used + more):
-                    self._ctx.reply(ev.token, c.ReserveAnswer(run, None, _over_limit(owner, active, used, more)))
+                    self._ctx.reply(ev.token, c.ReserveAnswer(run, None, over_limit(owner, active, used, more)))
                     self._limit_enforcement.refuse(owner, active, used, more, ev.at)
                     return True
         cost = ev.reservation.cost or 0
         budget = self._spending.refusing(run, cost)
         if budget is not None:
-            self._ctx.reply(ev.token, c.ReserveAnswer(run, None, _over_budget(budget, cost)))
+            self._ctx.reply(ev.token, c.ReserveAnswer(run, None, over_budget(budget, cost)))
         return budget is not None
 
     def settle_requested(self, ev: e.SettleRequested) -> None:
@@ -60,12 +60,12 @@ class UseRequests:
             message = f"no reservation '{ev.name}' is open: it was settled, or its run has ended and it was charged in full"
             self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, message)
         elif (run := self._ctx.steered(ev, "settle", found[0].id)) is not None:
-            self._spending.report(run, ev.used, settled=ev.name)
+            self._spending.add(run, ev.used, settled=ev.name)
             self._limit_enforcement.enforce(run, ev.at)
             self._ctx.reply(ev.token, c.Changed(run))
 
 
-def _over_limit(owner: Run, active: ActiveLimit, used: float, asked: float) -> LimitRefusal:
+def over_limit(owner: Run, active: ActiveLimit, used: float, asked: float) -> LimitRefusal:
     limit = active.limit
     whose = f"run {owner.id} ('{owner.name}') above its {limit.kind} limit"
     so_far = bare(limit.kind, used, unit=False)
@@ -81,7 +81,7 @@ def _over_limit(owner: Run, active: ActiveLimit, used: float, asked: float) -> L
     )
 
 
-def _over_budget(budget: Budget, asked: int) -> LimitRefusal:
+def over_budget(budget: Budget, asked: int) -> LimitRefusal:
     return LimitRefusal(
         scope=budget.scope,
         whose=budget.name,

@@ -33,7 +33,7 @@ class Caller:
     """The inode of the cgroup's directory; `None` if the kernel does not say."""
 
 
-class Connected(Protocol):
+class Accepted(Protocol):
     """A `socket.socket` or trio's."""
 
     @property
@@ -49,7 +49,7 @@ class Kernel:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, NETLINK_SOCK_DIAG)
         self._socket.settimeout(1.0)
 
-    def caller(self, connection: Connected) -> Caller | None:
+    def caller(self, connection: Accepted) -> Caller | None:
         """Return who opened an accepted connection, or `None` if its other end is closed already. Raises `OSError`."""
         here, there = connection.getsockname(), connection.getpeername()
         body = _REQUEST.pack(connection.family, socket.IPPROTO_TCP, 0, _ANY)

@@ -12,11 +12,11 @@ import httpx2
 import trio
 
 from ..protocol.types import Tokens
-from .apis import Api, ModelCall, Paid, Reply
+from .apis import Api, ModelCall, Paid, ReplyReader
 from .callers import Caller
 from .coding import Coding, UnreadableBodyError
 from .estimate import InputEstimates
-from .gate import Admitted, Asked, Ended, Gate, Placed, RefusedError
+from .gate import CallAdmitted, CallAsked, CallEnded, CallRefusedError, Gate, Placed
 from .http_server import ClientGoneError, HttpServer
 from .upstreams import Upstream, downward, upward
 
@@ -52,7 +52,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Services:
+class Shared:
     """What all connections share."""
 
     gate: Gate
@@ -83,8 +83,8 @@ def route_of(target: str) -> Route | None:
 
 
 class Exchange:
-    def __init__(self, services: Services, http: HttpServer, request: h11.Request, caller: Caller | None) -> None:
-        self._services = services
+    def __init__(self, shared: Shared, http: HttpServer, request: h11.Request, caller: Caller | None) -> None:
+        self._shared = shared
         self._http = http
         self._request = request
         self._caller = caller
@@ -96,9 +96,9 @@ class Exchange:
         api: Api | None = None
         try:
             route = route_of(self._request.target.decode("ascii", "replace"))
-            upstream = self._services.upstreams().get(route.upstream) if route is not None else None
+            upstream = self._shared.upstreams().get(route.upstream) if route is not None else None
             if route is None or upstream is None:
-                raise _AnsweredError(404, f"no upstream is at this address; there are {', '.join(self._services.upstreams())}")
+                raise _AnsweredError(404, f"no upstream is at this address; there are {', '.join(self._shared.upstreams())}")
             api = upstream.api_of(route.rest)
             if any(name == b"upgrade" and b"websocket" in value.lower() for name, value in self._request.headers):
                 raise _AnsweredError(426, "the gateway speaks HTTP only; use a POST")
@@ -109,13 +109,13 @@ class Exchange:
             await self._forward(placed, upstream, api, route)
         except _AnsweredError as answer:
             await self._say(answer.status, str(answer), api)
-        except RefusedError as refusal:
+        except CallRefusedError as refusal:
             await self._say(400, str(refusal), api)
 
     async def _place(self, route: Route) -> Placed:
         try:
-            return await self._services.gate.place(self._caller, route.token)
-        except RefusedError as refusal:
+            return await self._shared.gate.place(self._caller, route.token)
+        except CallRefusedError as refusal:
             raise _AnsweredError(403, str(refusal)) from refusal
 
     async def _say(self, status: int, message: str, api: Api | None) -> None:
@@ -131,17 +131,17 @@ class Exchange:
             async for piece in self._http.body():
                 if len(body) + len(piece) > MAX_BODY:
                     raise _AnsweredError(413, f"the request has more than {MAX_BODY >> 20} MiB")
-                self._services.memory.hold(len(piece))
+                self._shared.memory.hold(len(piece))
                 held += len(piece)
                 body += piece
             await self._forward_whole(placed, upstream, api, route, bytes(body))
         finally:
-            self._services.memory.release(held)
+            self._shared.memory.release(held)
 
     async def _forward_whole(self, placed: Placed, upstream: Upstream, api: Api, route: Route, raw: bytes) -> None:
         call, plain = self._call(api, route, raw)
         if call is None:
-            if plain is not None and api.paid(self._method, route.rest, plain) is Paid.UNGATED and not self._services.ungated():
+            if plain is not None and api.paid(self._method, route.rest, plain) is Paid.UNGATED and not self._shared.ungated():
                 raise _AnsweredError(
                     400,
                     f"{self._method} {route.rest} costs money that the gateway cannot bound; set gateway.ungated to let it pass",
@@ -149,18 +149,18 @@ class Exchange:
             await self._pass(upstream, route, raw, self._headers, None)
             return
         assert plain is not None
-        asked = Asked(
+        asked = CallAsked(
             run=placed.run,
             upstream=upstream.name,
             model=call.model,
-            input_tokens=self._services.estimates.tokens(placed.run, call.model, len(plain)),
+            input_tokens=self._shared.estimates.tokens(placed.run, call.model, len(plain)),
             caches=call.caches,
             max_output=call.max_output,
             fixed=call.fixed,
             choices=call.choices,
         )
-        admitted = await self._while_there(partial(self._services.gate.admit, asked))
-        record = CallRecord(self._services, asked, admitted, api.reply(streamed=call.streams), len(plain))
+        admitted = await self._while_there(partial(self._shared.gate.admit, asked))
+        record = CallRecord(self._shared, asked, admitted, api.reply(streamed=call.streams), len(plain))
         try:
             sent, headers = raw, self._headers
             changed = api.completed(plain)
@@ -224,7 +224,7 @@ class Exchange:
 
     async def _relay(self, upstream: Upstream, request: httpx2.Request, record: "CallRecord | None") -> None:
         try:
-            response = await self._services.client.send(request, stream=True)
+            response = await self._shared.client.send(request, stream=True)
         except httpx2.HTTPError as error:
             what = str(error) or type(error).__name__
             if record is not None:
@@ -252,8 +252,8 @@ class Exchange:
 class CallRecord:
     """What is known of a call, until it is told to the daemon."""
 
-    def __init__(self, services: Services, asked: Asked, admitted: Admitted, reply: Reply, size: int) -> None:
-        self._services = services
+    def __init__(self, shared: Shared, asked: CallAsked, admitted: CallAdmitted, reply: ReplyReader, size: int) -> None:
+        self._shared = shared
         self._asked = asked
         self._admitted = admitted
         self._reply = reply
@@ -290,9 +290,9 @@ class CallRecord:
             self._reply.end()
         tokens, partial = self._used()
         if tokens is not None and not partial and tokens.input:
-            self._services.estimates.learn(self._asked.run, self._asked.model, self._size, tokens.input)
-        self._services.gate.ended(
-            Ended(
+            self._shared.estimates.learn(self._asked.run, self._asked.model, self._size, tokens.input)
+        self._shared.gate.ended(
+            CallEnded(
                 reservation=self._admitted.reservation,
                 status=self._status,
                 tokens=tokens,

@@ -8,7 +8,7 @@ from .apis import ToolUse
 from .callers import Caller
 
 
-class RefusedError(Exception):
+class CallRefusedError(Exception):
     """The daemon refuses a caller or a call; the text says why and what to do."""
 
 
@@ -22,7 +22,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CallAsked:
     """A call before it is made."""
 
     run: str
@@ -38,14 +38,14 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class CallAdmitted:
     reservation: str
     max_output: int | None = None
     """What the call's maximum must be lowered to; `None` if it stays."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class CallEnded:
     """A call that has ended, or was broken off."""
 
     reservation: str
@@ -65,10 +65,10 @@ class Gate(Protocol):
     """The daemon."""
 
     async def place(self, caller: Caller | None, token: str | None) -> Placed:
-        """Return the run of a caller. Raises `RefusedError`."""
+        """Return the run of a caller. Raises `CallRefusedError`."""
 
-    async def admit(self, asked: Asked) -> Admitted:
-        """Wait until the call may be made. Raises `RefusedError`. If the caller hangs up, this is cancelled."""
+    async def admit(self, asked: CallAsked) -> CallAdmitted:
+        """Wait until the call may be made. Raises `CallRefusedError`. If the caller hangs up, this is cancelled."""
 
-    def ended(self, call: Ended) -> None:
+    def ended(self, call: CallEnded) -> None:
         """Tell what a call has used."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import trio
 
 from .callers import Kernel
-from .exchange import Exchange, Services
+from .exchange import Exchange, Shared
 from .http_server import ClientGoneError, HttpServer
 
 MAX_CONNECTIONS = 2048
@@ -16,8 +16,8 @@ _SHORT = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class Proxy:
-    def __init__(self, services: Services, *, trouble: Callable[[str], None]) -> None:
-        self._services = services
+    def __init__(self, shared: Shared, *, trouble: Callable[[str], None]) -> None:
+        self._shared = shared
         self._trouble = trouble
         self._kernel = Kernel()
         self._room = trio.Semaphore(MAX_CONNECTIONS)
@@ -57,6 +57,6 @@ class Proxy:
         while (request := await http.request()) is not None:
             # its other end may have been handed to another process between two requests, but the socket stays of one cgroup
             caller = self._kernel.caller(stream.socket)
-            await Exchange(self._services, http, request, caller).run()
+            await Exchange(self._shared, http, request, caller).run()
             if not http.next():
                 return

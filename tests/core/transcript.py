@@ -379,5 +379,8 @@ def _answer(answer: c.Answer) -> str:
             return f"StopDone {' '.join((*stopped, *alive))}".rstrip()
         case c.ReserveAnswer(run, reservation, refusal):
             return f"Reserved {reservation}" if refusal is None else f"NotReserved {refusal.whose} {refusal.limit_kind}"
+        case c.CallAnswer(run, reservation, output, refusal):
+            lowered = "" if output is None else f" lowered to {output}"
+            return f"Called {reservation}{lowered}" if refusal is None else f"NotCalled {refusal.whose} {refusal.limit_kind}"
         case c.ErrorAnswer(code, _):
             return f"Failed {code}"

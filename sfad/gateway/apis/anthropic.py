@@ -6,26 +6,26 @@ from typing import Any
 import msgspec
 
 from ...meters import counters
-from .base import MODEL_MAX, Api, ModelCall, Reply, changed, positive, tool_use
+from .base import MODEL_MAX, Api, ModelCall, ReplyReader, changed, positive, tool_use
 
 _MIN_THINKING = 1024
 """Tokens: the API refuses a smaller thinking budget (https://platform.claude.com/docs/en/build-with-claude/extended-thinking)."""
 
 
-class _Request(msgspec.Struct):
+class _AnthropicRequest(msgspec.Struct):
     model: str
     max_tokens: Any = None
     stream: Any = False
 
 
-class _Usage(msgspec.Struct):
+class _AnthropicUsage(msgspec.Struct):
     input_tokens: Any = None
     output_tokens: Any = None
     cache_read_input_tokens: Any = None
     cache_creation_input_tokens: Any = None
 
 
-class _Block(msgspec.Struct):
+class _AnthropicBlock(msgspec.Struct):
     type: str = ""
     name: Any = None
     text: Any = None
@@ -34,18 +34,18 @@ class _Block(msgspec.Struct):
     input: msgspec.Raw = msgspec.Raw(b"")
 
 
-class _Message(msgspec.Struct):
-    usage: _Usage | None = None
-    content: list[_Block] = []
+class _AnthropicMessage(msgspec.Struct):
+    usage: _AnthropicUsage | None = None
+    content: list[_AnthropicBlock] = []
 
 
-class _Event(msgspec.Struct):
+class _AnthropicEvent(msgspec.Struct):
     type: str = ""
     index: Any = None
-    message: _Message | None = None
-    content_block: _Block | None = None
-    delta: _Block | None = None
-    usage: _Usage | None = None
+    message: _AnthropicMessage | None = None
+    content_block: _AnthropicBlock | None = None
+    delta: _AnthropicBlock | None = None
+    usage: _AnthropicUsage | None = None
 
 
 class _AnthropicApi(Api):
@@ -57,7 +57,7 @@ class _AnthropicApi(Api):
     def call(self, path: str, body: bytes) -> ModelCall | None:
         if not path.endswith("/v1/messages"):
             return None
-        request = msgspec.json.decode(body, type=_Request)
+        request = msgspec.json.decode(body, type=_AnthropicRequest)
         return ModelCall(
             model=request.model[: MODEL_MAX + 1],
             max_output=positive(request.max_tokens),
@@ -78,14 +78,14 @@ class _AnthropicApi(Api):
     def refusal(self, message: str) -> bytes:
         return msgspec.json.encode({"type": "error", "error": {"type": "invalid_request_error", "message": message}})
 
-    def reply(self, *, streamed: bool) -> Reply:
-        return _AnthropicReply(streamed=streamed)
+    def reply(self, *, streamed: bool) -> ReplyReader:
+        return _AnthropicReader(streamed=streamed)
 
 
-class _AnthropicReply(Reply):
+class _AnthropicReader(ReplyReader):
     def __init__(self, *, streamed: bool) -> None:
         super().__init__(streamed=streamed)
-        self._usage = _Usage()
+        self._usage = _AnthropicUsage()
         self._calls: dict[Any, tuple[Any, bytearray]] = {}
 
     def event(self, data: bytes) -> None:
@@ -116,11 +116,11 @@ class _AnthropicReply(Reply):
             if block.type == "tool_use":
                 self.use(tool_use(block.name, bytes(block.input)))
 
-    def _count(self, usage: _Usage | None) -> None:
+    def _count(self, usage: _AnthropicUsage | None) -> None:
         """Later events repeat a figure only where it has changed."""
         if usage is None:
             return
-        for name in _Usage.__struct_fields__:
+        for name in _AnthropicUsage.__struct_fields__:
             if (told := getattr(usage, name)) is not None:
                 setattr(self._usage, name, told)
         known = self._usage
@@ -132,6 +132,6 @@ class _AnthropicReply(Reply):
         )
 
 
-_EVENT = msgspec.json.Decoder(_Event)
-_MESSAGE = msgspec.json.Decoder(_Message)
+_EVENT = msgspec.json.Decoder(_AnthropicEvent)
+_MESSAGE = msgspec.json.Decoder(_AnthropicMessage)
 ANTHROPIC = _AnthropicApi()

@@ -58,7 +58,7 @@ def tool_use(name: Any, arguments: bytes) -> ToolUse:
     return ToolUse(printable(name, MODEL_MAX), blake2b(arguments, digest_size=8).hexdigest())
 
 
-class Reply(ABC):
+class ReplyReader(ABC):
     """Reads a reply while it passes: server-sent events, or one JSON document."""
 
     def __init__(self, *, streamed: bool) -> None:
@@ -146,7 +146,7 @@ class Api(ABC):
         """Return the body of HTTP 400 in the provider's format: programs then print the message and stop."""
 
     @abstractmethod
-    def reply(self, *, streamed: bool) -> Reply:
+    def reply(self, *, streamed: bool) -> ReplyReader:
         """Return what reads the reply of a call."""
 
     def paid(self, method: str, path: str, body: bytes) -> Paid:

@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 
 from ...meters import counters
-from .base import MODEL_MAX, Api, ModelCall, Reply, changed, positive, tool_use
+from .base import MODEL_MAX, Api, ModelCall, ReplyReader, changed, positive, tool_use
 from .responses import OPENAI_FREE, OPENAI_UNGATED, openai_refusal
 
 
-class _Request(msgspec.Struct):
+class _ChatRequest(msgspec.Struct):
     model: str
     max_completion_tokens: Any = None
     max_tokens: Any = None
@@ -18,42 +18,42 @@ class _Request(msgspec.Struct):
     stream_options: Any = None
 
 
-class _Details(msgspec.Struct):
+class _ChatDetails(msgspec.Struct):
     cached_tokens: Any = 0
 
 
-class _Usage(msgspec.Struct):
+class _ChatUsage(msgspec.Struct):
     prompt_tokens: Any = 0
     completion_tokens: Any = 0
-    prompt_tokens_details: _Details | None = None
+    prompt_tokens_details: _ChatDetails | None = None
 
 
-class _Function(msgspec.Struct):
+class _ChatFunction(msgspec.Struct):
     name: Any = None
     arguments: Any = None
 
 
-class _Call(msgspec.Struct):
+class _ChatCall(msgspec.Struct):
     index: Any = 0
-    function: _Function = msgspec.field(default_factory=_Function)
+    function: _ChatFunction = msgspec.field(default_factory=_ChatFunction)
 
 
-class _Said(msgspec.Struct):
+class _ChatSaid(msgspec.Struct):
     content: Any = None
     reasoning_content: Any = None
-    tool_calls: list[_Call] | None = None
+    tool_calls: list[_ChatCall] | None = None
 
 
-class _Choice(msgspec.Struct):
+class _ChatChoice(msgspec.Struct):
     index: Any = 0
-    message: _Said | None = None
-    delta: _Said | None = None
+    message: _ChatSaid | None = None
+    delta: _ChatSaid | None = None
     finish_reason: Any = None
 
 
-class _Completion(msgspec.Struct):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
+class _ChatCompletion(msgspec.Struct):
+    choices: list[_ChatChoice] = []
+    usage: _ChatUsage | None = None
 
 
 class _ChatApi(Api):
@@ -65,7 +65,7 @@ class _ChatApi(Api):
     def call(self, path: str, body: bytes) -> ModelCall | None:
         if not path.endswith("/chat/completions"):
             return None
-        request = msgspec.json.decode(body, type=_Request)
+        request = msgspec.json.decode(body, type=_ChatRequest)
         return ModelCall(
             model=request.model[: MODEL_MAX + 1],
             max_output=positive(request.max_completion_tokens) or positive(request.max_tokens),
@@ -83,7 +83,7 @@ class _ChatApi(Api):
         return changed(body, lower)
 
     def completed(self, body: bytes) -> bytes:
-        request = msgspec.json.decode(body, type=_Request)
+        request = msgspec.json.decode(body, type=_ChatRequest)
         options = request.stream_options if isinstance(request.stream_options, dict) else {}
         if request.stream is not True or options.get("include_usage") is True:
             return body
@@ -92,11 +92,11 @@ class _ChatApi(Api):
     def refusal(self, message: str) -> bytes:
         return openai_refusal(message)
 
-    def reply(self, *, streamed: bool) -> Reply:
-        return _ChatReply(streamed=streamed)
+    def reply(self, *, streamed: bool) -> ReplyReader:
+        return _ChatReader(streamed=streamed)
 
 
-class _ChatReply(Reply):
+class _ChatReader(ReplyReader):
     def __init__(self, *, streamed: bool) -> None:
         super().__init__(streamed=streamed)
         self._calls: dict[Any, tuple[Any, bytearray]] = {}
@@ -120,7 +120,7 @@ class _ChatReply(Reply):
         self._finish()
         self._count(completion.usage)
 
-    def _say(self, choice: Any, said: _Said, *, whole: bool = False) -> None:
+    def _say(self, choice: Any, said: _ChatSaid, *, whole: bool = False) -> None:
         self.written += counters.size(said.content, said.reasoning_content)
         for number, call in enumerate(said.tool_calls or ()):
             # only a stream numbers them
@@ -136,12 +136,12 @@ class _ChatReply(Reply):
             self.use(tool_use(name, bytes(arguments)))
         self._calls.clear()
 
-    def _count(self, usage: _Usage | None) -> None:
+    def _count(self, usage: _ChatUsage | None) -> None:
         if usage is not None:
             cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details is not None else 0
             self.tokens = counters.tokens_in_all(total=usage.prompt_tokens, read=cached, output=usage.completion_tokens)
             self.told = True
 
 
-_COMPLETION = msgspec.json.Decoder(_Completion)
+_COMPLETION = msgspec.json.Decoder(_ChatCompletion)
 CHAT = _ChatApi()

@@ -6,21 +6,21 @@ from typing import Any
 import msgspec
 
 from ...meters import counters
-from .base import MODEL_MAX, Api, ModelCall, Reply, changed, positive, tool_use
+from .base import MODEL_MAX, Api, ModelCall, ReplyReader, changed, positive, tool_use
 
 _CALL = re.compile(r"/models/([^/:]+):(streamGenerateContent|generateContent)$")
 
 
-class _Generation(msgspec.Struct):
+class _GeminiGeneration(msgspec.Struct):
     max_output: Any = msgspec.field(default=None, name="maxOutputTokens")
     candidates: Any = msgspec.field(default=1, name="candidateCount")
 
 
-class _Request(msgspec.Struct, rename="camel"):
-    generation_config: _Generation | None = None
+class _GeminiRequest(msgspec.Struct, rename="camel"):
+    generation_config: _GeminiGeneration | None = None
 
 
-class _Usage(msgspec.Struct, rename="camel"):
+class _GeminiUsage(msgspec.Struct, rename="camel"):
     prompt_token_count: Any = 0
     tool_use_prompt_token_count: Any = 0
     cached_content_token_count: Any = 0
@@ -28,28 +28,28 @@ class _Usage(msgspec.Struct, rename="camel"):
     thoughts_token_count: Any = 0
 
 
-class _FunctionCall(msgspec.Struct):
+class _GeminiFunctionCall(msgspec.Struct):
     name: Any = None
     args: msgspec.Raw = msgspec.Raw(b"")
 
 
 class _GeminiPart(msgspec.Struct, rename="camel"):
     text: Any = None
-    function_call: _FunctionCall | None = None
+    function_call: _GeminiFunctionCall | None = None
 
 
-class _Content(msgspec.Struct):
+class _GeminiContent(msgspec.Struct):
     parts: list[_GeminiPart] = []
 
 
-class _Candidate(msgspec.Struct, rename="camel"):
-    content: _Content | None = None
+class _GeminiCandidate(msgspec.Struct, rename="camel"):
+    content: _GeminiContent | None = None
     finish_reason: Any = None
 
 
-class _Generated(msgspec.Struct, rename="camel"):
-    candidates: list[_Candidate] = []
-    usage_metadata: _Usage | None = None
+class _GeminiGenerated(msgspec.Struct, rename="camel"):
+    candidates: list[_GeminiCandidate] = []
+    usage_metadata: _GeminiUsage | None = None
 
 
 class _GeminiApi(Api):
@@ -62,7 +62,7 @@ class _GeminiApi(Api):
         found = _CALL.search(path)
         if found is None:
             return None
-        config = msgspec.json.decode(body, type=_Request).generation_config or _Generation()
+        config = msgspec.json.decode(body, type=_GeminiRequest).generation_config or _GeminiGeneration()
         return ModelCall(
             model=found[1][: MODEL_MAX + 1],
             max_output=positive(config.max_output),
@@ -84,11 +84,11 @@ class _GeminiApi(Api):
     def refusal(self, message: str) -> bytes:
         return msgspec.json.encode({"error": {"code": 400, "message": message, "status": "INVALID_ARGUMENT"}})
 
-    def reply(self, *, streamed: bool) -> Reply:
-        return _GeminiReply(streamed=streamed)
+    def reply(self, *, streamed: bool) -> ReplyReader:
+        return _GeminiReader(streamed=streamed)
 
 
-class _GeminiReply(Reply):
+class _GeminiReader(ReplyReader):
     def event(self, data: bytes) -> None:
         self._take(_GENERATED.decode(data))
 
@@ -98,7 +98,7 @@ class _GeminiReply(Reply):
             self._take(generated)
         self.told = self.tokens is not None
 
-    def _take(self, generated: _Generated) -> None:
+    def _take(self, generated: _GeminiGenerated) -> None:
         for candidate in generated.candidates:
             for part in candidate.content.parts if candidate.content is not None else ():
                 self.written += counters.size(part.text)
@@ -115,6 +115,6 @@ class _GeminiReply(Reply):
             self.told = any(candidate.finish_reason for candidate in generated.candidates)
 
 
-_GENERATED = msgspec.json.Decoder(_Generated)
-_ARRAY = msgspec.json.Decoder(list[_Generated])
+_GENERATED = msgspec.json.Decoder(_GeminiGenerated)
+_ARRAY = msgspec.json.Decoder(list[_GeminiGenerated])
 GEMINI = _GeminiApi()

@@ -6,47 +6,47 @@ from typing import Any
 import msgspec
 
 from ...meters import counters
-from .base import MODEL_MAX, Api, ModelCall, Reply, changed, positive, tool_use
+from .base import MODEL_MAX, Api, ModelCall, ReplyReader, changed, positive, tool_use
 
 
-class _Request(msgspec.Struct):
+class _ResponsesRequest(msgspec.Struct):
     model: str
     max_output_tokens: Any = None
     stream: Any = False
 
 
-class _Details(msgspec.Struct):
+class _ResponsesDetails(msgspec.Struct):
     cached_tokens: Any = 0
 
 
-class _Usage(msgspec.Struct):
+class _ResponsesUsage(msgspec.Struct):
     input_tokens: Any = 0
     output_tokens: Any = 0
-    input_tokens_details: _Details | None = None
+    input_tokens_details: _ResponsesDetails | None = None
 
 
-class _Part(msgspec.Struct):
+class _ResponsesPart(msgspec.Struct):
     text: Any = None
 
 
-class _Item(msgspec.Struct):
+class _ResponsesItem(msgspec.Struct):
     type: str = ""
     name: Any = None
     arguments: Any = None
     input: Any = None
-    content: list[_Part] | None = None
+    content: list[_ResponsesPart] | None = None
 
 
-class _Response(msgspec.Struct):
-    usage: _Usage | None = None
-    output: list[_Item] = []
+class _ResponsesResponse(msgspec.Struct):
+    usage: _ResponsesUsage | None = None
+    output: list[_ResponsesItem] = []
 
 
-class _Event(msgspec.Struct):
+class _ResponsesEvent(msgspec.Struct):
     type: str = ""
     delta: Any = None
-    item: _Item | None = None
-    response: _Response | None = None
+    item: _ResponsesItem | None = None
+    response: _ResponsesResponse | None = None
 
 
 _COMPACTED = 20_000
@@ -75,7 +75,7 @@ class _ResponsesApi(Api):
     def call(self, path: str, body: bytes) -> ModelCall | None:
         if not path.endswith(("/responses", "/responses/compact")):
             return None
-        request = msgspec.json.decode(body, type=_Request)
+        request = msgspec.json.decode(body, type=_ResponsesRequest)
         compacts = path.endswith("/compact")
         return ModelCall(
             model=request.model[: MODEL_MAX + 1],
@@ -90,11 +90,11 @@ class _ResponsesApi(Api):
     def refusal(self, message: str) -> bytes:
         return openai_refusal(message)
 
-    def reply(self, *, streamed: bool) -> Reply:
-        return _ResponsesReply(streamed=streamed)
+    def reply(self, *, streamed: bool) -> ReplyReader:
+        return _ResponsesReader(streamed=streamed)
 
 
-class _ResponsesReply(Reply):
+class _ResponsesReader(ReplyReader):
     def event(self, data: bytes) -> None:
         event = _EVENT.decode(data)
         if event.type.endswith(".delta"):
@@ -112,18 +112,18 @@ class _ResponsesReply(Reply):
             self.written += counters.size(item.arguments, item.input, *texts)
             self._call(item)
 
-    def _call(self, item: _Item) -> None:
+    def _call(self, item: _ResponsesItem) -> None:
         if item.type in _CALLS:
             arguments = item.arguments if item.arguments is not None else item.input
             self.use(tool_use(item.name, str(arguments).encode(errors="replace")))
 
-    def _count(self, usage: _Usage | None) -> None:
+    def _count(self, usage: _ResponsesUsage | None) -> None:
         if usage is not None:
             cached = usage.input_tokens_details.cached_tokens if usage.input_tokens_details is not None else 0
             self.tokens = counters.tokens_in_all(total=usage.input_tokens, read=cached, output=usage.output_tokens)
             self.told = True
 
 
-_EVENT = msgspec.json.Decoder(_Event)
-_RESPONSE = msgspec.json.Decoder(_Response)
+_EVENT = msgspec.json.Decoder(_ResponsesEvent)
+_RESPONSE = msgspec.json.Decoder(_ResponsesResponse)
 RESPONSES = _ResponsesApi()

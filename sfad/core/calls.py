@@ -1,0 +1,172 @@
+"""Calls of a model that the gateway asks for before it makes them: admitted, lowered to what fits, held, or refused.
+
+A call that does not fit is answered by the outermost limit, else by the budget, that has too little room for the least output
+that is worth a call. If only other calls' reservations are in its way, it waits for these to be settled.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf
+
+from ..protocol.types import Action, ErrorCode, LimitKind, Status
+from . import commands as c
+from . import events as e
+from .account import OpenReservation
+from .budget_enforcement import BudgetEnforcement
+from .budgets import Budget
+from .context import Context
+from .limit_enforcement import LimitEnforcement
+from .limits import ActiveLimit
+from .run import Run, Token
+from .spending import Spending
+from .use_requests import MAX_RESERVATIONS, over_budget, over_limit
+
+MAX_WAITING = 1000
+"""Calls of one run that wait. A thousand are a leak."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What a limit, or a budget, leaves for a call."""
+
+    left: float
+    """Of its own unit; below 0 where more is used than allowed."""
+    fixed: int
+    """What the call takes of it whatever its output is."""
+    each: int
+    """What each token of output takes of it."""
+    kind: LimitKind
+    owner: Run | None = None
+    """The run whose limit it is."""
+    active: ActiveLimit | None = None
+    budget: Budget | None = None
+
+    def output(self, more: float = 0) -> float:
+        """Return the tokens of output that fit; below 0: none. `more`: what would be given back."""
+        left = self.left + more - self.fixed
+        return -1 if left < 0 else left // self.each if self.each else inf
+
+    def needed(self, output: int) -> int:
+        return self.fixed + self.each * output
+
+
+class Calls:
+    def __init__(self, context: Context, spending: Spending, limits: LimitEnforcement, budgets: BudgetEnforcement) -> None:
+        self._ctx = context
+        self._spending = spending
+        self._limits = limits
+        self._budgets = budgets
+        self.waiting: dict[Token, e.CallAsked] = {}
+        """Calls that are held or that wait for others to be settled, the oldest first."""
+
+    def asked(self, ev: e.CallAsked) -> None:
+        if not self._answered(ev, ev.at):
+            if sum(each.run == ev.run for each in self.waiting.values()) < MAX_WAITING:
+                self.waiting[ev.token] = ev
+            else:
+                self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, f"{MAX_WAITING} calls of run {ev.run} wait already")
+
+    def withdrawn(self, ev: e.CallWithdrawn) -> None:
+        """Forget a call whose caller has hung up."""
+        self.waiting.pop(ev.call, None)
+
+    def settled(self, ev: e.CallSettled) -> None:
+        found = self._spending.reservation(ev.name)
+        if found is None:
+            return  # its run has ended, and was charged in full for what it had reserved
+        run, _ = found
+        self._spending.add(run, ev.used, settled=ev.name)
+        self._limits.enforce(run, ev.at)
+
+    def look(self, at: float) -> None:
+        """Decide again about the calls that wait, because there may be more room now."""
+        for token, ev in list(self.waiting.items()):
+            if token in self.waiting and self._answered(ev, at):
+                del self.waiting[token]
+
+    # ---- one call
+
+    def _answered(self, ev: e.CallAsked, at: float) -> bool:
+        """Answer the call, unless it has to wait."""
+        run = self._ctx.tree.get(ev.run)
+        if run is None or run.status is Status.STOPPING:
+            self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, f"run {ev.run} {'has ended' if run is None else 'is being stopped'}")
+            return True
+        if run.standing_still or any(each.breach is not None for each in run.lineage):
+            return False
+        if len(run.account.reservations) >= MAX_RESERVATIONS:
+            message = f"run {run.id} has {MAX_RESERVATIONS} calls under way or unsettled reservations; settle some"
+            self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, message)
+            return True
+        rooms = list(self._rooms(run, ev))
+        if ev.input_cost is None and any(room.kind is LimitKind.COST for room in rooms):
+            words = f"no price is known of the model '{ev.model}', so no limit of money could bound the call"
+            self._ctx.fail(
+                ev.token, ErrorCode.UNAVAILABLE, f'{words}; set [prices."{ev.model}"] in the config (0 where it is free)'
+            )
+            return True
+        output = min([float(ev.max_output), *(room.output() for room in rooms)])
+        if output >= ev.least_output:
+            self._admit(run, ev, int(output), at)
+            return True
+        tight = next(room for room in rooms if room.output() < ev.least_output)
+        if not ev.final and tight.output(self._reserved(tight)) >= ev.least_output:
+            return False
+        return self._refused(run, ev, tight, at)
+
+    def _rooms(self, run: Run, ev: e.CallAsked) -> Iterator[_Room]:
+        takes = {
+            LimitKind.TURNS: (1, 0),
+            LimitKind.MESSAGES: (1, 0),
+            LimitKind.TOKENS: (ev.input_tokens, ev.choices),
+            LimitKind.COST: (ev.input_cost or 0, ev.output_price * ev.choices),
+        }
+        for owner in run.lineage:
+            for kind, (fixed, each) in takes.items():
+                active = owner.limits.get(kind)
+                if active is not None and active.binds:
+                    yield _Room(active.threshold - (owner.account.used(kind) or 0), fixed, each, kind, owner, active)
+        if self._ctx.policy.budget_action is not Action.WARN:
+            for budget in self._spending.budgets.of(run.user):
+                left = budget.allowed - budget.charged
+                yield _Room(left, *takes[LimitKind.COST], LimitKind.COST, budget=budget)
+
+    def _admit(self, run: Run, ev: e.CallAsked, output: int, at: float) -> None:
+        reservation = OpenReservation(
+            model=ev.model,
+            input_tokens=ev.input_tokens,
+            output_tokens=output * ev.choices,
+            cost=None if ev.input_cost is None else ev.input_cost + ev.output_price * output * ev.choices,
+            role=None,
+            source="gateway",
+            turns=1,
+            messages=1,
+        )
+        name = self._spending.reserve(run, reservation)
+        self._ctx.reply(ev.token, c.CallAnswer(run, name, output if output < ev.max_output else None))
+        self._limits.enforce(run, at)
+
+    def _reserved(self, room: _Room) -> int:
+        """Return what open reservations hold of a limit or a budget. Only asked for where a call does not fit."""
+        if room.budget is not None:
+            return self._spending.reserved_of(room.budget)
+        assert room.owner is not None
+        open_ = (each for run in room.owner.subtree() for each in run.account.reservations.values())
+        return sum(each.amounts.get(room.kind, 0) for each in open_)
+
+    def _refused(self, run: Run, ev: e.CallAsked, tight: _Room, at: float) -> bool:
+        """Take the action of the limit or budget, and answer the call unless the run is held by it."""
+        more = tight.needed(ev.least_output)
+        if tight.budget is not None:
+            refusal = over_budget(tight.budget, more)
+            self._budgets.run_short(tight.budget, at)
+        else:
+            assert tight.owner is not None
+            assert tight.active is not None
+            used = tight.owner.account.used(tight.kind) or 0
+            refusal = over_limit(tight.owner, tight.active, used, more)
+            self._limits.refuse(tight.owner, tight.active, used, more, at, freeze=False)
+        if run.standing_still or any(each.breach is not None for each in run.lineage):
+            return False
+        self._ctx.reply(ev.token, c.CallAnswer(run, None, None, refusal))
+        return True
