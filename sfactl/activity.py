@@ -1,7 +1,5 @@
 """What moves bytes while this process waits, and one poll over all of it."""
 
-from __future__ import annotations
-
 import select
 import time
 from collections.abc import Callable, Iterable, Sequence

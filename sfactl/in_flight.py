@@ -1,7 +1,5 @@
 """Requests in flight: several on one connection, repeated after a death of the daemon."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple

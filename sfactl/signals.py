@@ -147,10 +147,7 @@ class JobControl:
 
     def _report(self, run: RunInfo | None) -> None:
         self._progress.say("paused until this job continues (fg)")
-        # Imported here because few runs are suspended.
-        from .commands.pause import caution
-
-        if run is not None and (words := caution(run)):
+        if run is not None and (words := output.pause_warning(run)):
             self._progress.say(words)
 
     def _regain_terminal(self) -> bool:

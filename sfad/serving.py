@@ -13,7 +13,7 @@ from . import daemon, exits
 from .durable.handover import taken
 from .host.clock import MonotonicClock
 from .host.socket_file import PathError
-from .launch.base import CgroupImpossible
+from .launch.launcher import CgroupImpossible
 from .ledger import LedgerError
 from .protocol.paths import daemon_socket
 from .protocol.paths import state_dir as resolve_state_dir

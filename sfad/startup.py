@@ -23,8 +23,8 @@ from .host.clock import Timers
 from .host.reserve import DiskReserve
 from .host.socket_file import PathError, prepare_socket
 from .host.state_dir import StateLock, resume_lock, take_state_dir
-from .launch.base import Launcher
-from .launch.local import choose
+from .launch.launcher import Launcher
+from .launch.local_launcher import choose
 from .launch.sweep import sweep
 from .ledger import Ledger, LedgerError
 from .loop.resources import Reports, Resources

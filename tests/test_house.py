@@ -30,6 +30,28 @@ def test_no_import_cycle() -> None:
         pytest.fail(" → ".join(error.args[1]))
 
 
+def test_no_ring_within_a_package() -> None:
+    """The children of each package, whole packages among them, can be read one after the other too."""
+    graphs: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for path in SOURCES:
+        for module in targets(path):
+            package, child, other = fork(name_of(path), module)
+            if child and other:
+                graphs[package][child].add(other)
+    for package, graph in graphs.items():
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError as error:
+            pytest.fail(f"{package}: {' → '.join(error.args[1])}")
+
+
+def fork(one: str, other: str) -> tuple[str, str, str]:
+    """Return the innermost package of two modules, and its child on the way to each; `""` if a module is the package itself."""
+    names, others = one.split("."), other.split(".")
+    depth = next((at for at, (a, b) in enumerate(zip(names, others, strict=False)) if a != b), min(len(names), len(others)))
+    return ".".join(names[:depth]), "".join(names[depth : depth + 1]), "".join(others[depth : depth + 1])
+
+
 def test_no_two_classes_share_a_name() -> None:
     where = defaultdict(set)
     for path in SOURCES:

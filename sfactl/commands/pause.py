@@ -6,10 +6,8 @@ A pause of more than about 4 minutes in the middle of a model's reply breaks the
 Between calls a pause may take any time.
 """
 
-import os
 from typing import Unpack
 
-from sfad.protocol.known import METERED
 from sfad.protocol.messages import Pause, RunReply
 from sfad.protocol.types import RunInfo
 
@@ -29,16 +27,5 @@ def main(*, socket: str | None = None, json: bool = False, **chosen: Unpack[Sele
 
 def _paused(run: RunInfo, json: bool) -> None:
     output.changed(run, json)
-    if words := caution(run):
+    if words := output.pause_warning(run):
         output.note(f"sfactl: {words}")
-
-
-def caution(run: RunInfo) -> str | None:
-    """Return a warning for a run that is known to call a model; `None` for another run.
-
-    Measured with Claude Code 2.1 and Codex 0.169: after 240 s in the middle of a reply both continue; after 330 s Claude fails
-    and Codex repeats the call."""
-    program = os.path.basename(run.argv[0]) if run.argv else ""
-    if program not in METERED and run.meter not in METERED:
-        return None
-    return f"{run.id}: a pause of more than 4 minutes in the middle of a reply makes the agent fail or repeat the call"

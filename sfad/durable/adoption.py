@@ -19,7 +19,7 @@ from ..core.run import Run
 from ..core.snapshot import Remembered, rebased
 from ..faults import effect
 from ..host.clock import wall_clock
-from ..launch.base import Adopted, Launcher, Remains
+from ..launch.launcher import Adopted, Launcher, Remains
 from ..launch.pidfd import exit_status
 from ..ledger import Ledger, RunExtra
 from ..meters import named

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from ..core.access import Peer
 from ..core.snapshot import Ticket
-from ..launch.base import Remains
+from ..launch.launcher import Remains
 from ..protocol.messages import Wait, Watch
 from ..protocol.types import RunId
 from ..protocol.units import parse_whole

@@ -1,6 +1,6 @@
 """The journal: snapshots of live runs, so that a daemon that is killed at any instruction loses none of them.
 
-    run/ID             settled at admission: the core's `Birth` and the shell's part
+    run/ID             fixed at admission: the core's `Birth` and the shell's part
     now/ID             what changes: the core's `State` and the shell's part
     meter/ID           where the run's meter was, at most `SAVE_USE` old
     key/ID             the key of its request, also after its end, for a client that has lost the answer

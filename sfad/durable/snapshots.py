@@ -19,7 +19,7 @@ encode = msgspec.msgpack.Encoder(enc_hook=to_saved).encode
 
 
 class Origin(Struct, frozen=True, array_like=True):
-    """What is settled when a run is admitted."""
+    """What is fixed when a run is admitted."""
 
     birth: Birth
     spawn: Spawn

@@ -1,15 +1,21 @@
 """How a run becomes processes, and how these are contained, signalled, counted and reaped.
 
-`base`      what the loop needs of a launcher; it names runs, not pids
-`local`     the launcher of this machine, put together from the parts below, and the choice of its containment
-`runs`      the runs that the launcher holds, and who is whose by their marks
-`start`     spawns a trampoline into the run's containment, which becomes the command
-`contain`   holds the processes of a run together: by cgroups, or by tags
-`watch`     reads what trampolines report, reaps, and notices that a run is empty
-`adopt`     takes over the runs of an earlier daemon, and hands runs over to the next
-`loads`     counts the processes and memory of runs
-`news`      events to the loop, among them that a run is empty or stands still; complaints to the log
-`procfs`    what /proc tells of processes
-`pidfd`     what a pidfd tells of a process that has ended
-`sweep`     ends what a dead daemon left
+`launcher`         what the loop needs of a launcher; it names runs, not pids
+`local_launcher`   the launcher of this machine, put together from the parts below, and the choice of its containment
+`command_starter`  starts one attempt: enters the containment, spawns a trampoline, and opens its gate when it is saved
+`adopter`          adopts the runs of an earlier daemon, and hands runs over to the next
+`footprints`       the processes and memory of runs
+`sweep`            kills what a dead daemon left
+
+`contain`          keeps the processes of a run together: by cgroups, or by tags
+`watch`            reads what trampolines report, reaps, and notices that a run is empty
+`launched_runs`    the runs from their first launch to their release, and which run carries which mark
+`trampoline`       the process that becomes a run's command, and posix_spawn(3)
+`emitter`          sends events to the loop
+`complaints`       tells the log what failed and is tried again
+`marks`            the cookie and the tag that the processes of a run inherit
+`procfs`           what /proc tells of processes
+`pidfd`            what a pidfd tells of a process that has ended
+
+Each imports only what is below it.
 """

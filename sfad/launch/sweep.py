@@ -17,15 +17,16 @@ from time import monotonic, sleep
 from ..core.ids import number_or_zero
 from ..protocol.types import RunId
 from . import procfs
-from .contain import marks
+from .contain import mark_scan
 from .contain.cgroup import cgroupfs, controllers
+from .marks import cookie_run
 
 BOUND = 10.0
 """Seconds that a sweep takes at most for the cgroups, and again for the cookies; `stop.kill_wait`'s default."""
 _INSIST = 0.5
 """Seconds between two kills of what does not go."""
 _BATCH = 256
-"""Pidfds held at a time."""
+"""Pidfds open at a time."""
 _SWEPT: RunId = "swept"
 """In the place of a run: a process to be killed."""
 
@@ -132,17 +133,17 @@ def _kill_carriers(instance: str, spare: Set[RunId], kept: Set[int]) -> Iterator
     prefix = f"{instance}:".encode()
     mine = set(procfs.ancestry(os.getpid()))
 
-    def swept(one: marks.Trace, inherited: RunId | None) -> RunId | None:
-        if inherited == marks.ANOTHERS or one.process.pid in kept:
-            return marks.ANOTHERS
+    def swept(one: mark_scan.Trace, inherited: RunId | None) -> RunId | None:
+        if inherited == mark_scan.ANOTHERS or one.process.pid in kept:
+            return mark_scan.ANOTHERS
         if one.process.pid in mine:
             return None
         if one.cookie is None or not one.cookie.startswith(prefix):
             return inherited
-        return marks.ANOTHERS if marks.cookie_run(one.cookie) in spare else _SWEPT
+        return mark_scan.ANOTHERS if cookie_run(one.cookie) in spare else _SWEPT
 
     while monotonic() < until:
-        found = [one.process for one, run in marks.look().placed(swept) if run == _SWEPT]
+        found = [one.process for one, run_id in mark_scan.look().placed(swept) if run_id == _SWEPT]
         yield [process.pid for process in found]
         if not found:
             return

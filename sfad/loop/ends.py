@@ -11,11 +11,11 @@ from ..core.run import Run
 from ..core.tree import Tree
 from ..host.tasks import Background
 from ..metering.metering import Metering
-from ..metering.pricing import PRICES_WAIT
-from ..metering.sessions import PATIENCE
+from ..metering.price_list import PRICES_WAIT
+from ..metering.sessions import LAST_LOOK_WAIT
 from ..protocol.types import RunId
 
-ENDS_WAIT = PRICES_WAIT + PATIENCE
+ENDS_WAIT = PRICES_WAIT + LAST_LOOK_WAIT
 """Seconds that a re-execution waits at most for pending ends. An end that is reported sooner stays without a price."""
 
 End = e.MainExited | e.Emptied
@@ -61,7 +61,7 @@ class PendingEnds:
             self.report(event)
         else:
             pending.events.append(event)
-            pending.learning.deadline = min(pending.learning.deadline, trio.current_time() + PATIENCE)
+            pending.learning.deadline = min(pending.learning.deadline, trio.current_time() + LAST_LOOK_WAIT)
 
     def report_all(self) -> None:
         for pending in list(self._pending.values()):
@@ -80,7 +80,7 @@ class PendingEnds:
                 first = pending.events[0]
                 run = self.tree.get(first.run)
                 if run is not None:
-                    await self.metering.settle(run, succeeded=isinstance(first, e.MainExited) and first.code == 0)
+                    await self.metering.learn_use(run, succeeded=isinstance(first, e.MainExited) and first.code == 0)
                 if pending.events:  # else `report_all` was called in the meantime
                     self.report(pending.events.popleft())
         self._report_tree(pending)

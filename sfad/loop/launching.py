@@ -17,7 +17,7 @@ from ..core.vocabulary import Timer
 from ..faults import effect
 from ..host.clock import wall_clock
 from ..host.descriptors import Descriptors, Need
-from ..launch.base import LaunchSpec, Remains
+from ..launch.launcher import LaunchSpec, Remains
 from ..metering.metering import Metering
 from ..protocol.types import RunId
 from ..runs.catalogue import RunCatalogue

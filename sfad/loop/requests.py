@@ -11,7 +11,7 @@ from ..core.access import Peer
 from ..core.run import Run
 from ..host.clock import wall_clock
 from ..host.descriptors import Descriptors, close_soon
-from ..launch.base import Launcher
+from ..launch.launcher import Launcher
 from ..metering.metering import program_of
 from ..meters import AgentProgram
 from ..protocol.messages import Spawn

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ..core.events import Event
 from ..durable.journal import RunJournal
 from ..host.clock import Timers
-from ..launch.base import Launcher
+from ..launch.launcher import Launcher
 from ..ledger import Ledger
 from ..observe.log import Log
 from ..output.files import OutputStore

@@ -13,18 +13,20 @@ from ..core import events as e
 from ..core.account import Hold, Use
 from ..core.run import Run
 from ..host.clock import wall_clock
-from ..launch.base import Launcher
+from ..launch.launcher import Launcher
 from ..meters import UNREAD, AgentProgram, Reading, chosen, named
 from ..output.files import OutputStore
 from ..protocol import messages as m
 from ..protocol.kinds import BY_KERNEL, KINDS
 from ..protocol.types import LimitKind, RunId
 from ..runs.live import Live, bounds_of
-from .pricing import PriceList
-from .run import Feed, MeteredRun, Publish, hold_of, report_of_settlement, use_of_report
+from .price_list import PriceList
+from .run import Feed, MeteredRun, Publish
 from .sampling import Sampler
-from .sessions import Session, Sessions
+from .session import Session
+from .sessions import Sessions
 from .tail import Tail
+from .use import report_of_settlement, reservation_of, use_of_report
 
 ENDED_SECONDS = 2.0
 """Seconds of reading what runs wrote that ended while no daemon was running, for all of them together, before a daemon serves: 20
@@ -119,14 +121,14 @@ class Metering:
                     self._sampled(above.id, kind, 0, True)
 
     def may_wait(self, run: Run) -> bool:
-        loads = not self._prices.settled and any(self._has_meter(each.id) for each in run.subtree())
+        loads = not self._prices.ready and any(self._has_meter(each.id) for each in run.subtree())
         return loads or run.id in self._sessions
 
-    async def settle(self, run: Run, *, succeeded: bool) -> None:
+    async def learn_use(self, run: Run, *, succeeded: bool) -> None:
         """Wait for what the core must know before it decides about the end of a run: what its session files say, and the prices of
         its tokens. `succeeded`: its main process exited with 0."""
         await self._sessions.catch_up(run.id, succeeded=succeeded)
-        if not self._prices.settled and self.may_wait(run):
+        if not self._prices.ready and self.may_wait(run):
             await self._prices.load_for_an_end()
 
     async def read_ended(self, runs: Sequence[Run]) -> tuple[e.Event, ...]:
@@ -139,7 +141,7 @@ class Metering:
             for run in ended:
                 self._tail.drain((run,), seconds=ENDED_SECONDS)
                 await self._sessions.catch_up(run)
-            if ended and not self._prices.settled:
+            if ended and not self._prices.ready:
                 await self._prices.load_for_an_end()
         finally:
             self._feed = feed
@@ -168,9 +170,9 @@ class Metering:
         metered = self._runs.get(run)
         return metered.report(request) if metered is not None else use_of_report(request, self._prices.current)[0]
 
-    def hold_of(self, run: RunId, request: m.Reserve) -> Hold:
+    def reservation_of(self, run: RunId, request: m.Reserve) -> Hold:
         metered = self._runs.get(run)
-        return metered.reserve(request) if metered is not None else hold_of(request, self._prices.current)[0]
+        return metered.reserve(request) if metered is not None else reservation_of(request, self._prices.current)[0]
 
     def use_of_settlement(self, run: RunId, hold: Hold, request: m.Settle) -> Use:
         return self.use_of_report(run, report_of_settlement(hold, request))

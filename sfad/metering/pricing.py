@@ -1,6 +1,6 @@
 """What tokens cost, from the config's `[prices]` and the library genai-prices.
 
-Only this module imports the library, and only when it is needed: `Catalogue.load` imports it in a worker thread, because that
+Only this module imports the library, and only when it is needed: `PriceLibrary.load` imports it in a worker thread, because that
 takes some 200 ms and 30 MiB. Its data and its matching of names are used, both offline; its updater of prices (`UpdatePrices`) is
 never started. The arithmetic is here, because the library's takes 50 to 140 µs for each usage update (a test compares both for
 each model), and so is the cache, because the library's caches have no bound.
@@ -8,9 +8,8 @@ each model), and so is the cache, because the library's caches have no bound.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -35,16 +34,16 @@ _BEDROCK = re.compile(r"(?:[a-z-]+\.)?[a-z0-9]+\.[a-z]")
 """`anthropic.claude-…`, `us.anthropic.claude-…`: Amazon's names of other makers' models."""
 
 
-class Catalogue:
+class PriceLibrary:
     def __init__(self) -> None:
-        self.library: _Library | None = None
+        self.providers: _Providers | None = None
         self.failure: str | None = None
         """Why the library cannot be used, or how its last lookup failed."""
         self._lock = trio.Lock()
 
     @property
-    def settled(self) -> bool:
-        return self.library is not None or self.failure is not None
+    def ready(self) -> bool:
+        return self.providers is not None or self.failure is not None
 
     def failed(self, why: str) -> None:
         self.failure = why
@@ -57,12 +56,12 @@ class Catalogue:
         is not installed, it does not.
         """
         async with self._lock:
-            now = None if self.settled else await self._import()
-        return now or (self.failure if self.library is None else None)
+            now = None if self.ready else await self._import()
+        return now or (self.failure if self.providers is None else None)
 
     async def _import(self) -> str | None:
         try:
-            self.library = await trio.to_thread.run_sync(_import_library)
+            self.providers = await trio.to_thread.run_sync(_import_library)
         except (OSError, MemoryError, RuntimeError) as error:  # RuntimeError: can't start new thread
             return f"the library genai-prices cannot be imported now: {error}"
         except ImportError as error:
@@ -77,8 +76,8 @@ class Catalogue:
 class Prices:
     """Prices of models: `own`, by model name, before the library's. Immutable, so that a run keeps those with which it began."""
 
-    def __init__(self, own: Mapping[str, Price] | None = None, catalogue: Catalogue | None = None) -> None:
-        self.catalogue = catalogue or Catalogue()
+    def __init__(self, own: Mapping[str, Price] | None = None, library: PriceLibrary | None = None) -> None:
+        self.library = library or PriceLibrary()
         self._own = dict(own or {})
         self._match = lru_cache(MATCHES_KEPT)(self._search)
 
@@ -91,7 +90,7 @@ class Prices:
         """
         if len(model) > NAME_MAX or not model.isprintable():
             return None
-        found = self._match(model, self.catalogue.library)
+        found = self._match(model, self.library.providers)
         if found is None:
             return None
         try:
@@ -99,15 +98,15 @@ class Prices:
         except OverflowError:  # no float holds so many tokens
             return None
 
-    def _search(self, model: str, library: _Library | None) -> _Priced | None:
+    def _search(self, model: str, providers: _Providers | None) -> _Priced | None:
         names = list(dict.fromkeys(_spellings(model)))
         for name in names:
             if name in self._own:
                 return _fixed(self._own[name])
         try:
-            return None if library is None else library.find([name.lower() for name in names])
+            return None if providers is None else providers.find([name.lower() for name in names])
         except Exception as error:  # noqa: BLE001 — a fault of the library must not reach the event loop
-            self.catalogue.failed(f"the library genai-prices failed on {model!r}: {type(error).__name__}: {error}")
+            self.library.failed(f"the library genai-prices failed on {model!r}: {type(error).__name__}: {error}")
             return None
 
 
@@ -172,7 +171,7 @@ def _spellings(model: str) -> Iterator[str]:
             yield plain
 
 
-class _Library:
+class _Providers:
     """The library's providers. Created in the worker thread, read in the event loop."""
 
     def __init__(self, providers: list[Provider], by_id: Callable[[list[Provider], str], Provider | None]) -> None:
@@ -203,85 +202,8 @@ class _Library:
             yield self._bedrock, name
 
 
-def _import_library() -> _Library:
+def _import_library() -> _Providers:
     from genai_prices.data import providers
     from genai_prices.data_snapshot import find_provider_by_id
 
-    return _Library(providers, find_provider_by_id)
-
-
-LOAD_AGAIN, LOAD_AGAIN_MAX = 1.0, 60.0
-"""Seconds between two tries to import the price list while the machine is short of something: doubled each time."""
-
-PRICES_WAIT = 10.0
-"""Seconds that the end of a run waits at most for the price list, which takes 0.2 s to load on an idle machine."""
-
-
-class PriceList:
-    """`loaded()` is called when more prices may be known; `trouble(message)` when the library cannot be loaded."""
-
-    def __init__(self, own: Mapping[str, Price], *, loaded: Callable[[], None], trouble: Callable[[str], None]) -> None:
-        self._loaded = loaded
-        self._trouble = trouble
-        self._catalogue = Catalogue()
-        self.current = Prices(own, self._catalogue)
-        """The prices of runs that begin now. A run keeps those with which it began."""
-        self._loading = False
-        self._to_start, self._started = trio.open_memory_channel[Callable[[], Awaitable[None]]](math.inf)
-
-    @property
-    def settled(self) -> bool:
-        """Whether the library is loaded, or known not to be there."""
-        return self._catalogue.settled
-
-    def reconfigure(self, own: Mapping[str, Price]) -> None:
-        self.current = Prices(own, self._catalogue)
-
-    async def serve(self) -> None:
-        async with trio.open_nursery() as nursery:
-            async for task in self._started:
-                nursery.start_soon(task)
-
-    def load_soon(self) -> None:
-        """Load the library in the background, with as many tries as it takes."""
-        if not self.settled and not self._loading:
-            self._loading = True
-            self._to_start.send_nowait(self._load)
-
-    async def load_for_an_end(self) -> None:
-        """Try to load the library, for at most `PRICES_WAIT`. The end of a run does not wait longer."""
-        with trio.move_on_after(PRICES_WAIT):
-            await self._try()
-        self._loaded()
-
-    def when_known(self, prices: Prices, model: str | None, then: Callable[[], None], unsure: Callable[[str], None]) -> None:
-        """Call `then` when the price of a model is known, or known to be unknown: now, unless the library must be loaded first.
-        Call `unsure` with the reason if the library cannot be loaded now."""
-
-        async def wait() -> None:
-            failure = await self._try()
-            if failure is None or self.settled:
-                then()
-            else:
-                unsure(failure)
-
-        if model is None or self.settled or prices.cost(model, Tokens()) is not None:
-            then()
-        else:
-            self._to_start.send_nowait(wait)
-
-    async def _load(self) -> None:
-        pause = LOAD_AGAIN
-        try:
-            while await self._try() is not None and not self.settled:
-                await trio.sleep(pause)
-                pause = min(2 * pause, LOAD_AGAIN_MAX)
-        finally:
-            self._loading = False
-        self._loaded()
-
-    async def _try(self) -> str | None:
-        failure = await self._catalogue.load()
-        if failure is not None:
-            self._trouble(f"{failure}; costs are computed from the config's [prices] alone")
-        return failure
+    return _Providers(providers, find_provider_by_id)

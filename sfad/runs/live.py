@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from ..core.run import Run
 from ..host.descriptors import close_soon
-from ..launch.base import Bounds, Launcher
+from ..launch.launcher import Bounds, Launcher
 from ..ledger import RunExtra
 from ..meters import SESSION_VARIABLES, AgentProgram, Reading, session_files_of
 from ..meters.program import SessionFiles

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from ..core.access import Peer
 from ..host.probe import SO_PEERPIDFD, user_name
-from ..launch.base import Launcher, Unplaceable
+from ..launch.launcher import Launcher, Unplaceable
 from ..protocol.types import RunId
 
 _UCRED = struct.Struct("=iII")

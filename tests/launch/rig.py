@@ -16,14 +16,15 @@ import trio
 
 from sfad.core.events import Emptied, Event, Frozen, LaunchFailed, LaunchSucceeded, MainExited
 from sfad.launch import procfs
-from sfad.launch.base import CgroupImpossible, LaunchSpec, Remains
+from sfad.launch.complaints import Complaints
 from sfad.launch.contain.cgroup.containment import CgroupContainment
 from sfad.launch.contain.tags.containment import TagsContainment
-from sfad.launch.local import LocalLauncher, choose
-from sfad.launch.news import News
-from sfad.launch.runs import HeldRun, MainProcess
-from sfad.launch.start import trampoline
+from sfad.launch.emitter import Emitter
+from sfad.launch.launched_runs import LaunchedRun, MainProcess
+from sfad.launch.launcher import CgroupImpossible, LaunchSpec, Remains
+from sfad.launch.local_launcher import LocalLauncher, choose
 from sfad.launch.sweep import sweep
+from sfad.launch.trampoline import executable
 
 PATIENCE = 60.0
 """Seconds within which anything must have happened, on a machine that is shared."""
@@ -40,11 +41,12 @@ def skip(reason: str) -> NoReturn:
 
 def make(kind: str, emit: Callable[[Event], None], *, program: str = "elf", instance: str = "") -> LocalLauncher:
     """Return a launcher with that containment; skip the test where there is none."""
-    start = {"elf": trampoline.best, "python": trampoline.python}[program]
+    start = {"elf": executable.best, "python": executable.python}[program]
     name = instance or secrets.token_hex(6)
     if kind == "tags":  # not by `choose`, which stays in the cgroups of an earlier daemon
-        news = News(emit, trio.current_time, lambda _text: None)
-        return LocalLauncher(name, news, TagsContainment, trampoline=start())
+        complaints = Complaints(lambda _text: None)
+        emitter = Emitter(emit, trio.current_time, complaints.failed)
+        return LocalLauncher(name, emitter, complaints, TagsContainment, trampoline=start())
     try:
         return choose(instance=name, emit=emit, mode="cgroup", trampoline=start())
     except CgroupImpossible as reason:
@@ -75,13 +77,13 @@ class Rig:
             skip("only with tags")
         return self.launcher._containment
 
-    def held(self, run: str) -> HeldRun:
+    def launched(self, run: str) -> LaunchedRun:
         """What the launcher knows of a run."""
         return self.launcher._runs[run]
 
     def main(self, run: str) -> MainProcess:
         """Its main process."""
-        main = self.held(run).main
+        main = self.launched(run).main
         assert main is not None
         return main
 

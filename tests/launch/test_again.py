@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sfad.core.events import LaunchFailed, LaunchSucceeded, MainExited
-from sfad.launch.base import Adopted
+from sfad.launch.launcher import Adopted
 from tests.launch.again import EXPECTED
 from tests.launch.rig import PATIENCE, Rig
 

@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from sfad.core.events import Emptied, Event, Frozen, LaunchFailed, LaunchSucceeded, MainExited, Surveyed
-from sfad.launch.base import Adopted, Launcher, LaunchSpec, Remains
+from sfad.launch.launcher import Adopted, Launcher, LaunchSpec, Remains
 from tests.launch.fake import FakeLauncher, Script
 
 SPEC = LaunchSpec([b"agent"], b"/", [])

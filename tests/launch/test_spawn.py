@@ -18,9 +18,9 @@ import trio
 from sfad.core.events import Emptied, LaunchFailed, LaunchSucceeded, MainExited
 from sfad.core.ids import run_id
 from sfad.launch import procfs
-from sfad.launch.base import LaunchError
-from sfad.launch.start import trampoline
-from sfad.launch.start.spawn import candidates
+from sfad.launch.launcher import LaunchError
+from sfad.launch.trampoline import elf_image, executable
+from sfad.launch.trampoline.posix_spawn import candidates
 from tests.harness import unanswered, with_fuse
 from tests.launch.rig import PATIENCE, Rig, rigged, until
 
@@ -222,7 +222,7 @@ async def test_a_command_that_cannot_be_saved_is_not_executed(either: Rig, tmp_p
     either.launcher.release("a1")
 
 
-@pytest.mark.parametrize("where", ["sfad.launch.runs.HeldRun.remains", "sfad.launch.start.starter.os.pidfd_open"])
+@pytest.mark.parametrize("where", ["sfad.launch.launched_runs.LaunchedRun.remains", "sfad.launch.command_starter.os.pidfd_open"])
 async def test_a_command_that_cannot_be_watched_is_not_executed(
     either: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -354,17 +354,17 @@ async def test_a_mount_whose_server_has_gone_is_searched_past(either: Rig, tmp_p
 
 def test_the_table_lists_its_addresses() -> None:
     address = 0
-    for line in trampoline._X86_64.strip().splitlines():
+    for line in elf_image._X86_64.strip().splitlines():
         assert int(line[:3], 16) == address
-        address += len(bytes.fromhex(line[4 : trampoline._MNEMONIC]))
-    content = trampoline.image()
-    assert struct.unpack_from("<16xHH", content) == (2, trampoline._EM_X86_64)
+        address += len(bytes.fromhex(line[4 : elf_image._MNEMONIC]))
+    content = elf_image.image()
+    assert struct.unpack_from("<16xHH", content) == (2, elf_image._EM_X86_64)
     assert len(content) == 64 + 2 * 56 + address
 
 
 async def test_the_trampoline_in_python_where_memfds_cannot_be_executed(monkeypatch: pytest.MonkeyPatch, containment: str) -> None:
     monkeypatch.setattr(os, "access", lambda _path, _mode: False)
-    assert trampoline.best() == trampoline.python()
+    assert executable.best() == executable.python()
     async with rigged(containment) as rig:
         rig.launch("a1", "sh", "-c", "exit 5")
         assert (await rig.wait(MainExited, "a1")).code == 5

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from sfad.launch import procfs
-from sfad.launch.base import CgroupImpossible
 from sfad.launch.contain.cgroup import cgroupfs
 from sfad.launch.contain.cgroup.cgroupfs import locate
+from sfad.launch.launcher import CgroupImpossible
 from sfad.launch.sweep import SweepReport, sweep
 from tests.launch.first import dead
 from tests.launch.rig import PATIENCE

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sfad.launch.start import trampoline
-from sfad.launch.start.trampoline import ATTACH, ENTER, EXEC, INTERPRET, REPORT, SHELL
+from sfad.launch.trampoline import contract, elf_image, executable
+from sfad.launch.trampoline.contract import ATTACH, ENTER, EXEC, INTERPRET, REPORT, SHELL
 
 KINDS = ["image", "python"]
 
@@ -37,12 +37,12 @@ class Bench:
 
     def _command(self, kind: str) -> tuple[bytes, list[bytes]]:
         if kind == "python":
-            made = trampoline.python()
+            made = executable.python()
             return made.path, [*made.prefix, SHELL]
         if platform.machine() != "x86_64":
             pytest.skip("the image is for x86_64")
         program = self.directory / "trampoline"
-        program.write_bytes(trampoline.image())
+        program.write_bytes(elf_image.image())
         program.chmod(0o755)
         return os.fsencode(program), [SHELL]
 
@@ -60,7 +60,7 @@ class Bench:
         near = (printed[1], printed[1], door, report[1], gates[0])
         # above the numbers that they will get
         high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100) for fd in near]
-        targets = (1, 2, trampoline.FD_DOOR, trampoline.FD_REPORT, trampoline.FD_GATE)
+        targets = (1, 2, contract.FD_DOOR, contract.FD_REPORT, contract.FD_GATE)
         actions = [(os.POSIX_SPAWN_DUP2, fd, target) for fd, target in zip(high, targets, strict=True)]
         words = [b"027", os.fsencode(cwd or self.directory), *map(os.fsencode, files), b"", *map(os.fsencode, argv)]
         pid = os.posix_spawn(self._path, [*self._argv, *words], {"A": "b"}, file_actions=actions)

@@ -27,7 +27,7 @@ OWN = Price(input_mtok=1, output_mtok=2, cached_mtok=0.1, cache_write_mtok=1.5)
 @pytest.fixture(scope="module")
 def prices() -> Prices:
     found = Prices()
-    trio.run(found.catalogue.load)
+    trio.run(found.library.load)
     return found
 
 
@@ -77,7 +77,7 @@ def test_names_as_agents_write_them(prices: Prices, model: str, usd: float) -> N
 def test_an_unknown_model_has_no_price(prices: Prices, model: str) -> None:
     assert prices.cost(model, USED) is None
     assert prices.cost(model, Tokens()) is None
-    assert prices.catalogue.failure is None
+    assert prices.library.failure is None
 
 
 @given(
@@ -87,7 +87,7 @@ def test_an_unknown_model_has_no_price(prices: Prices, model: str) -> None:
 def test_it_never_raises(prices: Prices, model: str, tokens: Tokens) -> None:
     found = prices.cost(model, tokens)
     assert found is None or found >= 0
-    assert prices.catalogue.failure is None
+    assert prices.library.failure is None
 
 
 def test_more_tokens_than_a_float_holds(prices: Prices) -> None:
@@ -128,7 +128,7 @@ def by_the_library(provider: str, model: str, tokens: Tokens) -> float:
 def test_the_cost_equals_that_of_the_library(prices: Prices, tokens: Tokens) -> None:
     compared = 0
     for provider, model in list(every_model())[::3]:
-        ours = prices.catalogue.library.find([f"{provider}/{model}".lower()])  # type: ignore[union-attr]
+        ours = prices.library.providers.find([f"{provider}/{model}".lower()])  # type: ignore[union-attr]
         rates = None if ours is None else ours(tokens.input)
         if rates is not None and rates.input is not None and rates.output is not None and not model.startswith("sonar"):
             assert Prices({"x": as_own(rates)}).cost("x", tokens) == pytest.approx(by_the_library(provider, model, tokens)), model
@@ -173,8 +173,8 @@ def test_own_prices_need_no_library_and_add_to_it() -> None:
     own = Prices({"house-model": OWN, "claude-sonnet-4-5": OWN})
     assert own.cost("house-model", USED) == pytest.approx(0.12)
     assert own.cost("claude-opus-4-8", USED) is None
-    assert not own.catalogue.library
-    trio.run(own.catalogue.load)
+    assert not own.library.providers
+    trio.run(own.library.load)
     assert own.cost("claude-opus-4-8", USED) == pytest.approx(0.75)
     assert own.cost("claude-sonnet-4-5", USED) == pytest.approx(0.12)
 
@@ -251,9 +251,9 @@ async def main():
     sys.addaudithook(hook)
     async with trio.open_nursery() as nursery:
         for _ in range(5):
-            nursery.start_soon(prices.catalogue.load)
-    await prices.catalogue.load()
-    there = prices.catalogue.library is not None
+            nursery.start_soon(prices.library.load)
+    await prices.library.load()
+    there = prices.library.providers is not None
     print(there, prices.cost("gpt-5", Tokens(input=1_000_000)), prices.cost("no such model", Tokens(input=1)))
 
 trio.run(main)
@@ -278,8 +278,8 @@ from sfad.protocol.types import Tokens
 async def main():
     prices = Prices({"m": Price(input_mtok=1, output_mtok=1)})
     for _ in range(2):
-        print(await prices.catalogue.load())
-    print((prices.catalogue.library is not None), prices.cost("gpt-5", Tokens(input=1)), prices.cost("m", Tokens(input=1_000_000)))
+        print(await prices.library.load())
+    print((prices.library.providers is not None), prices.cost("gpt-5", Tokens(input=1)), prices.cost("m", Tokens(input=1_000_000)))
 
 trio.run(main)
 """
@@ -299,7 +299,7 @@ async def test_a_cancelled_load_is_done_by_the_next_caller() -> None:
     prices = Prices()
     with trio.CancelScope() as scope:
         scope.cancel()
-        await prices.catalogue.load()
-    states = [(prices.catalogue.library is not None)]
-    await prices.catalogue.load()
-    assert [*states, (prices.catalogue.library is not None)] == [False, True]
+        await prices.library.load()
+    states = [(prices.library.providers is not None)]
+    await prices.library.load()
+    assert [*states, (prices.library.providers is not None)] == [False, True]

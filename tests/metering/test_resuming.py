@@ -18,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfad import meters
+from sfad.metering.bounding import FREE_AFTER
 from sfad.metering.stream import PIECE, MeterPosition
-from sfad.metering.tail import SETTLE, Tail
+from sfad.metering.tail import Tail
 from sfad.metering.tailed import SAVED
 from sfad.meters.base import Reading
 from sfad.protocol.types import Tokens
@@ -314,7 +315,7 @@ async def test_another_file_in_its_place_is_left_alone(again: Again, tmp_path: P
     path_of(second).hardlink_to(precious)
     async with serving(second):
         await until(lambda: "a1" in second.lost)
-        await trio.sleep(SETTLE + 0.1)
+        await trio.sleep(FREE_AFTER + 0.1)
     second.tail.drain(["a1"])
     second.tail.forget("a1")
     assert second.lost == {

@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from sfad.core.events import Frozen
-from sfad.launch.base import LaunchSpec
+from sfad.launch.launcher import LaunchSpec
 from sfad.metering.sampling import MachineTotals, Sampler
 from tests.launch import programs
 from tests.launch.fake import FakeLauncher, Script
@@ -66,7 +66,7 @@ class Stage:
     @property
     def counts(self) -> list[tuple[str, ...]]:
         """The runs that were counted, each time."""
-        return [call[2] for call in self.launcher.calls if call[0] == "uses"]  # type: ignore[misc]
+        return [call[2] for call in self.launcher.calls if call[0] == "amounts"]  # type: ignore[misc]
 
 
 @pytest.fixture

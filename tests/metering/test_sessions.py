@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import trio
 
-from sfad.metering import sessions
-from sfad.metering import sessions as module
-from sfad.metering.sessions import Session, Sessions, TooMany
+from sfad.metering import session as module
+from sfad.metering import session_search, sessions
+from sfad.metering.session import Session, TooMany
+from sfad.metering.sessions import Sessions
 from sfad.meters import Reading, session_files_of
 from sfad.protocol.types import Tokens
 from tests.harness import GONE, as_root
@@ -183,7 +184,7 @@ def test_a_file_of_another_user_is_not_read(home: Home) -> None:
 
 
 def test_only_a_part_of_a_huge_directory_is_read(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "ENTRIES", 50)
+    monkeypatch.setattr(session_search, "ENTRIES", 50)
     for number in range(200):
         (home.project / f"x{number}").touch()
     session = home.session()
@@ -296,7 +297,7 @@ async def test_a_file_system_that_does_not_answer_delays_only_its_user(
         return bool(os.read(reader, 1)) if self is stuck else looked(self, taken)
 
     monkeypatch.setattr(Session, "look", look)
-    monkeypatch.setattr(sessions, "PATIENCE", 0.05)
+    monkeypatch.setattr(sessions, "LAST_LOOK_WAIT", 0.05)
     home.file(OTHER)
     heard.sessions.begin("a1", stuck)
     heard.sessions.begin("a2", home.session("--session-id", OTHER, uid=GONE))

@@ -22,8 +22,9 @@ from sfad import meters
 from sfad.core.ids import run_id
 from sfad.host.tasks import in_thread
 from sfad.metering import tail as module
+from sfad.metering.bounding import FREE_AFTER
 from sfad.metering.stream import PIECE
-from sfad.metering.tail import NEWEST, NEWEST_AT_LEAST, NEWEST_OF_ALL, SETTLE, Tail
+from sfad.metering.tail import NEWEST, NEWEST_AT_LEAST, NEWEST_OF_ALL, Tail
 from sfad.meters.base import Meter, Reading
 from sfad.output import OutputStore, holes, inotify
 from sfad.protocol.types import RunId, Tokens
@@ -404,7 +405,7 @@ async def test_output_that_was_moved_or_removed_is_reported(served: Rig, tmp_pat
         await until(lambda: not metered or served.turns() == 20_000 * (number + 1))  # noqa: B023
     served.tail.drain(["a1"])
     served.tail.forget("a1")
-    await trio.sleep(SETTLE + 0.1)
+    await trio.sleep(FREE_AFTER + 0.1)
     assert (len(served.lost["a1"]), served.troubles) == (1, [])
     assert precious.stat().st_blocks * 512 >= MIB
     os.close(out)

@@ -10,9 +10,10 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from ... import procfs
-from ...base import CgroupImpossible, LaunchSpec
-from ...start.spawn import Spawner
-from ...start.trampoline import ATTACH, REPORT, best
+from ...launcher import CgroupImpossible, LaunchSpec
+from ...trampoline.contract import ATTACH, REPORT
+from ...trampoline.executable import best
+from ...trampoline.posix_spawn import Spawner
 
 SUPERVISOR = "supervisor"
 """The leaf for a daemon that enables controllers; see `controllers`."""

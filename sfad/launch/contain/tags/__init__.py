@@ -2,5 +2,5 @@
 
 `containment`  by descent and marks: stopping and pausing
 `census`       which processes are in which run
-`abroad`       processes of adopted runs, which are not below the daemon
+`adopted`      processes of adopted runs, which are not below the daemon
 """

@@ -12,8 +12,9 @@ import os
 import resource
 from collections.abc import Sequence
 
-from ..base import LaunchError, LaunchSpec
-from .trampoline import FD_DOOR, FD_FREE, Trampoline, python
+from ..launcher import LaunchError, LaunchSpec
+from .contract import FD_DOOR, FD_FREE
+from .executable import Trampoline, python
 
 _SETSIGDEF, _SETSIGMASK, _SETSID = 0x04, 0x08, 0x80
 _libc = ctypes.PyDLL(None)

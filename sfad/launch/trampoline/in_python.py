@@ -1,4 +1,4 @@
-"""The trampoline in Python (the contract is in `trampoline`). Run as a file with -I -S; imports nothing of the package."""
+"""The trampoline in Python (see `contract`). Run as a file with -I -S; imports nothing of the package."""
 
 import ctypes
 import errno

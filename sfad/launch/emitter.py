@@ -1,0 +1,26 @@
+"""Events to the loop."""
+
+from collections.abc import Callable
+
+from ..core.events import Event, LaunchFailed
+from ..protocol.types import RunId
+from .launcher import Emit, LaunchError
+
+
+class Emitter:
+    """Sends events with the current time. `failed` is told if the receiver raises."""
+
+    def __init__(self, emit: Emit, clock: Callable[[], float], failed: Callable[[Exception], object]) -> None:
+        self._emit = emit
+        self._clock = clock
+        self._failed = failed
+
+    def emit(self, kind: Callable[..., Event], *fields: object) -> None:
+        """Send an event of that kind, with the current time before its fields."""
+        try:
+            self._emit(kind(self._clock(), *fields))
+        except Exception as error:  # noqa: BLE001 - the receiver has the event, whatever it failed with: do not send it twice
+            self._failed(error)
+
+    def launch_failed(self, run_id: RunId, error: LaunchError) -> None:
+        self.emit(LaunchFailed, run_id, error.errno, error.text, error.kind, error.about)

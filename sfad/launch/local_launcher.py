@@ -1,0 +1,280 @@
+"""Runs as processes of this machine: the `Launcher` that the loop uses, put together from its parts, and the choice of its
+containment: cgroups where that is possible, else tags."""
+
+import ctypes
+import resource
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from signal import SIGKILL
+from typing import Literal
+
+import trio
+
+from ..core.events import Emptied, Frozen, Surveyed
+from ..protocol.types import RunId, Survivor
+from . import procfs
+from .adopter import Adopter
+from .command_starter import CommandStarter
+from .complaints import Complaints
+from .contain.cgroup import cgroupfs
+from .contain.cgroup.containment import CgroupContainment
+from .contain.cpu_binding import RunCpus
+from .contain.interface import Ground, RunContainment
+from .contain.tags.containment import TagsContainment
+from .emitter import Emitter
+from .footprints import Footprints
+from .launched_runs import LaunchedRun, LaunchedRuns
+from .launcher import (
+    Adopted,
+    Bounds,
+    CgroupImpossible,
+    Complain,
+    Emit,
+    Enforcement,
+    Footprint,
+    Launcher,
+    LaunchError,
+    LaunchSpec,
+    Remains,
+    Remember,
+)
+from .trampoline.executable import Trampoline, best
+from .trampoline.posix_spawn import Spawner
+from .watch.mains import Mains, signal_mains
+from .watch.owed_events import OwedEvents
+from .watch.reactor import Reactor
+from .watch.reaper import Orphans
+
+Mode = Literal["auto", "cgroup", "tags"]
+
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
+_libc = ctypes.CDLL(None)
+
+
+class LocalLauncher(Launcher):
+    """The `Launcher` of this machine. One per process, in trio's thread, which is the main thread."""
+
+    def __init__(
+        self,
+        instance: str,
+        emitter: Emitter,
+        complaints: Complaints,
+        contain: Callable[[Ground], RunContainment],
+        *,
+        trampoline: Trampoline | None = None,
+        nofile: int | None = None,
+    ) -> None:
+        self.instance = instance
+        self._emitter = emitter
+        self._complaints = complaints
+        self._runs = LaunchedRuns(instance)
+        self._reactor = Reactor(complaints.failed)
+        self._orphans = Orphans()
+        self._spawner = Spawner(trampoline or best())
+        self._owed = OwedEvents(emitter, complaints, self._reactor, lambda run: self._containment.populated(run))
+        self._was_subreaper = _subreaper()
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._containment = contain(Ground(self._runs, self._reactor, self._orphans, complaints, self._owed))
+        self._mains = Mains(self._reactor, self._orphans, emitter, self._owed)
+        self._cpus = RunCpus(self._runs, self._containment)
+        self._starter = CommandStarter(
+            self._spawner,
+            self._containment,
+            self._cpus,
+            self._mains,
+            self._orphans,
+            nofile if nofile is not None else resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        )
+        self._adopter = Adopter(self._runs, self._containment.adopted, self._cpus, self._mains)
+        self._footprints = Footprints(self._runs, self._containment, complaints)
+
+    @property
+    def containment(self) -> Literal["cgroup", "tags"]:
+        return self._containment.kind
+
+    @property
+    def detail(self) -> str:
+        return self._containment.detail
+
+    # Starting and stopping.
+
+    def launch(self, run_id: RunId, parent: RunId | None, spec: LaunchSpec, remember: Remember) -> None:
+        run = self._runs.get(run_id) or self._runs.add(run_id, parent, spec.nonce)
+        if run.bounds != spec.bounds:
+            self._cpus.set_bounds(run, spec.bounds)
+        try:
+            self._starter.start(run, spec, remember)
+        except LaunchError as error:
+            self._mains.fail_soon(run, error)
+
+    def terminate(self, run_id: RunId, signal: int) -> None:
+        run = self._stopping(run_id, signal)
+        if run:
+            ladder = run.ladder
+            self._reactor.surely(lambda: run.in_stop(ladder), self._containment.terminate, run, signal)
+
+    def kill(self, run_id: RunId) -> None:
+        run = self._stopping(run_id, SIGKILL)
+        if run:
+            ladder = run.ladder
+            signal_mains(run, SIGKILL)
+            self._reactor.surely(lambda: run.in_stop(ladder), self._containment.kill, run)
+
+    def _stopping(self, run_id: RunId, number: int) -> LaunchedRun | None:
+        run = self._runs.get(run_id)
+        if run is None:
+            self._reactor.soon(self._emitter.emit, Emptied, run_id)
+            return None
+        self._owed.owe_emptied(run, number)
+        return run
+
+    def freeze(self, run_id: RunId) -> None:
+        run = self._runs.get(run_id)
+        if run is None:
+            self._reactor.soon(self._emitter.emit, Frozen, run_id)
+            return
+        now = run.set_paused(True)
+        self._reactor.surely(lambda: run.freezing and run.pauses == now, self._containment.freeze, run)
+
+    def thaw(self, run_id: RunId) -> None:
+        run = self._runs.get(run_id)
+        if run:
+            now = run.set_paused(False)
+            self._reactor.surely(lambda: run.pauses == now and self._runs.get(run_id) is run, self._containment.thaw, run)
+
+    def signal_main(self, run_id: RunId, signal: int) -> bool:
+        run = self._runs.get(run_id)
+        return bool(run and run.main and run.main.signal(signal))
+
+    def release(self, run_id: RunId) -> None:
+        run = self._runs.get(run_id)
+        if run:
+            self._runs.drop(run)
+            self._containment.leave(run)
+
+    # Looking.
+
+    def survey(self, run_id: RunId) -> None:
+        self._reactor.surely(lambda: True, self._survey, run_id)
+
+    def _survey(self, run_id: RunId) -> None:
+        run = self._runs.get(run_id)
+        found: dict[int, RunId] = {}
+        if run:
+            found.update((below.main.pid, below.id) for below in run.subtree() if below.main)
+            found.update(self._containment.outside(run))
+            found.update(self._containment.members(run))
+        survivors = tuple(Survivor(pid=pid, run_id=one, why=why) for pid, one in found.items() if (why := procfs.plight(pid)))
+        self._reactor.soon(self._emitter.emit, Surveyed, run_id, survivors)
+
+    def footprints(self, runs: Iterable[RunId]) -> dict[RunId, Footprint]:
+        return self._footprints.of(runs)
+
+    def amounts(self, kind: str, exact_from: Mapping[RunId, float]) -> dict[RunId, int]:
+        return self._footprints.amounts(kind, exact_from)
+
+    def place(self, pid: int, pidfd: int | None) -> RunId | None:
+        return self._containment.place(pid, pidfd)
+
+    # Limits.
+
+    def bound(self, run_id: RunId, bounds: Bounds) -> None:
+        run = self._runs.get(run_id)
+        if run is None:
+            return
+        self._cpus.set_bounds(run, bounds)
+        try:
+            self._containment.limits.limit(run)
+            self._cpus.rebind(run)
+        except OSError as error:
+            self._complaints.unenforced(run_id, error)
+
+    def enforcement(self, kind: str) -> Enforcement:
+        if self._containment.limits.enforces(kind):
+            return "kernel"
+        return "watching" if kind != "cpu" or self._cpus.several else "nothing"
+
+    def breaches(self, run_id: RunId) -> frozenset[str]:
+        run = self._runs.get(run_id)
+        return self._containment.limits.breaches(run) if run else frozenset()
+
+    # Adopting and handing over.
+
+    def adopt(self, run_id: RunId, parent: RunId | None, remains: Remains) -> Adopted:
+        return self._adopter.adopt(run_id, parent, remains)
+
+    def hand_over(self) -> dict[RunId, Remains]:
+        return self._adopter.hand_over()
+
+    def take_back(self) -> None:
+        self._adopter.take_back()
+
+    # Serving.
+
+    def child_signalled(self) -> None:
+        self._orphans.notice()
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        self._reactor.task(self._orphans.serve)
+        task_status.started()
+        await self._reactor.run()
+
+    def close(self) -> None:
+        for run in self._runs.values():
+            self._mains.disown(run)
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, self._was_subreaper, 0, 0, 0)
+        self._containment.close()
+        self._reactor.close()
+        self._spawner.close()
+
+
+def check(instance: str, mode: Mode, cgroup_parent: str | None) -> None:
+    """Raise `CgroupImpossible` where `choose` would."""
+    if mode == "cgroup":
+        cgroupfs.probe(cgroupfs.base_of(instance, cgroup_parent))
+
+
+def choose(
+    *,
+    instance: str,
+    emit: Emit,
+    mode: Mode = "auto",
+    cgroup_parent: str | None = None,
+    clock: Callable[[], float] = trio.current_time,
+    nofile: int | None = None,
+    complain: Complain = lambda _text: None,
+    trampoline: Trampoline | None = None,
+) -> LocalLauncher:
+    """Return the launcher of this machine.
+
+    `instance` is twelve hex digits that name the state directory. `cgroup_parent` is where its cgroups go, by default this
+    process's own cgroup; if anything of the instance is alive in cgroups elsewhere, runs stay there. `nofile` is the soft
+    RLIMIT_NOFILE of runs, by default this process's now. `complain` gets, every few seconds at most, what failed and is tried
+    again. Raises `CgroupImpossible` with the reason if `mode` is cgroup and that is impossible.
+    """
+
+    def launcher(complaints: Complaints, contain: Callable[[Ground], RunContainment]) -> LocalLauncher:
+        emitter = Emitter(emit, clock, complaints.failed)
+        return LocalLauncher(instance, emitter, complaints, contain, trampoline=trampoline, nofile=nofile)
+
+    if mode == "tags" and cgroupfs.inhabited(instance, cgroup_parent) is None:
+        why = "set in the config"
+    else:
+        if mode == "tags":
+            complain("containment.mode = tags takes effect when nothing is alive any more in the cgroups of an earlier daemon")
+        try:
+            base = cgroupfs.base_of(instance, cgroup_parent)
+            cgroupfs.probe(base)
+            complaints = Complaints(complain, remedy=partial(cgroupfs.regain_after, base=base.directory))
+            return launcher(complaints, partial(CgroupContainment, base=base, complain=complain))
+        except CgroupImpossible as reason:
+            if mode == "cgroup":
+                raise
+            why = str(reason)
+    return launcher(Complaints(complain), partial(TagsContainment, why=why))
+
+
+def _subreaper() -> int:
+    answer = ctypes.c_int()
+    _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0)
+    return answer.value

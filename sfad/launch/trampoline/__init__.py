@@ -1,0 +1,8 @@
+"""Creating the process that becomes a run's command.
+
+`contract`       what a trampoline does, its arguments and descriptors, and how it reports failure
+`elf_image`      the trampoline for x86_64
+`in_python`      the trampoline for other machines, and for commands with a terminal
+`executable`     which of the two is executed, and how it is recognised
+`posix_spawn`    posix_spawn(3) with what Python's lacks, and the search of execvp(3)
+"""

@@ -1,0 +1,53 @@
+"""The trampoline: a few dozen instructions between posix_spawn(3) and a run's command.
+
+The daemon cannot attach a child to a cgroup before the child runs (glibc < 2.39 has no POSIX_SPAWN_SETCGROUP), cannot wait
+the 6 ms that attaching takes, and must not fork itself. So it spawns this program, which attaches *itself* and then becomes
+the command. It never runs the command uncontained. Its contract:
+
+    argv    /bin/sh  UMASK(octal)  CWD  FILE…  ""  ARGV0 ARGV1 …      environment: the command's, not looked at
+    fd 0-2  the command's
+    fd 3    what to write "0" to in order to be contained: the run's cgroup.procs, or /dev/null
+    fd 4    where failure is reported: 16 bytes, the stage and -errno, in the machine's order
+    fd 5    the gate: a byte comes when the daemon has saved which process this is; end-of-file if it died before that
+    fd 6    this program, when it is an ELF image
+
+It sets the umask, writes "0" to fd 3, enters CWD, marks every descriptor above 2 close-on-exec, waits at the gate, and
+executes the first FILE that is there, much as execvp(3) does: it skips a file whatever is wrong with it, unless the command
+itself is wrong (E2BIG, EAGAIN, ENOMEM, ETXTBSY), and gives a file to /bin/sh if the kernel says ENOEXEC. When the command
+runs, the other end of fd 4 reads end-of-file. At a gate that stays shut the trampoline exits without a report: it executes
+nothing that the next daemon would not know of.
+
+The directory and the files are first touched here, not by the daemon: on a mount that does not answer, this process hangs,
+within its run, where it can be stopped.
+
+There are two trampolines. One is a static ELF image, for x86_64 (about 0.1 ms). The other is `in_python` (10 to 20 ms), for
+other machines, for machines that forbid to execute the image, and for commands with a terminal: there it also starts the
+processes that let Ctrl-Z stop the command.
+"""
+
+import errno
+import struct
+
+from ..launcher import LaunchError
+
+ATTACH, ENTER, CLOSE, EXEC, INTERPRET = 1, 2, 3, 4, 5
+"""Stages of a failure: writing to fd 3, chdir(2), close_range(2), execve(2), and execve(2) of a file that is there (if that
+fails with ENOENT, the interpreter is missing)."""
+
+REPORT = struct.Struct("=qq")
+SHELL = b"/bin/sh"
+ITS_COMMAND, ITS_DIRECTORY = b"its command", b"its directory"
+"""How an error names the command and the directory of an adopted run: their names are not saved."""
+
+FD_DOOR, FD_REPORT, FD_GATE, FD_IMAGE, FD_FREE = 3, 4, 5, 6, 7
+
+
+def reported(report: bytes, name: bytes = ITS_COMMAND, cwd: bytes = ITS_DIRECTORY) -> LaunchError:
+    """Return the error that a trampoline reported of a command and its working directory."""
+    stage, number = REPORT.unpack(report)
+    if stage == ATTACH:
+        return LaunchError(-number, "cannot contain", name)
+    if stage == ENTER:
+        return LaunchError(-number, "cannot enter directory", cwd, about="directory")
+    missing = stage == INTERPRET and number == -errno.ENOENT
+    return LaunchError(-number, "cannot execute", name, " (its interpreter is missing)" if missing else "")

@@ -1,0 +1,166 @@
+"""Reads the session files of one attempt, in a thread."""
+
+import os
+import time
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import islice
+
+from ..meters.base import MAX_LINE, Meter, Reading
+from ..meters.program import SESSION_ID, SessionFiles, SessionHead, SessionSearch, timestamp
+from .session_search import FileSearch
+
+CERTAIN_AFTER = 15.0
+"""Seconds after the start of a session from which on a file of another process is not mistaken for the run's: an agent creates
+its own within 2 s, and within 10 s on a machine with four times as much to do as it can."""
+FILES = 256
+"""Files of one session that are read: one, and one for each subagent. Also the files whose beginning one look reads."""
+HEAD = 256 << 10
+"""Bytes in which a file says whose it is. Codex puts its instructions, 22 KB, before the first newline."""
+PIECE = 64 << 10
+SLICE = 0.1
+"""Seconds of reading in one look: 50 MB of what agents write."""
+
+
+class TooMany(Exception):
+    """More than one session may be the run's."""
+
+
+@dataclass(slots=True)
+class _SessionFile:
+    meter: Meter
+    head: SessionHead
+    inode: int
+    offset: int = 0
+
+
+class Session:
+    """The session files of one attempt. Its session is known by the id that the command, the stream or a file tells."""
+
+    def __init__(
+        self,
+        files: SessionFiles,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        uid: int,
+        began: datetime,
+        session_id: str | None = None,
+    ) -> None:
+        self.files = files
+        self.cwd = cwd
+        self.uid = uid
+        self.session_id: str | None = None
+        self.ended = False
+        self.readings: tuple[Reading, ...] = ()
+        """One for each file."""
+        self.spent = 0.0
+        """Seconds for which the last look has kept a CPU busy."""
+        self._succeeded = False
+        self._resumes = files.resumes(argv)
+        self._env = env
+        self._began = began
+        self._read: dict[str, _SessionFile] = {}
+        self._search = FileSearch(uid, began.timestamp())
+        self.name(session_id or "")
+
+    def name(self, session_id: str) -> None:
+        """Note the id of the session. An id that no agent would give is ignored: a client may have chosen it, and it goes into file
+        names and patterns."""
+        if SESSION_ID.fullmatch(session_id):
+            self.session_id = session_id
+
+    def end(self, *, succeeded: bool) -> None:
+        self.ended, self._succeeded = True, self._succeeded or succeeded
+
+    def look(self, taken: Container[str]) -> bool:
+        """Read what has been written. Return whether that was all. `taken`: ids of other runs' sessions. Raises `OSError`, and
+        `TooMany`."""
+        begun = time.thread_time()
+        try:
+            return self._look(taken)
+        finally:
+            self.spent = time.thread_time() - begun
+
+    def _look(self, taken: Container[str]) -> bool:
+        until = time.monotonic() + SLICE
+        session = self.session_id or self._only_session(taken)
+        if session is None:
+            return True
+        whole = True
+        for path, descriptor in islice(self._candidates(session), FILES):
+            head = self._head(path, descriptor)
+            if head is not None and head.session == session:
+                whole = self._advance(path, descriptor, head, until) and whole
+        read = [each.meter.reading for each in self._read.values() if each.head.session == session]
+        # between two looks the agent may have begun another call
+        final = whole and self.ended and (self._succeeded or self.files.tells_end)
+        self.readings = tuple(_merged(read, final=final))
+        return whole
+
+    def _only_session(self, taken: Container[str]) -> str | None:
+        """Return the session that must be the run's, because no other was begun in its directory since its start."""
+        since, project = timestamp(self._began), self.files.project(os.path.realpath(self.cwd))
+        found: dict[str, str] = {}
+        for number, (path, descriptor) in enumerate(self._candidates(None)):
+            if number >= FILES:
+                raise TooMany
+            head = self._head(path, descriptor)
+            if head is None or head.project != project or head.session in taken:
+                continue
+            if self._resumes or head.began >= since:
+                found.setdefault(head.session, head.began)
+            if len(found) > 1:
+                raise TooMany
+        certain = timestamp(datetime.fromtimestamp(time.time() - CERTAIN_AFTER, UTC))
+        session = next(iter(found), None)
+        if session is not None and (self.ended or found[session] <= certain):
+            self.name(session)
+        return self.session_id
+
+    def _candidates(self, session: str | None) -> Iterator[tuple[str, int]]:
+        search = SessionSearch(self._env, os.path.realpath(self.cwd), self._began, session)
+        self._search = FileSearch(self.uid, self._began.timestamp())
+        return self._search.found(self.files.places(search))
+
+    def _head(self, path: str, descriptor: int) -> SessionHead | None:
+        known = self._read.get(path)
+        if known is not None and known.inode == os.fstat(descriptor).st_ino:
+            return known.head
+        return self.files.head(os.pread(descriptor, HEAD, 0))
+
+    def _advance(self, path: str, descriptor: int, head: SessionHead, until: float) -> bool:
+        status = os.fstat(descriptor)
+        file = self._read.get(path)
+        if file is None or file.inode != status.st_ino or status.st_size < file.offset:
+            if len(self._read) >= FILES:
+                return True
+            file = self._read[path] = _SessionFile(self.files.meter(timestamp(self._began)), head, status.st_ino)
+        while data := _lines_at(descriptor, file.offset):
+            file.meter.feed(data)
+            file.offset += len(data)
+            if time.monotonic() >= until:
+                return False
+        return True
+
+
+def _lines_at(descriptor: int, offset: int) -> bytes:
+    """Return the lines that begin at `offset`: those of a piece, else one line, else the beginning of a line that is too long for a
+    meter. A line that is being written stays in the file, because the meters of 256 files would keep 256 MB of such lines."""
+    for size in (PIECE, MAX_LINE + 1):
+        data = os.pread(descriptor, size, offset)
+        if whole := data.rfind(b"\n") + 1:
+            return data[:whole]
+        if len(data) < size:
+            return b""
+    return data
+
+
+def _merged(readings: list[Reading], *, final: bool) -> Iterator[Reading]:
+    """Yield copies without tools. If one file tells the cost of the whole session, it includes the tokens of the other files."""
+    told = any(reading.cost_usd is not None for reading in readings)
+    for reading in readings:
+        cost = 0.0 if told and reading.cost_usd is None else reading.cost_usd
+        partial = reading.partial or not final
+        yield replace(reading, models=dict(reading.models), uncovered={}, tools=[], cost_usd=cost, partial=partial)
