@@ -71,8 +71,7 @@ async def serve(
             listener = listener or bind_socket(home.socket, held=home.state_dir)
             if not systemd.listens(listener):  # to look whether it is stale would make systemd start the service again
                 stack.callback(_unbind, home, log)
-            inode = handed.inode if handed is not None else None
-            server = Server(listener, runtime, lambda sock: identify(sock, runtime.launcher), log, inode)
+            server = Server(listener, runtime, lambda sock: identify(sock, runtime.launcher), handed)
             stack.callback(server.close)
             # a daemon that was re-executed has told its readiness long ago, and the number may be another file's
             daemon = Daemon(home, runtime, server, lock, log, nofile, drained, ready_fd if handed is None else None)
@@ -106,7 +105,6 @@ class Daemon:
         """Serve clients until the daemon is drained."""
         runtime, server, log = self.runtime, self.server, self.log
         if handed is not None:
-            server.take_over(handed.clients, handed.last_token)
             runtime.machine.count_before(admitted=handed.admitted, refused=handed.refused)
         # outside the nursery: trio's receiver breaks a task that still iterates over it when it is closed
         with trio.open_signal_receiver(*_SIGNALS) as signals:
@@ -118,10 +116,10 @@ class Daemon:
                     parent, detail = runtime.config.containment.cgroup_parent, runtime.launcher.detail
                     await trio.to_thread.run_sync(sweep_others, self.home, parent, log, adoption.spared, detail)
                 if handed is not None:
-                    server.go_on(handed.clients)  # clients that watch are told what has happened since
+                    server.handover.continue_waiting(handed.clients)  # clients that watch are told what has happened since
                 await runtime.supervise(adoption, unwritten)
                 nursery.start_soon(keep_serving, server.serve, log.internal_error)
-                nursery.start_soon(keep_serving, server.look_after_socket, log.internal_error)
+                nursery.start_soon(keep_serving, server.listener.look_after, log.internal_error)
                 nursery.start_soon(children.serve, runtime.launcher.child_signalled)
                 nursery.start_soon(self._obey, signals, nursery)
                 nursery.start_soon(systemd.feed_watchdog)

@@ -147,7 +147,7 @@ def _execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int) -> 
         runs=runtime.hand_over(),
         tickets=list(runtime.machine.tickets()),
         last_token=runtime.requests.last_token,
-        clients=server.hand_over(),
+        clients=server.handover.hand_over(),
         admitted=runtime.machine.admitted,
         refused=runtime.machine.refused,
         began=runtime.began,

@@ -51,12 +51,21 @@ class Daemon:
     """`sfad serve` in a directory of the test."""
 
     def __init__(
-        self, directory: Path, *, config: str = "", mode: str = "auto", nobody: Place | None = None, wrap: Sequence[str] = ()
+        self,
+        directory: Path,
+        *,
+        config: str = "",
+        mode: str = "auto",
+        nobody: Place | None = None,
+        wrap: Sequence[str] = (),
+        program: Sequence[str] = ("-m", "sfad"),
     ) -> None:
-        """Start the daemon. `nobody`: run it as that user, there. `wrap`: words before the interpreter, such as prlimit(1)."""
+        """Start the daemon. `nobody`: run it as that user, there. `wrap`: words before the interpreter, such as prlimit(1).
+        `program`: the interpreter's arguments."""
         self.directory = directory
         self._nobody = nobody
         self._wrap = tuple(wrap)
+        self._program = tuple(program)
         self.socket = directory / "s"
         self.state_dir = directory / "state"
         self.config = directory / "sfad.toml"
@@ -72,7 +81,7 @@ class Daemon:
     def _start(
         self, environment: Mapping[str, str] = MappingProxyType({}), command: Sequence[str] | None = None
     ) -> subprocess.Popen[bytes]:
-        command = command or [*self._wrap, self.python, "-m", "sfad"]
+        command = command or [*self._wrap, self.python, *self._program]
         if self._nobody:
             command = self._nobody.command(*command)
         read, write = os.pipe()
@@ -151,6 +160,11 @@ class Daemon:
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(PATIENCE)
+
+
+ALERT = ("-c", "from sfad.loop import storage; storage.LOOK = 0.1; from sfad.__main__ import main; main()")
+"""Program of a daemon that looks ten times a second whether its files are where they were; `sfad` looks every five seconds. After a
+re-execution it is `sfad`."""
 
 
 @contextmanager

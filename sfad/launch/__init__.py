@@ -7,7 +7,7 @@
 `footprints`       the processes and memory of runs
 `sweep`            kills what a dead daemon left
 
-`contain`          holds the processes of a run together: by cgroups, or by tags
+`contain`          keeps the processes of a run together: by cgroups, or by tags
 `watch`            reads what trampolines report, reaps, and notices that a run is empty
 `launched_runs`    the runs from their first launch to their release, and which run carries which mark
 `trampoline`       the process that becomes a run's command, and posix_spawn(3)

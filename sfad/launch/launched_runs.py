@@ -1,4 +1,4 @@
-"""The runs that the launcher holds, from the first launch to the release, and the marks that their processes inherit."""
+"""Runs from their first launch or adoption to their release, and which run has which mark."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MainProcess:
     pidfd: int = -1
     failure: LaunchError | None = None
     started: int | None = None
-    """Clock ticks since boot; known from the start of an adopted process, else when `HeldRun.remains` asks."""
+    """Clock ticks since boot; known from the start of an adopted process, else when `LaunchedRun.remains` asks."""
     ours: bool = True
     """Whether it is a child of this process, which then reaps it."""
     ended: float | None = None
@@ -44,13 +44,13 @@ class MainProcess:
 
 
 @dataclass(slots=True, eq=False)
-class HeldRun:
+class LaunchedRun:
     """A run between its first launch and its release."""
 
     id: RunId
-    parent: HeldRun | None
+    parent: LaunchedRun | None
     cookie: bytes
-    children: set[HeldRun] = field(default_factory=set)
+    children: set[LaunchedRun] = field(default_factory=set)
     main: MainProcess | None = None
     emptying: bool = False
     """Whether `Emptied` is owed."""
@@ -77,14 +77,14 @@ class HeldRun:
         """The random part of the cookie."""
         return self.cookie.rsplit(b":", 1)[1].decode()
 
-    def chain(self) -> Iterator[HeldRun]:
+    def chain(self) -> Iterator[LaunchedRun]:
         """Yield the run and its ancestors, nearest first."""
-        node: HeldRun | None = self
+        node: LaunchedRun | None = self
         while node is not None:
             yield node
             node = node.parent
 
-    def subtree(self) -> Iterator[HeldRun]:
+    def subtree(self) -> Iterator[LaunchedRun]:
         yield self
         for child in tuple(self.children):
             yield from child.subtree()
@@ -92,7 +92,7 @@ class HeldRun:
     @property
     def mains(self) -> list[MainProcess]:
         """Main processes of the subtree. Each may be outside of its containment: not in it yet, or moved out of it."""
-        return [held.main for held in self.subtree() if held.main]
+        return [run.main for run in self.subtree() if run.main]
 
     def begin_stop(self, number: int) -> None:
         """Owe `Emptied` because of a signal, and undo every pause of the subtree."""
@@ -124,12 +124,12 @@ class HeldRun:
         return Remains(self.nonce, self.bounds, main.pid, main.started)
 
 
-def run_ids(tops: Iterable[HeldRun]) -> set[RunId]:
-    return {below.id for held in tops for below in held.subtree()}
+def run_ids(tops: Iterable[LaunchedRun]) -> set[RunId]:
+    return {below.id for run in tops for below in run.subtree()}
 
 
-class HeldRuns(dict[RunId, HeldRun]):
-    """Every held run by its id, and who is whose where the containment does not tell."""
+class LaunchedRuns(dict[RunId, LaunchedRun]):
+    """Every launched run by its id, and the runs of processes where the containment does not tell."""
 
     def __init__(self, instance: str) -> None:
         super().__init__()
@@ -137,29 +137,29 @@ class HeldRuns(dict[RunId, HeldRun]):
         self.tags: dict[int, RunId] = {}
         """Runs by the number in their processes' soft RLIMIT_MSGQUEUE."""
 
-    def hold(self, run: RunId, parent: RunId | None, nonce: str, bounds: Bounds = UNBOUND, since: int = 0) -> HeldRun:
-        """Add a run below a parent that is held."""
+    def add(self, run_id: RunId, parent: RunId | None, nonce: str, bounds: Bounds = UNBOUND, since: int = 0) -> LaunchedRun:
+        """Add a run below its parent, which was added before."""
         above = self[parent] if parent is not None else None
-        held = self[run] = HeldRun(run, above, f"{self.instance}:{run}:{nonce}".encode(), bounds=bounds, since=since)
+        run = self[run_id] = LaunchedRun(run_id, above, f"{self.instance}:{run_id}:{nonce}".encode(), bounds=bounds, since=since)
         if above:
-            above.children.add(held)
-        return held
+            above.children.add(run)
+        return run
 
-    def drop(self, held: HeldRun) -> None:
-        held.emptying = held.freezing = False
-        del self[held.id]
-        if held.parent:
-            held.parent.children.discard(held)
-        number = tag(self.instance, held.id)
-        if number is not None and self.tags.get(number) == held.id:
+    def drop(self, run: LaunchedRun) -> None:
+        run.emptying = run.freezing = False
+        del self[run.id]
+        if run.parent:
+            run.parent.children.discard(run)
+        number = tag(self.instance, run.id)
+        if number is not None and self.tags.get(number) == run.id:
             del self.tags[number]
 
-    def tag_of(self, held: HeldRun) -> int | None:
+    def tag_of(self, run: LaunchedRun) -> int | None:
         """Return the run's tag, or `None` if another run or every process has that number: then only descent and cookie tell."""
-        number = tag(self.instance, held.id)
+        number = tag(self.instance, run.id)
         if number is None:
             return None
-        return number if self.tags.setdefault(number, held.id) == held.id else None
+        return number if self.tags.setdefault(number, run.id) == run.id else None
 
     def by_tag(self, pid: int) -> RunId | None:
         number = procfs.soft_limit(pid, resource.RLIMIT_MSGQUEUE)
@@ -167,17 +167,17 @@ class HeldRuns(dict[RunId, HeldRun]):
 
     def by_cookie(self, pid: int) -> RunId | None:
         value = cookie(pid, self.instance)
-        held = self.get(cookie_run(value)) if value else None
-        return held.id if held and held.cookie == value else None
+        run = self.get(cookie_run(value)) if value else None
+        return run.id if run and run.cookie == value else None
 
-    def within(self, run: RunId, top: RunId) -> bool:
+    def within(self, run_id: RunId, top: RunId) -> bool:
         """Return whether a run is `top` or below it."""
-        held = self.get(run)
-        return held is not None and any(above.id == top for above in held.chain())
+        run = self.get(run_id)
+        return run is not None and any(above.id == top for above in run.chain())
 
     def sole_tree(self, started: int) -> RunId | None:
         """Return the only root that an orphan without any mark can descend from: no other live root is as old as the orphan.
 
         The orphan is stopped with that run. None if this process is pid 1, which also adopts orphans of foreign processes."""
-        roots = [held.id for held in self.values() if held.parent is None and held.since <= started]
+        roots = [run.id for run in self.values() if run.parent is None and run.since <= started]
         return roots[0] if len(roots) == 1 and os.getpid() != 1 else None

@@ -22,8 +22,8 @@ from .contain.cpu_binding import RunCpus
 from .contain.interface import Ground, RunContainment
 from .contain.tags.containment import TagsContainment
 from .emitter import Emitter
-from .footprints import Loads
-from .launched_runs import HeldRun, HeldRuns
+from .footprints import Footprints
+from .launched_runs import LaunchedRun, LaunchedRuns
 from .launcher import (
     Adopted,
     Bounds,
@@ -31,12 +31,12 @@ from .launcher import (
     Complain,
     Emit,
     Enforcement,
+    Footprint,
     Launcher,
     LaunchError,
     LaunchSpec,
     Remains,
     Remember,
-    RunLoad,
 )
 from .trampoline.executable import Trampoline, best
 from .trampoline.posix_spawn import Spawner
@@ -67,11 +67,11 @@ class LocalLauncher(Launcher):
         self.instance = instance
         self._emitter = emitter
         self._complaints = complaints
-        self._runs = HeldRuns(instance)
+        self._runs = LaunchedRuns(instance)
         self._reactor = Reactor(complaints.failed)
         self._orphans = Orphans()
         self._spawner = Spawner(trampoline or best())
-        self._owed = OwedEvents(emitter, complaints, self._reactor, lambda held: self._containment.populated(held))
+        self._owed = OwedEvents(emitter, complaints, self._reactor, lambda run: self._containment.populated(run))
         self._was_subreaper = _subreaper()
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._containment = contain(Ground(self._runs, self._reactor, self._orphans, complaints, self._owed))
@@ -86,7 +86,7 @@ class LocalLauncher(Launcher):
             nofile if nofile is not None else resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         )
         self._adopter = Adopter(self._runs, self._containment.adopted, self._cpus, self._mains)
-        self._loads = Loads(self._runs, self._containment, complaints)
+        self._footprints = Footprints(self._runs, self._containment, complaints)
 
     @property
     def containment(self) -> Literal["cgroup", "tags"]:
@@ -98,110 +98,110 @@ class LocalLauncher(Launcher):
 
     # Starting and stopping.
 
-    def launch(self, run: RunId, parent: RunId | None, spec: LaunchSpec, remember: Remember) -> None:
-        held = self._runs.get(run) or self._runs.hold(run, parent, spec.nonce)
-        if held.bounds != spec.bounds:
-            self._cpus.set_bounds(held, spec.bounds)
+    def launch(self, run_id: RunId, parent: RunId | None, spec: LaunchSpec, remember: Remember) -> None:
+        run = self._runs.get(run_id) or self._runs.add(run_id, parent, spec.nonce)
+        if run.bounds != spec.bounds:
+            self._cpus.set_bounds(run, spec.bounds)
         try:
-            self._starter.start(held, spec, remember)
+            self._starter.start(run, spec, remember)
         except LaunchError as error:
-            self._mains.fail_soon(held, error)
+            self._mains.fail_soon(run, error)
 
-    def terminate(self, run: RunId, signal: int) -> None:
-        held = self._stopping(run, signal)
-        if held:
-            ladder = held.ladder
-            self._reactor.surely(lambda: held.in_stop(ladder), self._containment.terminate, held, signal)
+    def terminate(self, run_id: RunId, signal: int) -> None:
+        run = self._stopping(run_id, signal)
+        if run:
+            ladder = run.ladder
+            self._reactor.surely(lambda: run.in_stop(ladder), self._containment.terminate, run, signal)
 
-    def kill(self, run: RunId) -> None:
-        held = self._stopping(run, SIGKILL)
-        if held:
-            ladder = held.ladder
-            signal_mains(held, SIGKILL)
-            self._reactor.surely(lambda: held.in_stop(ladder), self._containment.kill, held)
+    def kill(self, run_id: RunId) -> None:
+        run = self._stopping(run_id, SIGKILL)
+        if run:
+            ladder = run.ladder
+            signal_mains(run, SIGKILL)
+            self._reactor.surely(lambda: run.in_stop(ladder), self._containment.kill, run)
 
-    def _stopping(self, run: RunId, number: int) -> HeldRun | None:
-        held = self._runs.get(run)
-        if held is None:
-            self._reactor.soon(self._emitter.emit, Emptied, run)
+    def _stopping(self, run_id: RunId, number: int) -> LaunchedRun | None:
+        run = self._runs.get(run_id)
+        if run is None:
+            self._reactor.soon(self._emitter.emit, Emptied, run_id)
             return None
-        self._owed.owe_emptied(held, number)
-        return held
+        self._owed.owe_emptied(run, number)
+        return run
 
-    def freeze(self, run: RunId) -> None:
-        held = self._runs.get(run)
-        if held is None:
-            self._reactor.soon(self._emitter.emit, Frozen, run)
+    def freeze(self, run_id: RunId) -> None:
+        run = self._runs.get(run_id)
+        if run is None:
+            self._reactor.soon(self._emitter.emit, Frozen, run_id)
             return
-        now = held.set_paused(True)
-        self._reactor.surely(lambda: held.freezing and held.pauses == now, self._containment.freeze, held)
+        now = run.set_paused(True)
+        self._reactor.surely(lambda: run.freezing and run.pauses == now, self._containment.freeze, run)
 
-    def thaw(self, run: RunId) -> None:
-        held = self._runs.get(run)
-        if held:
-            now = held.set_paused(False)
-            self._reactor.surely(lambda: held.pauses == now and self._runs.get(run) is held, self._containment.thaw, held)
+    def thaw(self, run_id: RunId) -> None:
+        run = self._runs.get(run_id)
+        if run:
+            now = run.set_paused(False)
+            self._reactor.surely(lambda: run.pauses == now and self._runs.get(run_id) is run, self._containment.thaw, run)
 
-    def signal_main(self, run: RunId, signal: int) -> bool:
-        held = self._runs.get(run)
-        return bool(held and held.main and held.main.signal(signal))
+    def signal_main(self, run_id: RunId, signal: int) -> bool:
+        run = self._runs.get(run_id)
+        return bool(run and run.main and run.main.signal(signal))
 
-    def release(self, run: RunId) -> None:
-        held = self._runs.get(run)
-        if held:
-            self._runs.drop(held)
-            self._containment.leave(held)
+    def release(self, run_id: RunId) -> None:
+        run = self._runs.get(run_id)
+        if run:
+            self._runs.drop(run)
+            self._containment.leave(run)
 
     # Looking.
 
-    def survey(self, run: RunId) -> None:
-        self._reactor.surely(lambda: True, self._survey, run)
+    def survey(self, run_id: RunId) -> None:
+        self._reactor.surely(lambda: True, self._survey, run_id)
 
-    def _survey(self, run: RunId) -> None:
-        held = self._runs.get(run)
+    def _survey(self, run_id: RunId) -> None:
+        run = self._runs.get(run_id)
         found: dict[int, RunId] = {}
-        if held:
-            found.update((below.main.pid, below.id) for below in held.subtree() if below.main)
-            found.update(self._containment.outside(held))
-            found.update(self._containment.members(held))
+        if run:
+            found.update((below.main.pid, below.id) for below in run.subtree() if below.main)
+            found.update(self._containment.outside(run))
+            found.update(self._containment.members(run))
         survivors = tuple(Survivor(pid=pid, run_id=one, why=why) for pid, one in found.items() if (why := procfs.plight(pid)))
-        self._reactor.soon(self._emitter.emit, Surveyed, run, survivors)
+        self._reactor.soon(self._emitter.emit, Surveyed, run_id, survivors)
 
-    def loads(self, runs: Iterable[RunId]) -> dict[RunId, RunLoad]:
-        return self._loads.loads(runs)
+    def footprints(self, runs: Iterable[RunId]) -> dict[RunId, Footprint]:
+        return self._footprints.of(runs)
 
-    def uses(self, kind: str, worth: Mapping[RunId, float]) -> dict[RunId, int]:
-        return self._loads.uses(kind, worth)
+    def amounts(self, kind: str, exact_from: Mapping[RunId, float]) -> dict[RunId, int]:
+        return self._footprints.amounts(kind, exact_from)
 
     def place(self, pid: int, pidfd: int | None) -> RunId | None:
         return self._containment.place(pid, pidfd)
 
     # Limits.
 
-    def bound(self, run: RunId, bounds: Bounds) -> None:
-        held = self._runs.get(run)
-        if held is None:
+    def bound(self, run_id: RunId, bounds: Bounds) -> None:
+        run = self._runs.get(run_id)
+        if run is None:
             return
-        self._cpus.set_bounds(held, bounds)
+        self._cpus.set_bounds(run, bounds)
         try:
-            self._containment.limits.limit(held)
-            self._cpus.rebind(held)
+            self._containment.limits.limit(run)
+            self._cpus.rebind(run)
         except OSError as error:
-            self._complaints.unenforced(run, error)
+            self._complaints.unenforced(run_id, error)
 
     def enforcement(self, kind: str) -> Enforcement:
         if self._containment.limits.enforces(kind):
             return "kernel"
         return "watching" if kind != "cpu" or self._cpus.several else "nothing"
 
-    def breaches(self, run: RunId) -> frozenset[str]:
-        held = self._runs.get(run)
-        return self._containment.limits.breaches(held) if held else frozenset()
+    def breaches(self, run_id: RunId) -> frozenset[str]:
+        run = self._runs.get(run_id)
+        return self._containment.limits.breaches(run) if run else frozenset()
 
     # Adopting and handing over.
 
-    def adopt(self, run: RunId, parent: RunId | None, remains: Remains) -> Adopted:
-        return self._adopter.adopt(run, parent, remains)
+    def adopt(self, run_id: RunId, parent: RunId | None, remains: Remains) -> Adopted:
+        return self._adopter.adopt(run_id, parent, remains)
 
     def hand_over(self) -> dict[RunId, Remains]:
         return self._adopter.hand_over()
@@ -220,8 +220,8 @@ class LocalLauncher(Launcher):
         await self._reactor.run()
 
     def close(self) -> None:
-        for held in self._runs.values():
-            self._mains.disown(held)
+        for run in self._runs.values():
+            self._mains.disown(run)
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, self._was_subreaper, 0, 0, 0)
         self._containment.close()
         self._reactor.close()

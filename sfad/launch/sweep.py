@@ -26,7 +26,7 @@ BOUND = 10.0
 _INSIST = 0.5
 """Seconds between two kills of what does not go."""
 _BATCH = 256
-"""Pidfds held at a time."""
+"""Pidfds open at a time."""
 _SWEPT: RunId = "swept"
 """In the place of a run: a process to be killed."""
 
@@ -143,7 +143,7 @@ def _kill_carriers(instance: str, spare: Set[RunId], kept: Set[int]) -> Iterator
         return mark_scan.ANOTHERS if cookie_run(one.cookie) in spare else _SWEPT
 
     while monotonic() < until:
-        found = [one.process for one, run in mark_scan.look().placed(swept) if run == _SWEPT]
+        found = [one.process for one, run_id in mark_scan.look().placed(swept) if run_id == _SWEPT]
         yield [process.pid for process in found]
         if not found:
             return

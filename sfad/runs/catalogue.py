@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import trio
 
 from ..core.labels import means
-from ..launch.launcher import RunLoad
+from ..launch.launcher import Footprint
 from ..ledger import Ledger
 from ..ledger.reader import Page, Selection
 from ..ledger.summary import Unwritten
@@ -165,10 +165,10 @@ class RunCatalogue:
         page = Page(List(id=0, name=name, rows=1), within=within)
         return max(self._ended(page).runs, key=lambda info: info.id, default=None)
 
-    def select(self, page: Page, loads: Mapping[RunId, RunLoad] | None = None) -> Selection:
-        """Return the runs of a page. `loads` says what live runs hold, where that is to be shown."""
+    def select(self, page: Page, footprints: Mapping[RunId, Footprint] | None = None) -> Selection:
+        """Return the runs of a page. `footprints`: of live runs, where they are to be shown."""
         found = self._ended(page)
-        runs = [*found.runs, *(info for info, _ in self._live(page, loads or {}))]
+        runs = [*found.runs, *(info for info, _ in self._live(page, footprints or {}))]
         return Selection.of(runs, page.query.rows, found.reached)
 
     def unwritten(self, page: Page) -> Unwritten:
@@ -189,10 +189,10 @@ class RunCatalogue:
                 used[live.run.id] = used_by(parent.id, usage_of(live))
         return with_totals(runs, used)
 
-    def _live(self, page: Page, loads: Mapping[RunId, RunLoad]) -> Iterator[tuple[RunInfo, Live]]:
+    def _live(self, page: Page, footprints: Mapping[RunId, Footprint]) -> Iterator[tuple[RunInfo, Live]]:
         now = trio.current_time()
         for run, live in self.live.items():
-            info = info_of(live, now, loads.get(run))
+            info = info_of(live, now, footprints.get(run))
             if page.admits(info, live.chain):
                 yield info, live
 

@@ -8,7 +8,7 @@ from ..core.limits import ActiveLimit
 from ..core.money import to_usd
 from ..core.run import Run
 from ..host.clock import wall_clock
-from ..launch.launcher import RunLoad
+from ..launch.launcher import Footprint
 from ..protocol.kinds import COSTS, COUNTS, KINDS
 from ..protocol.known import BY_REPORT
 from ..protocol.types import Action, LimitKind, LimitState, RunInfo, Source, Usage
@@ -17,8 +17,8 @@ from .live import Live
 Enforcer = Literal["clock", "meter", "kernel", "watching", "nothing"]
 
 
-def info_of(live: Live, now: float, load: RunLoad | None = None) -> RunInfo:
-    """Return the run as it is shown at `now`, on the core's clock. `load`: what it holds then."""
+def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunInfo:
+    """Return the run as it is shown at `now`, on the core's clock. `footprint`: its processes and memory then."""
     run = live.run
     lineage = run.lineage
     exit_ = run.latest.exit
@@ -44,8 +44,8 @@ def info_of(live: Live, now: float, load: RunLoad | None = None) -> RunInfo:
         attempts=run.attempt,
         limits=_limits(live, now),
         usage=usage_of(live, elapsed),
-        processes=load.processes if load is not None else None,
-        memory_bytes=load.memory_bytes if load is not None else None,
+        processes=footprint.processes if footprint is not None else None,
+        memory_bytes=footprint.memory_bytes if footprint is not None else None,
         descendants=run.admitted,
         deadline=_deadline(run, now),
         milestone=None,

@@ -17,10 +17,10 @@ from ..durable.handover import Connected
 from ..host.descriptors import close_soon
 from ..protocol.framing import MAX_REQUEST, FrameDecoder
 from ..protocol.messages import MAX_DESCRIPTORS, Reply, Wait, Watch, Welcome, pack_message
-from .shares import Holder, Holding
+from .shares import ClientLoad, PeerGroups
 
 READ = 64 * 1024
-"""Bytes read at once. They may hold thousands of requests, and the other clients wait while the daemon splits them."""
+"""Bytes read at once. They may be thousands of requests, and the other clients wait while the daemon splits them."""
 
 MAX_UNSENT = 8 * 1024 * 1024
 """Bytes of replies and events that may wait for a client that does not read, before the daemon drops it. A larger reply is still
@@ -52,7 +52,7 @@ class Connection:
     """State of one client. `number` is never used twice; descriptors in `received` are owned until taken."""
 
     def __init__(
-        self, sock: socket.socket, number: int, peer: Peer, holder: Holder, on_unsent: Callable[["Connection"], None]
+        self, sock: socket.socket, number: int, peer: Peer, groups: PeerGroups, on_unsent: Callable[["Connection"], None]
     ) -> None:
         self.sock = sock
         self.fd = sock.fileno()
@@ -73,10 +73,10 @@ class Connection:
         self.sender = self.maker
         """The process that sent what was read last. It is another process if the connection was inherited or passed on."""
         self.peer = peer
-        self.holder = holder
+        self.groups = groups
         self.greeted = False
-        self.counted = Holding()
-        """What the connection held when it was last counted."""
+        self.counted = ClientLoad()
+        """`load` when it was last counted."""
         self.on_unsent = on_unsent
         self.closed = False
         self.ended = False
@@ -112,16 +112,16 @@ class Connection:
         self.ended = handed.ended
 
     @property
-    def holding(self) -> Holding:
+    def load(self) -> ClientLoad:
         if self.closed:
-            return Holding()
+            return ClientLoad()
         descriptors = 1 + len(self.received) + sum(len(descriptors) for _, descriptors in self.unsent)
-        return Holding(descriptors, self.decoder.pending + self.bodies_size, self.unsent_size)
+        return ClientLoad(descriptors, self.decoder.pending + self.bodies_size, self.unsent_size)
 
-    def count(self) -> Holding:
-        """Return how much more the connection holds than when it was last counted."""
-        before, self.counted = self.counted, self.holding
-        return Holding(*map(sub, self.counted, before))
+    def count(self) -> ClientLoad:
+        """Return by how much `load` has grown since it was last counted."""
+        before, self.counted = self.counted, self.load
+        return ClientLoad(*map(sub, self.counted, before))
 
     def read(self) -> None:
         """Take in what has arrived; `ended` is set at the end. Raise `ProtocolError`, `DescriptorsLost`."""

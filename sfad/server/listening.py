@@ -2,7 +2,7 @@
 
 import select
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import trio
@@ -10,7 +10,6 @@ import trio
 from ..host.socket_file import PathError, bind_socket, socket_inode
 from ..loop.runtime import Runtime
 from ..loop.storage import LOOK
-from ..observe.log import Log
 
 REST = 1.0
 """Seconds before the next try when a connection could not be accepted for want of descriptors or memory."""
@@ -23,13 +22,19 @@ class Listener:
     """Accepts connections on a bound socket, which the epoll reports."""
 
     def __init__(
-        self, sock: socket.socket, epoll: select.epoll, runtime: Runtime, log: Log, inode: tuple[int, int] | None = None
+        self,
+        sock: socket.socket,
+        epoll: select.epoll,
+        runtime: Runtime,
+        admit: Callable[[socket.socket], None],
+        inode: tuple[int, int] | None = None,
     ) -> None:
-        """`inode`: the socket's in the file system, if another than the one that is at its path now."""
+        """`admit` takes each connection. `inode`: the socket's in the file system, if not the one at its path now."""
         self._path = Path(runtime.socket)
         self._epoll = epoll
         self._runtime = runtime
-        self._log = log
+        self._admit = admit
+        self._log = runtime.log
         self._unbound: str | None = None
         """Why no socket could be made in place of the one that is gone."""
         self._listen_on(sock, inode or socket_inode(self._path))
@@ -43,7 +48,7 @@ class Listener:
         """Return the socket's descriptor, -1 once it is closed."""
         return self._sock.fileno()
 
-    def accept(self) -> Iterator[socket.socket]:
+    def accept(self) -> None:
         for _ in range(ACCEPTS):
             try:
                 sock, _address = self._sock.accept()
@@ -53,7 +58,7 @@ class Listener:
                 self._rest(error)
                 return
             sock.setblocking(False)
-            yield sock
+            self._admit(sock)
 
     def _rest(self, error: OSError) -> None:
         # EMFILE, ENFILE, ENOBUFS, ENOMEM: the socket stays readable, and trying again at once would be a busy loop
@@ -71,8 +76,8 @@ class Listener:
             self._epoll.unregister(self._sock)
             self._sock.close()
 
-    async def look_after(self, accept: Callable[[], None]) -> None:
-        """Bind the socket again when it is gone, until cancelled. `accept` takes what has connected to the old one."""
+    async def look_after(self) -> None:
+        """Bind the socket again when another process has removed or replaced it, until cancelled."""
         while True:
             await trio.sleep(LOOK)
             try:
@@ -87,7 +92,7 @@ class Listener:
             if self._sock.fileno() < 0:  # the daemon is ending, and has stopped accepting meanwhile
                 bound[0].close()
                 continue
-            accept()
+            self.accept()  # what has connected to the old one
             self.close()
             self._listen_on(*bound)
             what = f"another process removed or replaced the socket {self._path}; the daemon has made it again"

@@ -13,25 +13,23 @@ from pathlib import Path
 
 import pytest
 
+from sfad.host.socket_file import AlreadyRunning
+from sfad.host.state_dir import claim_instance, lock_state_dir, take_state_dir
 from sfad.protocol import messages as m
 from sfad.protocol.types import ErrorCode, Status
 from tests.conftest import Start
-from tests.harness import Daemon, agent, alive, ended, spawn, started, stopped, wait_until
+from tests.harness import ALERT, PATIENCE, Daemon, agent, alive, ended, spawn, started, stopped, wait_until
 
 from .agents import info
 from .test_recovery import ticking
 
 
-def sfad(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
-    """Another `sfad` with the daemon's environment, to its end."""
-    return subprocess.run([sys.executable, "-m", "sfad", *words], capture_output=True, text=True, timeout=60, env=daemon.env)
-
-
-def refused(daemon: Daemon) -> None:
-    """Neither a second daemon nor a sweep touches what the first one holds."""
-    for words in (["serve", "--socket", str(daemon.directory / "other")], ["sweep"]):
-        done = sfad(daemon, *words)
-        assert (done.returncode, f"held by pid {daemon.pid}" in done.stderr) == (69, True), done
+def check_held(daemon: Daemon) -> None:
+    """Check that neither a second daemon nor a sweep gets the locks that it takes before anything else. `test_daemon` checks that
+    the commands take them."""
+    for lock in (take_state_dir, lock_state_dir, claim_instance):
+        with pytest.raises(AlreadyRunning, match=f"held by pid {daemon.pid}"):
+            lock(daemon.state_dir, daemon.instance)
 
 
 def remove_lock(state: Path) -> None:
@@ -64,18 +62,18 @@ def test_the_older_daemon_keeps_its_runs(start: Start, attack: Callable[[Path], 
     with daemon.client() as client:
         run = started(client, ["sleep", "300"])
         attack(daemon.state_dir)
-        refused(daemon)
+        check_held(daemon)
         assert info(client, run.id).status is Status.RUNNING
         assert info(client, run.id).pid == run.pid
         assert stopped(client, run.id).stopped == [run.id]
 
 
-def test_kill_9_releases_every_lock(start: Start, containment: str) -> None:
-    daemon = start(mode=containment)
+def test_kill_9_releases_every_lock(share: Start, containment: str) -> None:
+    daemon = share(mode=containment)
     with daemon.client() as client:
         run = started(client, ["sleep", "300"])
         remove_lock(daemon.state_dir)
-        refused(daemon)
+        check_held(daemon)
         assert info(client, run.id).status is Status.RUNNING
     daemon.kill()
     daemon.restart()
@@ -90,9 +88,9 @@ def test_the_locks_outlive_a_reexecution(start: Start) -> None:
     with daemon.client() as client:
         run = ticking(client)
         remove_lock(daemon.state_dir)
-        refused(daemon)
+        check_held(daemon)
         move(daemon.state_dir)
-        refused(daemon)
+        check_held(daemon)
         stopped(client, run.id)
 
 
@@ -123,20 +121,20 @@ def test_no_run_starts_while_the_state_directory_is_moved_away(start: Start) -> 
 
 
 def test_the_daemon_notices_a_removed_state_directory_and_does_not_reexecute(start: Start) -> None:
-    daemon = start()
+    daemon = start(program=ALERT)
     with daemon.client() as client:
         run = ticking(client)
         remove(daemon.state_dir)
-        wait_until(lambda: told(daemon, "daemon_state_dir_lost"), "it looks by itself")
+        wait_until(lambda: told(daemon, "daemon_state_dir_lost"), "the daemon notices without a request")
         daemon.process.send_signal(signal.SIGUSR2)
-        wait_until(lambda: "was not re-executed" in daemon.log.read_text(), "the next program would know nothing")
+        wait_until(lambda: "was not re-executed" in daemon.log.read_text(), "the next program would know of no run")
         assert info(client, run.id).status is Status.RUNNING
         stopped(client, run.id)
 
 
 @contextmanager
 def hidden(directory: Path) -> Iterator[None]:
-    """Another file system is mounted over the directory."""
+    """Mount another file system over the directory."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=700", "sfad-test", directory], check=True)
     try:
         yield
@@ -145,24 +143,25 @@ def hidden(directory: Path) -> Iterator[None]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes root to mount")
-def test_a_mount_over_the_directory(start: Start) -> None:
-    daemon = start()
+def test_a_mount_over_the_directory(common: Daemon) -> None:
+    daemon = common
     with daemon.client() as client:
         run = ticking(client)
         with hidden(daemon.state_dir):
-            refused(daemon)
+            check_held(daemon)
             assert isinstance(spawn(client, ["true"]), m.Error)
         assert isinstance(spawn(client, ["true"]), m.RunReply)
         stopped(client, run.id)
 
 
-def test_a_socket_that_cannot_be_served_ends_no_run(start: Start, containment: str) -> None:
-    daemon = start(mode=containment)
+def test_a_socket_that_cannot_be_served_ends_no_run(share: Start, containment: str) -> None:
+    daemon = share(mode=containment)
     with daemon.client() as client:
         run = started(client, ["sleep", "300"])
     daemon.kill()
     daemon.directory.chmod(0o777)
-    done = sfad(daemon, "serve")
+    words = [sys.executable, "-m", "sfad", "serve"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, env=daemon.env)
     assert done.returncode == 69
     assert f"directory {daemon.directory} is writable by other users" in done.stderr
     assert alive(run.pid)
@@ -174,11 +173,11 @@ def test_a_socket_that_cannot_be_served_ends_no_run(start: Start, containment: s
 
 
 def test_a_spool_that_was_removed_is_written_again(start: Start) -> None:
-    daemon = start()
+    daemon = start(program=ALERT)
     with daemon.client() as client:
         run = started(client, ["sleep", "300"])
         shutil.rmtree(daemon.state_dir / "spool")
-        wait_until(lambda: "was removed or replaced" in daemon.log.read_text(), "it looks by itself")
+        wait_until(lambda: "was removed or replaced" in daemon.log.read_text(), "the daemon notices without a request")
     daemon.kill()
     daemon.restart()
     with daemon.client() as client:
@@ -215,14 +214,13 @@ def test_a_person_sends_nothing_to_an_agent_that_listens_at_the_daemons_socket(s
 
 
 def test_a_socket_that_an_agent_removed_or_replaced_is_created_again(start: Start) -> None:
-    daemon = start(mode="tags")
+    daemon = start(mode="tags", program=ALERT)
     with daemon.client() as client:
         ended(client, started(client, ["rm", str(daemon.socket)], leaf=True).id)
         said = daemon.sfactl("doctor").stdout
         assert f"pid {daemon.pid} holds the state directory" in said or "answers at" in said
         wait_until(daemon.socket.exists, "it is created again")
         daemon.sfactl("list", check=True)
-        daemon.reexecute()
         replaced = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1] + '2')"
         script = f'"$0" -c "{replaced}" "$1" && mv "$1"2 "$1"'
         ended(client, started(client, ["sh", "-c", script, sys.executable, str(daemon.socket)], leaf=True).id)

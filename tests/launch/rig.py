@@ -20,7 +20,7 @@ from sfad.launch.complaints import Complaints
 from sfad.launch.contain.cgroup.containment import CgroupContainment
 from sfad.launch.contain.tags.containment import TagsContainment
 from sfad.launch.emitter import Emitter
-from sfad.launch.launched_runs import HeldRun, MainProcess
+from sfad.launch.launched_runs import LaunchedRun, MainProcess
 from sfad.launch.launcher import CgroupImpossible, LaunchSpec, Remains
 from sfad.launch.local_launcher import LocalLauncher, choose
 from sfad.launch.sweep import sweep
@@ -77,13 +77,13 @@ class Rig:
             skip("only with tags")
         return self.launcher._containment
 
-    def held(self, run: str) -> HeldRun:
+    def launched(self, run: str) -> LaunchedRun:
         """What the launcher knows of a run."""
         return self.launcher._runs[run]
 
     def main(self, run: str) -> MainProcess:
         """Its main process."""
-        main = self.held(run).main
+        main = self.launched(run).main
         assert main is not None
         return main
 

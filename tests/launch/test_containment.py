@@ -34,7 +34,7 @@ async def ready(rig: Rig, run: str, program: str, *argv: str, tmp_path: Path, pa
 
 
 def processes(rig: Rig, run: str) -> int:
-    load = rig.launcher.loads([run]).get(run)
+    load = rig.launcher.footprints([run]).get(run)
     return load.processes if load else 0
 
 
@@ -250,10 +250,10 @@ async def test_load_counts_child_runs(rig: Rig) -> None:
     rig.launch("a2", "sh", "-c", "sleep 1000 & wait", parent="a1")
     await rig.running("a1", "a2")
     await until(lambda: processes(rig, "a1") == 3, "three processes")
-    load = rig.launcher.loads(["a1"]).get("a1")
+    load = rig.launcher.footprints(["a1"]).get("a1")
     assert load is not None
     assert 100_000 < load.memory_bytes < 100_000_000
-    assert rig.launcher.loads(["nobody"]).get("nobody") is None
+    assert rig.launcher.footprints(["nobody"]).get("nobody") is None
     await rig.stop("a2", "a1")
 
 

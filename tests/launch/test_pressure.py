@@ -75,7 +75,7 @@ async def test_a_pause_without_descriptors_is_tried_again(rig: Rig) -> None:
     with no_descriptors():
         rig.launcher.freeze("a1")
         rig.launcher.survey("a1")
-        assert rig.launcher.loads(["a1"]).get("a1") is None
+        assert rig.launcher.footprints(["a1"]).get("a1") is None
         await trio.sleep(A_WHILE)
         assert not told(rig, Frozen)
         assert not told(rig, Surveyed)
@@ -369,7 +369,7 @@ async def test_the_tag_of_another_run(rig: Rig) -> None:
     await rig.stop("a2")
     assert procfs.stat(pid) is None
     assert not told(rig, MainExited)[1:]
-    assert (load := launcher.loads(["a1"]).get("a1")) is not None
+    assert (load := launcher.footprints(["a1"]).get("a1")) is not None
     assert load.processes == 1
     await rig.stop("a1")
 

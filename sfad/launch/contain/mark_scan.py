@@ -99,7 +99,7 @@ class Look:
         def of(one: Trace, inherited: RunId | None) -> RunId | None:
             return inherited if inherited == "it" else run_of(one, inherited, cookies, numbers)
 
-        return [one.process for one, run in self.placed(of) if run == "it"]
+        return [one.process for one, run_id in self.placed(of) if run_id == "it"]
 
 
 def look() -> Look:

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from ...protocol.types import RunId
 from .. import procfs
-from ..launched_runs import HeldRuns
+from ..launched_runs import LaunchedRuns
 from ..launcher import Unplaceable
 from ..marks import cookie, cookie_run
 from ..pidfd import reaped
@@ -15,15 +15,15 @@ from ..procfs import Stat
 _TRIES = 5
 
 
-def by_cookie(pid: int, runs: HeldRuns) -> RunId | None:
+def by_cookie(pid: int, runs: LaunchedRuns) -> RunId | None:
     """Return the run whose cookie a process carries. Raises `Unplaceable` for a cookie of this instance that no run has."""
     value = cookie(pid, runs.instance)
     if value is None:
         return None
-    run = cookie_run(value)
-    if run in runs and runs[run].cookie == value:
-        return run
-    raise Unplaceable(f"process {pid} carries the cookie of run {run}, which is not running")
+    run_id = cookie_run(value)
+    if run_id in runs and runs[run_id].cookie == value:
+        return run_id
+    raise Unplaceable(f"process {pid} carries the cookie of run {run_id}, which is not running")
 
 
 def lineage(pid: int) -> tuple[Stat, ...]:
@@ -59,8 +59,8 @@ def by_ancestry(pid: int, run_of: Callable[[int], RunId | None]) -> tuple[RunId 
     process. Raises `Unplaceable`."""
 
     def look(chain: tuple[Stat, ...]) -> tuple[RunId | None, bool]:
-        run = next((run for one in chain if one.pid != os.getpid() and (run := run_of(one.pid))), None)
-        return run, descends(chain)
+        run_id = next((run_id for one in chain if one.pid != os.getpid() and (run_id := run_of(one.pid))), None)
+        return run_id, descends(chain)
 
     return settled(pid, look)
 

@@ -36,7 +36,7 @@ def status(call: Call, _request: DaemonInfo) -> None:
             queued=machine.slots.queued,
             admitted=machine.admitted,
             refused=machine.refused,
-            connections=call.services.connections(),
+            connections=len(call.services.connections),
             memory_bytes=psutil.Process().memory_info().rss,
             ledger_bytes=runtime.ledger.size_bytes,
             ledger_trouble=runtime.storage.unwritable,

@@ -12,7 +12,7 @@ from ...protocol.messages import Text, TextPart
 from ...protocol.types import RunInfo
 from ..call import Call, answers_about_run
 from ..checks import bad_request, wrong_state
-from ..reading import NOT_KEPT, no_output
+from ..results import NOT_KEPT, no_output
 
 
 @answers_about_run(Text, permission="logs")

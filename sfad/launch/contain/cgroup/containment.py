@@ -21,7 +21,7 @@ import trio
 from ....host.descriptors import lifted
 from ....protocol.types import RunId
 from ... import procfs
-from ...launched_runs import HeldRun, run_ids
+from ...launched_runs import LaunchedRun, run_ids
 from ...launcher import Complain
 from ...watch.mains import signal_mains
 from ..interface import Door, Ground, RunContainment
@@ -63,74 +63,74 @@ class CgroupContainment(RunContainment):
 
     # Entering and leaving.
 
-    def enter(self, held: HeldRun) -> Door:
+    def enter(self, run: LaunchedRun) -> Door:
         try:
-            return self._enter(held)
+            return self._enter(run)
         except PermissionError as error:
             cgroupfs.regain(os.fsdecode(error.filename or self._base.directory), self._base.directory)
-            return self._enter(held)
+            return self._enter(run)
 
-    def _enter(self, held: HeldRun) -> Door:
-        group = self._cgroups.of(held) or self._cgroups.make(held)
+    def _enter(self, run: LaunchedRun) -> Door:
+        group = self._cgroups.of(run) or self._cgroups.make(run)
         try:
-            return self._open(held, group)
+            return self._open(run, group)
         except OSError as error:  # another process removed the cgroup, because it was empty
             if error.errno not in procfs.GONE:
                 raise
-            self._cgroups.forget(held)
-            return self._open(held, self._cgroups.make(held))
+            self._cgroups.forget(run)
+            return self._open(run, self._cgroups.make(run))
 
-    def _open(self, held: HeldRun, group: RunCgroup) -> Door:
-        if group.bounds != held.bounds:
-            self.limits.limit(held)
+    def _open(self, run: LaunchedRun, group: RunCgroup) -> Door:
+        if group.bounds != run.bounds:
+            self.limits.limit(run)
         if group.halted:  # the attempt before ended in its stop's freeze
             self._unfreeze(group)
-        tag = self._runs.tag_of(held)
+        tag = self._runs.tag_of(run)
         return Door(os.open(f"{group.leaf}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC), tag)
 
-    def leave(self, held: HeldRun) -> None:
-        self.adopted.own(held)
-        self._cgroups.remove(held)
+    def leave(self, run: LaunchedRun) -> None:
+        self.adopted.own(run)
+        self._cgroups.remove(run)
 
     def close(self) -> None:
         self._cgroups.close()
 
     # Stopping.
 
-    def terminate(self, held: HeldRun, number: int) -> None:
+    def terminate(self, run: LaunchedRun, number: int) -> None:
         """Freeze, signal every process, and thaw: a process that forks meanwhile cannot outrun the signal."""
-        group = self._cgroups.of(held)
+        group = self._cgroups.of(run)
         if group is None:
-            signal_mains(held, number)
-            self._escapes.stop_soon(held)
+            signal_mains(run, number)
+            self._escapes.stop_soon(run)
             return
-        self._events.watch(held, group)
+        self._events.watch(run, group)
         group.frozen = trio.Event()
         self._write(group, "cgroup.freeze", b"1")
         group.halted = True
-        self._reactor.task(self._stop, held, group, number, held.ladder)
+        self._reactor.task(self._stop, run, group, number, run.ladder)
 
-    async def _stop(self, held: HeldRun, group: RunCgroup, number: int, ladder: int) -> None:
+    async def _stop(self, run: LaunchedRun, group: RunCgroup, number: int, ladder: int) -> None:
         with trio.move_on_after(FREEZE_BOUND):
             await group.frozen.wait()
-        await self._reactor.lasting(self._signal_all, held, number, ladder)
-        await self._reactor.lasting(self._let_go, held, group, ladder)
+        await self._reactor.lasting(self._signal_all, run, number, ladder)
+        await self._reactor.lasting(self._let_go, run, group, ladder)
 
-    async def _signal_all(self, held: HeldRun, number: int, ladder: int) -> None:
-        if not held.in_stop(ladder):
+    async def _signal_all(self, run: LaunchedRun, number: int, ladder: int) -> None:
+        if not run.in_stop(ladder):
             return
         with lifted():
-            members = [pid for pid, _ in self.members(held)]
+            members = [pid for pid, _ in self.members(run)]
             for pid in members:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, number)  # no frozen process can end, so no pid was used again
-            signal_mains(held, number, but=members)
+            signal_mains(run, number, but=members)
 
-    async def _let_go(self, held: HeldRun, group: RunCgroup, ladder: int) -> None:
-        if held.in_stop(ladder):
+    async def _let_go(self, run: LaunchedRun, group: RunCgroup, ladder: int) -> None:
+        if run.in_stop(ladder):
             with lifted():
                 self._unfreeze(group)
-                self._escapes.stop_soon(held)
+                self._escapes.stop_soon(run)
 
     def _unfreeze(self, group: RunCgroup) -> None:
         for directory in cgroupfs.nested(group.directory):
@@ -141,39 +141,39 @@ class CgroupContainment(RunContainment):
                     raise
         group.halted = False
 
-    def kill(self, held: HeldRun) -> None:
-        group = self._cgroups.of(held)
+    def kill(self, run: LaunchedRun) -> None:
+        group = self._cgroups.of(run)
         if group:
             self._write(group, "cgroup.kill", b"1")
-            self._events.watch(held, group)
-            self._reactor.task(self._insist, held, group, held.ladder)
-        self._escapes.stop_soon(held)
+            self._events.watch(run, group)
+            self._reactor.task(self._insist, run, group, run.ladder)
+        self._escapes.stop_soon(run)
 
-    async def _insist(self, held: HeldRun, group: RunCgroup, ladder: int) -> None:
+    async def _insist(self, run: LaunchedRun, group: RunCgroup, ladder: int) -> None:
         while True:
             await trio.sleep(INSIST)
-            if not held.in_stop(ladder):
+            if not run.in_stop(ladder):
                 return
-            signal_mains(held, SIGKILL)
+            signal_mains(run, SIGKILL)
             with lifted():
                 self._write(group, "cgroup.kill", b"1")
 
     # Pausing.
 
-    def freeze(self, held: HeldRun) -> None:
-        self._escapes.signal(held, SIGSTOP)
-        group = self._cgroups.of(held)
+    def freeze(self, run: LaunchedRun) -> None:
+        self._escapes.signal(run, SIGSTOP)
+        group = self._cgroups.of(run)
         if group:
             self._write(group, "cgroup.freeze", b"1")
-            self._events.watch(held, group)
+            self._events.watch(run, group)
         else:
-            self._reactor.soon(self._owed.stands_still, held)
+            self._reactor.soon(self._owed.stands_still, run)
 
-    def thaw(self, held: HeldRun) -> None:
-        group = self._cgroups.of(held)
+    def thaw(self, run: LaunchedRun) -> None:
+        group = self._cgroups.of(run)
         if group:
             self._write(group, "cgroup.freeze", b"0")
-        self._escapes.signal(held, SIGCONT)
+        self._escapes.signal(run, SIGCONT)
 
     def _write(self, group: RunCgroup, name: str, content: bytes) -> None:
         self._step_out()
@@ -193,28 +193,28 @@ class CgroupContainment(RunContainment):
 
     # Looking.
 
-    def _learn(self, held: HeldRun, group: RunCgroup, events: bytes) -> None:
+    def _learn(self, run: LaunchedRun, group: RunCgroup, events: bytes) -> None:
         if b"frozen 1" in events:
             group.frozen.set()
-            self._owed.stands_still(held)
-        elif held.paused and not held.freezing:  # another process has thawed it
+            self._owed.stands_still(run)
+        elif run.paused and not run.freezing:  # another process has thawed it
             self._write(group, "cgroup.freeze", b"1")
         if b"populated 0" in events:
-            self._escapes.stop_soon(held)
-            self._owed.consider(held)
+            self._escapes.stop_soon(run)
+            self._owed.consider(run)
 
-    def populated(self, held: HeldRun) -> bool:
-        if self._cgroups.populated(held):
+    def populated(self, run: LaunchedRun) -> bool:
+        if self._cgroups.populated(run):
             return True
-        runs = run_ids([held])
+        runs = run_ids([run])
         self.adopted.gather_all(runs)
-        return self._cgroups.populated(held) or any(self._escapes.orphaned(runs))
+        return self._cgroups.populated(run) or any(self._escapes.orphaned(runs))
 
-    def members(self, *tops: HeldRun) -> Iterable[tuple[int, RunId]]:
+    def members(self, *tops: LaunchedRun) -> Iterable[tuple[int, RunId]]:
         return self._cgroups.members(*tops)
 
-    def outside(self, held: HeldRun) -> Iterable[tuple[int, RunId]]:
-        return self._escapes.of(held)
+    def outside(self, run: LaunchedRun) -> Iterable[tuple[int, RunId]]:
+        return self._escapes.of(run)
 
     def place(self, pid: int, pidfd: int | None) -> RunId | None:
         return self._placing.place(pid, pidfd)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ....protocol.types import RunId
 from ... import procfs
-from ...launched_runs import HeldRun, HeldRuns
+from ...launched_runs import LaunchedRun, LaunchedRuns
 from ...procfs import Stat
 from .. import mark_scan
 from ..interface import AdoptedRuns
@@ -16,7 +16,7 @@ from ..mark_scan import Looks, Trace
 
 
 class Abroad(AdoptedRuns):
-    def __init__(self, runs: HeldRuns) -> None:
+    def __init__(self, runs: LaunchedRuns) -> None:
         self._runs = runs
         self._looks = Looks()
         self._abroad: set[RunId] = set()
@@ -29,41 +29,41 @@ class Abroad(AdoptedRuns):
         """Return whether one of these runs may have processes that are not below this one."""
         return bool(runs & self._abroad)
 
-    def rejoin(self, held: HeldRun) -> None:
-        self._runs.tag_of(held)
+    def rejoin(self, run: LaunchedRun) -> None:
+        self._runs.tag_of(run)
 
-    def forget(self, held: HeldRun) -> None:
-        self._abroad.discard(held.id)
+    def forget(self, run: LaunchedRun) -> None:
+        self._abroad.discard(run.id)
 
-    def carries(self, held: HeldRun, pid: int) -> bool:
+    def carries(self, run: LaunchedRun, pid: int) -> bool:
         process = procfs.stat(pid)
-        number = self._runs.tag_of(held)
-        numbers = {number: held.id} if number is not None else {}
-        return process is not None and mark_scan.run_of(mark_scan.trace(process), None, {held.cookie: held.id}, numbers) == held.id
+        number = self._runs.tag_of(run)
+        numbers = {number: run.id} if number is not None else {}
+        return process is not None and mark_scan.run_of(mark_scan.trace(process), None, {run.cookie: run.id}, numbers) == run.id
 
-    def settle(self, held: HeldRun) -> bool:
-        if held.main is not None:
-            if not held.main.ours:
-                self._abroad.add(held.id)
+    def settle(self, run: LaunchedRun) -> bool:
+        if run.main is not None:
+            if not run.main.ours:
+                self._abroad.add(run.id)
             return True
         recent = self._looks.recent()
-        found = {process.pid for look in recent for process in look.members(held.cookie, self._runs.tag_of(held))}
+        found = {process.pid for look in recent for process in look.members(run.cookie, self._runs.tag_of(run))}
         if not found <= recent[0].ours | recent[1].ours:
-            self._abroad.add(held.id)
+            self._abroad.add(run.id)
         return any(map(procfs.is_alive, found))
 
     def processes(self) -> Iterator[tuple[Stat, RunId]]:
         """Yield what is alive in adopted runs and not below this process. Raises `OSError`."""
         if self._abroad:
-            for one, run in mark_scan.look().placed(self.run_of, but=os.getpid()):
-                if run:
-                    yield one.process, run
+            for one, run_id in mark_scan.look().placed(self.run_of, but=os.getpid()):
+                if run_id:
+                    yield one.process, run_id
 
     def run_of(self, one: Trace, inherited: RunId | None) -> RunId | None:
         """Return the run of a process that is not below this one, by its parent's run and its marks."""
         if inherited:
             tagged = self._runs.tags.get(one.number) if one.number is not None else None
             return tagged if tagged is not None and self._runs.within(tagged, inherited) else inherited
-        cookies = {self._runs[run].cookie: run for run in self._abroad}
-        numbers = {number: run for number, run in self._runs.tags.items() if run in self._abroad}
+        cookies = {self._runs[run_id].cookie: run_id for run_id in self._abroad}
+        numbers = {number: run_id for number, run_id in self._runs.tags.items() if run_id in self._abroad}
         return mark_scan.run_of(one, inherited, cookies, numbers)

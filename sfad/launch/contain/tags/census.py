@@ -13,7 +13,7 @@ from itertools import chain
 
 from ....protocol.types import RunId
 from ... import procfs
-from ...launched_runs import HeldRuns
+from ...launched_runs import LaunchedRuns
 from ...launcher import Unplaceable
 from ...procfs import Stat
 from ...watch.reaper import Orphans, reap_orphan
@@ -28,7 +28,7 @@ _LOOKS = 3
 class Census:
     """Finds the processes of runs, and the run of a process. Every method may raise `OSError`."""
 
-    def __init__(self, runs: HeldRuns, orphans: Orphans, abroad: Abroad) -> None:
+    def __init__(self, runs: LaunchedRuns, orphans: Orphans, abroad: Abroad) -> None:
         self._runs = runs
         self._orphans = orphans
         self._abroad = abroad
@@ -42,12 +42,14 @@ class Census:
         """Yield what is alive in these runs, from one scan."""
         self._orphans.reap()
         outside = self._abroad.processes() if self._abroad.concerns(runs) else ()
-        return ((process, run) for process, run in chain(self._below_us(), outside) if run in runs)
+        return ((process, run_id) for process, run_id in chain(self._below_us(), outside) if run_id in runs)
 
     def _below_us(self) -> Iterator[tuple[Stat, RunId | None]]:
         """Yield our live descendants. A zombie has no children any more."""
         table = procfs.scan()
-        self._strays = {key: run for key, run in self._strays.items() if run in self._runs and _started(key[0], table) == key[1]}
+        self._strays = {
+            key: run_id for key, run_id in self._strays.items() if run_id in self._runs and _started(key[0], table) == key[1]
+        }
         families: dict[int, list[Stat]] = defaultdict(list)
         for process in table.values():
             families[_parent(process, table)].append(process)
@@ -55,11 +57,11 @@ class Census:
         while pending:
             parent, inherited = pending.pop()
             for process in (one for one in families.pop(parent, ()) if one.alive):
-                run = self._run_below(process.pid, inherited)
-                if run is not None and self._runs.by_tag(process.pid) not in (None, run):
-                    self._strays[(process.pid, process.started)] = run
-                pending.append((process.pid, run))
-                yield process, run
+                run_id = self._run_below(process.pid, inherited)
+                if run_id is not None and self._runs.by_tag(process.pid) not in (None, run_id):
+                    self._strays[(process.pid, process.started)] = run_id
+                pending.append((process.pid, run_id))
+                yield process, run_id
 
     # The direct children of this process.
 
@@ -77,19 +79,19 @@ class Census:
             self._orphans.reap()
             fresh = [pid for pid in procfs.children() if pid not in seen]
             placed = [(pid, self._run_of_child(pid)) for pid in fresh]
-            alive = [pid for pid, run in placed if run in runs and procfs.is_alive(pid)]
+            alive = [pid for pid, run_id in placed if run_id in runs and procfs.is_alive(pid)]
             if alive:
                 return alive
             if not fresh:
                 return self._tops_abroad(runs)
             seen.update(fresh)
-        return [pid for pid, run in placed if run in runs or run is None] or self._tops_abroad(runs)
+        return [pid for pid, run_id in placed if run_id in runs or run_id is None] or self._tops_abroad(runs)
 
     def _tops_abroad(self, runs: set[RunId]) -> list[int]:
         """Return processes of these runs that are not below us. A lineage that forks and exits without pause cannot escape this
         below us; elsewhere it may."""
         for _ in range(2 if self._abroad.concerns(runs) else 0):
-            found = [process.pid for process, run in self._abroad.processes() if run in runs]
+            found = [process.pid for process, run_id in self._abroad.processes() if run_id in runs]
             if found:
                 return found
         return []
@@ -121,13 +123,13 @@ class Census:
         process by cookie. Raises `Unplaceable`, `OSError`."""
         if pid <= 0:
             raise Unplaceable("the process is in another pid namespace")
-        run, ours = settled(pid, self._by_descent)
-        run = run or by_cookie(pid, self._runs)
+        run_id, ours = settled(pid, self._by_descent)
+        run_id = run_id or by_cookie(pid, self._runs)
         if procfs.stat(pid) is None or not still(pidfd):
             raise Unplaceable(f"process {pid} ended before it could be placed")
-        if run is None and ours:
+        if run_id is None and ours:
             raise left(pid)
-        return run
+        return run_id
 
     def _by_descent(self, line: tuple[Stat, ...]) -> tuple[RunId | None, bool]:
         """Return the run, and whether the process descends from this one."""

@@ -23,7 +23,7 @@ import trio
 
 from ....protocol.types import RunId
 from ... import procfs
-from ...launched_runs import HeldRun, run_ids
+from ...launched_runs import LaunchedRun, run_ids
 from ...procfs import Stat
 from ..interface import Door, Ground, RunContainment, RunLimits
 from .adopted import Abroad
@@ -62,43 +62,43 @@ class TagsContainment(RunContainment):
         self.limits = RunLimits()
         self.adopted = Abroad(ground.runs)
         self._census = Census(ground.runs, ground.orphans, self.adopted)
-        self._paused: set[HeldRun] = set()
+        self._paused: set[LaunchedRun] = set()
         self._holding = False
         """Whether `_keep_still` runs."""
-        self._terminating: dict[HeldRun, tuple[int, int]] = {}
+        self._terminating: dict[LaunchedRun, tuple[int, int]] = {}
         """Runs to be signalled: the signal, and the number of the stop that asked for it."""
-        self._killing: dict[HeldRun, int] = {}
+        self._killing: dict[LaunchedRun, int] = {}
         """Runs to be killed, and the number of the stop that asked for it."""
         self._slaying = False
         """Whether `_kill_all` runs."""
         self._kill_now = trio.Event()
-        self._draining: set[HeldRun] = set()
+        self._draining: set[LaunchedRun] = set()
         """Runs whose `_drain` runs."""
 
     # Entering and leaving.
 
-    def enter(self, held: HeldRun) -> Door:
-        self.adopted.forget(held)  # an earlier attempt's processes are gone, or the run would not start again
-        return Door(msgqueue=self._runs.tag_of(held))
+    def enter(self, run: LaunchedRun) -> Door:
+        self.adopted.forget(run)  # an earlier attempt's processes are gone, or the run would not start again
+        return Door(msgqueue=self._runs.tag_of(run))
 
-    def leave(self, held: HeldRun) -> None:
-        self.adopted.forget(held)
-        self._paused.discard(held)
-        self._killing.pop(held, None)
-        self._terminating.pop(held, None)
+    def leave(self, run: LaunchedRun) -> None:
+        self.adopted.forget(run)
+        self._paused.discard(run)
+        self._killing.pop(run, None)
+        self._terminating.pop(run, None)
 
     # Stopping.
 
-    def terminate(self, held: HeldRun, number: int) -> None:
-        self._paused.difference_update(held.subtree())
+    def terminate(self, run: LaunchedRun, number: int) -> None:
+        self._paused.difference_update(run.subtree())
         if not self._terminating:
             self._reactor.soon(self._signal_all)  # one scan for all that are stopped at the same time
-        self._terminating[held] = (number, held.ladder)
+        self._terminating[run] = (number, run.ladder)
 
     def _signal_all(self) -> None:
-        asked = {held: number for held, (number, ladder) in self._terminating.items() if held.in_stop(ladder)}
+        asked = {run: number for run, (number, ladder) in self._terminating.items() if run.in_stop(ladder)}
         for number in set(asked.values()):
-            runs = run_ids(held for held in asked if asked[held] == number)
+            runs = run_ids(run for run in asked if asked[run] == number)
             done: set[tuple[int, int]] = set()
             until = monotonic() + _PURSUIT
             for scans in count(1):
@@ -106,21 +106,21 @@ class TagsContainment(RunContainment):
                 if not fresh or (scans >= _PASSES and monotonic() > until):
                     break
         self._terminating = {}
-        for held in asked:
-            self._drain_soon(held)
+        for run in asked:
+            self._drain_soon(run)
 
-    def kill(self, held: HeldRun) -> None:
-        self._killing[held] = held.ladder
+    def kill(self, run: LaunchedRun) -> None:
+        self._killing[run] = run.ladder
         if not self._slaying:
             self._slaying = True
             self._reactor.task(self._kill_all)
         self._kill_now.set()
-        self._drain_soon(held)
+        self._drain_soon(run)
 
     async def _kill_all(self) -> None:
         while True:
             # also before the first look: the run may have ended by then, and be in its next attempt
-            self._killing = {held: ladder for held, ladder in self._killing.items() if held.in_stop(ladder)}
+            self._killing = {run: ladder for run, ladder in self._killing.items() if run.in_stop(ladder)}
             if not self._killing:
                 break
             self._kill_now = trio.Event()
@@ -149,39 +149,39 @@ class TagsContainment(RunContainment):
             done.add((process.pid, process.started))
         return bool(fresh)
 
-    def _drain_soon(self, held: HeldRun) -> None:
-        if held not in self._draining:
-            self._draining.add(held)
-            self._reactor.task(self._drain, held)
+    def _drain_soon(self, run: LaunchedRun) -> None:
+        if run not in self._draining:
+            self._draining.add(run)
+            self._reactor.task(self._drain, run)
 
-    async def _drain(self, held: HeldRun) -> None:
+    async def _drain(self, run: LaunchedRun) -> None:
         """Wait until nothing of the run is alive."""
-        self._draining.add(held)
+        self._draining.add(run)
         try:
-            while held.emptying:
-                tops = self._census.tops(run_ids([held]))
+            while run.emptying:
+                tops = self._census.tops(run_ids([run]))
                 if tops:
                     await self._reactor.wait_ended(tops[:_WATCHED], _INSIST)
                 else:
-                    self._owed.consider(held)
-                    await trio.sleep(_INSIST if _awaits_news(held) else _SETTLE)  # a main that has ended is reaped meanwhile
+                    self._owed.consider(run)
+                    await trio.sleep(_INSIST if _awaits_news(run) else _SETTLE)  # a main that has ended is reaped meanwhile
         finally:
-            self._draining.discard(held)
+            self._draining.discard(run)
 
     # Pausing.
 
-    def freeze(self, held: HeldRun) -> None:
-        self._paused.add(held)
-        self._reactor.task(self._hold_still, held)
+    def freeze(self, run: LaunchedRun) -> None:
+        self._paused.add(run)
+        self._reactor.task(self._hold_still, run)
 
-    async def _hold_still(self, held: HeldRun) -> None:
+    async def _hold_still(self, run: LaunchedRun) -> None:
         pause = _SETTLE
-        while held.freezing and (awake := [one for one, _ in self._census.take(run_ids([held])) if not _stands(one)]):
+        while run.freezing and (awake := [one for one, _ in self._census.take(run_ids([run])) if not _stands(one)]):
             for process in awake:  # also one that was stopped before: another process may have continued it
                 _send(process, (signal.SIGSTOP,))
             await trio.sleep(pause)
             pause = min(2 * pause, _APART)
-        self._owed.stands_still(held)
+        self._owed.stands_still(run)
         if not self._holding:
             self._holding = True
             self._reactor.task(self._keep_still)
@@ -195,20 +195,20 @@ class TagsContainment(RunContainment):
                     _send(process, (signal.SIGSTOP,))
         self._holding = False
 
-    def thaw(self, held: HeldRun) -> None:
-        self._paused.discard(held)
-        still_paused = {below.id for below in held.subtree() if self._paused.intersection(below.chain())}
-        for process, run in self._census.take(run_ids([held])):
-            if run not in still_paused:
+    def thaw(self, run: LaunchedRun) -> None:
+        self._paused.discard(run)
+        still_paused = {below.id for below in run.subtree() if self._paused.intersection(below.chain())}
+        for process, run_id in self._census.take(run_ids([run])):
+            if run_id not in still_paused:
                 _send(process, (signal.SIGCONT,))
 
     # Looking.
 
-    def populated(self, held: HeldRun) -> bool:
-        return self._census.populated(run_ids([held]))
+    def populated(self, run: LaunchedRun) -> bool:
+        return self._census.populated(run_ids([run]))
 
-    def members(self, *tops: HeldRun) -> Iterator[tuple[int, RunId]]:
-        return ((process.pid, run) for process, run in self._census.take(run_ids(tops)))
+    def members(self, *tops: LaunchedRun) -> Iterator[tuple[int, RunId]]:
+        return ((process.pid, run_id) for process, run_id in self._census.take(run_ids(tops)))
 
     def place(self, pid: int, pidfd: int | None) -> RunId | None:
         return self._census.place(pid, pidfd)
@@ -224,9 +224,9 @@ def _stands(process: Stat) -> bool:
     return process.stopped or (process.state == "D" and procfs.will_stop(process.pid))
 
 
-def _awaits_news(held: HeldRun) -> bool:
+def _awaits_news(run: LaunchedRun) -> bool:
     """Return whether another process has to reap a main process: that can take seconds, and is reported."""
-    return any(not main.ours for main in held.mains)
+    return any(not main.ours for main in run.mains)
 
 
 def _send(process: Stat, numbers: tuple[int, ...]) -> None:
