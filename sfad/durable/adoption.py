@@ -54,7 +54,7 @@ class AdoptedRun:
 class Adoption:
     """What was found. `rows` go into the ledger before anything else, and `event` is the core's first."""
 
-    event: e.Recovered
+    event: e.RunsAdopted
     runs: list[AdoptedRun]
     rows: Rows
     notes: list[str]
@@ -134,7 +134,7 @@ class _Adopter:
                 if live.run.id not in self._open:
                     rows.append(self._row(live))
         rows += self._lost(snapshots.keys() - over)
-        event = e.Recovered(self.now, tuple(_with_descendants(remembered)), self._why(), self.handed is not None, tickets)
+        event = e.RunsAdopted(self.now, tuple(_with_descendants(remembered)), self._why(), self.handed is not None, tickets)
         return Adoption(event, self.adopted, rows, notes, never, over)
 
     def _why(self) -> str:
@@ -159,7 +159,7 @@ class _Adopter:
             origin.created_at,
             named(origin.program) if origin.program is not None else None,
             nonce=origin.nonce,
-            asker=origin.asker,
+            caller=origin.caller,
             descriptors=list(handed.descriptors),
             stdin=StdinPipe(handed.stdin) if handed.stdin is not None else None,
             started_at=progress.started_at,

@@ -37,7 +37,7 @@ class Origin(Struct, frozen=True, array_like=True):
     created_at: datetime
     program: str | None
     """The agent program whose events its stdout holds."""
-    asker: RunId | None
+    caller: RunId | None
     """The run that asked for it."""
 
 
@@ -82,7 +82,7 @@ def origin_of(live: Live) -> bytes:
     """Return what to save once."""
     bare = msgspec.structs.replace(live.spawn, argv=[], cwd=b"", env=live.session_variables)
     program = live.program.name if live.program is not None else None
-    return encode(Origin(live.run.birth, bare, live.nonce, live.created_at, program, live.asker))
+    return encode(Origin(live.run.birth, bare, live.nonce, live.created_at, program, live.caller))
 
 
 def progress_of(live: Live) -> bytes:

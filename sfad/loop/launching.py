@@ -42,8 +42,8 @@ def demand_descriptors(descriptors: Descriptors) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Starter:
-    """Starts the command of a run. Its main process is saved before it executes anything."""
+class Launching:
+    """Launches attempts. The main process is saved before it executes anything."""
 
     resources: Resources
     catalogue: RunCatalogue
@@ -71,7 +71,7 @@ class Starter:
             if run.attempt > 1:  # where the meter was in an earlier attempt says nothing about this one
                 self.resources.spool.journal.save([live], self.metering.position)
             if not self.resources.spool.journal.is_saved(run.id):
-                # the next daemon would take it for queued, and start it a second time
+                # the next daemon would take it for queued, and launch it a second time
                 self._fail(run, errno.ENOSPC, "the disk has no room to save that it is launched; free some", "output")
                 return
             parent = run.parent.id if run.parent is not None else None

@@ -15,8 +15,8 @@ from .. import config as configuration
 from ..agents import registered
 from ..core import commands as c
 from ..core import events as e
-from ..core.admission import HOUR
 from ..core.machine import Machine
+from ..core.quotas import HOUR
 from ..core.run import Run
 from ..core.vocabulary import Timer
 from ..durable.adoption import Adoption, Rows
@@ -37,8 +37,8 @@ from ..runs.subscribers import Subscribers
 from .advising import Adviser
 from .announcing import Announcer
 from .ends import End, PendingEnds
-from .launching import Starter
-from .requests import Requests
+from .launching import Launching
+from .pending_requests import PendingRequests
 from .resources import Resources
 from .saving import Saver
 from .storage import StorageWatch
@@ -92,14 +92,14 @@ class Runtime:
             self.ledger, self.output, config.retention,
             live=lambda: self.catalogue.live, report=self.log.warning, say=self.log.info,
         )  # fmt: skip
-        self.requests = Requests(self.feed, self.catalogue, self.descriptors)
+        self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors)
         self.storage = StorageWatch(resources, self.catalogue, self.metering, self.announcer)
         self.ends = PendingEnds(self.machine.tree, self.metering, self.background, self._report)
         self._budgets = BudgetKeeper(
             self.machine.budgets, self.ledger, self.timers, self.feed, self.log.warning, self.spool.charges
         )
         self.saver = Saver(resources, self.catalogue, self.subscribers, self._budgets, self.metering, self.storage, self.feed)
-        self._starter = Starter(resources, self.catalogue, self.metering, self.descriptors, self.feed, self._arm)
+        self._launching = Launching(resources, self.catalogue, self.metering, self.descriptors, self.feed, self._arm)
         self._shut_down = shut_down
         self.config, self.settings, self.agents = config, loaded.settings, registered(config, loaded.settings)
         self._read_config = read_config
@@ -158,7 +158,7 @@ class Runtime:
             case c.Charge(scope, name, nanos):
                 self._budgets.record(scope, name, nanos)
             case c.Launch(launched):
-                self._starter.launch(launched)
+                self._launching.launch(launched)
             case c.Interrupt(run):
                 self.launcher.signal_main(run, SIGINT)  # if it has ended by now, the core will hear of that
             case c.Terminate(run, signal):
@@ -259,7 +259,7 @@ class Runtime:
         self.feed(structs.replace(adoption.event, learnt=learnt))
         for starting in (one.run for one in runs if one.starting):
             # not sooner: its time may come while ended runs are read, when the core does not know it yet
-            self._starter.expect(starting)
+            self._launching.expect(starting)
         self._budgets.look()  # a tree that was paused for a budget goes on if that was renewed or raised since
         for one in adoption.runs:
             if one.exited is not None:
