@@ -14,8 +14,7 @@ from .lifecycle import Lifecycle
 from .pausing import Pausing
 from .run import Attempt, Ending, ProcessExit, Run
 from .stopping import Stopping, frozen_in
-from .stops import signal_name
-from .vocabulary import EventType, ReasonKind, Timer
+from .vocabulary import EventType, ReasonKind, Timer, signal_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +144,7 @@ class AttemptTracker:
 
     def retry_due(self, run: Run) -> None:
         if run.status is Status.RETRYING and not run.clearing and not run.standing_still:
-            self._lifecycle.start(run)
+            self._lifecycle.launch(run)
 
     # ---- what the agent says
 

@@ -42,8 +42,8 @@ class Budget:
 
     @property
     def told(self) -> str:
-        spent = f"{format_usd(to_usd(self.charged))} of {format_usd(to_usd(self.allowed))} USD a {self.period}"
-        return f"{self.scope} {self.name} has used {spent}; it renews at {self.renews}"
+        used = f"{format_usd(to_usd(self.charged))} of {format_usd(to_usd(self.allowed))} USD a {self.period}"
+        return f"{self.scope} {self.name} has used {used}; it renews at {self.renews}"
 
 
 class Budgets:

@@ -1,4 +1,4 @@
-"""The steps of a run's life that every component takes: start, count its time, decide its end, finish.
+"""The steps of a run's life that every component takes: launch, count its time, decide its end, finish.
 
 It knows none of the components above it, which say when.
 """
@@ -19,7 +19,7 @@ class Lifecycle:
     _ctx: Context
     _spending: Spending
 
-    def start(self, run: Run) -> None:
+    def launch(self, run: Run) -> None:
         run.move(Status.STARTING)
         if run.latest.finished:
             self._ctx.disarm(run, Timer.RESULT)
@@ -71,15 +71,15 @@ class Lifecycle:
 
     def release_breach(self, run: Run) -> None:
         """No person has to decide about the run any more: it continues, or it ends."""
-        if (held := run.held_by) is not None:
-            if held.action is Action.REQUEST_INCREASE:
+        if (active := run.held_by) is not None:
+            if active.action is Action.REQUEST_INCREASE:
                 self._ctx.disarm(run, Timer.APPROVAL)
             run.breach = None
 
     def leave_ladder(self, run: Run) -> None:
         """The run's containment is empty."""
         if run.ladder is not None:
-            if run.ladder.rung is Rung.ASKED:
+            if run.ladder.rung is Rung.INTERRUPTED:
                 self._ctx.disarm(run, Timer.POLITE)
             for timer in (Timer.GRACE, Timer.KILL, Timer.SURVEY):
                 self._ctx.disarm(run, timer)

@@ -5,7 +5,7 @@ launcher ─ reports ─▶│ runtime │                                ├─
 metering, timers ──▶ └─────────┘                                └─▶ announcer, answers to requests
 
 `runtime`          the loop, and the parts that it consists of
-`requests`         requests that wait for the core's answer
+`pending_requests` requests that wait for the core's answer
 `launching`        launches the attempts of runs
 `saving`           journal and ledger follow the core; waiting clients are told of ends
 `announcing`       events: numbered, saved, logged, pushed

@@ -10,7 +10,7 @@ import trio
 from ..agents import session_of
 from ..config import Price
 from ..core import events as e
-from ..core.account import Hold, Use
+from ..core.account import OpenReservation, Use
 from ..core.run import Run
 from ..host.clock import wall_clock
 from ..launch.launcher import Launcher
@@ -170,12 +170,12 @@ class Metering:
         metered = self._runs.get(run)
         return metered.report(request) if metered is not None else use_of_report(request, self._prices.current)[0]
 
-    def reservation_of(self, run: RunId, request: m.Reserve) -> Hold:
+    def reservation_of(self, run: RunId, request: m.Reserve) -> OpenReservation:
         metered = self._runs.get(run)
         return metered.reserve(request) if metered is not None else reservation_of(request, self._prices.current)[0]
 
-    def use_of_settlement(self, run: RunId, hold: Hold, request: m.Settle) -> Use:
-        return self.use_of_report(run, report_of_settlement(hold, request))
+    def use_of_settlement(self, run: RunId, reservation: OpenReservation, request: m.Settle) -> Use:
+        return self.use_of_report(run, report_of_settlement(reservation, request))
 
     def when_priced(self, run: RunId, model: str | None, then: Callable[[], None], unsure: Callable[[str], None]) -> None:
         """Call `then` when the price of a model is known, or known to be unknown: now, unless the price list must be loaded first.

@@ -6,7 +6,7 @@ from dataclasses import replace
 import trio
 
 from ..core import events as e
-from ..core.account import NOTHING, Hold, Use
+from ..core.account import NOTHING, OpenReservation, Use
 from ..meters import Reading
 from ..meters.base import MAX_LINE
 from ..protocol import messages as m
@@ -100,10 +100,10 @@ class MeteredRun:
         self._tell_unpriced(unpriced)
         return use
 
-    def reserve(self, request: m.Reserve) -> Hold:
-        hold, unpriced = reservation_of(request, self.prices)
+    def reserve(self, request: m.Reserve) -> OpenReservation:
+        reservation, unpriced = reservation_of(request, self.prices)
         self._tell_unpriced(unpriced)
-        return hold
+        return reservation
 
     def _tell(self, source: Source, readings: Sequence[Reading]) -> None:
         run = self.live.run

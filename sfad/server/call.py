@@ -185,7 +185,7 @@ def _told(error: Exception) -> tuple[ErrorCode, str]:
 
 
 def _reserved(request: int, run: Run, reservation: str | None, refusal: LimitRefusal | None) -> m.Reserved:
-    cost = run.account.holds[reservation].cost if reservation is not None else None
+    cost = run.account.reservations[reservation].cost if reservation is not None else None
     return m.Reserved(id=request, run=run.id, reservation=reservation, cost_usd=to_usd(cost), refused=refusal)
 
 

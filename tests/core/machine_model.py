@@ -23,7 +23,7 @@ import msgspec
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import Peer
-from sfad.core.account import Account, Hold, Use
+from sfad.core.account import Account, OpenReservation, Use
 from sfad.core.asked import Asked
 from sfad.core.budgets import Budget
 from sfad.core.machine import Machine
@@ -102,7 +102,7 @@ def amounts_of(use: Use) -> Amounts:
     return {kind: amount for kind, amount in told.items() if amount is not None}
 
 
-def amounts_held(hold: Hold) -> Amounts:
+def amounts_held(hold: OpenReservation) -> Amounts:
     """What a reservation holds, by kind."""
     held: Amounts = {"tokens": hold.input_tokens + hold.output_tokens}
     if hold.cost is not None:
@@ -143,7 +143,7 @@ class Book:
     released: bool = False
     failed_commit: bool = False
     sources: dict[str, Amounts] = field(default_factory=dict)
-    holds: dict[str, Amounts] = field(default_factory=dict)
+    reservations: dict[str, Amounts] = field(default_factory=dict)
     told: dict[tuple[str, float], list[str]] = field(default_factory=dict)
     """Of each limit: what has been said, `near` and `over`. A limit that is given anew begins anew."""
     known: set[str] = field(default_factory=set)
@@ -155,8 +155,8 @@ class Book:
         self.sources.clear()
         for source, use in run.account.sources.items():
             self.learn(source, amounts_of(use))
-        self.holds = {name: amounts_held(hold) for name, hold in run.account.holds.items()}
-        for amounts in self.holds.values():
+        self.reservations = {name: amounts_held(hold) for name, hold in run.account.reservations.items()}
+        for amounts in self.reservations.values():
             self.known |= set(amounts)
         self.told = {
             (kind.value, held.limit.threshold): ["near"] * held.near + ["over"] * held.over for kind, held in run.limits.items()
@@ -170,7 +170,7 @@ class Book:
     def own(self, kind: str) -> float | None:
         """What it has used: the largest figure of any source; what is held counts as reported."""
         held: Amounts = {}
-        for hold in self.holds.values():
+        for hold in self.reservations.values():
             held = added(held, hold)
         told = dict(self.sources)
         if held.get(kind):
@@ -325,7 +325,7 @@ class World:
         runs = [self._remembered(run, startable=startable(run.id)) for run in held]
         before = {one.run.id: msgspec.msgpack.decode(self.copies[one.run.id][1], type=State, dec_hook=from_saved) for one in runs}
         self._anew()
-        self.feed(e.Recovered(self.now, tuple(runs), "the daemon died"))
+        self.feed(e.RunsAdopted(self.now, tuple(runs), "the daemon died"))
         for one in runs:
             self._check_recovered(one, before[one.run.id], never)
         self._know_again()
@@ -341,7 +341,7 @@ class World:
         self._adopt(held)
         runs = [self._remembered(run, startable=startable(run.id), starting=run.id in starting) for run in held]
         self._anew()
-        self.feed(e.Recovered(self.now, tuple(runs), "the daemon executed itself anew", continued=True, tickets=tickets))
+        self.feed(e.RunsAdopted(self.now, tuple(runs), "the daemon executed itself anew", continued=True, tickets=tickets))
         for one in runs:
             if one.starting:
                 assert one.run.status in {Status.STARTING, Status.STOPPING}
@@ -373,7 +373,7 @@ class World:
             assert run.parent is None or not run.parent.status.terminal, "ended before a descendant"
             book = self.books[run.id]
             book.believe(run)
-            for name, hold in run.account.holds.items():
+            for name, hold in run.account.reservations.items():
                 self.reservations[name] = book
                 self.held_in[name] = {(scope, whose) for scope, whose, _ in hold.periods}
             if run.status.terminal:
@@ -436,7 +436,7 @@ class World:
     def _anew(self) -> None:
         live = [book.run for book in self.live.values()]
         numbers = [run.birth.number for run in (*self.refusals, *(book.run for book in self.books.values())) if run not in live]
-        settled = [name for name, book in self.reservations.items() if name not in book.holds]
+        settled = [name for name, book in self.reservations.items() if name not in book.reservations]
         reserved = max((int(name.rpartition("-")[2]) for name in settled), default=0)
         self.machine = Machine(self.policy, next_number=max(numbers, default=0) + 1, reservations=reserved)
 
@@ -492,17 +492,17 @@ class World:
                 book.learn("report", added(book.sources.get("report", {}), amounts_of(more)))
         return self.answers[token]
 
-    def reserve(self, book: Book, peer: Peer, hold: Hold) -> c.Answer:
+    def reserve(self, book: Book, peer: Peer, hold: OpenReservation) -> c.Answer:
         """Somebody asks first."""
         token = self.token()
         with self._charging(book):
             self.feed(e.ReserveRequested(self.now, token, peer, book.run.id, hold))
             answer = self.answers[token]
-            if isinstance(answer, c.ReserveAnswer) and answer.reservation is not None:
-                assert answer.reservation not in self.reservations, "a reservation's name was used twice"
-                self.reservations[answer.reservation] = book
-                self.held_in[answer.reservation] = set(self.purses)
-                book.holds[answer.reservation] = amounts_held(hold)
+            if isinstance(answer, c.ReserveAnswer) and answer.name is not None:
+                assert answer.name not in self.reservations, "a reservation's name was used twice"
+                self.reservations[answer.name] = book
+                self.held_in[answer.name] = set(self.purses)
+                book.reservations[answer.name] = amounts_held(hold)
                 book.known |= set(amounts_held(hold))
         return answer
 
@@ -513,7 +513,7 @@ class World:
         with self._charging(book, self.held_in.get(name, set())):
             self.feed(e.SettleRequested(self.now, token, peer, name, used))
             if isinstance(self.answers[token], c.Changed):
-                del book.holds[name]
+                del book.reservations[name]
                 book.learn("report", added(book.sources.get("report", {}), amounts_of(used)))
         return self.answers[token]
 
@@ -847,7 +847,7 @@ class World:
         book = self.books[run.id]
         assert not book.ended, "ended twice"
         assert run.status.terminal
-        assert not run.account.holds, "ended with something held"
+        assert not run.account.reservations, "ended with something held"
         assert book.failed_commit or book.saves[-1] is run.status, "Ended comes after its Save"
         assert run.id not in self.boxes, "ended, but its containment was not released"
         book.ended = True
@@ -866,8 +866,8 @@ class World:
 
 def check_account(kept: Account, now: Account, *, noted: bool) -> None:
     """What meters and the kernel tell may be remembered later, and sums of what is below are made anew. All else is kept."""
-    assert kept.holds == now.holds
-    assert kept.held == now.held
+    assert kept.reservations == now.reservations
+    assert kept.reserved == now.reserved
     assert kept.ended == now.ended
     assert kept.sources.get("report") == now.sources.get("report")
     assert noted or kept.sources == now.sources
@@ -877,7 +877,7 @@ def snapshot(machine: Machine, at: float) -> dict[str, Any]:
     """Everything a request could see of the machine, by value. Without the next number and the counters of refusals."""
     return {
         "runs": {run.id: _of_run(run) for run in machine.tree},
-        "held": dict(machine.slots._held),
+        "held": dict(machine.slots._taken),
         "by_user": dict(machine.slots._by_user),
         "waiting": dict(machine.slots._waiting),
         "rates": {user: window.used(at) for user, window in machine._admission._rates.items() if window.used(at)},

@@ -19,12 +19,12 @@ import pytest
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import Peer
-from sfad.core.account import Hold, Use
+from sfad.core.account import OpenReservation, Use
 from sfad.core.asked import Asked
 from sfad.core.money import NANOS
 from sfad.core.policy import Policy
 from sfad.protocol.kinds import METERED
-from sfad.protocol.types import Action, Limit, LimitKind
+from sfad.protocol.types import Action, Limit, LimitKind, Role
 
 from .machine_model import BEFORE, Book, Crashed, World
 from .test_machine_stateful import KERNELS, MAX_TIME, OFTEN, THRESHOLDS, MachineAgainstShell
@@ -194,9 +194,9 @@ class Walk:
 
     def reserve(self) -> None:
         if (book := self.book()) is not None:
-            role = self.dice.choice([None, "planning", "execution"])
-            hold = Hold("m", self.dice.choice([0, 2, 8]), 1, self.dice.choice([None, 62_500_000, 250_000_000, NANOS]), role)  # type: ignore[arg-type]
-            self.world.reserve(book, self.peer(), hold)
+            role: Role | None = self.dice.choice([None, "planning", "execution"])
+            cost = self.dice.choice([None, 62_500_000, 250_000_000, NANOS])
+            self.world.reserve(book, self.peer(), OpenReservation("m", self.dice.choice([0, 2, 8]), 1, cost, role))
 
     def settle(self) -> None:
         if self.world.reservations:
