@@ -235,6 +235,18 @@ class Transcript:
         """A peer tells what became of a reservation."""
         return e.SettleRequested(self.at, self.token(), peer, reservation, use(**used))
 
+    def call(
+        self, run: RunId, output: int = 20_000, *, least: int = 4096, tokens: int = 1000, priced: bool = True, choices: int = 1,
+        final: bool = False,
+    ) -> e.CallAsked:  # fmt: skip
+        """The gateway asks for a call, at 3 USD for a million tokens of input and 15 of output."""
+        cost = tokens * 3000 if priced else None
+        return e.CallAsked(self.at, self.token(), run, "m", tokens, cost, 15_000, output, min(least, output), choices, final=final)
+
+    def called(self, name: str, **used: Any) -> e.CallSettled:
+        """A call has ended, having used this."""
+        return e.CallSettled(self.at, name, use(messages=1, **used))
+
     def level(self, run: RunId, kind: str, level: float, *, refused: bool = False) -> e.LevelSeen:
         """The kernel tells."""
         return e.LevelSeen(self.at, run, LimitKind(kind), level, refused)
@@ -294,6 +306,26 @@ class Transcript:
         assert isinstance(answer, c.ReserveAnswer), answer
         assert answer.refusal is not None
         assert answer.name is None
+        return answer.refusal
+
+    def admitted(self, event: e.CallAsked) -> tuple[str, int | None]:
+        """The call may be made; its reservation, and what it is lowered to."""
+        (self >> event).skip()
+        return self.admission(event)
+
+    def admission(self, event: e.CallAsked) -> tuple[str, int | None]:
+        """A call that was asked for earlier may be made."""
+        answer = self.answers[event.token]
+        assert isinstance(answer, c.CallAnswer), answer
+        assert answer.name is not None, answer.refusal
+        return answer.name, answer.max_output
+
+    def not_called(self, event: e.CallAsked) -> LimitRefusal:
+        """The call must not be made; why."""
+        (self >> event).skip()
+        answer = self.answers[event.token]
+        assert isinstance(answer, c.CallAnswer), answer
+        assert answer.refusal is not None
         return answer.refusal
 
     def held(self, run: RunId, kind: str) -> ActiveLimit:

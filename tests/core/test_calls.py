@@ -1,0 +1,253 @@
+"""Calls that the gateway asks for: admitted, lowered to what fits, held, refused, settled."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sfad.core import commands as c
+from sfad.core import events as e
+from sfad.core.vocabulary import Timer
+from sfad.protocol.types import Action, LimitKind, Status
+from tests.core.transcript import ANN, Transcript, inside, limits, purse
+
+WHOLE = 0.303
+"""USD of the call that `Transcript.call` asks for."""
+
+
+def test_a_call_that_fits_is_not_changed() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=0.5")
+    name, output = t.admitted(t.call(a))
+    assert output is None
+    assert t.run(a).account.used(LimitKind.COST) == 303_000_000
+    (t >> t.called(name, cost=0.01, input_tokens=900, output_tokens=400, turns=2)).skip()
+    best = t.run(a).account.best
+    assert best is not None
+    source, use = best
+    assert (source, use.cost, use.turns, use.messages, use.tokens) == ("gateway", 10_000_000, 2, 1, 1300)
+
+
+def test_a_call_that_does_not_fit_is_lowered() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=0.2 tokens=100000")
+    _, output = t.admitted(t.call(a))
+    assert output == (200_000_000 - 3_000_000) // 15_000
+    b = t.start("b", limits="tokens=9000")
+    assert t.admitted(t.call(b))[1] == 8000
+    d = t.start("d", limits="tokens=19000")
+    assert t.admitted(t.call(d, choices=4))[1] == 4500
+
+
+def test_it_is_not_lowered_below_what_is_worth_a_call() -> None:
+    t = Transcript()
+    a = t.start("a", limits="tokens=5000:refuse")
+    refusal = t.not_called(t.call(a, least=4096))
+    assert (refusal.whose, refusal.limit_kind, refusal.asked) == (a, "tokens", 5096)
+    assert t.admitted(t.call(a, least=4000))[1] == 4000
+
+
+@pytest.mark.parametrize("kind", ["turns", "messages"])
+def test_counts_that_are_used_up_admit_no_call(kind: str) -> None:
+    t = Transcript()
+    a = t.start("a", limits=f"{kind}=1:refuse")
+    name, _ = t.admitted(t.call(a))
+    (t >> t.called(name, turns=1)).skip()
+    assert t.not_called(t.call(a)).limit_kind == kind
+
+
+def test_a_limit_of_an_ancestor_bounds_the_calls_of_all_below_it() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=0.5:refuse")
+    b, d = (t.start(name, inside(a), limits="cost=5") for name in "bd")
+    t.admitted(t.call(b))
+    _, output = t.admitted(t.call(d))
+    assert output == (500_000_000 - 303_000_000 - 3_000_000) // 15_000
+    assert t.run(a).account.used(LimitKind.COST) <= 500_000_000  # type: ignore[operator]
+
+
+def test_a_call_waits_for_others_that_are_under_way() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=0.32:refuse")
+    name, _ = t.admitted(t.call(a))
+    waiting = t.call(a)
+    t >> waiting
+    t.quiet()
+    (t >> t.called(name, cost=0.02)).skip()
+    assert t.admission(waiting)[1] == (320_000_000 - 20_000_000 - 3_000_000) // 15_000
+
+
+def test_a_call_that_has_waited_long_enough_is_refused() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=0.32:refuse")
+    t.admitted(t.call(a))
+    assert t.not_called(t.call(a, final=True)).limit_kind == "cost"
+
+
+def test_terminate_ends_the_run_and_answers_at_once() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=0.05")
+    assert "above its cost limit" in t.not_called(t.call(a)).message
+    assert t.run(a).status is Status.STOPPING
+    assert f"run {a} is being stopped" in t.failed(t.call(a))
+
+
+def test_refuse_refuses_and_the_run_goes_on() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=0.05:refuse")
+    for _ in range(2):
+        t.not_called(t.call(a))
+    assert t.run(a).status is Status.RUNNING
+    assert t.said.count("over a1 cost 0.06444/0.05") == 1
+
+
+@pytest.mark.parametrize("action", ["pause", "request_increase"])
+def test_a_call_is_held_until_there_is_more_room(action: str) -> None:
+    """Nothing is frozen: another call of the run may be in the middle of its reply."""
+    t = Transcript()
+    a = t.start("a", limits=f"cost=0.05:{action}")
+    held = t.call(a)
+    t >> held
+    assert not any(line.startswith("freeze") for line in t._left)
+    t.skip()
+    assert held.token not in t.answers
+    assert t.run(a).status is Status.PAUSED
+    assert t.run(a).shown_reason is not None
+    again = t.call(a)
+    t >> again
+    t.quiet()
+    (t >> (t.resume(a, room="cost=1") if action == "pause" else t.approve(a, room="cost=1"))).skip()
+    assert t.run(a).status is Status.RUNNING
+    assert t.admission(held)[1] is None
+    assert t.admission(again)[1] is None
+
+
+def test_a_held_call_is_refused_when_its_run_ends() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=0.05:request_increase")
+    held = t.call(a)
+    (t >> held).skip()
+    (t >> t.deny(a)).skip()
+    answer = t.answers[held.token]
+    assert isinstance(answer, c.ErrorAnswer)
+    assert "is being stopped" in answer.message
+
+
+def test_a_run_whose_calls_are_held_is_frozen_when_a_person_pauses_it() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=0.05:pause")
+    (t >> t.call(a)).skip()
+    t >> t.pause(a)
+    t << f"freeze {a}"
+    t.skip()
+
+
+def test_a_paused_run_makes_no_calls() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=5")
+    b = t.start("b", inside(a))
+    (t >> t.pause(a)).skip()
+    held = t.call(b)
+    t >> held
+    t.quiet()
+    (t >> t.resume(a)).skip()
+    assert t.admission(held)
+
+
+def test_a_caller_that_hangs_up_is_forgotten() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=5")
+    (t >> t.pause(a)).skip()
+    held = t.call(a)
+    (t >> held).skip()
+    t >> e.CallWithdrawn(t.at, held.token)
+    (t >> t.resume(a)).skip()
+    assert held.token not in t.answers
+    assert not t.run(a).account.reservations
+
+
+def test_a_model_without_a_price_is_refused_where_money_is_limited() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=5")
+    assert 'set [prices."m"]' in t.failed(t.call(a, priced=False))
+    b = t.start("b", limits="cost=5:warn")
+    assert t.admitted(t.call(b, priced=False))[1] is None
+
+
+def test_a_warning_bounds_nothing() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=0.05:warn")
+    assert t.admitted(t.call(a))[1] is None
+
+
+@pytest.mark.parametrize("action", [Action.PAUSE, Action.TERMINATE, Action.WARN])
+def test_a_budget_bounds_calls(action: Action) -> None:
+    t = Transcript(budget_action=action)
+    a = t.start("a")
+    (t >> t.budgets(purse(0.32, ANN.user))).skip()
+    name, output = t.admitted(t.call(a))
+    (t >> t.called(name, cost=0.3)).skip()
+    call = t.call(a)
+    (t >> call).skip()
+    if action is Action.WARN:
+        assert t.admission(call)
+    elif action is Action.TERMINATE:
+        assert isinstance(t.answers[call.token], c.ErrorAnswer | c.CallAnswer)
+        assert t.run(a).status is Status.STOPPING
+    else:
+        assert t.run(a).status is Status.PAUSED
+        (t >> t.budgets(purse(5, ANN.user, charged=0.3))).skip()
+        assert t.admission(call)[1] is None
+
+
+def test_what_a_run_that_ends_had_under_way_is_charged_in_full() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=0.5")
+    b = t.start("b", inside(a))
+    t.admitted(t.call(b))
+    (t >> t.exited(b)).skip()
+    assert t.run(a).account.used(LimitKind.COST) == 303_000_000
+    assert not t.run(a).account.reservations
+
+
+def test_time_does_not_run_while_a_call_is_held() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=0.05:pause")
+    t >> t.call(a)
+    assert any(line.startswith(f"arm {a} {Timer.PAUSE_MAX}") for line in t._left)
+    t.skip()
+    assert t.run(a).clock.since is None
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abd"), st.integers(1, 30_000), st.integers(1, 9000), st.floats(0, 1), st.integers(1, 3)),
+        max_size=40,
+    ),
+    st.sampled_from(["terminate", "refuse", "pause", "request_increase"]),
+)
+def test_calls_never_cost_more_than_a_limit(steps: list[tuple[str, int, int, float, int]], action: str) -> None:
+    """Whatever is asked for by whom, and however much of it is used."""
+    t = Transcript()
+    runs = {"a": t.start("a", limits=f"cost=0.5:{action}")}
+    runs |= {name: t.start(name, inside(runs["a"]), limits="cost=50") for name in "bd"}
+    threshold = limits("cost=0.5")[0].threshold * 1e9
+    under_way: list[tuple[str, int, int]] = []
+    bill = 0
+    for whose, output, tokens, share, choices in steps:
+        if t.machine.tree.get(runs["a"]) is None or t.run(runs["a"]).status is Status.STOPPING:
+            break
+        call = t.call(runs[whose], output, tokens=tokens, choices=choices)
+        (t >> call).skip()
+        answer = t.answers.get(call.token)
+        if isinstance(answer, c.CallAnswer) and answer.name is not None:
+            most = (answer.max_output or output) * choices
+            under_way.append((answer.name, tokens, most))
+        if share < 0.6 and under_way:
+            name, given_, most = under_way.pop(0)
+            cost = given_ * 3000 + int(most * share) * 15_000
+            bill += cost
+            (t >> t.called(name, cost=cost / 1e9, input_tokens=given_, output_tokens=int(most * share))).skip()
+        committed = bill + sum(given_ * 3000 + most * 15_000 for _, given_, most in under_way)
+        assert committed <= threshold
