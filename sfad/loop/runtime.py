@@ -65,7 +65,7 @@ class Runtime:
         """`read_config` reads the config again, and returns what is in force then and what has changed. `began`: when the daemon
         was started, if it was re-executed since."""
         now, config = trio.current_time(), loaded.config
-        self.log, self.timers, self.journal, self.ledger = resources.log, resources.timers, resources.journal, resources.ledger
+        self.log, self.timers, self.spool, self.ledger = resources.log, resources.timers, resources.spool, resources.ledger
         self.output, self.launcher = resources.output, resources.launcher
         self.socket, self.state_dir = resources.socket, resources.state_dir
         self.began = now if began is None else began
@@ -80,8 +80,8 @@ class Runtime:
         self.background = Background(self.log.internal_error)
         self.pidfds = StoredPidfds()
         self.subscribers = Subscribers()
-        self.journal.begin(os.path.realpath(self.state_dir))
-        self.catalogue = RunCatalogue(self.ledger, self.journal.keys(), self.output.forget)
+        self.spool.begin(os.path.realpath(self.state_dir))
+        self.catalogue = RunCatalogue(self.ledger, self.spool.earlier.keys(), self.output.forget)
         self.announcer = Announcer(resources, self.catalogue, self.subscribers)
         self.metering = Metering(
             feed=self.feed, publish=self.announcer.tell_of_run, trouble=self.log.warning, output=self.output,
@@ -95,7 +95,9 @@ class Runtime:
         self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors)
         self.storage = StorageWatch(resources, self.catalogue, self.metering, self.announcer)
         self.ends = PendingEnds(self.machine.tree, self.metering, self.background, self._report)
-        self._budgets = BudgetKeeper(self.machine.budgets, self.ledger, self.timers, self.feed, self.log.warning, self.journal)
+        self._budgets = BudgetKeeper(
+            self.machine.budgets, self.ledger, self.timers, self.feed, self.log.warning, self.spool.charges
+        )
         self.saver = Saver(resources, self.catalogue, self.subscribers, self._budgets, self.metering, self.storage, self.feed)
         self._launching = Launching(resources, self.catalogue, self.metering, self.descriptors, self.feed, self._arm)
         self._shut_down = shut_down
@@ -154,7 +156,7 @@ class Runtime:
             case c.CountRefusal(run):
                 self.ledger.count_refusal(run)
             case c.Charge(scope, name, nanos):
-                self._budgets.charge(scope, name, nanos)
+                self._budgets.record(scope, name, nanos)
             case c.Launch(launched):
                 self._launching.launch(launched)
             case c.Interrupt(run):
@@ -280,9 +282,9 @@ class Runtime:
             self.ledger.upsert_later(info, extra)
         later = {info.id for info, _ in unwritten}
         closed = [info.id for info, _ in adoption.rows if info.status.terminal and info.id not in later]
-        self.journal.recorded([*closed, *adoption.over])
-        self.journal.forget_entirely(adoption.never)
-        self.journal.forget_spawns(but=self.catalogue.live)
+        self.spool.ended.recorded([*closed, *adoption.over])
+        self.spool.ended.forget(adoption.never)
+        self.spool.spawns.forget_others(self.catalogue.live)
         self.catalogue.forget_requests(adoption.never)
 
     def _tell_of_lost_stdin(self) -> None:
@@ -303,7 +305,7 @@ class Runtime:
         failed."""
         self.ends.report_all()  # of what was reaped here, the next program could not learn how it ended
         live_runs = self.catalogue.live
-        self.journal.save_all(live_runs.values(), self.metering.position)
+        self.spool.journal.save_all(live_runs.values(), self.metering.position)
         remains = self.launcher.hand_over()
         return {
             run: HandedRun(remains.get(run), live.descriptors, live.stdin.hand_over() if live.stdin is not None else None)
@@ -311,11 +313,11 @@ class Runtime:
         }
 
     def close(self) -> None:
-        """Close what the loop has opened, and the journal."""
+        """Close what the loop has opened, and the spool."""
         self.catalogue.close()
         self.metering.close()
         self.announcer.close()
-        self.journal.close()
+        self.spool.close()
         self.pidfds.close()
 
     # ---- what the operator asks for
@@ -341,5 +343,5 @@ class Runtime:
 
     def forget_pruned(self, runs: Collection[RunId]) -> None:
         """Forget runs that were deleted from the ledger."""
-        self.journal.pruned(runs)
+        self.spool.ended.pruned(runs)
         self.catalogue.forget(runs)
