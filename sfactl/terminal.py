@@ -15,8 +15,6 @@ import termios
 import tty
 from contextlib import suppress
 
-from .poll import await_foreground
-
 CHUNK = 64 * 1024
 
 STATE = 0.25
@@ -40,7 +38,6 @@ class Terminal:
         self.master, self.slave = os.openpty()
         self._saved = termios.tcgetattr(0)
         termios.tcsetattr(self.slave, termios.TCSANOW, self._saved)
-        self.resize()
         self._to_run = b""
         self._to_user = b""
         self._hung_up = False
@@ -57,7 +54,9 @@ class Terminal:
         self.slave = -1
 
     def enter_raw(self) -> None:
-        """Pass every key to the run from now on. Raise `InterruptedError` for a signal in the background."""
+        """Give the run's terminal our size, and pass every key to the run from now on. Raise `InterruptedError` for a signal in
+        the background."""
+        self.resize()
         await_foreground()
         tty.setraw(0, termios.TCSADRAIN)
         self.raw = True
@@ -146,6 +145,15 @@ class Terminal:
         os.close(self.master)
         if self.slave >= 0:
             self.handed_over()
+
+
+def await_foreground() -> None:
+    """Wait until this process is in the foreground of its terminal, descriptor 0: the kernel stops it while it is not. Raise
+    `InterruptedError` for a signal."""
+    try:
+        termios.tcsetattr(0, termios.TCSANOW, termios.tcgetattr(0))  # changes nothing; a change from the background is SIGTTOU
+    except termios.error as error:
+        raise OSError(*error.args) from None
 
 
 def _state(pid: int) -> str | None:

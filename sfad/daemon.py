@@ -17,7 +17,7 @@ from .durable.handover import Handover
 from .host import logout, systemd
 from .host.descriptors import hold_back
 from .host.reserve import raise_priority
-from .host.socket_file import PathError, bind_socket, unbind_socket
+from .host.socket_file import bind_socket
 from .host.state_dir import StateLock
 from .host.tasks import keep_serving
 from .launch.watch.reaper import ChildSignals
@@ -69,8 +69,6 @@ async def serve(
         gc.enable()
         try:
             listener = listener or bind_socket(home.socket, held=home.state_dir)
-            if not systemd.listens(listener):  # to look whether it is stale would make systemd start the service again
-                stack.callback(_unbind, home, log)
             server = Server(listener, runtime, lambda sock: identify(sock, runtime.launcher), handed)
             stack.callback(server.close)
             # a daemon that was re-executed has told its readiness long ago, and the number may be another file's
@@ -207,10 +205,3 @@ class Daemon:
             systemd.notify(state)
         except OSError as error:
             self.log.warning(f"cannot send {state} to systemd: {error}")
-
-
-def _unbind(home: DaemonHome, log: Log) -> None:
-    try:
-        unbind_socket(home.socket, held=home.state_dir)
-    except PathError as error:
-        log.warning(str(error))  # the next daemon finds it stale and replaces it

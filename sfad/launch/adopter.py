@@ -46,7 +46,7 @@ class Adopter:
                 self._find_main(run, remains)
             else:
                 self._resume_launch(run, remains, remains.report)
-            alive = self._adopted.settle(run)
+            alive = self._adopted.finish(run)
             self._cpus.recall(run)
         except BaseException:
             self._abandon(run)

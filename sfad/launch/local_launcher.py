@@ -19,7 +19,7 @@ from .complaints import Complaints
 from .contain.cgroup import cgroupfs
 from .contain.cgroup.containment import CgroupContainment
 from .contain.cpu_binding import RunCpus
-from .contain.interface import Ground, RunContainment
+from .contain.interface import LauncherParts, RunContainment
 from .contain.tags.containment import TagsContainment
 from .emitter import Emitter
 from .footprints import Footprints
@@ -59,7 +59,7 @@ class LocalLauncher(Launcher):
         instance: str,
         emitter: Emitter,
         complaints: Complaints,
-        contain: Callable[[Ground], RunContainment],
+        contain: Callable[[LauncherParts], RunContainment],
         *,
         trampoline: Trampoline | None = None,
         nofile: int | None = None,
@@ -74,7 +74,7 @@ class LocalLauncher(Launcher):
         self._owed = OwedEvents(emitter, complaints, self._reactor, lambda run: self._containment.populated(run))
         self._was_subreaper = _subreaper()
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self._containment = contain(Ground(self._runs, self._reactor, self._orphans, complaints, self._owed))
+        self._containment = contain(LauncherParts(self._runs, self._reactor, self._orphans, complaints, self._owed))
         self._mains = Mains(self._reactor, self._orphans, emitter, self._owed)
         self._cpus = RunCpus(self._runs, self._containment)
         self._starter = CommandStarter(
@@ -111,14 +111,14 @@ class LocalLauncher(Launcher):
         run = self._stopping(run_id, signal)
         if run:
             ladder = run.ladder
-            self._reactor.surely(lambda: run.in_stop(ladder), self._containment.terminate, run, signal)
+            self._reactor.surely(lambda: run.in_stop(ladder), self._containment.stops.terminate, run, signal)
 
     def kill(self, run_id: RunId) -> None:
         run = self._stopping(run_id, SIGKILL)
         if run:
             ladder = run.ladder
             signal_mains(run, SIGKILL)
-            self._reactor.surely(lambda: run.in_stop(ladder), self._containment.kill, run)
+            self._reactor.surely(lambda: run.in_stop(ladder), self._containment.stops.kill, run)
 
     def _stopping(self, run_id: RunId, number: int) -> LaunchedRun | None:
         run = self._runs.get(run_id)
@@ -134,13 +134,13 @@ class LocalLauncher(Launcher):
             self._reactor.soon(self._emitter.emit, Frozen, run_id)
             return
         now = run.set_paused(True)
-        self._reactor.surely(lambda: run.freezing and run.pauses == now, self._containment.freeze, run)
+        self._reactor.surely(lambda: run.freezing and run.pauses == now, self._containment.pauses.freeze, run)
 
     def thaw(self, run_id: RunId) -> None:
         run = self._runs.get(run_id)
         if run:
             now = run.set_paused(False)
-            self._reactor.surely(lambda: run.pauses == now and self._runs.get(run_id) is run, self._containment.thaw, run)
+            self._reactor.surely(lambda: run.pauses == now and self._runs.get(run_id) is run, self._containment.pauses.thaw, run)
 
     def signal_main(self, run_id: RunId, signal: int) -> bool:
         run = self._runs.get(run_id)
@@ -253,7 +253,7 @@ def choose(
     again. Raises `CgroupImpossible` with the reason if `mode` is cgroup and that is impossible.
     """
 
-    def launcher(complaints: Complaints, contain: Callable[[Ground], RunContainment]) -> LocalLauncher:
+    def launcher(complaints: Complaints, contain: Callable[[LauncherParts], RunContainment]) -> LocalLauncher:
         emitter = Emitter(emit, clock, complaints.failed)
         return LocalLauncher(instance, emitter, complaints, contain, trampoline=trampoline, nofile=nofile)
 

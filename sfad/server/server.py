@@ -94,3 +94,4 @@ class Server:
         for connection in list(self._clients.by_fd.values()):
             self._clients.drop(connection)
         self._epoll.close()
+        self.listener.remove()

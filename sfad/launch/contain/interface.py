@@ -13,7 +13,7 @@ from ..watch.reaper import Orphans
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class LauncherParts:
     """What the launcher lends to its containment."""
 
     runs: LaunchedRuns
@@ -60,13 +60,33 @@ class AdoptedRuns(Protocol):
         """Adopt the run's containment, as far as that is there."""
 
     def forget(self, run: LaunchedRun) -> None:
-        """Undo `rejoin`, and leave the processes as they are."""
+        """Undo `rejoin`, and leave the processes as they are. Does not raise."""
 
     def carries(self, run: LaunchedRun, pid: int) -> bool:
         """Return whether a process is provably the run's."""
 
-    def settle(self, run: LaunchedRun) -> bool:
+    def finish(self, run: LaunchedRun) -> bool:
         """Return whether anything is alive in the run. Called once, after its main process, if that is alive, was adopted."""
+
+
+class RunStops(Protocol):
+    """Signals to all processes of a run and its descendants. All methods may raise `OSError`, and are called again then."""
+
+    def terminate(self, run: LaunchedRun, number: int) -> None:
+        """Signal every process."""
+
+    def kill(self, run: LaunchedRun) -> None:
+        """Kill every process, again and again until the run is empty."""
+
+
+class RunPauses(Protocol):
+    """Like `RunStops`."""
+
+    def freeze(self, run: LaunchedRun) -> None:
+        """Stop every process. Calls `OwedEvents.stands_still` when that is done."""
+
+    def thaw(self, run: LaunchedRun) -> None:
+        """Continue every process but those of child runs that were paused by themselves."""
 
 
 class RunContainment(Protocol):
@@ -77,24 +97,14 @@ class RunContainment(Protocol):
     """Where runs are contained, or why not by cgroup."""
     limits: RunLimits
     adopted: AdoptedRuns
+    stops: RunStops
+    pauses: RunPauses
 
     def enter(self, run: LaunchedRun) -> Door:
         """Make the run's containment if it is not there. Raises `OSError`."""
 
     def leave(self, run: LaunchedRun) -> None:
         """Remove what `enter` made."""
-
-    def terminate(self, run: LaunchedRun, number: int) -> None:
-        """Signal every process."""
-
-    def kill(self, run: LaunchedRun) -> None:
-        """Kill every process, again and again until the run is empty."""
-
-    def freeze(self, run: LaunchedRun) -> None:
-        """Stop every process. Calls `OwedEvents.stands_still` when that is done."""
-
-    def thaw(self, run: LaunchedRun) -> None:
-        """Continue every process but those of child runs that were paused by themselves."""
 
     def populated(self, run: LaunchedRun) -> bool:
         """Return whether anything is alive in the run, besides zombies and unreaped main processes of child runs. Raises `OSError`.

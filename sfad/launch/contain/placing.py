@@ -38,7 +38,7 @@ def lineage(pid: int) -> tuple[Stat, ...]:
 _Found = TypeVar("_Found")
 
 
-def settled(pid: int, look: Callable[[tuple[Stat, ...]], _Found]) -> _Found:
+def with_steady_lineage(pid: int, look: Callable[[tuple[Stat, ...]], _Found]) -> _Found:
     """Return what `look` says of the lineage of a process, if that was the same before and after: the pid of a parent that ends
     meanwhile may be used again. Raises `Unplaceable` if the lineage keeps changing."""
     for _ in range(_TRIES):
@@ -62,10 +62,10 @@ def by_ancestry(pid: int, run_of: Callable[[int], RunId | None]) -> tuple[RunId 
         run_id = next((run_id for one in chain if one.pid != os.getpid() and (run_id := run_of(one.pid))), None)
         return run_id, descends(chain)
 
-    return settled(pid, look)
+    return with_steady_lineage(pid, look)
 
 
-def left(pid: int) -> Unplaceable:
+def unmarked(pid: int) -> Unplaceable:
     """Return the refusal of a descendant of the daemon that is in no known run: it is in some run, and must not have the rights of
     a person."""
     return Unplaceable(
@@ -74,11 +74,11 @@ def left(pid: int) -> Unplaceable:
     )
 
 
-def shown(path: str) -> str:
+def printable_path(path: str) -> str:
     """Return a path as text that can be encoded."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def still(pidfd: int | None) -> bool:
+def still_there(pidfd: int | None) -> bool:
     """Return whether the pidfd's process is still there, so that /proc/PID was about it: later its pid may be used again."""
     return pidfd is None or not reaped(pidfd)

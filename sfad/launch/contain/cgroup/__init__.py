@@ -1,6 +1,9 @@
 """Containment in cgroup v2.
 
-`containment`  one cgroup a run: entering, stopping, pausing
+`containment`  one cgroup a run: entering, leaving, what is in it
+`stopping`     signals every process of a run until nothing is left
+`pausing`      freezes and thaws runs
+`control`      control files that act on a whole cgroup
 `cgroups`      the cgroups of runs: made, found by run, path or inode, removed
 `events`       what `cgroup.events` tells
 `escapes`      processes that have left their run's cgroup

@@ -36,7 +36,7 @@ class AdoptedCgroups(AdoptedRuns):
             self._limits.limit(run)  # writes what is written there already, and counts from now on
         self._gather(run)
 
-    def settle(self, run: LaunchedRun) -> bool:
+    def finish(self, run: LaunchedRun) -> bool:
         if run.main is None or not run.main.ours:
             self._elsewhere.add(run.id)
         # not `Escapes`: to look at orphans is to reap them, and main processes of runs that are adopted next would be among them

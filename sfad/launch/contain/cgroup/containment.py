@@ -12,30 +12,24 @@ and leaves `cgroup.freeze` as it was.
 
 import os
 from collections.abc import Iterable
-from contextlib import suppress
-from signal import SIGCONT, SIGKILL, SIGSTOP
 from typing import Literal
 
-import trio
-
-from ....host.descriptors import lifted
 from ....protocol.types import RunId
 from ... import procfs
 from ...launched_runs import LaunchedRun, run_ids
 from ...launcher import Complain
-from ...watch.mains import signal_mains
-from ..interface import Door, Ground, RunContainment
+from ..interface import Door, LauncherParts, RunContainment
 from . import cgroupfs
 from .adopted import AdoptedCgroups
 from .cgroups import RunCgroup, RunCgroups
+from .control import CgroupControl, thaw_all
 from .controllers import Controllers
-from .escapes import INSIST, Escapes
+from .escapes import Escapes
 from .events import CgroupEvents
 from .limits import KernelLimits
+from .pausing import CgroupPauses
 from .placing import CgroupPlacing
-
-FREEZE_BOUND = 0.1
-"""Seconds that a stop waits for the freezer."""
+from .stopping import CgroupStops
 
 
 class CgroupContainment(RunContainment):
@@ -43,25 +37,25 @@ class CgroupContainment(RunContainment):
 
     kind: Literal["cgroup", "tags"] = "cgroup"
     adopted: AdoptedCgroups
+    pauses: CgroupPauses
+    stops: CgroupStops
 
-    def __init__(self, ground: Ground, *, base: cgroupfs.Base, complain: Complain = lambda _text: None) -> None:
+    def __init__(self, parts: LauncherParts, *, base: cgroupfs.Base, complain: Complain = lambda _text: None) -> None:
         self.detail = base.directory
-        self._runs = ground.runs
-        self._reactor = ground.reactor
-        self._owed = ground.owed
+        self._runs = parts.runs
+        self._owed = parts.owed
         self._base = base
         self._controllers = Controllers(base, complain)
         self._controllers.prepare()
-        self._own_cgroup = procfs.cgroup(os.getpid())
-        """Where this process belongs, now that `prepare` has moved it if necessary."""
-        self._cgroups = RunCgroups(base, self._controllers, ground.reactor)
-        self._events = CgroupEvents(self._cgroups, ground.reactor, ground.complaints, self._learn)
-        self.limits = KernelLimits(self._cgroups, self._controllers, ground.complaints)
-        self._escapes = Escapes(ground, self._cgroups)
-        self.adopted = AdoptedCgroups(ground.runs, self._cgroups, self.limits)
-        self._placing = CgroupPlacing(ground.runs, self._cgroups, ground.orphans)
-
-    # Entering and leaving.
+        self._control = CgroupControl(base)
+        self._cgroups = RunCgroups(base, self._controllers, parts.reactor)
+        self._events = CgroupEvents(self._cgroups, parts.reactor, parts.complaints, self._learn)
+        self.limits = KernelLimits(self._cgroups, self._controllers, parts.complaints)
+        self._escapes = Escapes(parts, self._cgroups)
+        self.adopted = AdoptedCgroups(parts.runs, self._cgroups, self.limits)
+        self.pauses = CgroupPauses(parts, self._cgroups, self._control, self._events, self._escapes)
+        self.stops = CgroupStops(parts, self._cgroups, self._control, self._events, self._escapes)
+        self._placing = CgroupPlacing(parts.runs, self._cgroups, parts.orphans)
 
     def enter(self, run: LaunchedRun) -> Door:
         try:
@@ -84,7 +78,7 @@ class CgroupContainment(RunContainment):
         if group.bounds != run.bounds:
             self.limits.limit(run)
         if group.halted:  # the attempt before ended in its stop's freeze
-            self._unfreeze(group)
+            thaw_all(group)
         tag = self._runs.tag_of(run)
         return Door(os.open(f"{group.leaf}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC), tag)
 
@@ -95,110 +89,12 @@ class CgroupContainment(RunContainment):
     def close(self) -> None:
         self._cgroups.close()
 
-    # Stopping.
-
-    def terminate(self, run: LaunchedRun, number: int) -> None:
-        """Freeze, signal every process, and thaw: a process that forks meanwhile cannot outrun the signal."""
-        group = self._cgroups.of(run)
-        if group is None:
-            signal_mains(run, number)
-            self._escapes.stop_soon(run)
-            return
-        self._events.watch(run, group)
-        group.frozen = trio.Event()
-        self._write(group, "cgroup.freeze", b"1")
-        group.halted = True
-        self._reactor.task(self._stop, run, group, number, run.ladder)
-
-    async def _stop(self, run: LaunchedRun, group: RunCgroup, number: int, ladder: int) -> None:
-        with trio.move_on_after(FREEZE_BOUND):
-            await group.frozen.wait()
-        await self._reactor.lasting(self._signal_all, run, number, ladder)
-        await self._reactor.lasting(self._let_go, run, group, ladder)
-
-    async def _signal_all(self, run: LaunchedRun, number: int, ladder: int) -> None:
-        if not run.in_stop(ladder):
-            return
-        with lifted():
-            members = [pid for pid, _ in self.members(run)]
-            for pid in members:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, number)  # no frozen process can end, so no pid was used again
-            signal_mains(run, number, but=members)
-
-    async def _let_go(self, run: LaunchedRun, group: RunCgroup, ladder: int) -> None:
-        if run.in_stop(ladder):
-            with lifted():
-                self._unfreeze(group)
-                self._escapes.stop_soon(run)
-
-    def _unfreeze(self, group: RunCgroup) -> None:
-        for directory in cgroupfs.nested(group.directory):
-            try:
-                cgroupfs.write(f"{directory}/cgroup.freeze", b"0")
-            except OSError as error:
-                if error.errno not in procfs.GONE:
-                    raise
-        group.halted = False
-
-    def kill(self, run: LaunchedRun) -> None:
-        group = self._cgroups.of(run)
-        if group:
-            self._write(group, "cgroup.kill", b"1")
-            self._events.watch(run, group)
-            self._reactor.task(self._insist, run, group, run.ladder)
-        self._escapes.stop_soon(run)
-
-    async def _insist(self, run: LaunchedRun, group: RunCgroup, ladder: int) -> None:
-        while True:
-            await trio.sleep(INSIST)
-            if not run.in_stop(ladder):
-                return
-            signal_mains(run, SIGKILL)
-            with lifted():
-                self._write(group, "cgroup.kill", b"1")
-
-    # Pausing.
-
-    def freeze(self, run: LaunchedRun) -> None:
-        self._escapes.signal(run, SIGSTOP)
-        group = self._cgroups.of(run)
-        if group:
-            self._write(group, "cgroup.freeze", b"1")
-            self._events.watch(run, group)
-        else:
-            self._reactor.soon(self._owed.stands_still, run)
-
-    def thaw(self, run: LaunchedRun) -> None:
-        group = self._cgroups.of(run)
-        if group:
-            self._write(group, "cgroup.freeze", b"0")
-        self._escapes.signal(run, SIGCONT)
-
-    def _write(self, group: RunCgroup, name: str, content: bytes) -> None:
-        self._step_out()
-        try:
-            cgroupfs.write(f"{group.directory}/{name}", content)
-        except OSError as error:
-            if error.errno not in procfs.GONE:
-                raise
-
-    def _step_out(self) -> None:
-        """Go back to where this process belongs: an agent with its uid can move it into a run that is to be frozen."""
-        path = procfs.cgroup(os.getpid())
-        if path is None or path == self._own_cgroup or cgroupfs.below(path, self._base.path) is None:
-            return
-        parent = os.path.dirname(self._base.directory)
-        cgroupfs.write(f"{cgroupfs.seen(self._own_cgroup) or parent}/cgroup.procs", b"0")
-
-    # Looking.
-
     def _learn(self, run: LaunchedRun, group: RunCgroup, events: bytes) -> None:
         if b"frozen 1" in events:
             group.frozen.set()
             self._owed.stands_still(run)
         elif run.paused and not run.freezing:  # another process has thawed it
-            self._write(group, "cgroup.freeze", b"1")
+            self._control.write(group, "cgroup.freeze", b"1")
         if b"populated 0" in events:
             self._escapes.stop_soon(run)
             self._owed.consider(run)

@@ -13,7 +13,7 @@ from ....host.descriptors import lifted
 from ....protocol.types import RunId
 from ... import procfs
 from ...launched_runs import LaunchedRun, run_ids
-from ..interface import Ground
+from ..interface import LauncherParts
 from .cgroups import RunCgroups
 
 INSIST = 1.0
@@ -25,11 +25,11 @@ _WATCHED = 32
 
 
 class Escapes:
-    def __init__(self, ground: Ground, cgroups: RunCgroups) -> None:
-        self._runs = ground.runs
-        self._reactor = ground.reactor
-        self._orphans = ground.orphans
-        self._owed = ground.owed
+    def __init__(self, parts: LauncherParts, cgroups: RunCgroups) -> None:
+        self._runs = parts.runs
+        self._reactor = parts.reactor
+        self._orphans = parts.orphans
+        self._owed = parts.owed
         self._cgroups = cgroups
         self._chased: set[LaunchedRun] = set()
         """Runs whose escaped processes are being stopped."""

@@ -6,7 +6,7 @@ from ...launched_runs import LaunchedRuns
 from ...launcher import Unplaceable
 from ...pidfd import cgroup_id
 from ...watch.reaper import Orphans
-from ..placing import by_ancestry, by_cookie, left, shown, still
+from ..placing import by_ancestry, by_cookie, printable_path, still_there, unmarked
 from .cgroups import RunCgroups
 
 
@@ -29,10 +29,10 @@ class CgroupPlacing:
         if run_id is None and path is not None:
             run_id, ours = by_ancestry(pid, self._run_of)
             run_id = run_id or by_cookie(pid, self._runs)
-        if path is None or not still(pidfd):
+        if path is None or not still_there(pidfd):
             raise Unplaceable(f"process {pid} ended before it could be placed")
         if run_id is None and ours:
-            raise left(pid)
+            raise unmarked(pid)
         if run_id is not None:
             self._refuse_moved(pid, run_id)
         return run_id
@@ -55,5 +55,5 @@ class CgroupPlacing:
             return None
         run_id = self._cgroups.nearest(directory)
         if run_id is None:
-            raise Unplaceable(f"its cgroup {shown(path)} belongs to no run that is known")
+            raise Unplaceable(f"its cgroup {printable_path(path)} belongs to no run that is known")
         return run_id

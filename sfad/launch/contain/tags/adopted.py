@@ -15,25 +15,25 @@ from ..interface import AdoptedRuns
 from ..mark_scan import Looks, Trace
 
 
-class Abroad(AdoptedRuns):
+class AdoptedTags(AdoptedRuns):
     def __init__(self, runs: LaunchedRuns) -> None:
         self._runs = runs
         self._looks = Looks()
-        self._abroad: set[RunId] = set()
+        self._elsewhere: set[RunId] = set()
         """Runs that may have processes which are not below this one."""
 
     def __bool__(self) -> bool:
-        return bool(self._abroad)
+        return bool(self._elsewhere)
 
     def concerns(self, runs: set[RunId]) -> bool:
         """Return whether one of these runs may have processes that are not below this one."""
-        return bool(runs & self._abroad)
+        return bool(runs & self._elsewhere)
 
     def rejoin(self, run: LaunchedRun) -> None:
         self._runs.tag_of(run)
 
     def forget(self, run: LaunchedRun) -> None:
-        self._abroad.discard(run.id)
+        self._elsewhere.discard(run.id)
 
     def carries(self, run: LaunchedRun, pid: int) -> bool:
         process = procfs.stat(pid)
@@ -41,20 +41,20 @@ class Abroad(AdoptedRuns):
         numbers = {number: run.id} if number is not None else {}
         return process is not None and mark_scan.run_of(mark_scan.trace(process), None, {run.cookie: run.id}, numbers) == run.id
 
-    def settle(self, run: LaunchedRun) -> bool:
+    def finish(self, run: LaunchedRun) -> bool:
         if run.main is not None:
             if not run.main.ours:
-                self._abroad.add(run.id)
+                self._elsewhere.add(run.id)
             return True
         recent = self._looks.recent()
         found = {process.pid for look in recent for process in look.members(run.cookie, self._runs.tag_of(run))}
         if not found <= recent[0].ours | recent[1].ours:
-            self._abroad.add(run.id)
+            self._elsewhere.add(run.id)
         return any(map(procfs.is_alive, found))
 
     def processes(self) -> Iterator[tuple[Stat, RunId]]:
         """Yield what is alive in adopted runs and not below this process. Raises `OSError`."""
-        if self._abroad:
+        if self._elsewhere:
             for one, run_id in mark_scan.look().placed(self.run_of, but=os.getpid()):
                 if run_id:
                     yield one.process, run_id
@@ -64,6 +64,6 @@ class Abroad(AdoptedRuns):
         if inherited:
             tagged = self._runs.tags.get(one.number) if one.number is not None else None
             return tagged if tagged is not None and self._runs.within(tagged, inherited) else inherited
-        cookies = {self._runs[run_id].cookie: run_id for run_id in self._abroad}
-        numbers = {number: run_id for number, run_id in self._runs.tags.items() if run_id in self._abroad}
+        cookies = {self._runs[run_id].cookie: run_id for run_id in self._elsewhere}
+        numbers = {number: run_id for number, run_id in self._runs.tags.items() if run_id in self._elsewhere}
         return mark_scan.run_of(one, inherited, cookies, numbers)

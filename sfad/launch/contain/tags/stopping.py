@@ -1,0 +1,156 @@
+"""Stopping runs: signals to every process of a run until nothing is left."""
+
+import os
+import signal
+from contextlib import suppress
+from itertools import count
+from time import monotonic
+
+import trio
+
+from ....protocol.types import RunId
+from ... import procfs
+from ...launched_runs import LaunchedRun, run_ids
+from ...watch.reaper import reap_orphan
+from ..interface import LauncherParts, RunStops
+from .census import Census
+from .pausing import TagsPauses
+from .placing import TagsPlacing
+from .signals import send
+
+_SLICE = 0.01
+"""Seconds of signalling before the daemon's other tasks get their turn."""
+_PASSES = 2
+"""Scans of a SIGTERM at least: the second finds what was forked during the first."""
+_PURSUIT = 0.1
+"""Seconds after which a SIGTERM is not followed further: processes that fork faster are left to the SIGKILL after the grace.
+Nothing is reaped meanwhile: ten scans of twenty lineages that forked without pause left 32 000 zombies, and the machine no pid."""
+_WATCHED = 32
+"""Pidfds waited on at a time; the next are looked for when these are gone."""
+_INSIST = 0.5
+"""Seconds between two kills of what does not go."""
+_REAPED_WITHIN = 0.002
+"""Seconds between two looks whether a main process that has ended was reaped."""
+
+
+class TagsStops(RunStops):
+    def __init__(self, parts: LauncherParts, census: Census, placing: TagsPlacing, pauses: TagsPauses) -> None:
+        self._reactor = parts.reactor
+        self._orphans = parts.orphans
+        self._owed = parts.owed
+        self._census = census
+        self._placing = placing
+        self._pauses = pauses
+        self._terminating: dict[LaunchedRun, tuple[int, int]] = {}
+        """Runs to be signalled: the signal, and the number of the stop that asked for it."""
+        self._killing: dict[LaunchedRun, int] = {}
+        """Runs to be killed, and the number of the stop that asked for it."""
+        self._slaying = False
+        """Whether `_kill_all` runs."""
+        self._kill_now = trio.Event()
+        self._draining: set[LaunchedRun] = set()
+        """Runs whose `_drain` runs."""
+
+    def terminate(self, run: LaunchedRun, number: int) -> None:
+        self._pauses.end(run)
+        if not self._terminating:
+            self._reactor.soon(self._signal_all)  # one scan for all that are stopped at the same time
+        self._terminating[run] = (number, run.ladder)
+
+    def _signal_all(self) -> None:
+        asked = {run: number for run, (number, ladder) in self._terminating.items() if run.in_stop(ladder)}
+        for number in set(asked.values()):
+            runs = run_ids(run for run in asked if asked[run] == number)
+            done: set[tuple[int, int]] = set()
+            until = monotonic() + _PURSUIT
+            for scans in count(1):
+                fresh = self._strike(runs, (number, signal.SIGCONT), done)
+                if not fresh or (scans >= _PASSES and monotonic() > until):
+                    break
+        self._terminating = {}
+        for run in asked:
+            self._drain_soon(run)
+
+    def kill(self, run: LaunchedRun) -> None:
+        self._killing[run] = run.ladder
+        if not self._slaying:
+            self._slaying = True
+            self._reactor.task(self._kill_all)
+        self._kill_now.set()
+        self._drain_soon(run)
+
+    async def _kill_all(self) -> None:
+        while True:
+            # also before the first look: the run may have ended by then, and be in its next attempt
+            self._killing = {run: ladder for run, ladder in self._killing.items() if run.in_stop(ladder)}
+            if not self._killing:
+                break
+            self._kill_now = trio.Event()
+            if self._slay(run_ids(self._killing)):
+                await trio.lowlevel.checkpoint()
+            else:
+                with trio.move_on_after(_INSIST):
+                    await self._kill_now.wait()
+        self._slaying = False
+
+    def _slay(self, runs: set[RunId]) -> bool:
+        """Kill for a while; return whether the last look still found something new."""
+        until = monotonic() + _SLICE
+        struck: set[tuple[int, int]] = set()
+        while monotonic() < until:
+            fresh = self._kill_children(runs, struck)
+            if not fresh and not self._strike(runs, (signal.SIGKILL,), struck):
+                return False
+        return True
+
+    def _kill_children(self, runs: set[RunId], struck: set[tuple[int, int]]) -> bool:
+        """Kill the direct children that are not in `struck` yet; return whether there were any.
+
+        Against lineages that fork and exit this is the race to win: each of their processes is our child as soon as the one
+        before it is gone. A look costs microseconds, and the pid of an unreaped child is no other process's."""
+        fresh = False
+        for pid in procfs.children():
+            if (pid, 0) not in struck and self._placing.run_of_child(pid) in runs:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+                struck.add((pid, 0))
+                fresh = True
+            if pid not in self._orphans.owned:
+                reap_orphan(pid)
+        return fresh
+
+    def _strike(self, runs: set[RunId], numbers: tuple[int, ...], done: set[tuple[int, int]]) -> bool:
+        """Signal the processes that are not in `done` yet; return whether there were any."""
+        fresh = [process for process, _ in self._census.take(runs) if (process.pid, process.started) not in done]
+        for process in fresh:
+            send(process, numbers)
+            done.add((process.pid, process.started))
+        return bool(fresh)
+
+    def _drain_soon(self, run: LaunchedRun) -> None:
+        if run not in self._draining:
+            self._draining.add(run)
+            self._reactor.task(self._drain, run)
+
+    async def _drain(self, run: LaunchedRun) -> None:
+        """Wait until nothing of the run is alive."""
+        self._draining.add(run)
+        try:
+            while run.emptying:
+                tops = self._census.tops(run_ids([run]))
+                if tops:
+                    await self._reactor.wait_ended(tops[:_WATCHED], _INSIST)
+                else:
+                    self._owed.consider(run)
+                    await trio.sleep(_INSIST if _awaits_news(run) else _REAPED_WITHIN)  # a main that has ended is reaped meanwhile
+        finally:
+            self._draining.discard(run)
+
+    def forget(self, run: LaunchedRun) -> None:
+        self._killing.pop(run, None)
+        self._terminating.pop(run, None)
+
+
+def _awaits_news(run: LaunchedRun) -> bool:
+    """Return whether another process has to reap a main process: that can take seconds, and is reported."""
+    return any(not main.ours for main in run.mains)
