@@ -112,7 +112,7 @@ class Daemon:
                 if handed is None or adoption.notes:
                     # processes of runs without a snapshot
                     parent, detail = runtime.config.containment.cgroup_parent, runtime.launcher.detail
-                    await trio.to_thread.run_sync(sweep_others, self.home, parent, log, adoption.held, detail)
+                    await trio.to_thread.run_sync(sweep_others, self.home, parent, log, adoption.spared, detail)
                 if handed is not None:
                     server.handover.continue_waiting(handed.clients)  # clients that watch are told what has happened since
                 await runtime.succession.supervise(adoption, unwritten)

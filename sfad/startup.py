@@ -15,8 +15,9 @@ import trio
 from . import config as configuration
 from .durable.adoption import Adoption, Rows, adopt
 from .durable.budgets import rebuild
+from .durable.directory import Spool
+from .durable.earlier import EarlierSpool
 from .durable.handover import Handover
-from .durable.journal import RunJournal
 from .faults import effect
 from .host import systemd
 from .host.clock import Timers
@@ -96,28 +97,28 @@ def open_state(
     """Open what is in the state directory, and choose the launcher. Raises `PathError`, `LedgerError`, `CgroupImpossible`."""
     state_dir, timers, reports = home.state_dir, Timers(log.internal_error), Reports()
     try:
-        journal = RunJournal(state_dir / "spool", timers, log.error, lock.lost)
-        stack.callback(journal.close)
+        spool = Spool(state_dir / "spool", timers, log.error, lock.lost)
+        stack.callback(spool.close)
         output = OutputStore(state_dir / "output", log.error)
     except StoreError as error:
         raise PathError(str(error)) from error
     except OSError as error:
         raise PathError(f"the state directory {state_dir} cannot be used: {error}") from error
-    _refuse_moved(state_dir, journal)
-    floor = max(output.highest_number(), journal.highest_number)
+    _refuse_moved(state_dir, spool.earlier)
+    floor = max(output.highest_number(), spool.numbers.highest_run)
     ledger = _open_ledger(state_dir, floor, log, handed=handed)
     stack.callback(lambda: _tell_unwritten(ledger.close(), log))
-    for note in (*journal.notes, *ledger.notes):
+    for note in (*spool.notes, *ledger.notes):
         log.warning(note)
     if ledger.is_new and floor and not ledger.notes:
         log.warning(f"there was no ledger in {state_dir}, though runs have been there: one was begun, without those that had ended")
     launcher = _choose_launcher(home.instance, loaded.config.containment, reports, log)
     stack.callback(launcher.close)
-    return Resources(log, timers, journal, ledger, output, launcher, reports, str(home.socket), str(state_dir), lock.lost)
+    return Resources(log, timers, spool, ledger, output, launcher, reports, str(home.socket), str(state_dir), lock.lost)
 
 
-def _refuse_moved(here: Path, journal: RunJournal) -> None:
-    alive, before = journal.moved_alive(here), journal.place
+def _refuse_moved(here: Path, earlier: EarlierSpool) -> None:
+    alive, before = earlier.moved_alive(here), earlier.place
     if alive:
         raise PathError(
             f"{here} was {before} when {counted(len(alive), 'run')} began that are still alive ({', '.join(alive[:8])}), and "
@@ -160,7 +161,7 @@ def adopt_runs(runtime: Runtime, handed: Handover | None, stored: dict[str, int]
     are closed. Raises `PathError`."""
     ledger = runtime.ledger
     try:
-        adoption = adopt(runtime.journal, ledger, runtime.launcher, handed, stored)
+        adoption = adopt(runtime.spool, ledger, runtime.launcher, handed, stored)
     except OSError as error:
         raise PathError(f"the runs of an earlier daemon cannot be adopted: {error}") from error
     runtime.succession.adopt(adoption)
@@ -175,7 +176,7 @@ def adopt_runs(runtime: Runtime, handed: Handover | None, stored: dict[str, int]
         log.error(f"the ledger cannot be brought in line with what was found: {error}; it will be when it can be written")
         unwritten = adoption.rows
     try:
-        for note in rebuild(runtime.config.budgets, ledger, runtime.journal):
+        for note in rebuild(runtime.config.budgets, ledger, runtime.spool):
             log.error(note)
     except sqlite3.Error as error:
         log.error(f"the ledger was not told what budgets were charged: {error}; the spool's figures count")

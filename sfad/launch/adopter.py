@@ -22,7 +22,7 @@ from .trampoline.contract import EXEC, REPORT, reported
 from .trampoline.executable import is_one
 from .watch.mains import Mains
 
-_ARRIVAL, _LOOK_AGAIN = 0.5, 0.002
+_TRAMPOLINES_DONE_WITHIN, _LOOK_EVERY = 0.5, 0.002
 """Seconds that the trampolines of a dead daemon get, and between two looks: attaching takes 6 ms, and starting Python 20."""
 
 
@@ -34,7 +34,7 @@ class Adopter:
         self._mains = mains
         self._arrived_by = 0.0
         """When every trampoline of the dead daemon has become its command, or hangs; set when the first is met."""
-        self._lent: list[int] = []
+        self._pipes: list[int] = []
         """Pipes that were made for the process that this one becomes."""
 
     def adopt(self, run_id: RunId, parent: RunId | None, remains: Remains) -> Adopted:
@@ -49,13 +49,13 @@ class Adopter:
             alive = self._adopted.finish(run)
             self._cpus.recall(run)
         except BaseException:
-            self._abandon(run)
+            self._undo(run)
             raise
         if remains.report is not None:
-            self._hear(run, remains.report)
+            self._report_failure(run, remains.report)
         return Adopted(run.main.pid if run.main else None, run.main is None and not alive, remains.report is not None)
 
-    def _abandon(self, run: LaunchedRun) -> None:
+    def _undo(self, run: LaunchedRun) -> None:
         self._mains.disown(run)
         self._runs.drop(run)
         self._adopted.forget(run)
@@ -66,14 +66,14 @@ class Adopter:
             again = fcntl.fcntl(report, fcntl.F_DUPFD_CLOEXEC, 0)
             self._mains.own(run, MainProcess(remains.pid, again, started=remains.started))
 
-    def _hear(self, run: LaunchedRun, report: int) -> None:
+    def _report_failure(self, run: LaunchedRun, report: int) -> None:
         if run.main is None:
             self._mains.fail_soon(run, reported(os.read(report, REPORT.size)))
         os.close(report)
 
     def _find_main(self, run: LaunchedRun, remains: Remains) -> None:
         """Own the main process, if it lives or waits to be reaped by us."""
-        process = self._main_of(run, remains)
+        process = self._main_process(run, remains)
         if process is None:
             return
         main = MainProcess(process.pid, None, started=process.started, ours=process.parent == os.getpid())
@@ -89,46 +89,46 @@ class Adopter:
             main.signal(signal.SIGKILL)
             self._mains.disown(run)
 
-    def _main_of(self, run: LaunchedRun, remains: Remains) -> Stat | None:
+    def _main_process(self, run: LaunchedRun, remains: Remains) -> Stat | None:
         process = procfs.stat(remains.pid) if remains.pid else None
         if process is None or remains.started not in (None, process.started):
             return None
         if process.parent == os.getpid() and remains.started is not None:  # unreaped, perhaps ended: no other process has its pid
             return process
-        return process if process.alive and self._adopted.carries(run, process.pid) else None
+        return process if process.alive and self._adopted.is_of(run, process.pid) else None
 
     def _hangs(self, pid: int) -> bool:
         """Return whether a process is still a trampoline, when all of them have had the time that they need."""
         while is_one(pid):
-            self._arrived_by = self._arrived_by or monotonic() + _ARRIVAL
+            self._arrived_by = self._arrived_by or monotonic() + _TRAMPOLINES_DONE_WITHIN
             if monotonic() > self._arrived_by:
                 return True
-            sleep(_LOOK_AGAIN)
+            sleep(_LOOK_EVERY)
         return False
 
     # Handing over.
 
     def hand_over(self) -> dict[RunId, Remains]:
         try:
-            return {run_id: self._bequest(run) for run_id, run in self._runs.items()}
+            return {run_id: self._remains_of(run) for run_id, run in self._runs.items()}
         except OSError:
             self.take_back()
             raise
 
-    def _bequest(self, run: LaunchedRun) -> Remains:
+    def _remains_of(self, run: LaunchedRun) -> Remains:
         remains = run.remains()
         failure = run.main.failure if run.main else run.failing
         if failure:
-            self._lent.append(_report_again(failure))
-            return replace(remains, report=self._lent[-1])
+            self._pipes.append(_report_again(failure))
+            return replace(remains, report=self._pipes[-1])
         if run.main and run.main.report is not None:
             os.set_inheritable(run.main.report, True)
             return replace(remains, report=run.main.report)
         return remains
 
     def take_back(self) -> None:
-        while self._lent:
-            os.close(self._lent.pop())
+        while self._pipes:
+            os.close(self._pipes.pop())
         for run in self._runs.values():
             if run.main and run.main.report is not None:
                 os.set_inheritable(run.main.report, False)

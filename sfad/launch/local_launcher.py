@@ -16,7 +16,7 @@ from . import procfs
 from .adopter import Adopter
 from .command_starter import CommandStarter
 from .complaints import Complaints
-from .contain.cgroup import cgroupfs
+from .contain.cgroup import cgroupfs, probing
 from .contain.cgroup.containment import CgroupContainment
 from .contain.cpu_binding import RunCpus
 from .contain.interface import LauncherParts, RunContainment
@@ -39,7 +39,7 @@ from .launcher import (
     Remember,
 )
 from .trampoline.executable import Trampoline, best
-from .trampoline.posix_spawn import Spawner
+from .trampoline.posix_spawn import PosixSpawner
 from .watch.mains import Mains, signal_mains
 from .watch.owed_events import OwedEvents
 from .watch.reactor import Reactor
@@ -70,7 +70,7 @@ class LocalLauncher(Launcher):
         self._runs = LaunchedRuns(instance)
         self._reactor = Reactor(complaints.failed)
         self._orphans = Orphans()
-        self._spawner = Spawner(trampoline or best())
+        self._spawner = PosixSpawner(trampoline or best())
         self._owed = OwedEvents(emitter, complaints, self._reactor, lambda run: self._containment.populated(run))
         self._was_subreaper = _subreaper()
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -111,14 +111,14 @@ class LocalLauncher(Launcher):
         run = self._stopping(run_id, signal)
         if run:
             ladder = run.ladder
-            self._reactor.surely(lambda: run.in_stop(ladder), self._containment.stops.terminate, run, signal)
+            self._reactor.retry_while(lambda: run.in_stop(ladder), self._containment.stops.terminate, run, signal)
 
     def kill(self, run_id: RunId) -> None:
         run = self._stopping(run_id, SIGKILL)
         if run:
             ladder = run.ladder
             signal_mains(run, SIGKILL)
-            self._reactor.surely(lambda: run.in_stop(ladder), self._containment.stops.kill, run)
+            self._reactor.retry_while(lambda: run.in_stop(ladder), self._containment.stops.kill, run)
 
     def _stopping(self, run_id: RunId, number: int) -> LaunchedRun | None:
         run = self._runs.get(run_id)
@@ -134,13 +134,15 @@ class LocalLauncher(Launcher):
             self._reactor.soon(self._emitter.emit, Frozen, run_id)
             return
         now = run.set_paused(True)
-        self._reactor.surely(lambda: run.freezing and run.pauses == now, self._containment.pauses.freeze, run)
+        self._reactor.retry_while(lambda: run.freezing and run.pauses == now, self._containment.pauses.freeze, run)
 
     def thaw(self, run_id: RunId) -> None:
         run = self._runs.get(run_id)
         if run:
             now = run.set_paused(False)
-            self._reactor.surely(lambda: run.pauses == now and self._runs.get(run_id) is run, self._containment.pauses.thaw, run)
+            self._reactor.retry_while(
+                lambda: run.pauses == now and self._runs.get(run_id) is run, self._containment.pauses.thaw, run
+            )
 
     def signal_main(self, run_id: RunId, signal: int) -> bool:
         run = self._runs.get(run_id)
@@ -155,7 +157,7 @@ class LocalLauncher(Launcher):
     # Looking.
 
     def survey(self, run_id: RunId) -> None:
-        self._reactor.surely(lambda: True, self._survey, run_id)
+        self._reactor.retry_while(lambda: True, self._survey, run_id)
 
     def _survey(self, run_id: RunId) -> None:
         run = self._runs.get(run_id)
@@ -164,7 +166,7 @@ class LocalLauncher(Launcher):
             found.update((below.main.pid, below.id) for below in run.subtree() if below.main)
             found.update(self._containment.outside(run))
             found.update(self._containment.members(run))
-        survivors = tuple(Survivor(pid=pid, run_id=one, why=why) for pid, one in found.items() if (why := procfs.plight(pid)))
+        survivors = tuple(Survivor(pid=pid, run_id=one, why=why) for pid, one in found.items() if (why := procfs.why_alive(pid)))
         self._reactor.soon(self._emitter.emit, Surveyed, run_id, survivors)
 
     def footprints(self, runs: Iterable[RunId]) -> dict[RunId, Footprint]:
@@ -231,7 +233,7 @@ class LocalLauncher(Launcher):
 def check(instance: str, mode: Mode, cgroup_parent: str | None) -> None:
     """Raise `CgroupImpossible` where `choose` would."""
     if mode == "cgroup":
-        cgroupfs.probe(cgroupfs.base_of(instance, cgroup_parent))
+        probing.probe(probing.base_of(instance, cgroup_parent))
 
 
 def choose(
@@ -257,14 +259,14 @@ def choose(
         emitter = Emitter(emit, clock, complaints.failed)
         return LocalLauncher(instance, emitter, complaints, contain, trampoline=trampoline, nofile=nofile)
 
-    if mode == "tags" and cgroupfs.inhabited(instance, cgroup_parent) is None:
+    if mode == "tags" and probing.inhabited(instance, cgroup_parent) is None:
         why = "set in the config"
     else:
         if mode == "tags":
             complain("containment.mode = tags takes effect when nothing is alive any more in the cgroups of an earlier daemon")
         try:
-            base = cgroupfs.base_of(instance, cgroup_parent)
-            cgroupfs.probe(base)
+            base = probing.base_of(instance, cgroup_parent)
+            probing.probe(base)
             complaints = Complaints(complain, remedy=partial(cgroupfs.regain_after, base=base.directory))
             return launcher(complaints, partial(CgroupContainment, base=base, complain=complain))
         except CgroupImpossible as reason:

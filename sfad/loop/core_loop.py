@@ -113,7 +113,7 @@ class CoreLoop:
             case c.CountRefusal(run):
                 self.resources.ledger.count_refusal(run)
             case c.Charge(scope, name, nanos):
-                self.budgets.charge(scope, name, nanos)
+                self.budgets.record(scope, name, nanos)
             case c.Launch(launched):
                 self.launching.launch(launched)
             case c.Interrupt(run):

@@ -50,7 +50,7 @@ class Runtime:
         """`read_config` reads the config again, and returns what is in force then and what has changed. `began`: when the daemon
         was started, if it was re-executed since."""
         now, config, queue = trio.current_time(), loaded.config, EventQueue()
-        self.log, self.timers, self.journal, self.ledger = resources.log, resources.timers, resources.journal, resources.ledger
+        self.log, self.timers, self.spool, self.ledger = resources.log, resources.timers, resources.spool, resources.ledger
         self.output, self.launcher = resources.output, resources.launcher
         self.socket, self.state_dir = resources.socket, resources.state_dir
         self.config, self.settings, self.agents = config, loaded.settings, registered(config, loaded.settings)
@@ -63,8 +63,8 @@ class Runtime:
         self.background = Background(self.log.internal_error)
         self.pidfds = StoredPidfds()
         self.subscribers = Subscribers()
-        self.journal.begin(os.path.realpath(self.state_dir))
-        self.catalogue = RunCatalogue(self.ledger, self.journal.keys(), self.output.forget)
+        self.spool.begin(os.path.realpath(self.state_dir))
+        self.catalogue = RunCatalogue(self.ledger, self.spool.earlier.keys(), self.output.forget)
         self.announcer = Announcer(resources, self.catalogue, self.subscribers)
         self.metering = Metering(
             feed=self.feed, publish=self.announcer.tell_of_run, trouble=self.log.warning, output=self.output,
@@ -78,7 +78,9 @@ class Runtime:
         self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors)
         self.storage = StorageWatch(resources, self.catalogue, self.metering, self.announcer)
         self.reporting = Reporting(self.machine.tree, self.timers, self.metering, self.pidfds, self.background, self.feed)
-        self._budgets = BudgetKeeper(self.machine.budgets, self.ledger, self.timers, self.feed, self.log.warning, self.journal)
+        self._budgets = BudgetKeeper(
+            self.machine.budgets, self.ledger, self.timers, self.feed, self.log.warning, self.spool.charges
+        )
         self.saver = Saver(resources, self.catalogue, self.subscribers, self._budgets, self.metering, self.storage, self.feed)
         launching = Launching(resources, self.catalogue, self.metering, self.descriptors, self.feed, self.reporting.arm)
         self.succession = Succession(
@@ -105,11 +107,11 @@ class Runtime:
             task_status.started()
 
     def close(self) -> None:
-        """Close what the loop has opened, and the journal."""
+        """Close what the loop has opened, and the spool."""
         self.catalogue.close()
         self.metering.close()
         self.announcer.close()
-        self.journal.close()
+        self.spool.close()
         self.pidfds.close()
 
     def reload(self) -> tuple[configuration.Loaded, list[Change]]:
@@ -133,5 +135,5 @@ class Runtime:
 
     def forget_pruned(self, runs: Collection[RunId]) -> None:
         """Forget runs that were deleted from the ledger."""
-        self.journal.pruned(runs)
+        self.spool.ended.pruned(runs)
         self.catalogue.forget(runs)

@@ -83,9 +83,9 @@ class Succession:
             self.resources.ledger.upsert_later(info, extra)
         later = {info.id for info, _ in unwritten}
         closed = [info.id for info, _ in adoption.rows if info.status.terminal and info.id not in later]
-        self.resources.journal.recorded([*closed, *adoption.over])
-        self.resources.journal.forget_entirely(adoption.never)
-        self.resources.journal.forget_spawns(but=self.catalogue.live)
+        self.resources.spool.ended.recorded([*closed, *adoption.over])
+        self.resources.spool.ended.forget(adoption.never)
+        self.resources.spool.spawns.forget_others(self.catalogue.live)
         self.catalogue.forget_requests(adoption.never)
 
     def _tell_of_lost_stdin(self) -> None:
@@ -106,7 +106,7 @@ class Succession:
         failed."""
         self.reporting.report_all()  # of what was reaped here, the next program could not learn how it ended
         live_runs = self.catalogue.live
-        self.resources.journal.save_all(live_runs.values(), self.metering.position)
+        self.resources.spool.journal.save_all(live_runs.values(), self.metering.position)
         remains = self.resources.launcher.hand_over()
         return {
             run: HandedRun(remains.get(run), live.descriptors, live.stdin.hand_over() if live.stdin is not None else None)

@@ -187,7 +187,7 @@ def _end_what_is_left(rig: Rig) -> None:
     """End the processes of a test that failed half-way."""
     launcher = rig.launcher
     if isinstance(launcher._containment, TagsContainment):
-        while launcher._containment.stops._slay(set(launcher._runs)):
+        while launcher._containment.stops._kill_slice(set(launcher._runs)):
             pass
     sweep(launcher.instance)
     for held in launcher._runs.values():
