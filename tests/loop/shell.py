@@ -45,6 +45,7 @@ async def shell(directory: Path, kind: type[FakeLauncher], config: str = "") -> 
     with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             await nursery.start(runtime.serve)
+            await runtime.metering.read_ended(())
             yield runtime
             nursery.cancel_scope.cancel()
     runtime.close()
