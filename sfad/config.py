@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Meta, Struct
 
-from .config_values import COMMAND, COUNT, DURATION, LIMITS, PATH, SIZE, TEXT, allowed, converted
+from .config_values import COMMAND, COUNT, DURATION, LIMITS, PATH, SIZE, TEXT, URL, allowed, converted
 from .core.limits import check
 from .core.naming import NAME
 from .core.policy import Invalid, Policy
@@ -144,6 +144,32 @@ class BudgetsConfig(Struct, frozen=True, kw_only=True):
     teams: dict[str, TeamBudget] = {}
 
 
+class UpstreamConfig(Struct, frozen=True, kw_only=True):
+    """A provider of models."""
+
+    url: Annotated[str, Meta(pattern=r"^https?://[^/?#]+[^?#]*[^/?#]$", max_length=1000, extra=URL)]
+    """What the provider's own base URL variable would hold."""
+    api: Literal["anthropic", "openai-responses", "openai-chat", "gemini"]
+    key_env: Annotated[str, Meta(max_length=NAME_MAX, extra=TEXT)] | None = None
+    """The daemon's variable that holds the key. Without a key, here or in `key_file`, callers use their own."""
+    key_file: Annotated[str, Meta(extra=PATH)] | None = None
+
+
+class GatewayConfig(Struct, frozen=True, kw_only=True):
+    enabled: bool = False
+    min_output: Annotated[int, Meta(ge=1, le=1_000_000)] = 4096
+    """Tokens: a call is not lowered further to fit into a limit."""
+    wait: Annotated[float, Meta(ge=0, le=3600, extra=DURATION)] = 60.0
+    ungated: bool = False
+    upstreams: dict[str, UpstreamConfig] = msgspec.field(
+        default_factory=lambda: {
+            "anthropic": UpstreamConfig(url="https://api.anthropic.com", api="anthropic"),
+            "openai": UpstreamConfig(url="https://api.openai.com/v1", api="openai-responses"),
+            "gemini": UpstreamConfig(url="https://generativelanguage.googleapis.com", api="gemini"),
+        }
+    )
+
+
 if TYPE_CHECKING:
     MeterName = str
 else:
@@ -183,6 +209,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
     prices: dict[str, Price] = {}
     """By the model's name, as agents write it."""
     budgets: BudgetsConfig = BudgetsConfig()
+    gateway: GatewayConfig = GatewayConfig()
     agents: dict[str, Agent] = {}
 
 

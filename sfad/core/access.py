@@ -12,6 +12,9 @@ VERBS = frozenset(tag(kind) for kind in REQUESTS if kind.access == "permission")
 OUTSIDE = frozenset(tag(kind) for kind in REQUESTS if kind.access == "outside")
 """Verbs that no run may use."""
 
+GATEWAY = frozenset(tag(kind) for kind in REQUESTS if kind.access == "gateway")
+"""Verbs of the daemon's own gateway."""
+
 
 @dataclass(frozen=True, slots=True)
 class Peer:
@@ -25,10 +28,14 @@ class Peer:
     """The run the peer's process is in."""
     unplaced: str = ""
     """Why the daemon could not find out which run the peer is in. Such a peer may do nothing: it could be inside any run."""
+    gateway: bool = False
+    """It is the daemon's own gateway."""
 
     @property
     def who(self) -> str:
         """Name the peer in messages and events: `run a3`, or `user ann`."""
+        if self.gateway:
+            return "the gateway"
         return f"run {self.run}" if self.run is not None else f"user {self.user}"
 
 
@@ -54,6 +61,8 @@ def refuse_verb(peer: Peer, verb: str, permissions: Permissions) -> str | None:
         return f"the calling process could not be placed: {peer.unplaced}"
     if not peer.owner:
         return f"this daemon serves another user; {peer.user} (uid {peer.uid}) may not use it"
+    if verb in GATEWAY and not peer.gateway:
+        return f"only the daemon's own gateway may '{verb}'"
     if peer.run is None:
         return None
     if verb in OUTSIDE:

@@ -20,9 +20,17 @@ from .limits import ActiveLimit
 from .run import Run, Token
 from .spending import Spending
 from .use_requests import MAX_RESERVATIONS, over_budget, over_limit
+from .vocabulary import Timer
 
 MAX_WAITING = 1000
 """Calls of one run that wait. A thousand are a leak."""
+
+
+@dataclass(slots=True)
+class WaitingCall:
+    asked: e.CallAsked
+    until: float | None = None
+    """When it stops waiting for other calls to be settled; `None` while it is held by a limit or a pause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +64,14 @@ class Calls:
         self._spending = spending
         self._limits = limits
         self._budgets = budgets
-        self.waiting: dict[Token, e.CallAsked] = {}
+        self.waiting: dict[Token, WaitingCall] = {}
         """Calls that are held or that wait for others to be settled, the oldest first."""
 
     def asked(self, ev: e.CallAsked) -> None:
-        if not self._answered(ev, ev.at):
-            if sum(each.run == ev.run for each in self.waiting.values()) < MAX_WAITING:
-                self.waiting[ev.token] = ev
+        call = WaitingCall(ev)
+        if not self._answered(call, ev.at):
+            if sum(each.asked.run == ev.run for each in self.waiting.values()) < MAX_WAITING:
+                self.waiting[ev.token] = call
             else:
                 self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, f"{MAX_WAITING} calls of run {ev.run} wait already")
 
@@ -80,19 +89,21 @@ class Calls:
 
     def look(self, at: float) -> None:
         """Decide again about the calls that wait, because there may be more room now."""
-        for token, ev in list(self.waiting.items()):
-            if token in self.waiting and self._answered(ev, at):
+        for token, call in list(self.waiting.items()):
+            if self._answered(call, at):
                 del self.waiting[token]
 
     # ---- one call
 
-    def _answered(self, ev: e.CallAsked, at: float) -> bool:
+    def _answered(self, call: WaitingCall, at: float) -> bool:
         """Answer the call, unless it has to wait."""
+        ev = call.asked
         run = self._ctx.tree.get(ev.run)
         if run is None or run.status is Status.STOPPING:
             self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, f"run {ev.run} {'has ended' if run is None else 'is being stopped'}")
             return True
-        if run.standing_still or any(each.breach is not None for each in run.lineage):
+        if _held(run):
+            call.until = None
             return False
         if len(run.account.reservations) >= MAX_RESERVATIONS:
             message = f"run {run.id} has {MAX_RESERVATIONS} calls under way or unsettled reservations; settle some"
@@ -110,9 +121,16 @@ class Calls:
             self._admit(run, ev, int(output), at)
             return True
         tight = next(room for room in rooms if room.output() < ev.least_output)
-        if not ev.final and tight.output(self._reserved(tight)) >= ev.least_output:
+        if tight.output(self._reserved(tight)) >= ev.least_output and not self._has_waited(run, call, at):
             return False
         return self._refused(run, ev, tight, at)
+
+    def _has_waited(self, run: Run, call: WaitingCall, at: float) -> bool:
+        """Return whether the call has waited for others to be settled for as long as it may."""
+        if call.until is None:
+            call.until = at + self._ctx.policy.call_wait
+            self._ctx.arm(run, Timer.CALLS, call.until)
+        return call.until <= at
 
     def _rooms(self, run: Run, ev: e.CallAsked) -> Iterator[_Room]:
         takes = {
@@ -166,7 +184,11 @@ class Calls:
             used = tight.owner.account.used(tight.kind) or 0
             refusal = over_limit(tight.owner, tight.active, used, more)
             self._limits.refuse(tight.owner, tight.active, used, more, at, freeze=False)
-        if run.standing_still or any(each.breach is not None for each in run.lineage):
+        if _held(run):
             return False
         self._ctx.reply(ev.token, c.CallAnswer(run, None, None, refusal))
         return True
+
+
+def _held(run: Run) -> bool:
+    return run.standing_still or any(each.breach is not None for each in run.lineage)

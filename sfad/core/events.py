@@ -133,8 +133,6 @@ class CallAsked(At, frozen=True):
     """Tokens to which that may be lowered."""
     choices: int = 1
     """Answers that are asked for."""
-    final: bool = False
-    """It has waited for other calls long enough."""
 
 
 class CallWithdrawn(At, frozen=True):

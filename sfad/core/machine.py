@@ -225,6 +225,8 @@ class Machine:
                 self._limit_enforcement.pause_due(run, at)
             case Timer.RECONNECT:
                 self._stop_requests.reconnect_due(run, at)
+            case Timer.CALLS:
+                pass  # calls that wait are looked at after each event
             case _:
                 assert_never(timer)
 

@@ -56,6 +56,8 @@ class Policy:
     """The share of a threshold at which `limit_nearing` is published."""
     pause_max: float = 86400.0
     approval_timeout: float = 600.0
+    call_wait: float = 60.0
+    """How long a call of a model waits for others to be settled."""
     budget_action: Action = Action.PAUSE
     """What becomes of a user's live trees when a budget of the user or of a team has run out: pause, terminate or warn."""
     result_wait: float = 30.0

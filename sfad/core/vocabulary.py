@@ -28,6 +28,8 @@ class Timer(Word):
     """The run was not resumed in time."""
     RECONNECT = "reconnect"
     """Its client did not come back after the daemon's restart."""
+    CALLS = "calls"
+    """A call of a model has waited for others for as long as it may."""
 
 
 class ReasonKind(Word):

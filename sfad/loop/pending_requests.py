@@ -111,6 +111,10 @@ class PendingRequests:
         for asker in self._askers.pop(token, ()):
             asker(answer)
 
+    def forget(self, token: int) -> None:
+        """Expect no answer any more: no client waits for it."""
+        self._askers.pop(token, None)
+
     def askers(self) -> dict[int, list[OnAnswer]]:
         """Return what is called with the core's answers, by token."""
         return dict(self._askers)

@@ -96,6 +96,7 @@ def policy_of(loaded: configuration.Loaded) -> Policy:
         enabled=config.enabled,
         defaults={kind: limit for kind in LimitKind if (limit := default(kind)) is not None},
         program_profile=config.defaults.program_profile == CODING_AGENT,
+        call_wait=config.gateway.wait,
         budget_action=Action(config.budgets.action),
         interrupted=frozenset(name for name, program in config.programs.items() if program.stop == "SIGINT-main"),
         retry_delay=config.attempts.delay,

@@ -1,11 +1,13 @@
 """What agents report and reserve, with its price."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 
 from ..core.account import OpenReservation, Use
+from ..core.money import to_nanos
 from ..protocol import messages as m
-from ..protocol.types import RunId
+from ..protocol.types import RunId, Tokens
 from .price_list import PriceList
 from .pricing import Prices
 from .run import MeteredRun
@@ -34,6 +36,35 @@ class ReportPricing:
 
     def use_of_settlement(self, run: RunId, reservation: OpenReservation, request: m.Settle) -> Use:
         return self.use_of_report(run, report_of_settlement(reservation, request))
+
+    def price_of_call(self, request: m.AdmitCall) -> tuple[int | None, int]:
+        """Return nano-dollars of a call's input, `None` without a price, and of a token of its output."""
+        prices, size = self._prices(request.run), request.input_tokens
+        cost = prices.cost(request.model, Tokens(input=size, cache_write=size if request.caches else 0))
+        million = prices.cost(request.model, Tokens(output=1_000_000), request_input=size)
+        if cost is None or million is None:
+            return None, 0
+        return to_nanos(cost), ceil(million * 1000)
+
+    def use_of_call(self, request: m.EndCall, reservation: OpenReservation) -> Use:
+        """Return what a call has used; what was reserved for it where its reply could not be read."""
+        if request.run in self.runs:
+            self.runs[request.run].live.uses_model(request.model)
+        if request.tokens is None:
+            return replace(reservation.use, partial=True)
+        tokens = request.tokens
+        cost = self._prices(request.run).cost(request.model, tokens)
+        return Use(
+            turns=len(request.tools),
+            messages=int(request.status is not None and request.status < 400),
+            input_tokens=tokens.input,
+            output_tokens=tokens.output,
+            cached_tokens=tokens.cached,
+            cost=to_nanos(cost),
+            cost_from=None if cost is None else "prices",
+            unpriced_tokens=tokens.input + tokens.output if cost is None else None,
+            partial=request.partial,
+        )
 
     def when_known(self, run: RunId, model: str | None, then: Callable[[], None], unsure: Callable[[str], None]) -> None:
         """Call `then` when the price of a model is known, or known to be unknown: now, unless the price list must be loaded first.

@@ -35,6 +35,7 @@ from .types import (
     RunInfo,
     Status,
     Survivor,
+    Tokens,
 )
 
 T = TypeVar("T")
@@ -50,10 +51,10 @@ class Request(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=Tr
     """Base of every message that a client sends."""
 
     id: int
-    access: ClassVar[Literal["permission", "outside", "none"]] = "permission"
+    access: ClassVar[Literal["permission", "outside", "gateway", "none"]] = "permission"
     """Which peers may use the verb that the tag names. `permission`: those of the daemon's owner, and those inside a run unless
     `--allow` or `--deny` forbids it. `outside`: only those outside any run; a peer inside one would give itself more than it was
-    given, or learn of runs that are not its own, or remove them. `none`: the tag is no verb that a permission can name."""
+    given, or learn of runs that are not its own, or remove them. `gateway`: the daemon's own gateway. `none`: the tag is no verb that a permission can name."""
     repeats: ClassVar[int] = 0
     """How often a client sends the request again if the connection is lost before the reply. 0 for what adds up, what writes, and
     what may meet another state the second time (`Resume` would thaw what was paused again meanwhile)."""
@@ -229,6 +230,71 @@ class Settle(Request, tag="settle"):
     turns: int | None = None
     messages: int | None = None
     cost_usd: float | None = None
+
+
+class ServeGateway(Request, tag="serve_gateway"):
+    """The gateway begins, or has lost its connection. Answered by `GatewaySettings`."""
+
+    access = "gateway"
+
+
+class PlaceCaller(Request, tag="place_caller"):
+    """Find the run of a process that calls a model. Answered by `CallerPlaced`."""
+
+    access = "gateway"
+
+    uid: int | None = None
+    cgroup: int | None = None
+    """The inode of its cgroup."""
+    token: str | None = None
+    """What its base URL says, where runs have no cgroup."""
+
+
+class AdmitCall(Request, tag="admit_call"):
+    """Ask whether a call of a model may be made. Answered by `CallAdmitted` once that is decided."""
+
+    access = "gateway"
+
+    run: str
+    model: str
+    input_tokens: int
+    """Estimated."""
+    max_output: int
+    """Tokens that an answer may have."""
+    fixed: bool = False
+    """That cannot be lowered."""
+    choices: int = 1
+    caches: bool = False
+    """Its input may be written to a cache."""
+
+
+class WithdrawCall(Request, tag="withdraw_call"):
+    """Forget an `AdmitCall`, named by its id, whose caller has hung up. Answered by `Done`."""
+
+    access = "gateway"
+
+    call: int
+
+
+class EndCall(Request, tag="end_call"):
+    """Tell what a call has used. Answered by `Done`."""
+
+    access = "gateway"
+
+    run: str
+    reservation: str
+    model: str
+    tokens: Tokens | None = None
+    """`None`: the reply could not be read, so what was reserved counts."""
+    partial: bool = False
+    """The provider has not told its final figures."""
+    status: int | None = None
+    """Of HTTP; `None` if no reply came."""
+    tools: list[tuple[str, str]] = []
+    """Calls of tools that the model has asked for: name, digest of the arguments."""
+    first_byte_s: float | None = None
+    seconds: float = 0.0
+    error: str | None = None
 
 
 class Recommend(Request, tag="recommend"):
@@ -431,6 +497,33 @@ class Reserved(Reply, tag="reserved"):
     reservation: str | None = None
     cost_usd: float | None = None
     refused: LimitRefusal | None = None
+
+
+class UpstreamInfo(Struct, frozen=True, kw_only=True):
+    url: str
+    api: str
+    key_env: str | None = None
+    key_file: str | None = None
+
+
+class GatewaySettings(Reply, tag="gateway_settings"):
+    upstreams: dict[str, UpstreamInfo]
+    ungated: bool = False
+
+
+class CallerPlaced(Reply, tag="caller_placed"):
+    """`upstreams`: URLs that replace those of upstreams, by name."""
+
+    run: RunId
+    upstreams: dict[str, str] = {}
+
+
+class CallAdmitted(Reply, tag="call_admitted"):
+    """`max_output`: what the call must be lowered to; `None` if it stays. `refused`: why it must not be made."""
+
+    reservation: str | None = None
+    max_output: int | None = None
+    refused: str | None = None
 
 
 class Recommended(Reply, tag="recommended"):

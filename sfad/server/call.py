@@ -133,6 +133,9 @@ class Call:
                 self.reply(m.Refused(id=self.id, refused=refusal, run=recorded))
             case c.ReserveAnswer(run, reservation, limit_refusal):
                 self.reply(_reserved(self.id, run, reservation, limit_refusal))
+            case c.CallAnswer(_, reservation, output, refused):
+                words = refused.message if refused is not None else None
+                self.reply(m.CallAdmitted(id=self.id, reservation=reservation, max_output=output, refused=words))
             case c.StopDone(stopped, survivors, elapsed):
                 gone, alive = list(stopped), list(survivors)
                 self.reply(m.Stopped(id=self.id, stopped=gone, survivors=alive, elapsed_s=round(elapsed, 4)))

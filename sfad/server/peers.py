@@ -22,7 +22,7 @@ class Socket(Protocol):
         """See getsockopt(2)."""
 
 
-def identify(connection: Socket, launcher: Launcher) -> Peer:
+def identify(connection: Socket, launcher: Launcher, gateway: int | None = None) -> Peer:
     """Return the peer and the run that it is in. A peer that cannot be placed says why, and is refused everything.
 
     The credentials are those of the time when it connected. Takes less than 0.1 ms, because names of users are cached.
@@ -32,6 +32,8 @@ def identify(connection: Socket, launcher: Launcher) -> Peer:
     except OSError as error:
         return Peer(uid=-1, user="unknown", owner=False, unplaced=f"the kernel does not name the process: {error.strerror}")
     owner = uid in (0, os.geteuid())
+    if pid == gateway:  # a pid is not used again before its process is reaped
+        return Peer(uid=uid, user=user_name(uid), owner=owner, gateway=True)
     try:
         run = _place(pid, _pidfd(connection), launcher)
     except Unplaceable as why:

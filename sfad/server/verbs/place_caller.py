@@ -1,0 +1,21 @@
+"""`place_caller`: find the run of a process that calls a model through the gateway."""
+
+import os
+
+from ...protocol.messages import CallerPlaced, PlaceCaller
+from ...protocol.types import ErrorCode
+from ..call import Call, answers
+
+
+@answers(PlaceCaller)
+def place_caller(call: Call, request: PlaceCaller) -> None:
+    if request.uid is not None and request.uid not in {0, os.geteuid()}:
+        call.fail(ErrorCode.NOT_PERMITTED, f"the gateway serves another user; uid {request.uid} may not use it")
+        return
+    run = call.runtime.launcher.run_of_caller(request.cgroup, request.token)
+    live = call.runtime.catalogue.live.get(run) if run is not None else None
+    if live is None:
+        message = "the calling process is in no run of this daemon: start the agent with 'sfactl run' or 'sfactl spawn'"
+        call.fail(ErrorCode.NOT_PERMITTED, message)
+        return
+    call.reply(CallerPlaced(id=request.id, run=live.run.id, upstreams=dict(live.run.root.asked.upstreams)))

@@ -1,0 +1,14 @@
+"""`serve_gateway`: what the gateway needs to know of the config."""
+
+from ...protocol.messages import GatewaySettings, ServeGateway, UpstreamInfo
+from ..call import Call, answers
+
+
+@answers(ServeGateway)
+def serve_gateway(call: Call, request: ServeGateway) -> None:
+    config = call.runtime.config.gateway
+    upstreams = {
+        name: UpstreamInfo(url=each.url, api=each.api, key_env=each.key_env, key_file=each.key_file)
+        for name, each in config.upstreams.items()
+    }
+    call.reply(GatewaySettings(id=request.id, upstreams=upstreams, ungated=config.ungated))
