@@ -69,7 +69,7 @@ async def serve(
         gc.enable()
         try:
             listener = listener or bind_socket(home.socket, held=home.state_dir)
-            server = Server(listener, runtime, lambda sock: identify(sock, runtime.launcher), handed)
+            server = Server(listener, runtime, lambda sock: identify(sock, runtime.launcher, runtime.gateway.pid), handed)
             stack.callback(server.close)
             # a daemon that was re-executed has told its readiness long ago, and the number may be another file's
             daemon = Daemon(home, runtime, server, lock, log, nofile, drained, ready_fd if handed is None else None)
@@ -119,11 +119,13 @@ class Daemon:
                 nursery.start_soon(keep_serving, server.serve, log.internal_error)
                 nursery.start_soon(keep_serving, server.listener.look_after, log.internal_error)
                 nursery.start_soon(children.serve, runtime.launcher.child_signalled)
+                nursery.start_soon(keep_serving, runtime.gateway.serve, log.internal_error)
                 nursery.start_soon(self._obey, signals, nursery)
                 nursery.start_soon(systemd.feed_watchdog)
                 self._announce(adoption)
                 await self.drained.wait()
                 self._notify("STOPPING=1")
+                await runtime.gateway.stop()
                 with trio.move_on_after(LAST_WORDS), suppress(OSError):
                     await runtime.ledger.flush()  # clients that wait for an end are told when it is recorded
                     await server.drained()

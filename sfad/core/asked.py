@@ -42,3 +42,5 @@ class Asked:
     allowed_tools: tuple[str, ...] = ()
     blocked_tools: tuple[str, ...] = ()
     claim: Claim = NO_CLAIM
+    upstreams: tuple[tuple[str, str], ...] = ()
+    """Of a root: where its calls of models go through the gateway, instead of where the config says; name and URL."""

@@ -12,7 +12,7 @@ import httpx2
 import trio
 
 from ..protocol.types import Tokens
-from .apis import Api, ModelCall, Paid, ReplyReader
+from .apis import Api, ModelCall, Paid, ReplyReader, most_output
 from .callers import Caller
 from .coding import Coding, UnreadableBodyError
 from .estimate import InputEstimates
@@ -155,7 +155,7 @@ class Exchange:
             model=call.model,
             input_tokens=self._shared.estimates.tokens(placed.run, call.model, len(plain)),
             caches=call.caches,
-            max_output=call.max_output,
+            max_output=call.max_output or most_output(call.model),
             fixed=call.fixed,
             choices=call.choices,
         )
@@ -293,6 +293,8 @@ class CallRecord:
             self._shared.estimates.learn(self._asked.run, self._asked.model, self._size, tokens.input)
         self._shared.gate.ended(
             CallEnded(
+                run=self._asked.run,
+                model=self._asked.model,
                 reservation=self._admitted.reservation,
                 status=self._status,
                 tokens=tokens,

@@ -31,7 +31,7 @@ class CallAsked:
     input_tokens: int
     """Estimated."""
     caches: bool
-    max_output: int | None
+    max_output: int
     fixed: bool
     """The maximum cannot be lowered."""
     choices: int
@@ -48,6 +48,8 @@ class CallAdmitted:
 class CallEnded:
     """A call that has ended, or was broken off."""
 
+    run: str
+    model: str
     reservation: str
     status: int | None
     """Of HTTP; `None` if no reply came."""

@@ -22,6 +22,8 @@ class Proxy:
         self._kernel = Kernel()
         self._room = trio.Semaphore(MAX_CONNECTIONS)
         self.under_way = 0
+        """Requests that are being answered."""
+        self._idle = trio.lowlevel.ParkingLot()
 
     async def serve(self, listener: trio.SocketListener, nursery: trio.Nursery) -> None:
         """Accept connections, each served in `nursery`."""
@@ -38,8 +40,12 @@ class Proxy:
                 continue
             nursery.start_soon(self._serve, stream)
 
+    async def idle(self) -> None:
+        """Return when no request is being answered."""
+        if self.under_way:
+            await self._idle.park()
+
     async def _serve(self, stream: trio.SocketStream) -> None:
-        self.under_way += 1
         try:
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
             await self._exchanges(stream)
@@ -48,7 +54,6 @@ class Proxy:
         except Exception as error:  # noqa: BLE001 - a fault in one connection must not end the others
             self._trouble(f"internal error in a connection: {type(error).__name__}: {error}")
         finally:
-            self.under_way -= 1
             self._room.release()
             await trio.aclose_forcefully(stream)
 
@@ -57,6 +62,12 @@ class Proxy:
         while (request := await http.request()) is not None:
             # its other end may have been handed to another process between two requests, but the socket stays of one cgroup
             caller = self._kernel.caller(stream.socket)
-            await Exchange(self._shared, http, request, caller).run()
+            self.under_way += 1
+            try:
+                await Exchange(self._shared, http, request, caller).run()
+            finally:
+                self.under_way -= 1
+                if not self.under_way:
+                    self._idle.unpark_all()
             if not http.next():
                 return

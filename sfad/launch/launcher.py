@@ -160,6 +160,15 @@ class Launcher(Protocol):
     def place(self, pid: int, pidfd: int | None) -> RunId | None:
         """Return the run that a process is in, from the kernel; `None` if it is in none. Raises `Unplaceable`."""
 
+    def run_of_cgroup(self, inode: int) -> RunId | None:
+        """Return the run whose processes are in this cgroup; `None` if there is none, or where runs have no cgroups."""
+
+    def own(self, pid: int) -> None:
+        """Take a child of the caller for no orphan: the caller reaps it, and no run's end kills it."""
+
+    def disown(self, pid: int) -> None:
+        """Undo `own`: the process was reaped."""
+
     def adopt(self, run_id: RunId, parent: RunId | None, remains: Remains) -> Adopted:
         """Adopt a run that an earlier daemon launched: what is alive of it is treated as if it had been launched here. Its parent
         was adopted before; and if the earlier daemon was this very process, `serve` was not called yet.

@@ -36,7 +36,7 @@ from .trampoline.posix_spawn import PosixSpawner
 from .watch.mains import Mains, signal_mains
 from .watch.owed_events import OwedEvents
 from .watch.reactor import Reactor
-from .watch.reaper import Orphans
+from .watch.reaper import NO_RUN, Orphans
 
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _libc = ctypes.CDLL(None)
@@ -169,6 +169,15 @@ class LocalLauncher(Launcher):
 
     def place(self, pid: int, pidfd: int | None) -> RunId | None:
         return self._containment.place(pid, pidfd)
+
+    def run_of_cgroup(self, inode: int) -> RunId | None:
+        return self._containment.run_of_cgroup(inode)
+
+    def own(self, pid: int) -> None:
+        self._orphans.owned[pid] = NO_RUN
+
+    def disown(self, pid: int) -> None:
+        self._orphans.owned.pop(pid, None)
 
     # Limits.
 

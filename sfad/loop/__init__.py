@@ -15,6 +15,7 @@ metering ───────────────────────�
 `storage`          watches over the state directory, the ledger and the disk
 `advising`         limits that are suggested from past runs
 `translate`        what clients and config say, in the core's terms
+`gateway_process`  starts and watches the gateway
 `run_environment`  the environment of a run
 `resources`        what a daemon opens before its loop begins, and what the launcher reports until then
 """

@@ -22,6 +22,7 @@ from ..metering.metering import Metering
 from ..protocol.types import RunId
 from ..runs.catalogue import RunCatalogue
 from ..runs.live import Live, bounds_of
+from .gateway_process import GatewayProcess
 from .resources import Resources
 from .run_environment import run_environment
 
@@ -51,6 +52,7 @@ class Launching:
     descriptors: Descriptors
     feed: Feed
     arm: Arm
+    gateway: GatewayProcess
 
     def launch(self, run: Run) -> None:
         """Launch an attempt, or feed `LaunchFailed`."""
@@ -105,7 +107,9 @@ class Launching:
         return LaunchSpec(
             argv=argv_of(spawn, run.attempt),
             cwd=spawn.cwd,
-            env=run_environment(run, spawn, socket=self.resources.socket, deadline=deadline),
+            env=run_environment(
+                run, spawn, socket=self.resources.socket, deadline=deadline, gateway=list(self.gateway.variables(run.id))
+            ),
             umask=spawn.umask,
             stdin=stdin,
             stdout=stdout,

@@ -20,7 +20,7 @@ from ..runs.catalogue import RunCatalogue
 from ..runs.live import Live
 from ..runs.stdin import StdinPipe
 from .launching import Feed, demand_descriptors
-from .translate import asked_of
+from .translate import asked_of, upstreams_of
 
 OnAnswer = Callable[[c.Answer], None]
 Admitted = Callable[[RunId], None]
@@ -63,6 +63,8 @@ class PendingRequests:
     feed: Feed
     catalogue: RunCatalogue
     descriptors: Descriptors
+    is_gateway: Callable[[str], bool]
+    """Returns whether a URL is the gateway's own."""
     last_token: int = 0
     _askers: dict[int, list[OnAnswer]] = field(default_factory=dict)
     """Several, where a client lost its connection and has sent its request again on another."""
@@ -83,7 +85,7 @@ class PendingRequests:
             admitted(known)
             self._answer_again(known, client if spawn.tied else None, answer)
             return
-        asked = asked_of(spawn, client)
+        asked = asked_of(spawn, client, upstreams_of(spawn, peer, self.is_gateway))
         kept = spawn.log and spawn.stdio == "files"
         pending = PendingSpawn(spawn, descriptors, admitted, program_of(spawn.meter, asked.argv, kept=kept), peer.run)
         try:

@@ -15,10 +15,15 @@ _OWN = (
 )  # fmt: skip
 
 
-def run_environment(run: Run, spawn: Spawn, *, socket: str, deadline: float) -> list[bytes]:
-    """Return `KEY=VALUE` for execve(2). `deadline` is in Unix seconds. The daemon does not trust these variables itself."""
-    kept = [item for item in spawn.env if not item.startswith(_FOREIGN) and not item.startswith(_OWN)]
-    return kept + [f"{key}={value}".encode(errors="surrogateescape") for key, value in _told(run, spawn, socket, deadline)]
+def run_environment(
+    run: Run, spawn: Spawn, *, socket: str, deadline: float, gateway: Sequence[tuple[str, str]] = ()
+) -> list[bytes]:
+    """Return `KEY=VALUE` for execve(2). `deadline` is in Unix seconds; `gateway` are variables that lead to the gateway. The daemon
+    does not trust these variables itself."""
+    told = [*_told(run, spawn, socket, deadline), *gateway]
+    own = _OWN + tuple(f"{key}=".encode() for key, _ in gateway)
+    kept = [item for item in spawn.env if not item.startswith(_FOREIGN) and not item.startswith(own)]
+    return kept + [f"{key}={value}".encode(errors="surrogateescape") for key, value in told]
 
 
 def _told(run: Run, spawn: Spawn, socket: str, deadline: float) -> Sequence[tuple[str, str]]:

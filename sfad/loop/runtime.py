@@ -23,6 +23,7 @@ from ..runs.subscribers import Subscribers
 from .advising import Adviser
 from .announcing import Announcer
 from .core_loop import CoreLoop, EventQueue
+from .gateway_process import GatewayProcess
 from .launching import Launching
 from .pending_requests import PendingRequests
 from .reporting import Reporting
@@ -75,14 +76,17 @@ class Runtime:
             self.ledger, self.output, config.retention,
             live=lambda: self.catalogue.live, report=self.log.warning, say=self.log.info,
         )  # fmt: skip
-        self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors)
+        self.gateway = GatewayProcess(config.gateway, self.launcher, self.log, sock=self.socket, state_dir=self.state_dir)
+        self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors, self.gateway.is_own)
         self.storage = StorageWatch(resources, self.catalogue, self.metering, self.announcer)
         self.reporting = Reporting(self.machine.tree, self.timers, self.metering, self.pidfds, self.background, self.feed)
         self._budgets = BudgetKeeper(
             self.machine.budgets, self.ledger, self.timers, self.feed, self.log.warning, self.spool.charges
         )
         self.saver = Saver(resources, self.catalogue, self.subscribers, self._budgets, self.metering, self.storage, self.feed)
-        launching = Launching(resources, self.catalogue, self.metering, self.descriptors, self.feed, self.reporting.arm)
+        launching = Launching(
+            resources, self.catalogue, self.metering, self.descriptors, self.feed, self.reporting.arm, self.gateway
+        )
         self.succession = Succession(
             resources, self.machine, self.catalogue, self.announcer, self.metering, self._budgets, launching, self.reporting,
             self.background, self.feed,
@@ -111,6 +115,7 @@ class Runtime:
         self.catalogue.close()
         self.metering.close()
         self.announcer.close()
+        self.gateway.close()
         self.spool.close()
         self.pidfds.close()
 
@@ -122,6 +127,7 @@ class Runtime:
         self.config, self.settings, self.agents = config, loaded.settings, registered(config, loaded.settings)
         self.metering.reconfigure(config.prices, config.limits.nearing)
         self.maintenance.reconfigure(config.retention)
+        self.gateway.reconfigure(config.gateway)
         self.feed(e.Reconfigured(trio.current_time(), policy_of(loaded)))
         self._follow_config()
         self.log.info("config reloaded", files=[str(path) for path in loaded.files])

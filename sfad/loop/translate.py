@@ -1,18 +1,21 @@
 """Translates requests and the config into the core's terms."""
 
+from collections.abc import Callable
+
 from msgspec.structs import asdict
 
 from .. import config as configuration
+from ..core.access import Peer
 from ..core.asked import Asked
 from ..core.naming import AGENT_PROGRAMS, derive_name
 from ..core.policy import Policy
 from ..protocol.kinds import DEFAULT_KEYS, KINDS
-from ..protocol.known import CODING_AGENT
+from ..protocol.known import BASE_URLS, CODING_AGENT
 from ..protocol.messages import Spawn
 from ..protocol.types import Action, Bound, Limit, LimitKind
 
 
-def asked_of(spawn: Spawn, client: int) -> Asked:
+def asked_of(spawn: Spawn, client: int, upstreams: tuple[tuple[str, str], ...] = ()) -> Asked:
     """Return the part of a client's request that the core decides about."""
     argv = tuple(shown(word) for word in spawn.argv)
     derived = derive_name(argv)
@@ -45,7 +48,22 @@ def asked_of(spawn: Spawn, client: int) -> Asked:
         allowed_tools=tuple(spawn.allowed_tools),
         blocked_tools=tuple(spawn.blocked_tools),
         claim=spawn.claim,
+        upstreams=upstreams,
     )
+
+
+def upstreams_of(spawn: Spawn, peer: Peer, is_gateway: Callable[[str], bool]) -> tuple[tuple[str, str], ...]:
+    """Return where a person's environment sends calls of models, by the names of upstreams. A run cannot choose that, nor can the
+    URL of the gateway itself, which a run's environment holds."""
+    if peer.run is not None:
+        return ()
+    found = []
+    for item in spawn.env:
+        variable, _, value = item.partition(b"=")
+        name, url = BASE_URLS.get(variable.decode(errors="replace")), value.decode(errors="replace").rstrip("/")
+        if name is not None and url.startswith(("http://", "https://")) and not is_gateway(url):
+            found.append((name, url))
+    return tuple(found)
 
 
 MAX_SHOWN = 4096

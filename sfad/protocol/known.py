@@ -34,6 +34,13 @@ PROGRAMS: dict[str, KnownProgram] = METERED | {
 AGENTS = ("claude", "codex", "gemini", "opencode", "aider")
 """Built-in agents (`sfad.agents.KNOWN_PROGRAMS`)."""
 
+BASE_URLS = {
+    "ANTHROPIC_BASE_URL": "anthropic",
+    "OPENAI_BASE_URL": "openai",
+    "GOOGLE_GEMINI_BASE_URL": "gemini",
+}
+"""The variables in which agent programs look for their model, and the upstream of the gateway that each means."""
+
 ANY_PROGRAM = "jsonl"
 """The meter of any program that prints usage as lines of JSON."""
 

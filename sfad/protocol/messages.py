@@ -54,7 +54,8 @@ class Request(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=Tr
     access: ClassVar[Literal["permission", "outside", "gateway", "none"]] = "permission"
     """Which peers may use the verb that the tag names. `permission`: those of the daemon's owner, and those inside a run unless
     `--allow` or `--deny` forbids it. `outside`: only those outside any run; a peer inside one would give itself more than it was
-    given, or learn of runs that are not its own, or remove them. `gateway`: the daemon's own gateway. `none`: the tag is no verb that a permission can name."""
+    given, or learn of runs that are not its own, or remove them. `gateway`: the daemon's gateway. `none`: the tag is no verb that
+    a permission can name."""
     repeats: ClassVar[int] = 0
     """How often a client sends the request again if the connection is lost before the reply. 0 for what adds up, what writes, and
     what may meet another state the second time (`Resume` would thaw what was paused again meanwhile)."""

@@ -236,12 +236,11 @@ class Transcript:
         return e.SettleRequested(self.at, self.token(), peer, reservation, use(**used))
 
     def call(
-        self, run: RunId, output: int = 20_000, *, least: int = 4096, tokens: int = 1000, priced: bool = True, choices: int = 1,
-        final: bool = False,
+        self, run: RunId, output: int = 20_000, *, least: int = 4096, tokens: int = 1000, priced: bool = True, choices: int = 1
     ) -> e.CallAsked:  # fmt: skip
         """The gateway asks for a call, at 3 USD for a million tokens of input and 15 of output."""
         cost = tokens * 3000 if priced else None
-        return e.CallAsked(self.at, self.token(), run, "m", tokens, cost, 15_000, output, min(least, output), choices, final=final)
+        return e.CallAsked(self.at, self.token(), run, "m", tokens, cost, 15_000, output, min(least, output), choices)
 
     def called(self, name: str, **used: Any) -> e.CallSettled:
         """A call has ended, having used this."""

@@ -93,6 +93,16 @@ class FakeLauncher:
         self._nursery: trio.Nursery | None = None
         self._last_pid = 1000
 
+    def run_of_cgroup(self, inode: int) -> RunId | None:  # noqa: ARG002 - as in `Launcher`
+        """Find none."""
+        return None
+
+    def own(self, pid: int) -> None:
+        """Do nothing: it has no children."""
+
+    def disown(self, pid: int) -> None:
+        """Do nothing."""
+
     def launch(self, run: RunId, parent: RunId | None, spec: LaunchSpec, remember: Remember) -> None:
         """Start the scripted attempt."""
         self.calls.append(("launch", run, parent, spec))

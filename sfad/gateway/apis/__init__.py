@@ -8,11 +8,11 @@
 """
 
 from .anthropic import ANTHROPIC
-from .base import Api, ModelCall, Paid, ReplyReader, ToolUse
+from .base import Api, ModelCall, Paid, ReplyReader, ToolUse, most_output
 from .chat import CHAT
 from .gemini import GEMINI
 from .responses import RESPONSES
 
 APIS: dict[str, Api] = {api.name: api for api in (ANTHROPIC, RESPONSES, CHAT, GEMINI)}
 
-__all__ = ["APIS", "Api", "ModelCall", "Paid", "ReplyReader", "ToolUse"]
+__all__ = ["APIS", "Api", "ModelCall", "Paid", "ReplyReader", "ToolUse", "most_output"]

@@ -170,6 +170,21 @@ def _names_model(path: str, body: bytes) -> bool:
         return b"model" in body  # a form, such as audio is sent in
 
 
+_MOST_OUTPUT = (
+    (re.compile(r"gpt-4o|gpt-4-turbo|gpt-3\.5"), 16_384),
+    (re.compile(r"gpt-4\.1"), 32_768),
+    (re.compile(r"gemini-(1|2\.0)"), 8_192),
+    (re.compile(r"gemini"), 65_536),
+    (re.compile(r"\bo[134]\b"), 100_000),
+)
+"""Tokens that one answer of a model may have at most, where a request does not say (the providers' tables of models). Providers
+refuse a larger maximum."""
+
+
+def most_output(model: str) -> int:
+    return next((most for name, most in _MOST_OUTPUT if name.search(model)), 128_000)
+
+
 def positive(value: Any) -> int | None:
     """Return a number of tokens as a request says it, or `None` where it says none."""
     return int(value) if type(value) in {int, float} and value >= 1 else None

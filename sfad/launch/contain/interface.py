@@ -122,6 +122,10 @@ class RunContainment(Protocol):
     def place(self, pid: int, pidfd: int | None) -> RunId | None:
         """See `Launcher.place`."""
 
+    def run_of_cgroup(self, inode: int) -> RunId | None:  # noqa: ARG002 - for subclasses
+        """See `Launcher.run_of_cgroup`."""
+        return None
+
     def close(self) -> None:
         """Remove what the containment made for itself."""
         return

@@ -18,6 +18,8 @@ import trio
 from ...protocol.types import RunId
 from .. import procfs
 
+NO_RUN: RunId = "-"
+"""The run of a child that is in none: the daemon's own."""
 _LOOKS_APART = 0.05
 """Seconds between two looks: a killed tree may have thousands of orphans, and SIGCHLD comes for each of them."""
 _SIGSET_T, _SIGINFO = 128, 128
@@ -62,7 +64,7 @@ class Orphans:
 
     def __init__(self) -> None:
         self.owned: dict[int, RunId] = {}
-        """Main processes, and the run of each. `Mains` keeps it."""
+        """Main processes, and the run of each, kept by `Mains`; and the daemon's own children."""
         self.homes: dict[int, RunId] = {}
         """Live orphans, and the run that each was found to be of. Until an orphan is reaped, its pid is not used again."""
         self._noticed = trio.Event()

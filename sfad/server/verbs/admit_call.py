@@ -4,12 +4,11 @@ from ...core import events as e
 from ...protocol.messages import AdmitCall
 from ...protocol.types import ErrorCode
 from ..call import Call, answers
-from .report import check_amounts, once_priced
+from .report import once_priced
 
 
 @answers(AdmitCall)
 def admit_call(call: Call, request: AdmitCall) -> None:
-    check_amounts(request)
     runtime = call.runtime
     if request.run not in runtime.catalogue.live:
         call.fail(ErrorCode.WRONG_STATE, f"run {request.run} has ended")

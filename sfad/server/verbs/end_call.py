@@ -5,12 +5,11 @@ import trio
 from ...core import events as e
 from ...protocol.messages import Done, EndCall
 from ..call import Call, answers
-from .report import check_amounts, once_priced
+from .report import once_priced
 
 
 @answers(EndCall)
 def end_call(call: Call, request: EndCall) -> None:
-    check_amounts(request)
     runtime = call.runtime
 
     def count() -> None:

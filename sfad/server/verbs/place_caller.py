@@ -12,7 +12,10 @@ def place_caller(call: Call, request: PlaceCaller) -> None:
     if request.uid is not None and request.uid not in {0, os.geteuid()}:
         call.fail(ErrorCode.NOT_PERMITTED, f"the gateway serves another user; uid {request.uid} may not use it")
         return
-    run = call.runtime.launcher.run_of_caller(request.cgroup, request.token)
+    runtime = call.runtime
+    run = runtime.gateway.run_of(request.token) if request.token is not None else None
+    if run is None and request.cgroup is not None:
+        run = runtime.launcher.run_of_cgroup(request.cgroup)
     live = call.runtime.catalogue.live.get(run) if run is not None else None
     if live is None:
         message = "the calling process is in no run of this daemon: start the agent with 'sfactl run' or 'sfactl spawn'"

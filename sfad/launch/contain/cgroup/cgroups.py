@@ -17,6 +17,8 @@ from .controllers import Controllers
 
 LEAF = "self"
 """The cgroup in a run's cgroup that holds its processes."""
+MAX_SEARCHED = 10_000
+"""Cgroups that are searched for one that an agent has made."""
 _REMOVE_TRIES, _REMOVE_EVERY = 100, 0.02
 """A cgroup whose last process has just gone can be busy for some milliseconds."""
 
@@ -67,6 +69,24 @@ class RunCgroups:
 
     def run_with_inode(self, inode: int) -> RunId | None:
         return self._by_inode.get(inode)
+
+    def run_of_cgroup(self, inode: int) -> RunId | None:
+        """Return the run of a cgroup, or of a cgroup that an agent has made below it."""
+        known = self.run_with_inode(inode)
+        return known if known is not None else self.nearest(self._directory_with(inode))
+
+    def _directory_with(self, inode: int) -> str | None:
+        waiting = [self.base.directory]
+        for _ in range(MAX_SEARCHED):
+            if not waiting:
+                return None
+            with suppress(OSError), os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        if entry.inode() == inode:
+                            return entry.path
+                        waiting.append(entry.path)
+        return None
 
     def inside(self, path: str | None) -> str | None:
         """Return the directory of a cgroup by its path in the hierarchy; None if it is not below the base."""

@@ -114,3 +114,6 @@ class CgroupContainment(RunContainment):
 
     def place(self, pid: int, pidfd: int | None) -> RunId | None:
         return self._placing.place(pid, pidfd)
+
+    def run_of_cgroup(self, inode: int) -> RunId | None:
+        return self._cgroups.run_of_cgroup(inode)

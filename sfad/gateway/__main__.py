@@ -1,0 +1,70 @@
+"""`python -m sfad.gateway --daemon SOCKET`, with the listener as descriptor 3. The daemon starts it."""
+
+import argparse
+import gc
+import signal
+import socket
+import sys
+
+import httpx2
+import trio
+
+from .daemon_link import ALONE_MAX, DaemonLink
+from .estimate import InputEstimates
+from .exchange import Memory, Shared
+from .proxy import Proxy
+
+LISTENER = 3
+LAST_SETTLEMENTS = 5.0
+"""Seconds that a gateway which was told to end has to tell the daemon of its last calls."""
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(prog="sfad gateway")
+    words.add_argument("--daemon", required=True, metavar="SOCKET")
+    trio.run(_serve, words.parse_args().daemon)
+
+
+async def _serve(daemon: str) -> None:
+    listener = trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=LISTENER)))
+    link = DaemonLink(daemon)
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=100)
+    # no timeouts: how long a model may think is the provider's and the agent's business
+    async with httpx2.AsyncClient(http2=True, timeout=None, limits=limits) as client:
+        shared = Shared(link, client, lambda: link.upstreams, lambda: link.ungated, InputEstimates(), Memory())
+        proxy = Proxy(shared, trouble=_complain)
+        gc.freeze()
+        with trio.open_signal_receiver(signal.SIGTERM) as signals:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(link.serve)
+                nursery.start_soon(_end_alone, link, proxy, nursery.cancel_scope)
+                await link.ready.wait()
+                accepting = trio.CancelScope()
+                nursery.start_soon(_accept, proxy, listener, nursery, accepting)
+                async for _ in signals:
+                    break
+                accepting.cancel()
+                await proxy.idle()
+                with trio.move_on_after(LAST_SETTLEMENTS):
+                    await link.settled()
+                nursery.cancel_scope.cancel()
+
+
+async def _accept(proxy: Proxy, listener: trio.SocketListener, nursery: trio.Nursery, scope: trio.CancelScope) -> None:
+    with scope:
+        await proxy.serve(listener, nursery)
+
+
+async def _end_alone(link: DaemonLink, proxy: Proxy, scope: trio.CancelScope) -> None:
+    while True:
+        await trio.sleep(1)
+        if link.alone_since is not None and not proxy.under_way and trio.current_time() - link.alone_since > ALONE_MAX:
+            scope.cancel()
+
+
+def _complain(message: str) -> None:
+    print(f"sfad gateway: {message}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""The gateway's connection to its daemon: requests, their answers, and a new connection when the daemon was restarted."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import trio
+
+from ..protocol import messages as m
+from ..protocol.framing import MAX_REPLY, SUPPORTED, FrameDecoder, ProtocolError
+from .callers import Caller
+from .gate import CallAdmitted, CallAsked, CallEnded, CallRefusedError, Placed
+from .upstreams import Upstream
+
+RETRY, RETRY_MAX = 0.02, 1.0
+"""Seconds between two tries to connect: doubled each time."""
+ALONE_MAX = 60.0
+"""Seconds without a daemon after which a gateway without calls ends. A daemon that crashed is back within seconds."""
+
+R = TypeVar("R", bound=m.Reply)
+
+
+@dataclass(eq=False, slots=True)
+class _Open:
+    """A request that is not answered yet."""
+
+    request: m.Request
+    answered: trio.Event = field(default_factory=trio.Event)
+    reply: m.Reply | None = None
+
+
+class DaemonLink:
+    """Implements `Gate`. Requests that were not answered when a connection was lost are sent again on the next."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.upstreams: dict[str, Upstream] = {}
+        self.ungated = False
+        self.alone_since: float | None = None
+        """Since when there is no connection."""
+        self.ready = trio.Event()
+        """The daemon has told where calls go."""
+        self._open: dict[int, _Open] = {}
+        self._last = 0
+        self._to_send, self._sending = trio.open_memory_channel[bytes](float("inf"))
+
+    async def serve(self) -> None:
+        """Keep a connection, until cancelled."""
+        pause = RETRY
+        while True:
+            self.alone_since = trio.current_time() if self.alone_since is None else self.alone_since
+            try:
+                stream = await trio.open_unix_socket(self._path)
+                async with stream:
+                    await self._converse(stream)
+                pause = RETRY
+            except (OSError, trio.BrokenResourceError, ProtocolError):
+                pass
+            await trio.sleep(pause)
+            pause = min(2 * pause, RETRY_MAX)
+
+    # ---- Gate
+
+    async def place(self, caller: Caller | None, token: str | None) -> Placed:
+        if caller is None:
+            raise CallRefusedError("the connection was closed before its caller could be found out")
+        placed = await self._ask(
+            m.CallerPlaced, lambda number: m.PlaceCaller(id=number, uid=caller.uid, cgroup=caller.cgroup, token=token)
+        )
+        return Placed(placed.run, placed.upstreams)
+
+    async def admit(self, asked: CallAsked) -> CallAdmitted:
+        answer = await self._ask(
+            m.CallAdmitted,
+            lambda number: m.AdmitCall(
+                id=number, run=asked.run, model=asked.model, input_tokens=asked.input_tokens, max_output=asked.max_output,
+                fixed=asked.fixed, choices=asked.choices, caches=asked.caches,
+            ),
+            withdraw=True,
+        )  # fmt: skip
+        if answer.reservation is None:
+            raise CallRefusedError(answer.refused or "the daemon refuses the call")
+        return CallAdmitted(answer.reservation, answer.max_output)
+
+    def ended(self, call: CallEnded) -> None:
+        number = self._number()
+        request = m.EndCall(
+            id=number, run=call.run, reservation=call.reservation, model=call.model, tokens=call.tokens, partial=call.partial,
+            status=call.status, tools=[(tool.name, tool.digest) for tool in call.tools], first_byte_s=call.first_byte_s,
+            seconds=call.seconds, error=call.error,
+        )  # fmt: skip
+        self._send(_Open(request))
+
+    async def settled(self) -> None:
+        """Return when the daemon knows of each call that has ended."""
+        for each in list(self._open.values()):
+            if isinstance(each.request, m.EndCall):
+                await each.answered.wait()
+
+    # ---- requests
+
+    async def _ask(self, wanted: type[R], make: Callable[[int], m.Request], *, withdraw: bool = False) -> R:
+        open_ = _Open(make(self._number()))
+        self._send(open_)
+        try:
+            await open_.answered.wait()
+        except trio.Cancelled:
+            if self._open.pop(open_.request.id, None) is not None and withdraw:
+                self._send(_Open(m.WithdrawCall(id=self._number(), call=open_.request.id)))
+            raise
+        reply = open_.reply
+        if isinstance(reply, m.Error):
+            raise CallRefusedError(reply.message)
+        if not isinstance(reply, wanted):
+            raise CallRefusedError(f"the daemon answered with {type(reply).__name__}")
+        return reply
+
+    def _number(self) -> int:
+        self._last += 1
+        return self._last
+
+    def _send(self, open_: _Open) -> None:
+        self._open[open_.request.id] = open_
+        if self.alone_since is None:
+            self._to_send.send_nowait(m.pack_message(open_.request))
+
+    # ---- the connection
+
+    async def _converse(self, stream: trio.SocketStream) -> None:
+        """Send requests and take replies, until the connection is lost."""
+        decoder = FrameDecoder(MAX_REPLY)
+        hello, settings = self._number(), self._number()
+        await stream.send_all(
+            m.pack_message(m.Hello(id=hello, versions=list(SUPPORTED), client="gateway"))
+            + m.pack_message(m.ServeGateway(id=settings))
+        )
+        again = dict(self._open)
+        self._to_send, self._sending = trio.open_memory_channel[bytes](float("inf"))
+        self.alone_since = None
+        for open_ in again.values():
+            if not isinstance(open_.request, m.WithdrawCall):
+                self._to_send.send_nowait(m.pack_message(open_.request))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._send_all, stream, nursery.cancel_scope)
+            try:
+                while data := await stream.receive_some(1 << 16):
+                    for body in decoder.feed(data):
+                        self._take(m.unpack_reply(body))
+            except (trio.BrokenResourceError, ProtocolError):
+                pass
+            self.alone_since = trio.current_time()
+            nursery.cancel_scope.cancel()
+
+    async def _send_all(self, stream: trio.SocketStream, scope: trio.CancelScope) -> None:
+        try:
+            async for frame in self._sending:
+                await stream.send_all(frame)
+        except trio.BrokenResourceError:
+            scope.cancel()
+
+    def _take(self, reply: m.Reply) -> None:
+        if isinstance(reply, m.GatewaySettings):
+            self.upstreams = {
+                name: Upstream(name, each.url, each.api, each.key_env, each.key_file) for name, each in reply.upstreams.items()
+            }
+            self.ungated = reply.ungated
+            self.ready.set()
+        if (open_ := self._open.pop(reply.id, None)) is not None:
+            open_.reply = reply
+            open_.answered.set()

@@ -1,0 +1,237 @@
+"""The gateway's process: starts it, watches it, adopts that of an earlier daemon, and tells runs where it is."""
+
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+import trio
+
+from ..config import GatewayConfig
+from ..host.private_files import create
+from ..launch import procfs
+from ..launch.launcher import Launcher
+from ..observe.log import Log
+from ..protocol.known import BASE_URLS
+from ..protocol.types import RunId
+
+LISTENER = 3
+"""The descriptor under which the gateway finds its listener."""
+RECORD = "gateway.json"
+PAUSE, PAUSE_MAX = 0.1, 5.0
+"""Seconds until an ended gateway is started again: doubled each time, until one has lived for `PAUSE_MAX`."""
+LAST_CALLS = 1.0
+"""Seconds that the gateway has to end when the daemon does, after its last run has ended."""
+_FOREIGN = ("NOTIFY_SOCKET", "LISTEN_", "WATCHDOG_", "MAINPID", "FDSTORE", "SFA_")
+
+
+class GatewayRecord(msgspec.Struct):
+    """What the next daemon must know: runs keep the address, and calls may be under way."""
+
+    port: int
+    secret: str
+    """Names of runs in addresses are signed with it, where runs have no cgroup."""
+    pid: int = 0
+    started: int = 0
+    """When the process started, in clock ticks: its pid may be used again."""
+
+
+class GatewayProcess:
+    def __init__(self, config: GatewayConfig, launcher: Launcher, log: Log, *, sock: str, state_dir: str) -> None:
+        """Adopt the gateway of an earlier daemon, or bind the address of a new one. Nothing is done unless it is enabled."""
+        self._launcher = launcher
+        self._log = log
+        self._daemon = sock
+        self._path = Path(state_dir, RECORD)
+        self._record: GatewayRecord | None = None
+        self._listener: socket.socket | None = None
+        self._changed = trio.Event()
+        self._enabled = False
+        self.reconfigure(config)
+
+    @property
+    def pid(self) -> int | None:
+        """The process; `None` while there is none."""
+        record = self._record
+        return record.pid if record is not None and record.pid and procfs.is_alive(record.pid, record.started) else None
+
+    def reconfigure(self, config: GatewayConfig) -> None:
+        """Start the gateway, or end it, because the config says so now."""
+        self._enabled = config.enabled
+        if config.enabled and self._record is None:
+            self._open()
+        self._changed.set()
+
+    def _open(self) -> None:
+        found = self._read()
+        if found is not None and found.pid and procfs.is_alive(found.pid, found.started):
+            self._record = found
+            self._launcher.own(found.pid)
+            return
+        self._bind(found)
+
+    def _bind(self, found: GatewayRecord | None) -> None:
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", found.port if found is not None else 0))
+        except OSError as error:
+            if found is None:
+                raise
+            self._log.warning(f"the gateway's port {found.port} is taken: live runs cannot reach their model ({error.strerror})")
+            listener.bind(("127.0.0.1", 0))
+        listener.listen(512)
+        self._listener = listener
+        secret = found.secret if found is not None else secrets.token_hex(16)
+        self._record = GatewayRecord(listener.getsockname()[1], secret)
+        self._write()
+
+    # ---- what runs are told
+
+    def variables(self, run: RunId) -> Iterator[tuple[str, str]]:
+        """Yield the variables that lead a run's calls here."""
+        if self._record is None or not self._enabled:
+            return
+        url = f"http://127.0.0.1:{self._record.port}"
+        if self._launcher.containment == "tags":
+            url += f"/run/{self._token(run)}"
+        for variable, upstream in BASE_URLS.items():
+            yield variable, f"{url}/{upstream}"
+
+    def is_own(self, url: str) -> bool:
+        """Return whether an address is the gateway's: a run has inherited it."""
+        return self._record is not None and url.startswith(f"http://127.0.0.1:{self._record.port}/")
+
+    def run_of(self, token: str) -> RunId | None:
+        """Return the run that a token names."""
+        run = token.partition(".")[0]
+        return run if self._record is not None and secrets.compare_digest(self._token(run).encode(), token.encode()) else None
+
+    def _token(self, run: RunId) -> str:
+        assert self._record is not None
+        return f"{run}.{blake2b(run.encode(), key=bytes.fromhex(self._record.secret), digest_size=16).hexdigest()}"
+
+    # ---- the process
+
+    async def serve(self) -> None:
+        """Keep the gateway running while it is enabled, until cancelled."""
+        pause = PAUSE
+        while True:
+            self._changed = trio.Event()
+            if not self._enabled:
+                self.end()
+                await self._changed.wait()
+                continue
+            began = trio.current_time()
+            try:
+                pid = self.pid or self._start()
+                how = await self._ended(pid)
+            except OSError as error:
+                how = f"it cannot be started: {error}"
+            if self._changed.is_set():
+                continue
+            pause = PAUSE if trio.current_time() - began > PAUSE_MAX else min(2 * pause, PAUSE_MAX)
+            self._log.warning(f"the gateway ended ({how}); it is started again in {pause:g} s")
+            await trio.sleep(pause)
+
+    def end(self) -> None:
+        """Have the gateway end once its calls have ended. Its address stays reserved."""
+        if (pid := self.pid) is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+
+    async def stop(self) -> None:
+        """End the gateway, because the daemon ends."""
+        self._enabled = False
+        pid = self.pid
+        self.end()
+        with trio.move_on_after(LAST_CALLS):
+            if pid is not None:
+                await self._ended(pid)
+        if (pid := self.pid) is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            await self._ended(pid)
+
+    def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+
+    def _start(self) -> int:
+        record = self._record
+        assert record is not None
+        if self._listener is None:
+            self._bind(record)
+        assert self._listener is not None
+        assert self._record is not None
+        env = {key: value for key, value in os.environ.items() if not key.startswith(_FOREIGN)}
+        pid = os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-m", "sfad.gateway", "--daemon", self._daemon],
+            env,
+            file_actions=[(os.POSIX_SPAWN_DUP2, self._listener.fileno(), LISTENER)],
+            setsigmask=[],
+            setsigdef=[signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGPIPE],
+            setpgroup=0,
+        )
+        self._launcher.own(pid)
+        found = procfs.stat(pid)
+        self._record.pid, self._record.started = pid, found.started if found is not None else 0
+        self._write()
+        self._log.info("gateway", pid=pid, port=self._record.port)
+        return pid
+
+    async def _ended(self, pid: int) -> str:
+        """Wait until the process has ended, and reap it. Return how it ended."""
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._forget(pid)
+            return "while no daemon was there"
+        try:
+            await trio.lowlevel.wait_readable(pidfd)
+            how = _reap(pidfd)
+        finally:
+            os.close(pidfd)
+        self._forget(pid)
+        return how
+
+    def _forget(self, pid: int) -> None:
+        self._launcher.disown(pid)
+        if self._record is not None and self._record.pid == pid:
+            self._record.pid = 0
+
+    # ---- the record
+
+    def _read(self) -> GatewayRecord | None:
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=GatewayRecord)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            self._log.warning(f"{self._path} cannot be read: {error}; live runs may not reach their model any more")
+            return None
+
+    def _write(self) -> None:
+        new = self._path.with_suffix(".new")
+        with open(create(new), "wb") as file:
+            file.write(json.dumps(msgspec.to_builtins(self._record)).encode())
+        new.replace(self._path)
+
+
+def _reap(pidfd: int) -> str:
+    """Reap a process that has ended. Return how."""
+    try:
+        status = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
+    except ChildProcessError:  # that of an earlier daemon
+        status = None
+    if status is None:
+        return "how is not known"
+    return f"{'exit code' if status.si_code == os.CLD_EXITED else 'signal'} {status.si_status}"
