@@ -155,7 +155,7 @@ class Exchange:
 
     async def _body(self, space: "Space") -> bytes:
         pieces, size = [], 0
-        async for piece in self._http.body():
+        while piece := await self._http.body():
             size += len(piece)
             if size > MAX_BODY:
                 raise _AnsweredError(413, f"the request has more than {MAX_BODY >> 20} MiB")
@@ -283,10 +283,18 @@ class Exchange:
             if record is not None:
                 record.begun(response)
             await self._http.head(response.status_code, downward(response.headers.raw), response.reason_phrase.encode())
-            async for piece in response.aiter_raw():
-                if record is not None:
-                    record.piece(piece)
-                await self._http.piece(piece)
+            gone: ClientGoneError | None = None
+            with trio.CancelScope() as reading:
+                async for piece in response.aiter_raw():
+                    if record is not None:
+                        record.piece(piece)
+                    try:
+                        await self._http.piece(piece)
+                    except ClientGoneError as error:  # raised here, it would leave generators of httpx2 to the garbage collector
+                        gone = error
+                        reading.cancel()
+            if gone is not None:
+                raise gone
             if record is not None:
                 record.whole = True
             await self._http.end()

@@ -1,6 +1,6 @@
 """One client's connection: requests in, replies out (HTTP/1.1, by h11)."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import h11
 import trio
@@ -56,8 +56,8 @@ class HttpServer:
             raise
         return None
 
-    async def body(self) -> AsyncIterator[bytes]:
-        """Yield the pieces of the request's body. Raises `ClientGoneError`."""
+    async def body(self) -> bytes:
+        """Return the next piece of the request's body, `b""` at its end. Raises `ClientGoneError`."""
         if self._http.they_are_waiting_for_100_continue:
             await self._send(h11.InformationalResponse(status_code=100, headers=[]))
         while True:
@@ -67,11 +67,11 @@ class HttpServer:
                     await self._receive()
                 if waiting.cancelled_caught:
                     raise ClientGoneError("it sent nothing of its request's body for a minute")
-            elif isinstance(event, h11.Data):
-                yield bytes(event.data)
+            elif isinstance(event, h11.Data) and event.data:
+                return bytes(event.data)
             elif isinstance(event, h11.EndOfMessage):
-                return
-            else:
+                return b""
+            elif not isinstance(event, h11.Data):
                 raise ClientGoneError("it closed the connection in its request")
 
     async def answer(self, status: int, headers: Headers, body: bytes) -> None:
@@ -88,10 +88,8 @@ class HttpServer:
         """Take the rest of a request that is answered already: closing the connection before would reset it, and lose the reply."""
         size = 0
         with trio.move_on_after(DISCARD_TIMEOUT):
-            async for piece in self.body():
+            while size <= MAX_DISCARDED and (piece := await self.body()):
                 size += len(piece)
-                if size > MAX_DISCARDED:
-                    return
 
     async def head(self, status: int, headers: Headers, reason: bytes = b"") -> None:
         self.answering = True
