@@ -13,8 +13,7 @@ MAX_RUNS = 4096
 _IMAGE = re.compile(rb"(?:iVBORw0KGgo|/9j/|R0lGOD|UklGR)[A-Za-z0-9+/=]{2048,}")
 """PNG, JPEG, GIF and WebP in base64. Their tokens follow from their pixels, not from their bytes."""
 _IMAGE_BYTES = 12_500
-"""What an image counts as: 5000 tokens. Anthropic takes at most 4784 of one, OpenAI and Google fewer
-(https://platform.claude.com/docs/en/build-with-claude/vision)."""
+"""What an image counts as: 5000 tokens, a guess on the high side."""
 
 
 def text_size(body: bytes) -> int:

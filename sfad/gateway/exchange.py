@@ -79,6 +79,16 @@ class Shared:
     memory: Memory
 
 
+def new_client() -> httpx2.AsyncClient:
+    """Return what makes the requests of all calls. It has no timeouts: how long a model may think is the provider's and the agent's
+    business.
+
+    HTTP/1.1 only: over HTTP/2, httpcore2 does not reset the stream of a call whose caller hangs up. The provider would go on, bill
+    it, and use up the window of the connection that other calls share."""
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=60.0)
+    return httpx2.AsyncClient(http1=True, http2=False, timeout=None, limits=limits, follow_redirects=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """Where the path of a request leads: `/run/TOKEN/UPSTREAM/REST`, the first two only where runs have no cgroup."""
@@ -169,7 +179,7 @@ class Exchange:
             space.grow(len(plain))
         call = self._call(api, route, plain)
         if call is None:
-            await self._pass(upstream, api, route, raw, self._headers, None)
+            await self._pass(upstream, route, raw, self._headers, None)
             return
         size = text_size(plain)
         asked = CallAsked(
@@ -190,7 +200,7 @@ class Exchange:
             if changed is not plain:
                 space.grow(len(changed))
                 sent, headers = changed, [(name, value) for name, value in headers if name.lower() != b"content-encoding"]
-            await self._pass(upstream, api, route, sent, headers, record)
+            await self._pass(upstream, route, sent, headers, record)
         except BaseException as error:
             record.broken(error)
             raise
@@ -251,7 +261,6 @@ class Exchange:
     async def _pass(
         self,
         upstream: Upstream,
-        api: Api,
         route: Route,
         body: bytes,
         headers: list[tuple[bytes, bytes]],
@@ -263,7 +272,7 @@ class Exchange:
             raise _AnsweredError(502, f"the key of upstream '{upstream.name}' cannot be read: {error}") from error
         request = httpx2.Request(
             self._method,
-            upstream.target(api.path(route.rest), route.query, keyed=key is not None),
+            upstream.target(route.rest, route.query, keyed=key is not None),
             headers=upward(headers, key, upstream.api),
             content=body if body or self._method in {"POST", "PUT", "PATCH"} else None,
         )

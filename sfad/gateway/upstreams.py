@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote_plus
 
-import httpx2
-
 from .apis import APIS, Api
 
 BUILT_IN: Mapping[str, tuple[str, str]] = {
@@ -53,19 +51,11 @@ class Upstream:
 
     def target(self, rest: str, query: str, *, keyed: bool) -> str:
         """Return the URL of a request. `rest`: its path after the upstream's name."""
+        if not self.url.endswith("/v1"):
+            rest = self.api_of(rest).path(rest)
         if keyed:
             query = "&".join(pair for pair in query.split("&") if unquote_plus(pair.partition("=")[0]) not in _IN_QUERY)
         return f"{self.url}{rest}{'?' if query else ''}{query}"
-
-
-def new_client() -> httpx2.AsyncClient:
-    """Return what makes the requests of all calls. It has no timeouts: how long a model may think is the provider's and the agent's
-    business.
-
-    HTTP/1.1 only: over HTTP/2, httpcore2 does not reset the stream of a call whose caller hangs up. The provider would go on, bill
-    it, and use up the window of the connection that other calls share."""
-    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=60.0)
-    return httpx2.AsyncClient(http1=True, http2=False, timeout=None, limits=limits, follow_redirects=False)
 
 
 def upward(headers: RawHeaders, key: str | None, api: str) -> list[tuple[bytes, bytes]]:

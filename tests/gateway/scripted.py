@@ -12,10 +12,10 @@ import trio
 
 from sfad.gateway.callers import Caller
 from sfad.gateway.estimate import InputEstimates
-from sfad.gateway.exchange import Memory, Shared
+from sfad.gateway.exchange import Memory, Shared, new_client
 from sfad.gateway.gate import CallAdmitted, CallAsked, CallEnded, CallRefusedError, Placed
 from sfad.gateway.proxy import Proxy
-from sfad.gateway.upstreams import Upstream, new_client
+from sfad.gateway.upstreams import Upstream
 
 Script = Callable[[trio.SocketStream, bytes], Awaitable[None]]
 """Answers a request: gets the connection and the request, head and body."""

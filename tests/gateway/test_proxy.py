@@ -114,6 +114,17 @@ async def test_the_provider_sees_what_the_client_sent() -> None:
         assert body == CALL
 
 
+async def test_a_program_that_leaves_out_v1() -> None:
+    provider = Provider(saying(reply(WHOLE, JSON)))
+    async with house(provider) as the:
+        assert (await the.ask(post("/up/messages", CALL))).body == WHOLE
+        assert provider.requests[0].startswith(b"POST /v1/messages HTTP/1.1\r\n")
+        assert len(the.gate.asked) == 1
+    async with house(provider, prefix="/base/v1") as the:
+        assert (await the.ask(post("/up/messages", CALL))).body == WHOLE
+        assert provider.requests[1].startswith(b"POST /base/v1/messages HTTP/1.1\r\n")
+
+
 async def test_a_body_in_chunks() -> None:
     provider = Provider(saying(reply(WHOLE, JSON)))
     async with house(provider) as the:

@@ -81,7 +81,7 @@ class _ChatApi(Api):
     def lowered(self, body: bytes, tokens: int) -> bytes:
         request = fields(body)
         # the older name is the only one that some servers know, and newer models of OpenAI refuse it
-        names = [name for name in ("max_completion_tokens", "max_tokens") if request.get(name, b"null") != b"null"]
+        names = [name for name in ("max_completion_tokens", "max_tokens") if bytes(request.get(name, b"null")) != b"null"]
         return msgspec.json.encode(request | dict.fromkeys(names or ["max_completion_tokens"], encoded(tokens)))
 
     def completed(self, body: bytes) -> bytes:

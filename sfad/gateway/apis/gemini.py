@@ -55,7 +55,7 @@ class _Spelled:
 
     def count(self, name: str) -> int | None:
         value = msgspec.json.decode(self.get(name) or b"0")
-        return positive(int(value) if isinstance(value, str) and value.isdecimal() else value)
+        return positive(int(value) if isinstance(value, str) and re.fullmatch("[0-9]{1,18}", value) else value)
 
     def put(self, name: str, value: msgspec.Raw) -> None:
         self.fields[self._spelling(name)] = value
