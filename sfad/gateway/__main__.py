@@ -6,12 +6,12 @@ import signal
 import socket
 import sys
 
-import httpx2
 import trio
 
 from .daemon_link import ALONE_MAX, DaemonLink
 from .estimate import InputEstimates
-from .exchange import Memory, Shared
+from .exchange import Shared, new_client
+from .memory import Memory
 from .proxy import Proxy
 
 LISTENER = 3
@@ -28,9 +28,7 @@ def main() -> None:
 async def _serve(daemon: str) -> None:
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=LISTENER)))
     link = DaemonLink(daemon)
-    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=100)
-    # no timeouts: how long a model may think is the provider's and the agent's business
-    async with httpx2.AsyncClient(http2=True, timeout=None, limits=limits) as client:
+    async with new_client() as client:
         shared = Shared(link, client, lambda: link.upstreams, lambda: link.ungated, InputEstimates(), Memory())
         proxy = Proxy(shared, trouble=_complain)
         gc.freeze()

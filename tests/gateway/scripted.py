@@ -12,8 +12,9 @@ import trio
 
 from sfad.gateway.callers import Caller
 from sfad.gateway.estimate import InputEstimates
-from sfad.gateway.exchange import Memory, Shared, new_client
+from sfad.gateway.exchange import Shared, new_client
 from sfad.gateway.gate import CallAdmitted, CallAsked, CallEnded, CallRefusedError, Placed
+from sfad.gateway.memory import Memory
 from sfad.gateway.proxy import Proxy
 from sfad.gateway.upstreams import Upstream
 

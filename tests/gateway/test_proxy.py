@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trio
 
-from sfad.gateway import exchange, http_server
+from sfad.gateway import exchange, http_server, memory
 from sfad.gateway.upstreams import Upstream
 from sfad.protocol.types import Tokens
 from tests.gateway.scripted import (
@@ -434,7 +434,7 @@ async def test_a_body_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_bodies_of_all_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "MAX_BODIES", 100_000)
+    monkeypatch.setattr(memory, "MAX_BODIES", 100_000)
     gate = ScriptedGate(hold=trio.Event())
     async with house(Provider(saying(reply(WHOLE, JSON))), gate=gate) as the:
         big = json.dumps(ASKED | {"padding": "x" * 90_000}).encode()
