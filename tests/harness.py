@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import IO, Any
 
 import psutil
 import pytest
@@ -27,6 +27,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo
 from sfad.spool import Store
 from tests.leaks import cgroups
+from tests.template import Child, template
 from tests.unprivileged import Place
 
 PATIENCE = 60.0
@@ -47,6 +48,9 @@ def wait_until(condition: Callable[[], Any], what: str, *, seconds: float = PATI
     return value
 
 
+PROGRAM = ("-m", "sfad")
+
+
 class Daemon:
     """`sfad serve` in a directory of the test."""
 
@@ -58,7 +62,7 @@ class Daemon:
         mode: str = "auto",
         nobody: Place | None = None,
         wrap: Sequence[str] = (),
-        program: Sequence[str] = ("-m", "sfad"),
+        program: Sequence[str] = PROGRAM,
     ) -> None:
         """Start the daemon. `nobody`: run it as that user, there. `wrap`: words before the interpreter, such as prlimit(1).
         `program`: the interpreter's arguments."""
@@ -66,6 +70,7 @@ class Daemon:
         self._nobody = nobody
         self._wrap = tuple(wrap)
         self._program = tuple(program)
+        self._plain = nobody is None and not wrap and self._program == PROGRAM
         self.socket = directory / "s"
         self.state_dir = directory / "state"
         self.config = directory / "sfad.toml"
@@ -80,21 +85,14 @@ class Daemon:
 
     def _start(
         self, environment: Mapping[str, str] = MappingProxyType({}), command: Sequence[str] | None = None
-    ) -> subprocess.Popen[bytes]:
-        command = command or [*self._wrap, self.python, *self._program]
-        if self._nobody:
-            command = self._nobody.command(*command)
+    ) -> subprocess.Popen[bytes] | Child:
+        env = self.env | dict(environment)
         read, write = os.pipe()
         with self.log.open("ab") as log:
-            process = subprocess.Popen(
-                [*command, "serve", "--ready-fd", str(write)],
-                pass_fds=[write],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self.env | dict(environment),
-                start_new_session=True,  # as under systemd, and as sfactl starts it
-            )
+            if self._plain and command is None and template().fits(env):
+                process: subprocess.Popen[bytes] | Child = template().start(["serve"], env, output=log.fileno(), ready=write)
+            else:
+                process = self._execute(command or [*self._wrap, self.python, *self._program], env, log, write)
         os.close(write)
         with os.fdopen(read, "rb") as ready:
             said = ready.read()
@@ -103,6 +101,18 @@ class Daemon:
             process.wait()
             raise AssertionError(f"the daemon did not start: {self.log.read_text()}")
         return process
+
+    def _execute(self, command: Sequence[str], env: Mapping[str, str], log: IO[bytes], ready: int) -> subprocess.Popen[bytes]:
+        command = self._nobody.command(*command) if self._nobody else command
+        return subprocess.Popen(
+            [*command, "serve", "--ready-fd", str(ready)],
+            pass_fds=[ready],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=env,
+            start_new_session=True,  # as under systemd, and as sfactl starts it
+        )
 
     @property
     def instance(self) -> str:
