@@ -172,9 +172,18 @@ class Daemon:
         return self.process.wait(PATIENCE)
 
 
-ALERT = ("-c", "from sfad.loop import storage; storage.LOOK = 0.1; from sfad.__main__ import main; main()")
-"""Program of a daemon that looks ten times a second whether its files are where they were; `sfad` looks every five seconds. After a
-re-execution it is `sfad`."""
+IMPATIENT = (
+    "-c",
+    "from sfad.loop import storage\n"
+    "storage.LOOK = 0.1\n"
+    "from sfad.core import stops\n"
+    "from sfad.server import server\n"
+    "stops.RECONNECT = server.PATIENCE = 1.0\n"
+    "from sfad.__main__ import main\n"
+    "main()",
+)
+"""Program of a daemon that looks ten times a second whether its files are where they were (`sfad`: every five seconds), and waits
+one second for the rest of a frame and for a client that lost its connection (`sfad`: ten). A re-execution makes it `sfad`."""
 
 
 @contextmanager
