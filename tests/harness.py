@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import select
@@ -87,6 +88,7 @@ class Daemon:
         self, environment: Mapping[str, str] = MappingProxyType({}), command: Sequence[str] | None = None
     ) -> subprocess.Popen[bytes] | Child:
         env = self.env | dict(environment)
+        wait_until(self._unlocked, "no process has the locks of the daemon before")
         read, write = os.pipe()
         with self.log.open("ab") as log:
             if self._plain and command is None and template().fits(env):
@@ -101,6 +103,18 @@ class Daemon:
             process.wait()
             raise AssertionError(f"the daemon did not start: {self.log.read_text()}")
         return process
+
+    def _unlocked(self) -> bool:
+        # a daemon that was killed in the middle of a posix_spawn(3) leaves a child that has its descriptors until execve(2)
+        for path in (self.state_dir, self.state_dir / "lock"):
+            with suppress(FileNotFoundError), ExitStack() as closing_it:
+                held = os.open(path, os.O_RDONLY)
+                closing_it.callback(os.close, held)
+                try:
+                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return False
+        return True
 
     def _execute(self, command: Sequence[str], env: Mapping[str, str], log: IO[bytes], ready: int) -> subprocess.Popen[bytes]:
         command = self._nobody.command(*command) if self._nobody else command

@@ -39,6 +39,13 @@ def keep(pid: int, descriptor: int) -> None:
     _kept_descriptors.add(descriptor)
 
 
+def drop(pid: int, descriptor: int) -> None:
+    """Undo `keep`."""
+    _staying.discard(pid)
+    _parents.discard(pid)
+    _kept_descriptors.discard(descriptor)
+
+
 def _audit(event: str, arguments: tuple[object, ...]) -> None:
     if event == "os.mkdir" and "/sfad-" in str(arguments[0]):
         _cgroups.add(os.fsdecode(str(arguments[0])))

@@ -53,6 +53,7 @@ class Template:
 
     def close(self) -> None:
         """End the process."""
+        leaks.drop(self._process.pid, self._socket.fileno())
         self._socket.close()
         self._process.wait()
 
@@ -72,7 +73,7 @@ class Child:
     def poll(self) -> int | None:
         """Reap it if it has ended."""
         if self.returncode is None:
-            self.returncode = self._template.ask({"reap": self.pid})
+            self.returncode = self._template.ask({"reap": self.pid, "options": os.WNOHANG})
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -85,9 +86,9 @@ class Child:
                 os.close(pidfd)
             if not ended:
                 raise subprocess.TimeoutExpired("sfad serve", timeout or 0.0)
-        code = self.poll()
-        assert code is not None
-        return code
+            self.returncode = self._template.ask({"reap": self.pid, "options": 0})
+        assert self.returncode is not None
+        return self.returncode
 
     def send_signal(self, number: int) -> None:
         """Send a signal unless it has ended."""
@@ -100,7 +101,7 @@ class Child:
 
 @cache
 def template() -> Template:
-    """Return the template of this test process."""
+    """Return the template of this test process. There is none until a test needs it."""
     return Template()
 
 
@@ -108,6 +109,7 @@ def close_template() -> None:
     """End the template if there is one."""
     if template.cache_info().currsize:
         template().close()
+        template.cache_clear()
 
 
 def _serve() -> None:
@@ -118,7 +120,7 @@ def _serve() -> None:
             if not content:
                 sys.exit()
             request = json.loads(content)
-            answer = _reaped(request["reap"]) if "reap" in request else os.fork()
+            answer = _reaped(request["reap"], request["options"]) if "reap" in request else os.fork()
             if answer == 0 and "start" in request:
                 _become(request["start"], *descriptors)
                 return
@@ -127,8 +129,8 @@ def _serve() -> None:
             requests.send(json.dumps(answer).encode())
 
 
-def _reaped(pid: int) -> int | None:
-    found, status = os.waitpid(pid, os.WNOHANG)  # noqa: TID251 - the pid of its own child
+def _reaped(pid: int, options: int) -> int | None:
+    found, status = os.waitpid(pid, options)  # noqa: TID251 - the pid of its own child
     return os.waitstatus_to_exitcode(status) if found else None
 
 
