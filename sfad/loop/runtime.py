@@ -22,6 +22,7 @@ from ..core.vocabulary import Timer
 from ..durable.adoption import Adoption, Rows
 from ..durable.budgets import BudgetKeeper
 from ..durable.handover import HandedRun
+from ..durable.jobs import MaintenanceJobs
 from ..durable.maintenance import Maintenance
 from ..durable.pidfds import StoredPidfds
 from ..faults import effect
@@ -88,10 +89,8 @@ class Runtime:
             launcher=self.launcher, prices=config.prices, nearing=config.limits.nearing,
         )  # fmt: skip
         self.adviser = Adviser(Path(self.state_dir), self.background, self.feed, self.log.warning)
-        self.maintenance = Maintenance(
-            self.ledger, self.output, config.retention,
-            live=lambda: self.catalogue.live, report=self.log.warning, say=self.log.info,
-        )  # fmt: skip
+        jobs = MaintenanceJobs(self.ledger, self.output, lambda: self.catalogue.live, self.log.info)
+        self.maintenance = Maintenance(jobs, config.retention, self.log.warning)
         self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors)
         self.storage = StorageWatch(resources, self.catalogue, self.metering, self.announcer)
         self.ends = PendingEnds(self.machine.tree, self.metering, self.background, self._report)
