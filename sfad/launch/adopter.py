@@ -1,4 +1,4 @@
-"""Adopting runs that an earlier daemon launched, and handing runs over to the next.
+"""Adopting runs that an earlier daemon launched.
 
 The earlier daemon is a dead process, or this very process before an execve(2). In the second case main processes are still
 unreaped children of ours. In the first they are not our children: another process reaps them, and their pidfds tell how
@@ -8,7 +8,6 @@ they ended.
 import fcntl
 import os
 import signal
-from dataclasses import replace
 from time import monotonic, sleep
 
 from ..protocol.types import RunId
@@ -16,9 +15,9 @@ from . import procfs
 from .contain.cpu_binding import RunCpus
 from .contain.interface import AdoptedRuns
 from .launched_runs import LaunchedRun, LaunchedRuns, MainProcess
-from .launcher import Adopted, LaunchError, Remains
+from .launcher import Adopted, Remains
 from .procfs import Stat
-from .trampoline.contract import EXEC, REPORT, reported
+from .trampoline.contract import REPORT, reported
 from .trampoline.executable import is_one
 from .watch.mains import Mains
 
@@ -32,10 +31,8 @@ class Adopter:
         self._adopted = adopted
         self._cpus = cpus
         self._mains = mains
-        self._arrived_by = 0.0
+        self._trampolines_done_by = 0.0
         """When every trampoline of the dead daemon has become its command, or hangs; set when the first is met."""
-        self._pipes: list[int] = []
-        """Pipes that were made for the process that this one becomes."""
 
     def adopt(self, run_id: RunId, parent: RunId | None, remains: Remains) -> Adopted:
         assert run_id not in self._runs
@@ -100,46 +97,8 @@ class Adopter:
     def _hangs(self, pid: int) -> bool:
         """Return whether a process is still a trampoline, when all of them have had the time that they need."""
         while is_one(pid):
-            self._arrived_by = self._arrived_by or monotonic() + _TRAMPOLINES_DONE_WITHIN
-            if monotonic() > self._arrived_by:
+            self._trampolines_done_by = self._trampolines_done_by or monotonic() + _TRAMPOLINES_DONE_WITHIN
+            if monotonic() > self._trampolines_done_by:
                 return True
             sleep(_LOOK_EVERY)
         return False
-
-    # Handing over.
-
-    def hand_over(self) -> dict[RunId, Remains]:
-        try:
-            return {run_id: self._remains_of(run) for run_id, run in self._runs.items()}
-        except OSError:
-            self.take_back()
-            raise
-
-    def _remains_of(self, run: LaunchedRun) -> Remains:
-        remains = run.remains()
-        failure = run.main.failure if run.main else run.failing
-        if failure:
-            self._pipes.append(_report_again(failure))
-            return replace(remains, report=self._pipes[-1])
-        if run.main and run.main.report is not None:
-            os.set_inheritable(run.main.report, True)
-            return replace(remains, report=run.main.report)
-        return remains
-
-    def take_back(self) -> None:
-        while self._pipes:
-            os.close(self._pipes.pop())
-        for run in self._runs.values():
-            if run.main and run.main.report is not None:
-                os.set_inheritable(run.main.report, False)
-
-
-def _report_again(error: LaunchError) -> int:
-    """Return a pipe that holds this error as a trampoline would report it. It is inherited across execve(2)."""
-    near, far = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        os.write(far, REPORT.pack(EXEC, -error.errno))
-        os.set_inheritable(near, True)
-    finally:
-        os.close(far)
-    return near

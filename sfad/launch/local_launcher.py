@@ -1,10 +1,8 @@
-"""Runs as processes of this machine: the `Launcher` that the loop uses, put together from its parts, and the choice of its
-containment: cgroups where that is possible, else tags."""
+"""Runs as processes of this machine: the `Launcher` that the loop uses, put together from its parts."""
 
 import ctypes
 import resource
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from signal import SIGKILL
 from typing import Literal
 
@@ -16,20 +14,15 @@ from . import procfs
 from .adopter import Adopter
 from .command_starter import CommandStarter
 from .complaints import Complaints
-from .contain.cgroup import cgroupfs, probing
-from .contain.cgroup.containment import CgroupContainment
 from .contain.cpu_binding import RunCpus
 from .contain.interface import LauncherParts, RunContainment
-from .contain.tags.containment import TagsContainment
 from .emitter import Emitter
 from .footprints import Footprints
+from .handing_over import LaunchHandover
 from .launched_runs import LaunchedRun, LaunchedRuns
 from .launcher import (
     Adopted,
     Bounds,
-    CgroupImpossible,
-    Complain,
-    Emit,
     Enforcement,
     Footprint,
     Launcher,
@@ -44,8 +37,6 @@ from .watch.mains import Mains, signal_mains
 from .watch.owed_events import OwedEvents
 from .watch.reactor import Reactor
 from .watch.reaper import Orphans
-
-Mode = Literal["auto", "cgroup", "tags"]
 
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _libc = ctypes.CDLL(None)
@@ -86,6 +77,7 @@ class LocalLauncher(Launcher):
             nofile if nofile is not None else resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         )
         self._adopter = Adopter(self._runs, self._containment.adopted, self._cpus, self._mains)
+        self._handover = LaunchHandover(self._runs)
         self._footprints = Footprints(self._runs, self._containment, complaints)
 
     @property
@@ -206,10 +198,10 @@ class LocalLauncher(Launcher):
         return self._adopter.adopt(run_id, parent, remains)
 
     def hand_over(self) -> dict[RunId, Remains]:
-        return self._adopter.hand_over()
+        return self._handover.hand_over()
 
     def take_back(self) -> None:
-        self._adopter.take_back()
+        self._handover.take_back()
 
     # Serving.
 
@@ -228,52 +220,6 @@ class LocalLauncher(Launcher):
         self._containment.close()
         self._reactor.close()
         self._spawner.close()
-
-
-def check(instance: str, mode: Mode, cgroup_parent: str | None) -> None:
-    """Raise `CgroupImpossible` where `choose` would."""
-    if mode == "cgroup":
-        probing.probe(probing.base_of(instance, cgroup_parent))
-
-
-def choose(
-    *,
-    instance: str,
-    emit: Emit,
-    mode: Mode = "auto",
-    cgroup_parent: str | None = None,
-    clock: Callable[[], float] = trio.current_time,
-    nofile: int | None = None,
-    complain: Complain = lambda _text: None,
-    trampoline: Trampoline | None = None,
-) -> LocalLauncher:
-    """Return the launcher of this machine.
-
-    `instance` is twelve hex digits that name the state directory. `cgroup_parent` is where its cgroups go, by default this
-    process's own cgroup; if anything of the instance is alive in cgroups elsewhere, runs stay there. `nofile` is the soft
-    RLIMIT_NOFILE of runs, by default this process's now. `complain` gets, every few seconds at most, what failed and is tried
-    again. Raises `CgroupImpossible` with the reason if `mode` is cgroup and that is impossible.
-    """
-
-    def launcher(complaints: Complaints, contain: Callable[[LauncherParts], RunContainment]) -> LocalLauncher:
-        emitter = Emitter(emit, clock, complaints.failed)
-        return LocalLauncher(instance, emitter, complaints, contain, trampoline=trampoline, nofile=nofile)
-
-    if mode == "tags" and probing.inhabited(instance, cgroup_parent) is None:
-        why = "set in the config"
-    else:
-        if mode == "tags":
-            complain("containment.mode = tags takes effect when nothing is alive any more in the cgroups of an earlier daemon")
-        try:
-            base = probing.base_of(instance, cgroup_parent)
-            probing.probe(base)
-            complaints = Complaints(complain, remedy=partial(cgroupfs.regain_after, base=base.directory))
-            return launcher(complaints, partial(CgroupContainment, base=base, complain=complain))
-        except CgroupImpossible as reason:
-            if mode == "cgroup":
-                raise
-            why = str(reason)
-    return launcher(Complaints(complain), partial(TagsContainment, why=why))
 
 
 def _subreaper() -> int:
