@@ -160,7 +160,7 @@ async def test_a_large_ledger_is_checked_after_the_start(tmp_path: Path, monkeyp
     assert again.is_new
 
 
-async def test_jobs_are_done_a_minute_after_the_start_and_then_as_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_jobs_begin_a_minute_after_the_start_and_then_as_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[float] = []
     monkeypatch.setattr(maintenance, "FIRST", 0.05)
     with world(tmp_path, sweep_every=60.0) as it:
