@@ -164,7 +164,7 @@ def adopt_runs(runtime: Runtime, handed: Handover | None, stored: dict[str, int]
         adoption = adopt(runtime.spool, ledger, runtime.launcher, handed, stored)
     except OSError as error:
         raise PathError(f"the runs of an earlier daemon cannot be adopted: {error}") from error
-    runtime.adopt(adoption)
+    runtime.succession.adopt(adoption)
     for note in adoption.notes:
         log.error(note)
     unwritten: Rows = []
