@@ -14,7 +14,7 @@ from collections.abc import Callable
 import trio
 
 from ..host.tasks import in_thread
-from ..meters.base import Reading
+from ..meters.reading import Reading
 from ..protocol.types import RunId
 from .session import Session, TooMany
 
