@@ -25,7 +25,7 @@ from ..ledger.backup import BACKUP, Backup, DamagedCopy
 from ..ledger.database import open_reader
 from ..ledger.opening import mark_damaged
 from ..ledger.reader import Reader
-from ..ledger.retention import Sweeper
+from ..ledger.retention import Pruner
 from ..output import OutputStore
 from ..output.retention import remove, remove_old
 from ..protocol.messages import Prune, Pruned
@@ -62,7 +62,7 @@ class Maintenance:
     ) -> None:
         self._ledger = ledger
         self._output = output
-        self._ballast = DiskReserve(ledger.directory)
+        self._ballast = DiskReserve(ledger.file.directory)
         self._settings = settings
         self._live = live
         self._report = report
@@ -105,18 +105,16 @@ class Maintenance:
             return await in_thread(self._prune, wanted, uid, forget)
 
     def _prune(self, wanted: Prune, uid: int | None, forget: Callable[[Collection[RunId]], object]) -> Pruned:
-        sweeper, dry = Sweeper(self._ledger.directory, self._errand, _copy_pause), wanted.dry_run
+        pruner, dry = Pruner(self._ledger.file.directory, self._errand, _copy_pause), wanted.dry_run
         cutoff = self._now() - timedelta(seconds=wanted.older_than or 0)
         live = trio.from_thread.run_sync(lambda: frozenset(self._live()))
         trees = [
-            tree
-            for tree in sweeper.choose(cutoff, keep=wanted.keep, uid=uid)
-            if live.isdisjoint(run_id(run.number) for run in tree)
+            tree for tree in pruner.choose(cutoff, keep=wanted.keep, uid=uid) if live.isdisjoint(run_id(run.number) for run in tree)
         ]
         runs = [run_id(run.number) for tree in trees for run in tree]
         # output first: a row without output can be pruned again, output without its row would stay
         files, freed = remove(self._output.directory, runs, dry=dry, between=_copy_pause)
-        deleted = sweeper.remove(trees, dry=dry)
+        deleted = pruner.remove(trees, dry=dry)
         pruned = Pruned(
             id=wanted.id,
             trees=len(trees),
@@ -128,11 +126,11 @@ class Maintenance:
         )
         if dry:
             return pruned
-        sweeper.checkpoint()  # a power failure may lose what is in the log only, and then only the spool has the runs' ends
+        pruner.checkpoint()  # a power failure may lose what is in the log only, and then only the spool has the runs' ends
         trio.from_thread.run_sync(forget, runs)
-        before = self._ledger.size_bytes
-        sweeper.compact()
-        shrunk = max(0, before - self._ledger.size_bytes)
+        before = self._ledger.records.size_bytes
+        pruner.compact()
+        shrunk = max(0, before - self._ledger.records.size_bytes)
         self._said(f"pruned {deleted.runs} runs and {deleted.events} events, and {files} output files of {freed} bytes")
         return replace(pruned, ledger_bytes=shrunk)
 
@@ -163,7 +161,7 @@ class Maintenance:
         trio.from_thread.run_sync(self._say, line)
 
     def _check(self) -> None:
-        if self._ledger.check_due and (found := self._ledger.check_rest()) is not None:
+        if self._ledger.file.check_due and (found := self._ledger.file.check_rest()) is not None:
             raise LedgerError(f"the ledger is damaged ({found}); the next start sets it aside, and begins a new one")
 
     def _sweep_output(self) -> None:
@@ -172,7 +170,7 @@ class Maintenance:
             return
         live = trio.from_thread.run_sync(lambda: frozenset(self._live()))
         cutoff = self._now().timestamp() - age
-        with closing(Reader(open_reader(self._ledger.directory))) as reader:
+        with closing(Reader(open_reader(self._ledger.file.directory))) as reader:
             count = remove_old(self._output.directory, cutoff, ends=reader.ends, live=live, between=_pause)
         if count:
             self._said(f"deleted {count} output files of runs that ended long ago")
@@ -181,38 +179,38 @@ class Maintenance:
         age = self._settings.ledger
         if age is None:
             return
-        deleted = self._sweeper().delete(self._now() - timedelta(seconds=age))
+        deleted = self._pruner().delete(self._now() - timedelta(seconds=age))
         if deleted.runs or deleted.events:
             self._said(f"deleted {deleted.runs} runs and {deleted.events} events from the ledger, which are old")
 
     def _compact(self) -> None:
-        pages = self._sweeper().compact()
+        pages = self._pruner().compact()
         if pages:
             self._said(f"gave {pages} pages of the ledger back")
 
     def _backup_is_due(self) -> bool:
-        every, last = self._settings.backup_every, self._ledger.backup
+        every, last = self._settings.backup_every, self._ledger.file.backup
         if every is None:
             return False
         # from the future, where the clock was ahead: not an age to wait for
         return last is None or not 0 <= (self._now() - last.at).total_seconds() < every
 
     def _back_up(self) -> None:
-        target = self._ledger.directory / BACKUP
+        target = self._ledger.file.directory / BACKUP
         make_directory(target.parent)
         try:
-            backup = back_up(self._ledger.directory, target, replace=True, between=_copy_pause)
+            backup = back_up(self._ledger.file.directory, target, replace=True, between=_copy_pause)
         except DamagedCopy as error:
-            mark_damaged(self._ledger.directory, str(error))
+            mark_damaged(self._ledger.file.directory, str(error))
             raise
         trio.from_thread.run_sync(self._backed_up, backup)
 
     def _backed_up(self, backup: Backup) -> None:
-        self._ledger.backed_up(backup)
+        self._ledger.file.backed_up(backup)
         self._say(f"backed up the ledger, {backup.size_bytes} bytes")
 
-    def _sweeper(self) -> Sweeper:
-        return Sweeper(self._ledger.directory, self._errand, _pause)
+    def _pruner(self) -> Pruner:
+        return Pruner(self._ledger.file.directory, self._errand, _pause)
 
     def _errand(self, work: Callable[[sqlite3.Connection], T]) -> T:
         future = self._ledger.when_idle(work)

@@ -81,7 +81,7 @@ class Runtime:
         self.pidfds = StoredPidfds()
         self.subscribers = Subscribers()
         self.journal.begin(os.path.realpath(self.state_dir))
-        self.catalogue = RunCatalogue(self.ledger, self.journal.keys(), self.output.forget)
+        self.catalogue = RunCatalogue(self.ledger.records, self.journal.keys(), self.output.forget)
         self.announcer = Announcer(resources, self.catalogue, self.subscribers)
         self.metering = Metering(
             feed=self.feed, publish=self.announcer.tell_of_run, trouble=self.log.warning, output=self.output,
@@ -97,6 +97,7 @@ class Runtime:
         self.ends = PendingEnds(self.machine.tree, self.metering, self.background, self._report)
         self._budgets = BudgetKeeper(self.machine.budgets, self.ledger, self.timers, self.feed, self.log.warning, self.journal)
         self.saver = Saver(resources, self.catalogue, self.subscribers, self._budgets, self.metering, self.storage, self.feed)
+        self.ledger.report_to(self.saver)
         self._launching = Launching(resources, self.catalogue, self.metering, self.descriptors, self.feed, self._arm)
         self._shut_down = shut_down
         self.config, self.settings, self.agents = config, loaded.settings, registered(config, loaded.settings)
@@ -277,7 +278,7 @@ class Runtime:
 
     def _settle(self, adoption: Adoption, unwritten: Rows) -> None:
         for info, extra in unwritten:
-            self.ledger.upsert_later(info, extra)
+            self.ledger.upsert(info, extra)
         later = {info.id for info, _ in unwritten}
         closed = [info.id for info, _ in adoption.rows if info.status.terminal and info.id not in later]
         self.journal.recorded([*closed, *adoption.over])
@@ -293,7 +294,7 @@ class Runtime:
     def _count_earlier_spawns(self) -> None:
         # a restart of the daemon must not be a way around the spawn rate
         now, at = wall_clock(), trio.current_time()
-        for user, created in self.ledger.root_spawns(now - timedelta(seconds=HOUR)):
+        for user, created in self.ledger.records.root_spawns(now - timedelta(seconds=HOUR)):
             ago = (now - created).total_seconds()
             if ago >= 0:  # else the wall clock was set back
                 self.machine.spawned_before(user, at - ago)

@@ -12,7 +12,7 @@ from sfad import config as configuration
 from sfad.durable.budgets import period, rebuild
 from sfad.durable.journal import RunJournal
 from sfad.host.clock import Timers, wall_clock
-from sfad.ledger import Ledger
+from sfad.ledger import OpenedLedger
 
 
 def begin() -> datetime:
@@ -49,13 +49,13 @@ def rebuilt(directory: Path, journal: RunJournal, on_record: float | None) -> tu
     (directory / "sfad.toml").write_text("[budgets.users.ann]\ndaily_usd = 10")
     config = configuration.load([directory / "sfad.toml"]).config.budgets
     if on_record is not None:
-        before = Ledger(directory / "state")
+        before = OpenedLedger(directory / "state")
         before.set_charged("user", "ann", begin(), on_record)
         before.close()
-    ledger = Ledger(directory / "state")
+    ledger = OpenedLedger(directory / "state")
     notes = rebuild(config, ledger, journal)
     journal.close()
-    charged = ledger.charged("user", "ann", begin())
+    charged = ledger.records.charged("user", "ann", begin())
     ledger.close()
     return charged, notes
 

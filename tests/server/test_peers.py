@@ -98,7 +98,7 @@ class Answers:
     """A connection of which the kernel says what the test wants."""
 
     def __init__(self, pid: int, uid: int) -> None:
-        self.credentials = peers._UCRED.pack(pid, uid, uid)
+        self.credentials = peers.UCRED.pack(pid, uid, uid)
 
     def getsockopt(self, level: int, option: int, length: int) -> bytes:  # noqa: ARG002 - its signature
         if option == socket.SO_PEERCRED:
