@@ -49,7 +49,7 @@ class Terminal:
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, fcntl.ioctl(0, termios.TIOCGWINSZ, b"\0" * 8))
 
     def handed_over(self) -> None:
-        """Close our copy of the slave; with it open, the master would not hang up at the end of the run."""
+        """Close our copy of the slave. With it open, the master would not hang up at the end of the run."""
         os.close(self.slave)
         self.slave = -1
 
@@ -109,7 +109,6 @@ class Terminal:
         return {descriptor: mask for descriptor, mask in wanted.items() if mask}
 
     def advance(self, ready: dict[int, int]) -> None:
-        """Move bytes at the descriptors that are ready."""
         if not ready and self._ending:
             self._hung_up = True
         if self._to_user and 1 in ready:
@@ -140,7 +139,7 @@ class Terminal:
         return self._hung_up and not self._to_user
 
     def close(self) -> None:
-        """Restore the user's terminal and closes the pseudo-terminal."""
+        """Restore the user's terminal and close the pseudo-terminal."""
         self.leave_raw()
         os.close(self.master)
         if self.slave >= 0:

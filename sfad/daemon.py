@@ -63,7 +63,7 @@ async def serve(
         began = handed.began if handed is not None else None
         runtime = Runtime(state.resources(), loaded, shut_down=drained.set, read_config=files.read, began=began)
         stack.callback(runtime.close)
-        runtime.adopt(adoption)
+        runtime.succession.adopt(adoption)
         runtime.pidfds.forget_others(stored, [one.run for one in adoption.event.runs if one.run.pid is not None])
         close_all(stored)
         # what start-up has made lives as long as the daemon, and every collection would walk it again
@@ -114,10 +114,10 @@ class Daemon:
                 if handed is None or adoption.notes:
                     # processes of runs without a snapshot
                     parent, detail = runtime.config.containment.cgroup_parent, runtime.launcher.detail
-                    await trio.to_thread.run_sync(sweep_others, self.home, parent, log, adoption.held, detail)
+                    await trio.to_thread.run_sync(sweep_others, self.home, parent, log, adoption.spared, detail)
                 if handed is not None:
                     server.handover.continue_waiting(handed.clients)  # clients that watch are told what has happened since
-                await runtime.supervise(adoption, unwritten)
+                await runtime.succession.supervise(adoption, unwritten)
                 nursery.start_soon(keep_serving, server.serve, log.internal_error)
                 nursery.start_soon(keep_serving, server.listener.look_after, log.internal_error)
                 nursery.start_soon(children.serve, runtime.launcher.child_signalled)
@@ -137,7 +137,7 @@ class Daemon:
             "serving", socket=str(self.home.socket), state_dir=str(self.home.state_dir), pid=os.getpid(),
             containment=launcher.containment, detail=launcher.detail,
         )  # fmt: skip
-        self.runtime.tell_adopted(adoption)
+        self.runtime.succession.tell_adopted(adoption)
         self._notify("READY=1")
         if self.ready_fd is not None:
             with suppress(BrokenPipeError):  # the process that started this one may be gone

@@ -15,16 +15,17 @@ import trio
 from . import config as configuration
 from .durable.adoption import Adoption, Rows, adopt
 from .durable.budgets import rebuild
+from .durable.directory import Spool
+from .durable.earlier import EarlierSpool
 from .durable.handover import Handover
-from .durable.journal import RunJournal
 from .faults import effect
 from .host import systemd
 from .host.clock import Timers
 from .host.reserve import DiskReserve
 from .host.socket_file import PathError, prepare_socket
 from .host.state_dir import StateLock, resume_lock, take_state_dir
+from .launch.choice import choose_launcher
 from .launch.launcher import Launcher
-from .launch.local_launcher import choose
 from .launch.sweep import sweep
 from .ledger import Ledger, LedgerError, OpenedLedger
 from .loop.resources import Reports, Resources
@@ -58,7 +59,7 @@ class OpenState:
     lock: StateLock
     log: Log
     timers: Timers
-    journal: RunJournal
+    spool: Spool
     ledger: OpenedLedger
     output: OutputStore
     launcher: Launcher
@@ -72,7 +73,7 @@ class OpenState:
         ledger = Ledger(self.ledger, self.lock.lost)
         self.closing.callback(lambda: _tell_unwritten(ledger.close(), self.log))
         return Resources(
-            self.log, self.timers, self.journal, ledger, self.output, self.launcher, self.reports,
+            self.log, self.timers, self.spool, ledger, self.output, self.launcher, self.reports,
             str(self.home.socket), str(self.home.state_dir), self.lock.lost,
         )  # fmt: skip
 
@@ -122,29 +123,29 @@ def open_state(
     """Open what is in the state directory, and choose the launcher. Raises `PathError`, `LedgerError`, `CgroupImpossible`."""
     state_dir, timers, reports = home.state_dir, Timers(log.internal_error), Reports()
     try:
-        journal = RunJournal(state_dir / "spool", timers, log.error, lock.lost)
-        stack.callback(journal.close)
+        spool = Spool(state_dir / "spool", timers, log.error, lock.lost)
+        stack.callback(spool.close)
         output = OutputStore(state_dir / "output", log.error)
     except StoreError as error:
         raise PathError(str(error)) from error
     except OSError as error:
         raise PathError(f"the state directory {state_dir} cannot be used: {error}") from error
-    _refuse_moved(state_dir, journal)
-    floor = max(output.highest_number(), journal.highest_number)
+    _refuse_moved(state_dir, spool.earlier)
+    floor = max(output.highest_number(), spool.numbers.highest_run)
     ledger = _open_ledger(state_dir, floor, log, handed=handed)
     closing = stack.enter_context(ExitStack())
     closing.callback(ledger.close)
-    for note in (*journal.notes, *ledger.notes):
+    for note in (*spool.notes, *ledger.notes):
         log.warning(note)
     if ledger.is_new and floor and not ledger.notes:
         log.warning(f"there was no ledger in {state_dir}, though runs have been there: one was begun, without those that had ended")
     launcher = _choose_launcher(home.instance, loaded.config.containment, reports, log)
     stack.callback(launcher.close)
-    return OpenState(home, lock, log, timers, journal, ledger, output, launcher, reports, closing)
+    return OpenState(home, lock, log, timers, spool, ledger, output, launcher, reports, closing)
 
 
-def _refuse_moved(here: Path, journal: RunJournal) -> None:
-    alive, before = journal.moved_alive(here), journal.place
+def _refuse_moved(here: Path, earlier: EarlierSpool) -> None:
+    alive, before = earlier.moved_alive(here), earlier.place
     if alive:
         raise PathError(
             f"{here} was {before} when {counted(len(alive), 'run')} began that are still alive ({', '.join(alive[:8])}), and "
@@ -172,7 +173,7 @@ def _tell_unwritten(count: int, log: Log) -> None:
 
 
 def _choose_launcher(instance: str, containment: configuration.ContainmentConfig, reports: Reports, log: Log) -> Launcher:
-    return choose(
+    return choose_launcher(
         instance=instance,
         mode=containment.mode,
         cgroup_parent=containment.cgroup_parent,
@@ -188,9 +189,9 @@ def adopt_runs(
     """Adopt what lives, and correct the ledger's rows. Return what was found, and the rows that the ledger could not take.
 
     `stored`: pidfds that systemd has kept. Raises `PathError`."""
-    journal, ledger, log = state.journal, state.ledger, state.log
+    spool, ledger, log = state.spool, state.ledger, state.log
     try:
-        adoption = adopt(journal, ledger, state.launcher, handed, stored)
+        adoption = adopt(spool, ledger, state.launcher, handed, stored)
     except OSError as error:
         raise PathError(f"the runs of an earlier daemon cannot be adopted: {error}") from error
     for note in adoption.notes:
@@ -204,7 +205,7 @@ def adopt_runs(
         log.error(f"the ledger cannot be brought in line with what was found: {error}; it will be when it can be written")
         unwritten = adoption.rows
     try:
-        for note in rebuild(budgets, ledger, journal):
+        for note in rebuild(budgets, ledger, spool):
             log.error(note)
     except sqlite3.Error as error:
         log.error(f"the ledger was not told what budgets were charged: {error}; the spool's figures count")

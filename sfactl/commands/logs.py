@@ -1,12 +1,13 @@
-"""Print a run's output as it was written; -f follows.
+"""Print the output of runs unchanged, or follow it.
 
-Prints the output of runs unchanged: stdout on stdout and stderr on stderr. With --stdout or --stderr only that one, on stdout. -f
-follows until the runs end, also when the daemon restarts; it may begin before a run does. With several runs, each line begins
-with the run; without -f the runs come one after the other. --name, --label and --all choose the runs that `sfactl list` shows with
-them, including ended runs. A note on stderr reports bytes that the output limit has freed before they were read.
+stdout goes to stdout and stderr to stderr. With --stdout or --stderr, only that one is printed, on stdout. With several runs, each
+line begins with its run; without -f the runs come one after the other. --name, --label and --all choose the same runs as for
+`sfactl list`, including ended ones. A note on stderr reports bytes that the output limit has freed before they were read.
 
---timestamps shows when each line was seen. The time of writing is not recorded: for earlier lines, marked ≤, only the time of the
-last write to their file is known.
+-f follows until the runs end, also when the daemon restarts. It may begin before a run does.
+
+--timestamps shows when each line was seen, because the time of writing is not recorded. An earlier line is marked ≤ and has the
+time of the last write to its file.
 
 With --json, one object for each line of output: {"stream", "text"}, with "run" for several runs, and "time" and "not_after" with
 --timestamps ("time" is null for an earlier line); bytes that are not UTF-8 appear as \\xNN.
@@ -36,14 +37,14 @@ from ..selection import RunSelection, SelectionOptions
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
     RUNS._replace(required=False),
-    Option(("--all",), "everything", "Live runs and the last 50 that ended"),
+    Option(("--all",), "everything", "The live runs and the last 50 that ended"),
     NAME,
     LABEL,
     Option(("--follow", "-f"), "follow_", "Follow the output until the runs end"),
     Option(("--timestamps", "-t"), "timestamps", "Show when each line was seen"),
     Option(("--stdout",), "stdout", "Only stdout"),
     Option(("--stderr",), "stderr", "Only stderr"),
-    Option(("--tail", "-n"), "tail", "Begin N lines or bytes before the end: 20, 4096B, 64KiB", "N"),
+    Option(("--tail", "-n"), "tail", "Begin N lines or bytes before the end: 20, 4096B, 64KiB (default: the beginning)", "N"),
 )
 
 STREAMS = ("stdout", "stderr")
@@ -88,7 +89,6 @@ def main(
     json: bool = False,
     **chosen: Unpack[SelectionOptions],
 ) -> int:
-    """Print the output of runs."""
     view = View(follow_, stdout, stderr, _start_of(tail), timestamps, json)
     selection = RunSelection("logs", **chosen).checked()
     with connect(socket) as client:

@@ -1,4 +1,10 @@
-"""The form in which a live run is saved in the spool."""
+"""The form in which a live run is saved in the spool.
+
+run/ID    fixed at admission: the core's `Birth` and the shell's part
+now/ID    what changes: the core's `State` and the shell's part
+meter/ID  where the run's meter was, at most `SAVE_USE` old
+key/ID    the key of its request, also after its end, for a client that has lost the answer
+"""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,6 +21,8 @@ from ..runs.live import Live, SavedMain
 from .accounts import from_saved, to_saved
 from .legacy import FlatState
 
+RUN, NOW, METER, KEY = "run/", "now/", "meter/", "key/"
+
 encode = msgspec.msgpack.Encoder(enc_hook=to_saved).encode
 
 
@@ -23,7 +31,7 @@ class Origin(Struct, frozen=True, array_like=True):
 
     birth: Birth
     spawn: Spawn
-    """Without command and environment, which `Spawns` holds until the run's last start. Of the environment only what says where
+    """Without command and environment, which `SavedSpawns` has until the run's last start. Of the environment only what says where
     the agent keeps its session files."""
     nonce: str
     created_at: datetime

@@ -69,8 +69,8 @@ class Launching:
                 self._fail(run, error.errno or 0, f"its output could not be opened: {error}", "output")
                 return
             if run.attempt > 1:  # where the meter was in an earlier attempt says nothing about this one
-                self.resources.journal.save([live], self.metering.position)
-            if not self.resources.journal.is_saved(run.id):
+                self.resources.spool.journal.save([live], self.metering.position)
+            if not self.resources.spool.journal.is_saved(run.id):
                 # the next daemon would take it for queued, and launch it a second time
                 self._fail(run, errno.ENOSPC, "the disk has no room to save that it is launched; free some", "output")
                 return
@@ -78,7 +78,7 @@ class Launching:
             self.resources.launcher.launch(run.id, parent, spec, partial(self._save_main, live))
             effect("launched")
             self.expect(run)
-            self.resources.journal.launched(run)
+            self.resources.spool.spawns.launched(run)
         finally:
             for descriptor in opened:
                 os.close(descriptor)
@@ -93,9 +93,9 @@ class Launching:
 
     def _save_main(self, live: Live, remains: Remains) -> bool:
         live.main_is(remains.pid, remains.started)
-        self.resources.journal.save([live])
+        self.resources.spool.journal.save([live])
         effect("main noted")
-        return self.resources.journal.is_saved(live.run.id)
+        return self.resources.spool.journal.is_saved(live.run.id)
 
     def _spec(self, live: Live, opened: list[int]) -> LaunchSpec:
         run, spawn = live.run, live.spawn

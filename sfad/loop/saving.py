@@ -63,7 +63,7 @@ class Saver:
         if admits:
             return changed
         if changed:
-            self.resources.journal.save(changed, self.metering.position if charges else nowhere)
+            self.resources.spool.journal.save(changed, self.metering.position if charges else nowhere)
         return []
 
     def admit(self, live: Live, changed: Iterable[Live]) -> None:
@@ -75,7 +75,7 @@ class Saver:
             self.commit_failed([run], refused)
             return
         try:
-            self.resources.journal.admit(live, changed)
+            self.resources.spool.journal.admit(live, changed)
             effect("admitted, not on record")
         except OSError as error:
             self.commit_failed([run], f"the spool: {error}")
@@ -93,7 +93,7 @@ class Saver:
     def refuse(self, live: Live) -> None:
         """Record a run that was refused."""
         info = info_of(live, live.run.birth.created_at)
-        self.resources.journal.skip_number(live.run.birth.number)
+        self.resources.spool.numbers.skip_run(live.run.birth.number)
         self.resources.ledger.refuse(info, live.extra)
         self.catalogue.refuse(live, info)
 
@@ -104,7 +104,7 @@ class Saver:
         self.catalogue.end(live, info)
         if saved is None:  # it was never admitted: a request with the same key is to get another run
             self.catalogue.forget_requests([info.id])
-            self.resources.journal.forget_entirely([info.id])
+            self.resources.spool.ended.forget([info.id])
             self._tell_ends([info.id])
         elif self.resources.ledger.trouble is not None:
             self._tell_ends([info.id])
@@ -120,7 +120,7 @@ class Saver:
         lives = [live for run in used if (live := self.catalogue.live.get(run)) is not None]
         for live in lives:
             self.save(live.run)
-        self.resources.journal.save(lives, self.metering.position)
+        self.resources.spool.journal.save(lives, self.metering.position)
 
     def _tell_ends(self, runs: Iterable[RunId]) -> None:
         for run in runs:
@@ -137,7 +137,7 @@ class Saver:
     def commit_failed(self, runs: Iterable[RunId], error: str) -> None:
         """These admissions could not be recorded."""
         runs = list(runs)
-        self.resources.journal.skip_number(max(map(run_number, runs)))
+        self.resources.spool.numbers.skip_run(max(map(run_number, runs)))
         self.resources.log.error(f"an admission could not be recorded: {error}", runs=runs)
         self.feed(e.CommitFailed(trio.current_time(), tuple(runs), error))
 
@@ -146,7 +146,7 @@ class Saver:
         were told is completed."""
         ended = list(runs)
         effect("end on record")
-        self.resources.journal.recorded(ended)
+        self.resources.spool.ended.recorded(ended)
         effect("forgotten")
         self._tell_ends(ended)
 
@@ -161,4 +161,4 @@ class Saver:
         self.storage.ledger_put_back(note)
 
     def checkpointed(self) -> None:
-        self.resources.journal.checkpointed()
+        self.resources.spool.ended.checkpointed()

@@ -12,7 +12,7 @@ from sfad import config as configuration
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import Peer
-from sfad.durable.journal import RunJournal
+from sfad.durable.directory import Spool
 from sfad.host.clock import Timers
 from sfad.ledger import Ledger, OpenedLedger
 from sfad.loop.resources import Reports, Resources
@@ -36,14 +36,15 @@ async def shell(directory: Path, kind: type[FakeLauncher], config: str = "") -> 
     timers = Timers(log.internal_error)
     launcher = kind(emit=reports.put, clock=trio.current_time, script=lambda _run, _spec: Script(after=None))
     resources = Resources(
-        log, timers, RunJournal(directory / "spool", timers, print), ledger, OutputStore(directory / "output"), launcher,
+        log, timers, Spool(directory / "spool", timers, print), ledger, OutputStore(directory / "output"), launcher,
         reports, "/s", str(directory), lambda: None,
     )  # fmt: skip
     runtime = Runtime(resources, loaded, shut_down=lambda: None, read_config=lambda: (loaded, []))
-    reports.pass_on(runtime.reported)
+    reports.pass_on(runtime.reporting.reported)
     with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             await nursery.start(runtime.serve)
+            await runtime.metering.read_ended(())
             yield runtime
             nursery.cancel_scope.cancel()
     runtime.close()

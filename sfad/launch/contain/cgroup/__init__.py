@@ -11,5 +11,7 @@
 `adopted`      runs of an earlier daemon
 `limits`       the bounds of runs, in the files of their cgroups
 `controllers`  enabling the controllers
-`cgroupfs`     the file system: where this instance's cgroups are, and their control files
+`probing`      whether runs can be contained in cgroups here
+`location`     where this instance's cgroups are
+`cgroupfs`     control files, and trees of cgroups
 """

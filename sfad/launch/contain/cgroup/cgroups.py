@@ -12,12 +12,12 @@ from ... import procfs
 from ...launched_runs import LaunchedRun
 from ...launcher import UNBOUND, Bounds
 from ...watch.reactor import Reactor
-from . import cgroupfs
+from . import cgroupfs, location
 from .controllers import Controllers
 
 LEAF = "self"
 """The cgroup in a run's cgroup that holds its processes."""
-_REMOVE_TRIES, _REMOVE_PAUSE = 100, 0.02
+_REMOVE_TRIES, _REMOVE_EVERY = 100, 0.02
 """A cgroup whose last process has just gone can be busy for some milliseconds."""
 
 
@@ -47,7 +47,7 @@ class RunCgroup:
 class RunCgroups:
     """Makes and removes the cgroups of runs below `base`, and knows which run a cgroup belongs to."""
 
-    def __init__(self, base: cgroupfs.Base, controllers: Controllers, reactor: Reactor) -> None:
+    def __init__(self, base: location.BaseCgroup, controllers: Controllers, reactor: Reactor) -> None:
         self.base = base
         self._controllers = controllers
         self._reactor = reactor
@@ -70,7 +70,7 @@ class RunCgroups:
 
     def inside(self, path: str | None) -> str | None:
         """Return the directory of a cgroup by its path in the hierarchy; None if it is not below the base."""
-        within = cgroupfs.below(path, self.base.path) if path is not None else None
+        within = location.below(path, self.base.path) if path is not None else None
         return f"{self.base.directory}/{within}" if within is not None else None
 
     def nearest(self, directory: str | None) -> RunId | None:
@@ -88,7 +88,7 @@ class RunCgroups:
     def contains(self, run: LaunchedRun, pid: int) -> bool:
         """Return whether a process is in the leaf of the run itself, or in a cgroup that the run has made there."""
         directory = self.inside(procfs.cgroup(pid))
-        return directory is not None and cgroupfs.below(directory, f"{self.directory(run)}/{LEAF}") is not None
+        return directory is not None and location.below(directory, f"{self.directory(run)}/{LEAF}") is not None
 
     def members(self, *tops: LaunchedRun) -> Iterator[tuple[int, RunId]]:
         """Yield every process in the cgroups of these runs, with the run it is in. Raises `OSError`."""
@@ -113,8 +113,8 @@ class RunCgroups:
         metered = run.bounds.memory is not None and self._controllers.enable("memory", above)
         for path in (directory, f"{directory}/{LEAF}"):
             self._make_one(path)
-        cgroupfs.bound(f"{directory}/{LEAF}")
-        return self._note(run, RunCgroup(directory, _inode(directory), metered=metered))
+        cgroupfs.limit_descendants(f"{directory}/{LEAF}")
+        return self._add(run, RunCgroup(directory, _inode(directory), metered=metered))
 
     def _make_one(self, path: str) -> None:
         try:
@@ -122,7 +122,7 @@ class RunCgroups:
         except FileExistsError:  # an earlier try got this far; or an agent made it, frozen, to hold what attaches itself
             cgroupfs.write(f"{path}/cgroup.freeze", b"0")
         except BlockingIOError:  # an agent has lowered `cgroup.max.descendants` or `cgroup.max.depth` of the base
-            cgroupfs.bound(self.base.directory, None, None)
+            cgroupfs.limit_descendants(self.base.directory, None, None)
             os.mkdir(path)
 
     def _restore(self, run: LaunchedRun) -> None:
@@ -145,10 +145,10 @@ class RunCgroups:
             os.mkdir(f"{directory}/{LEAF}")  # the daemon may have died before it made the leaf
         halted = cgroupfs.read(f"{directory}/cgroup.freeze").startswith(b"1")
         metered = run.bounds.memory is not None and os.path.exists(f"{directory}/memory.stat")
-        self._note(run, RunCgroup(directory, _inode(directory), halted, metered))
+        self._add(run, RunCgroup(directory, _inode(directory), halted, metered))
         return True
 
-    def _note(self, run: LaunchedRun, group: RunCgroup) -> RunCgroup:
+    def _add(self, run: LaunchedRun, group: RunCgroup) -> RunCgroup:
         self._by_run[run.id] = group
         self._by_inode[group.inode] = run.id
         self._by_directory[group.directory] = run.id
@@ -195,7 +195,7 @@ class RunCgroups:
 
 async def _remove_later(directory: str) -> None:
     for _ in range(_REMOVE_TRIES):
-        await trio.sleep(_REMOVE_PAUSE)
+        await trio.sleep(_REMOVE_EVERY)
         with suppress(OSError):  # in a thread: an agent may have made a hundred thousand
             await trio.to_thread.run_sync(cgroupfs.remove_tree, directory)
             return

@@ -19,7 +19,7 @@ from ... import procfs
 from ...launched_runs import LaunchedRun, run_ids
 from ...launcher import Complain
 from ..interface import Door, LauncherParts, RunContainment
-from . import cgroupfs
+from . import cgroupfs, location
 from .adopted import AdoptedCgroups
 from .cgroups import RunCgroup, RunCgroups
 from .control import CgroupControl, thaw_all
@@ -40,7 +40,7 @@ class CgroupContainment(RunContainment):
     pauses: CgroupPauses
     stops: CgroupStops
 
-    def __init__(self, parts: LauncherParts, *, base: cgroupfs.Base, complain: Complain = lambda _text: None) -> None:
+    def __init__(self, parts: LauncherParts, *, base: location.BaseCgroup, complain: Complain = lambda _text: None) -> None:
         self.detail = base.directory
         self._runs = parts.runs
         self._owed = parts.owed
@@ -92,12 +92,12 @@ class CgroupContainment(RunContainment):
     def _learn(self, run: LaunchedRun, group: RunCgroup, events: bytes) -> None:
         if b"frozen 1" in events:
             group.frozen.set()
-            self._owed.stands_still(run)
+            self._owed.report_frozen(run)
         elif run.paused and not run.freezing:  # another process has thawed it
             self._control.write(group, "cgroup.freeze", b"1")
         if b"populated 0" in events:
             self._escapes.stop_soon(run)
-            self._owed.consider(run)
+            self._owed.report_if_empty(run)
 
     def populated(self, run: LaunchedRun) -> bool:
         if self._cgroups.populated(run):

@@ -3,14 +3,14 @@
 import os
 
 from ... import procfs
-from . import cgroupfs
+from . import cgroupfs, location
 from .cgroups import RunCgroup
 
 
 class CgroupControl:
     """Writes control files. Make it when this process is where it belongs (see `Controllers.prepare`)."""
 
-    def __init__(self, base: cgroupfs.Base) -> None:
+    def __init__(self, base: location.BaseCgroup) -> None:
         self._base = base
         self._own_cgroup = procfs.cgroup(os.getpid())
 
@@ -22,10 +22,10 @@ class CgroupControl:
     def _step_out(self) -> None:
         """Go back to where this process belongs: an agent with its uid can move it into a run that is to be frozen."""
         path = procfs.cgroup(os.getpid())
-        if path is None or path == self._own_cgroup or cgroupfs.below(path, self._base.path) is None:
+        if path is None or path == self._own_cgroup or location.below(path, self._base.path) is None:
             return
         parent = os.path.dirname(self._base.directory)
-        cgroupfs.write(f"{cgroupfs.seen(self._own_cgroup) or parent}/cgroup.procs", b"0")
+        cgroupfs.write(f"{location.directory_of(self._own_cgroup) or parent}/cgroup.procs", b"0")
 
 
 def thaw_all(group: RunCgroup) -> None:

@@ -38,7 +38,7 @@ class TagsPauses(RunPauses):
                 send(process, (signal.SIGSTOP,))
             await trio.sleep(pause)
             pause = min(2 * pause, _LAST_LOOKS)
-        self._owed.stands_still(run)
+        self._owed.report_frozen(run)
         if not self._keeping:
             self._keeping = True
             self._reactor.task(self._keep_still)
