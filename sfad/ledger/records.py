@@ -59,7 +59,7 @@ class Records:
 
     def unwritten(self, page: Page) -> Iterator[tuple[RunInfo, RunExtra]]:
         for queued in self._unwritten.values():
-            if page.admits(queued.info, () if page.within is None else self.chain(queued.info.id)):
+            if page.admits(queued.info, () if page.within is None else self.lineage(queued.info.id)):
                 yield queued.info, queued.extra
 
     def used_below(self, roots: Collection[RunId]) -> dict[RunId, Used]:
@@ -69,7 +69,7 @@ class Records:
                 used[queued.info.id] = used_by(queued.info.parent_id, queued.info.usage)
         return used
 
-    def chain(self, run_id: RunId) -> list[RunId]:
+    def lineage(self, run_id: RunId) -> list[RunId]:
         """Return the run's ancestors and itself, root first; only itself if it is unknown."""
         ids = [run_id]
         while (parent := self._parent(ids[-1])) is not None and parent not in ids:
