@@ -11,6 +11,7 @@ from ..agents import registered
 from ..core import events as e
 from ..core.machine import Machine
 from ..durable.budgets import BudgetKeeper
+from ..durable.jobs import MaintenanceJobs
 from ..durable.maintenance import Maintenance
 from ..durable.pidfds import StoredPidfds
 from ..host.descriptors import Descriptors
@@ -71,10 +72,8 @@ class Runtime:
             launcher=self.launcher, prices=config.prices, nearing=config.limits.nearing,
         )  # fmt: skip
         self.adviser = Adviser(Path(self.state_dir), self.background, self.feed, self.log.warning)
-        self.maintenance = Maintenance(
-            self.ledger, self.output, config.retention,
-            live=lambda: self.catalogue.live, report=self.log.warning, say=self.log.info,
-        )  # fmt: skip
+        jobs = MaintenanceJobs(self.ledger, self.output, lambda: self.catalogue.live, self.log.info)
+        self.maintenance = Maintenance(jobs, config.retention, self.log.warning)
         self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors)
         self.storage = StorageWatch(resources, self.catalogue, self.metering, self.announcer)
         self.reporting = Reporting(self.machine.tree, self.timers, self.metering, self.pidfds, self.background, self.feed)
