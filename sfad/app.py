@@ -20,9 +20,9 @@ from .host.clock import Timers
 from .host.socket_file import PathError
 from .host.state_dir import claim_instance, lock_state_dir
 from .install import Installer, InstallError
+from .launch.choice import check_containment
 from .launch.contain.cgroup.controllers import release_unit
 from .launch.launcher import CgroupImpossible
-from .launch.local_launcher import check as check_containment
 from .launch.sweep import sweep as sweep_instance
 from .ledger import LedgerError, back_up
 from .ledger.database import FILE as LEDGER_FILE

@@ -115,7 +115,7 @@ class Daemon:
                     await trio.to_thread.run_sync(sweep_others, self.home, parent, log, adoption.spared, detail)
                 if handed is not None:
                     server.handover.continue_waiting(handed.clients)  # clients that watch are told what has happened since
-                await runtime.supervise(adoption, unwritten)
+                await runtime.succession.supervise(adoption, unwritten)
                 nursery.start_soon(keep_serving, server.serve, log.internal_error)
                 nursery.start_soon(keep_serving, server.listener.look_after, log.internal_error)
                 nursery.start_soon(children.serve, runtime.launcher.child_signalled)
@@ -135,7 +135,7 @@ class Daemon:
             "serving", socket=str(self.home.socket), state_dir=str(self.home.state_dir), pid=os.getpid(),
             containment=launcher.containment, detail=launcher.detail,
         )  # fmt: skip
-        self.runtime.tell_adopted(adoption)
+        self.runtime.succession.tell_adopted(adoption)
         self._notify("READY=1")
         if self.ready_fd is not None:
             with suppress(BrokenPipeError):  # the process that started this one may be gone

@@ -24,8 +24,8 @@ from .host.clock import Timers
 from .host.reserve import DiskReserve
 from .host.socket_file import PathError, prepare_socket
 from .host.state_dir import StateLock, resume_lock, take_state_dir
+from .launch.choice import choose_launcher
 from .launch.launcher import Launcher
-from .launch.local_launcher import choose
 from .launch.sweep import sweep
 from .ledger import Ledger, LedgerError
 from .loop.resources import Reports, Resources
@@ -146,7 +146,7 @@ def _tell_unwritten(count: int, log: Log) -> None:
 
 
 def _choose_launcher(instance: str, containment: configuration.ContainmentConfig, reports: Reports, log: Log) -> Launcher:
-    return choose(
+    return choose_launcher(
         instance=instance,
         mode=containment.mode,
         cgroup_parent=containment.cgroup_parent,
@@ -164,7 +164,7 @@ def adopt_runs(runtime: Runtime, handed: Handover | None, stored: dict[str, int]
         adoption = adopt(runtime.spool, ledger, runtime.launcher, handed, stored)
     except OSError as error:
         raise PathError(f"the runs of an earlier daemon cannot be adopted: {error}") from error
-    runtime.adopt(adoption)
+    runtime.succession.adopt(adoption)
     for note in adoption.notes:
         log.error(note)
     unwritten: Rows = []

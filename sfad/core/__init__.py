@@ -27,7 +27,7 @@ They work on these values and rules:
 `asked`              what a spawn asks for
 `run`                one run: what is saved of it, and its transition table
 `snapshot`           what a daemon finds of an earlier one
-`tree`               the live runs, and what a chain of them adds up to
+`tree`               the live runs, and the bounds that a lineage shares
 `candidate`          the run that a request describes, its values checked
 `guard`              ordered rules: admit or refuse
 `access`             who may do what

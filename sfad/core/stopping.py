@@ -55,7 +55,7 @@ class Stopping:
 
     def _to_interrupt(self, run: Run) -> frozenset[RunId]:
         """Return the runs in it whose program wants to be interrupted first, and where nothing was sent to all processes yet."""
-        above = len(run.chain)
+        above = len(run.lineage_ids)
         return frozenset(
             each.id
             for each in run.subtree()

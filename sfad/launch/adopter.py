@@ -1,4 +1,4 @@
-"""Adopting runs that an earlier daemon launched, and handing runs over to the next.
+"""Adopting runs that an earlier daemon launched.
 
 The earlier daemon is a dead process, or this very process before an execve(2). In the second case main processes are still
 unreaped children of ours. In the first they are not our children: another process reaps them, and their pidfds tell how
@@ -8,7 +8,6 @@ they ended.
 import fcntl
 import os
 import signal
-from dataclasses import replace
 from time import monotonic, sleep
 
 from ..protocol.types import RunId
@@ -16,13 +15,13 @@ from . import procfs
 from .contain.cpu_binding import RunCpus
 from .contain.interface import AdoptedRuns
 from .launched_runs import LaunchedRun, LaunchedRuns, MainProcess
-from .launcher import Adopted, LaunchError, Remains
+from .launcher import Adopted, Remains
 from .procfs import Stat
-from .trampoline.contract import EXEC, REPORT, reported
+from .trampoline.contract import REPORT, reported
 from .trampoline.executable import is_one
 from .watch.mains import Mains
 
-_ARRIVAL, _LOOK_AGAIN = 0.5, 0.002
+_TRAMPOLINES_DONE_WITHIN, _LOOK_EVERY = 0.5, 0.002
 """Seconds that the trampolines of a dead daemon get, and between two looks: attaching takes 6 ms, and starting Python 20."""
 
 
@@ -32,10 +31,8 @@ class Adopter:
         self._adopted = adopted
         self._cpus = cpus
         self._mains = mains
-        self._arrived_by = 0.0
+        self._trampolines_done_by = 0.0
         """When every trampoline of the dead daemon has become its command, or hangs; set when the first is met."""
-        self._lent: list[int] = []
-        """Pipes that were made for the process that this one becomes."""
 
     def adopt(self, run_id: RunId, parent: RunId | None, remains: Remains) -> Adopted:
         assert run_id not in self._runs
@@ -49,13 +46,13 @@ class Adopter:
             alive = self._adopted.finish(run)
             self._cpus.recall(run)
         except BaseException:
-            self._abandon(run)
+            self._undo(run)
             raise
         if remains.report is not None:
-            self._hear(run, remains.report)
+            self._report_failure(run, remains.report)
         return Adopted(run.main.pid if run.main else None, run.main is None and not alive, remains.report is not None)
 
-    def _abandon(self, run: LaunchedRun) -> None:
+    def _undo(self, run: LaunchedRun) -> None:
         self._mains.disown(run)
         self._runs.drop(run)
         self._adopted.forget(run)
@@ -66,14 +63,14 @@ class Adopter:
             again = fcntl.fcntl(report, fcntl.F_DUPFD_CLOEXEC, 0)
             self._mains.own(run, MainProcess(remains.pid, again, started=remains.started))
 
-    def _hear(self, run: LaunchedRun, report: int) -> None:
+    def _report_failure(self, run: LaunchedRun, report: int) -> None:
         if run.main is None:
             self._mains.fail_soon(run, reported(os.read(report, REPORT.size)))
         os.close(report)
 
     def _find_main(self, run: LaunchedRun, remains: Remains) -> None:
         """Own the main process, if it lives or waits to be reaped by us."""
-        process = self._main_of(run, remains)
+        process = self._main_process(run, remains)
         if process is None:
             return
         main = MainProcess(process.pid, None, started=process.started, ours=process.parent == os.getpid())
@@ -89,57 +86,19 @@ class Adopter:
             main.signal(signal.SIGKILL)
             self._mains.disown(run)
 
-    def _main_of(self, run: LaunchedRun, remains: Remains) -> Stat | None:
+    def _main_process(self, run: LaunchedRun, remains: Remains) -> Stat | None:
         process = procfs.stat(remains.pid) if remains.pid else None
         if process is None or remains.started not in (None, process.started):
             return None
         if process.parent == os.getpid() and remains.started is not None:  # unreaped, perhaps ended: no other process has its pid
             return process
-        return process if process.alive and self._adopted.carries(run, process.pid) else None
+        return process if process.alive and self._adopted.is_of(run, process.pid) else None
 
     def _hangs(self, pid: int) -> bool:
         """Return whether a process is still a trampoline, when all of them have had the time that they need."""
         while is_one(pid):
-            self._arrived_by = self._arrived_by or monotonic() + _ARRIVAL
-            if monotonic() > self._arrived_by:
+            self._trampolines_done_by = self._trampolines_done_by or monotonic() + _TRAMPOLINES_DONE_WITHIN
+            if monotonic() > self._trampolines_done_by:
                 return True
-            sleep(_LOOK_AGAIN)
+            sleep(_LOOK_EVERY)
         return False
-
-    # Handing over.
-
-    def hand_over(self) -> dict[RunId, Remains]:
-        try:
-            return {run_id: self._bequest(run) for run_id, run in self._runs.items()}
-        except OSError:
-            self.take_back()
-            raise
-
-    def _bequest(self, run: LaunchedRun) -> Remains:
-        remains = run.remains()
-        failure = run.main.failure if run.main else run.failing
-        if failure:
-            self._lent.append(_report_again(failure))
-            return replace(remains, report=self._lent[-1])
-        if run.main and run.main.report is not None:
-            os.set_inheritable(run.main.report, True)
-            return replace(remains, report=run.main.report)
-        return remains
-
-    def take_back(self) -> None:
-        while self._lent:
-            os.close(self._lent.pop())
-        for run in self._runs.values():
-            if run.main and run.main.report is not None:
-                os.set_inheritable(run.main.report, False)
-
-
-def _report_again(error: LaunchError) -> int:
-    """Return a pipe that holds this error as a trampoline would report it. It is inherited across execve(2)."""
-    near, far = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        os.write(far, REPORT.pack(EXEC, -error.errno))
-        os.set_inheritable(near, True)
-    finally:
-        os.close(far)
-    return near

@@ -11,7 +11,7 @@ from .contain.interface import RunContainment
 from .launched_runs import LaunchedRun, MainProcess
 from .launcher import LaunchError, LaunchSpec, Remember
 from .marks import COOKIE
-from .trampoline.posix_spawn import Spawner, candidates
+from .trampoline.posix_spawn import PosixSpawner, candidates
 from .watch.mains import Mains
 from .watch.reaper import Orphans
 
@@ -24,7 +24,7 @@ class CommandStarter:
     """Starts commands. `nofile` is their soft RLIMIT_NOFILE."""
 
     def __init__(
-        self, spawner: Spawner, containment: RunContainment, cpus: RunCpus, mains: Mains, orphans: Orphans, nofile: int
+        self, spawner: PosixSpawner, containment: RunContainment, cpus: RunCpus, mains: Mains, orphans: Orphans, nofile: int
     ) -> None:
         self._spawner = spawner
         self._containment = containment

@@ -1,10 +1,8 @@
-"""Runs as processes of this machine: the `Launcher` that the loop uses, put together from its parts, and the choice of its
-containment: cgroups where that is possible, else tags."""
+"""Runs as processes of this machine: the `Launcher` that the loop uses, put together from its parts."""
 
 import ctypes
 import resource
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from signal import SIGKILL
 from typing import Literal
 
@@ -16,20 +14,15 @@ from . import procfs
 from .adopter import Adopter
 from .command_starter import CommandStarter
 from .complaints import Complaints
-from .contain.cgroup import cgroupfs
-from .contain.cgroup.containment import CgroupContainment
 from .contain.cpu_binding import RunCpus
 from .contain.interface import LauncherParts, RunContainment
-from .contain.tags.containment import TagsContainment
 from .emitter import Emitter
 from .footprints import Footprints
+from .handing_over import LaunchHandover
 from .launched_runs import LaunchedRun, LaunchedRuns
 from .launcher import (
     Adopted,
     Bounds,
-    CgroupImpossible,
-    Complain,
-    Emit,
     Enforcement,
     Footprint,
     Launcher,
@@ -39,13 +32,11 @@ from .launcher import (
     Remember,
 )
 from .trampoline.executable import Trampoline, best
-from .trampoline.posix_spawn import Spawner
+from .trampoline.posix_spawn import PosixSpawner
 from .watch.mains import Mains, signal_mains
 from .watch.owed_events import OwedEvents
 from .watch.reactor import Reactor
 from .watch.reaper import Orphans
-
-Mode = Literal["auto", "cgroup", "tags"]
 
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _libc = ctypes.CDLL(None)
@@ -70,7 +61,7 @@ class LocalLauncher(Launcher):
         self._runs = LaunchedRuns(instance)
         self._reactor = Reactor(complaints.failed)
         self._orphans = Orphans()
-        self._spawner = Spawner(trampoline or best())
+        self._spawner = PosixSpawner(trampoline or best())
         self._owed = OwedEvents(emitter, complaints, self._reactor, lambda run: self._containment.populated(run))
         self._was_subreaper = _subreaper()
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -86,6 +77,7 @@ class LocalLauncher(Launcher):
             nofile if nofile is not None else resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         )
         self._adopter = Adopter(self._runs, self._containment.adopted, self._cpus, self._mains)
+        self._handover = LaunchHandover(self._runs)
         self._footprints = Footprints(self._runs, self._containment, complaints)
 
     @property
@@ -111,14 +103,14 @@ class LocalLauncher(Launcher):
         run = self._stopping(run_id, signal)
         if run:
             ladder = run.ladder
-            self._reactor.surely(lambda: run.in_stop(ladder), self._containment.stops.terminate, run, signal)
+            self._reactor.retry_while(lambda: run.in_stop(ladder), self._containment.stops.terminate, run, signal)
 
     def kill(self, run_id: RunId) -> None:
         run = self._stopping(run_id, SIGKILL)
         if run:
             ladder = run.ladder
             signal_mains(run, SIGKILL)
-            self._reactor.surely(lambda: run.in_stop(ladder), self._containment.stops.kill, run)
+            self._reactor.retry_while(lambda: run.in_stop(ladder), self._containment.stops.kill, run)
 
     def _stopping(self, run_id: RunId, number: int) -> LaunchedRun | None:
         run = self._runs.get(run_id)
@@ -134,13 +126,15 @@ class LocalLauncher(Launcher):
             self._reactor.soon(self._emitter.emit, Frozen, run_id)
             return
         now = run.set_paused(True)
-        self._reactor.surely(lambda: run.freezing and run.pauses == now, self._containment.pauses.freeze, run)
+        self._reactor.retry_while(lambda: run.freezing and run.pauses == now, self._containment.pauses.freeze, run)
 
     def thaw(self, run_id: RunId) -> None:
         run = self._runs.get(run_id)
         if run:
             now = run.set_paused(False)
-            self._reactor.surely(lambda: run.pauses == now and self._runs.get(run_id) is run, self._containment.pauses.thaw, run)
+            self._reactor.retry_while(
+                lambda: run.pauses == now and self._runs.get(run_id) is run, self._containment.pauses.thaw, run
+            )
 
     def signal_main(self, run_id: RunId, signal: int) -> bool:
         run = self._runs.get(run_id)
@@ -155,7 +149,7 @@ class LocalLauncher(Launcher):
     # Looking.
 
     def survey(self, run_id: RunId) -> None:
-        self._reactor.surely(lambda: True, self._survey, run_id)
+        self._reactor.retry_while(lambda: True, self._survey, run_id)
 
     def _survey(self, run_id: RunId) -> None:
         run = self._runs.get(run_id)
@@ -164,7 +158,7 @@ class LocalLauncher(Launcher):
             found.update((below.main.pid, below.id) for below in run.subtree() if below.main)
             found.update(self._containment.outside(run))
             found.update(self._containment.members(run))
-        survivors = tuple(Survivor(pid=pid, run_id=one, why=why) for pid, one in found.items() if (why := procfs.plight(pid)))
+        survivors = tuple(Survivor(pid=pid, run_id=one, why=why) for pid, one in found.items() if (why := procfs.why_alive(pid)))
         self._reactor.soon(self._emitter.emit, Surveyed, run_id, survivors)
 
     def footprints(self, runs: Iterable[RunId]) -> dict[RunId, Footprint]:
@@ -204,10 +198,10 @@ class LocalLauncher(Launcher):
         return self._adopter.adopt(run_id, parent, remains)
 
     def hand_over(self) -> dict[RunId, Remains]:
-        return self._adopter.hand_over()
+        return self._handover.hand_over()
 
     def take_back(self) -> None:
-        self._adopter.take_back()
+        self._handover.take_back()
 
     # Serving.
 
@@ -226,52 +220,6 @@ class LocalLauncher(Launcher):
         self._containment.close()
         self._reactor.close()
         self._spawner.close()
-
-
-def check(instance: str, mode: Mode, cgroup_parent: str | None) -> None:
-    """Raise `CgroupImpossible` where `choose` would."""
-    if mode == "cgroup":
-        cgroupfs.probe(cgroupfs.base_of(instance, cgroup_parent))
-
-
-def choose(
-    *,
-    instance: str,
-    emit: Emit,
-    mode: Mode = "auto",
-    cgroup_parent: str | None = None,
-    clock: Callable[[], float] = trio.current_time,
-    nofile: int | None = None,
-    complain: Complain = lambda _text: None,
-    trampoline: Trampoline | None = None,
-) -> LocalLauncher:
-    """Return the launcher of this machine.
-
-    `instance` is twelve hex digits that name the state directory. `cgroup_parent` is where its cgroups go, by default this
-    process's own cgroup; if anything of the instance is alive in cgroups elsewhere, runs stay there. `nofile` is the soft
-    RLIMIT_NOFILE of runs, by default this process's now. `complain` gets, every few seconds at most, what failed and is tried
-    again. Raises `CgroupImpossible` with the reason if `mode` is cgroup and that is impossible.
-    """
-
-    def launcher(complaints: Complaints, contain: Callable[[LauncherParts], RunContainment]) -> LocalLauncher:
-        emitter = Emitter(emit, clock, complaints.failed)
-        return LocalLauncher(instance, emitter, complaints, contain, trampoline=trampoline, nofile=nofile)
-
-    if mode == "tags" and cgroupfs.inhabited(instance, cgroup_parent) is None:
-        why = "set in the config"
-    else:
-        if mode == "tags":
-            complain("containment.mode = tags takes effect when nothing is alive any more in the cgroups of an earlier daemon")
-        try:
-            base = cgroupfs.base_of(instance, cgroup_parent)
-            cgroupfs.probe(base)
-            complaints = Complaints(complain, remedy=partial(cgroupfs.regain_after, base=base.directory))
-            return launcher(complaints, partial(CgroupContainment, base=base, complain=complain))
-        except CgroupImpossible as reason:
-            if mode == "cgroup":
-                raise
-            why = str(reason)
-    return launcher(Complaints(complain), partial(TagsContainment, why=why))
 
 
 def _subreaper() -> int:

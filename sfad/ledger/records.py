@@ -59,7 +59,7 @@ class Records:
 
     def unwritten(self, page: Page) -> Iterator[tuple[RunInfo, RunExtra]]:
         for held in self._unwritten.values():
-            if page.admits(held.info, () if page.within is None else self.chain(held.info.id)):
+            if page.admits(held.info, () if page.within is None else self.lineage(held.info.id)):
                 yield held.info, held.extra
 
     def used_below(self, roots: Collection[RunId]) -> dict[RunId, Used]:
@@ -69,7 +69,7 @@ class Records:
                 used[held.info.id] = used_by(held.info.parent_id, held.info.usage)
         return used
 
-    def chain(self, run_id: RunId) -> list[RunId]:
+    def lineage(self, run_id: RunId) -> list[RunId]:
         """Return the run's ancestors and itself, root first; only itself if it is unknown."""
         ids = [run_id]
         while (parent := self._parent(ids[-1])) is not None and parent not in ids:

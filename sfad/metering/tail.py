@@ -20,6 +20,7 @@ from ..output.files import OutputStore
 from ..output.inotify import Inotify
 from ..protocol.types import RunId
 from .bounding import OutputBounds
+from .draining import DRAIN_SECONDS, Drains
 from .tailed import NewMeter, TailedRun
 
 REST = 0.03
@@ -30,17 +31,6 @@ BLIND = 0.2
 only what is written in this directory."""
 SLICE = 0.001
 """Seconds of reading between two looks at the rest of the daemon."""
-DRAIN_SECONDS = 0.05
-"""Seconds of reading when runs have ended, while all else waits: 10 MB of what agents print, or 256 KiB of the densest lines.
-Ends that follow each other without a pause share them."""
-NEWEST = 32 << 10
-"""Bytes at the end of a run's stdout that are read however long it takes, with the whole of their first line, because they contain
-the final result. 6 ms of the densest lines."""
-NEWEST_OF_ALL = 16 * NEWEST
-"""The same for all runs of a drain together. Of 64 that write without pause each gets 8 KiB. That is little, but only one of them
-has ended; each of the others is drained again when it ends."""
-NEWEST_AT_LEAST = 1 << 10
-"""The same for each of a thousand."""
 
 
 class Tail:
@@ -71,8 +61,7 @@ class Tail:
         self._away: dict[RunId, TailedRun] = {}
         """Metered runs whose stdout was moved: the kernel does not tell when they write."""
         self._bounds = OutputBounds(store, trouble=trouble)
-        self._drained = 0.0
-        self._spare = DRAIN_SECONDS
+        self._drains = Drains()
         self._blind = False
 
     def follow(
@@ -115,28 +104,7 @@ class Tail:
         """Read what the runs have written until now. The first one, or its main process, has ended: its last line may lack a
         newline. Of what cannot be read in `seconds`, which they share, read only the newest bytes and tell `lost` of the rest.
         `seen` is called before this returns."""
-        now = time.perf_counter()
-        spare = min(seconds, self._spare + now - self._drained)
-        waiting = self._waiting_in(runs)
-        newest = min(NEWEST, max(NEWEST_AT_LEAST, NEWEST_OF_ALL // max(1, len(waiting))))
-        end = now + spare
-        # a run with little to read leaves the rest of its share to the others
-        waiting.sort(key=lambda each: each[0])
-        for left, (_, ended, tailed) in zip(range(len(waiting), 0, -1), waiting, strict=True):
-            now = time.perf_counter()
-            tailed.drain(now + max(0.0, end - now) / left, NEWEST if ended else newest, ended=ended)
-        self._drained = time.perf_counter()
-        self._spare = max(0.0, end - self._drained)
-
-    def _waiting_in(self, runs: Iterable[RunId]) -> list[tuple[int, bool, TailedRun]]:
-        """Return those of the runs that must be drained: unread bytes, whether it is the first, and the run."""
-        found = []
-        for place, run in enumerate(runs):
-            tailed = self._runs.get(run)
-            unread = tailed.unread() if tailed is not None else None
-            if tailed is not None and unread is not None and (unread or place == 0):
-                found.append((unread, place == 0, tailed))
-        return found
+        self._drains.drain(map(self._runs.get, runs), seconds)
 
     def set_limit(self, run: RunId, limit: int | None) -> None:
         if run in self._runs:

@@ -76,9 +76,9 @@ class Call:
 
     # ---- checks
 
-    def permit(self, verb: str, chain: list[RunId] | None = None) -> None:
-        """Raise `RequestError` unless the peer may use `verb`, on the run at the end of `chain` if one is given."""
-        refused = self.runtime.machine.refuse(self.peer, verb, chain)
+    def permit(self, verb: str, lineage: list[RunId] | None = None) -> None:
+        """Raise `RequestError` unless the peer may use `verb`, on the run at the end of `lineage` if one is given."""
+        refused = self.runtime.machine.refuse(self.peer, verb, lineage)
         if refused is not None:
             raise RequestError(ErrorCode.NOT_PERMITTED, refused)
 
@@ -88,7 +88,7 @@ class Call:
         verb = verb or self.permission
         assert verb is not None
         info = find_run(self.runtime.catalogue, handle, self.peer.run)
-        self.permit(verb, self.runtime.catalogue.chain(info.id))
+        self.permit(verb, self.runtime.catalogue.lineage(info.id))
         return info
 
     def demand(self, shares: Shares, more: int) -> None:

@@ -16,6 +16,7 @@ import trio
 
 from sfad.config import RetentionConfig
 from sfad.durable import maintenance
+from sfad.durable.jobs import MaintenanceJobs
 from sfad.durable.maintenance import Maintenance
 from sfad.host.reserve import DiskReserve
 from sfad.ledger import Ledger, backup, opening
@@ -38,10 +39,8 @@ class World:
         self.live: list[str] = []
         self.trouble: list[str] = []
         self.said: list[str] = []
-        self.maintenance = Maintenance(
-            ledger, self.output, RetentionConfig(**settings), live=lambda: self.live, report=self.trouble.append,
-            say=self.said.append, now=lambda: self.wall,
-        )  # fmt: skip
+        jobs = MaintenanceJobs(ledger, self.output, lambda: self.live, self.said.append, lambda: self.wall)
+        self.maintenance = Maintenance(jobs, RetentionConfig(**settings), self.trouble.append)
 
     def passes(self, **span: float) -> None:
         self.wall += timedelta(**span)
@@ -161,15 +160,15 @@ async def test_a_large_ledger_is_checked_after_the_start(tmp_path: Path, monkeyp
     assert again.is_new
 
 
-async def test_it_sweeps_a_minute_after_the_start_and_then_as_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_jobs_begin_a_minute_after_the_start_and_then_as_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[float] = []
     monkeypatch.setattr(maintenance, "FIRST", 0.05)
     with world(tmp_path, sweep_every=60.0) as it:
 
-        async def look() -> None:
+        async def look(_self: Maintenance) -> None:
             looks.append(trio.current_time())
 
-        monkeypatch.setattr(it.maintenance, "look", look)
+        monkeypatch.setattr(Maintenance, "look", look)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(it.maintenance.serve)
             await until(lambda: looks, "the first look")
@@ -180,7 +179,7 @@ async def test_it_sweeps_a_minute_after_the_start_and_then_as_configured(tmp_pat
             nursery.cancel_scope.cancel()
 
 
-async def test_a_sweep_can_be_cancelled(tmp_path: Path) -> None:
+async def test_a_job_can_be_cancelled(tmp_path: Path) -> None:
     with world(tmp_path, *(ended(number, 200) for number in range(1, 3000))) as it:
         await it.happened(NOW - 2 * DAY)
         begun = time.monotonic()

@@ -20,7 +20,7 @@ import trio
 from sfad.core.events import Emptied, Frozen, LaunchSucceeded, MainExited, Surveyed
 from sfad.launch import marks, procfs
 from sfad.launch.contain import mark_scan
-from sfad.launch.contain.cgroup import cgroupfs
+from sfad.launch.contain.cgroup import cgroupfs, location
 from sfad.launch.launcher import Adopted, Bounds, Remains
 from sfad.launch.pidfd import tells_exits
 from sfad.launch.sweep import sweep
@@ -58,7 +58,7 @@ def gathered(rig: Rig, run: str, main: int | None, count: int) -> bool:
 
 
 def alive(pids: set[int]) -> set[int]:
-    return {pid for pid in pids if procfs.plight(pid)}
+    return {pid for pid in pids if procfs.why_alive(pid)}
 
 
 def grows(path: Path) -> Callable[[], bool]:
@@ -114,7 +114,7 @@ async def test_the_wait_for_a_pid_1_that_does_not_reap_ends(
     remains = dead(containment, instance, ("a1", None, ["sleep", "1000"]))
     monkeypatch.setattr("sfad.launch.watch.mains.exit_status", lambda _pidfd: None)
     monkeypatch.setattr("sfad.launch.watch.mains.reaped", lambda _pidfd: False)
-    monkeypatch.setattr("sfad.launch.watch.mains._NEWS", 0.3)
+    monkeypatch.setattr("sfad.launch.watch.mains._REAPED_WITHIN", 0.3)
     async with rigged(containment, instance=instance) as rig:
         adopt(rig, remains)
         await rig.stop("a1")
@@ -405,7 +405,7 @@ async def test_a_cgroup_without_a_process_is_removed_on_release(instance: str) -
 @pytest.fixture
 def elsewhere() -> Iterator[str]:
     """Make a cgroup beside ours."""
-    mounts = cgroupfs.mounts()
+    mounts = location.mounts()
     own = mounts[0].directory(procfs.cgroup(os.getpid()) or "/") if mounts else None
     if own is None or not os.access(own, os.W_OK):
         pytest.skip("no cgroup to make others in")
@@ -433,7 +433,7 @@ async def test_runs_stay_where_the_first_daemon_put_them(instance: str, elsewher
         with daemon("cgroup", instance, plan) as (_, remains):
             pass
     finally:
-        (mount,) = cgroupfs.mounts()
+        (mount,) = location.mounts()
         cgroupfs.write(f"{mount.directory(mine or '/')}/cgroup.procs", str(os.getpid()).encode())
     async with rigged("cgroup", instance=instance) as rig:
         assert rig.launcher.detail == f"{elsewhere}/sfad-{instance}"
@@ -510,7 +510,7 @@ async def test_the_tags_of_other_instances_are_not_ours(instance: str) -> None:
 
 
 def sleepers_below(pid: int) -> set[int]:
-    found = {one.process.pid for one, _ in mark_scan.look().placed(lambda _one, _above: None, pid)}
+    found = {one.process.pid for one, _ in mark_scan.scan_marks().with_runs(lambda _one, _above: None, pid)}
     return {pid for pid in found if procfs.read(f"/proc/{pid}/comm") == b"sleep\n"}
 
 

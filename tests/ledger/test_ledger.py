@@ -167,7 +167,7 @@ async def test_reads_see_queued_writes(tmp_path: Path) -> None:
         assert ledger.get("a1") == run(1, status=Status.COMPLETED)
         assert [info.status for info in ledger.select(Page(List(id=1))).runs] == ["completed", "rejected_depth"]
         assert [info.id for info in ledger.select(Page(List(id=1, labels={"k": "v"}), within="a1")).runs] == ["a2"]
-        assert (ledger.chain("a2"), ledger.find("a")) == (["a1", "a2"], ["a1", "a2"])
+        assert (ledger.lineage("a2"), ledger.find("a")) == (["a1", "a2"], ["a1", "a2"])
         before = ledger.select(Page(List(id=1))).runs
         await ledger.flush()
         assert ledger.select(Page(List(id=1))).runs == before

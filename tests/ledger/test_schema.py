@@ -43,7 +43,7 @@ def test_an_old_ledger_loads(old: Ledger) -> None:
     assert runs[0].argv == ["claude", "-p", "caf\u00e9 'quoted'\n"]
     assert runs[0].usage.cost_usd == 0.25
     assert runs[1].reason == Reason(kind="depth", message="too deep")
-    assert (old.chain("a2"), old.next_number) == (["a1", "a2"], 8)
+    assert (old.lineage("a2"), old.next_number) == (["a1", "a2"], 8)
     assert [run.id for run in old.select(Page(List(id=1, labels={"team": "blue"}))).runs] == ["a1"]
     details = old.details("a1")
     assert details is not None

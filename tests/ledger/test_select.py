@@ -93,8 +93,8 @@ async def test_a_chain_begins_at_the_root(tmp_path: Path) -> None:
         for number, parent in ((1, None), (2, "a1"), (3, "a2"), (4, "a1")):
             ledger.admit(run(number, parent_id=parent, root_id="a1"), PLAIN)
         await ledger.flush()
-        assert ledger.chain("a3") == ["a1", "a2", "a3"]
-        assert (ledger.chain("a1"), ledger.chain("zz")) == (["a1"], ["zz"])
+        assert ledger.lineage("a3") == ["a1", "a2", "a3"]
+        assert (ledger.lineage("a1"), ledger.lineage("zz")) == (["a1"], ["zz"])
         assert ids(ledger.select(Page(List(id=1), within="a2")).runs) == ["a2", "a3"]
 
 

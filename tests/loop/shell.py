@@ -41,10 +41,11 @@ async def shell(directory: Path, kind: type[FakeLauncher], config: str = "") -> 
     )  # fmt: skip
     runtime = Runtime(resources, loaded, shut_down=lambda: None, read_config=lambda: (loaded, []))
     runtime.saver.start_ledger()
-    reports.pass_on(runtime.reported)
+    reports.pass_on(runtime.reporting.reported)
     with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             await nursery.start(runtime.serve)
+            await runtime.metering.read_ended(())
             yield runtime
             nursery.cancel_scope.cancel()
     runtime.close()

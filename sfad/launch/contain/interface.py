@@ -62,7 +62,7 @@ class AdoptedRuns(Protocol):
     def forget(self, run: LaunchedRun) -> None:
         """Undo `rejoin`, and leave the processes as they are. Does not raise."""
 
-    def carries(self, run: LaunchedRun, pid: int) -> bool:
+    def is_of(self, run: LaunchedRun, pid: int) -> bool:
         """Return whether a process is provably the run's."""
 
     def finish(self, run: LaunchedRun) -> bool:
@@ -83,7 +83,7 @@ class RunPauses(Protocol):
     """Like `RunStops`."""
 
     def freeze(self, run: LaunchedRun) -> None:
-        """Stop every process. Calls `OwedEvents.stands_still` when that is done."""
+        """Stop every process. Calls `OwedEvents.report_frozen` when that is done."""
 
     def thaw(self, run: LaunchedRun) -> None:
         """Continue every process but those of child runs that were paused by themselves."""
@@ -109,7 +109,7 @@ class RunContainment(Protocol):
     def populated(self, run: LaunchedRun) -> bool:
         """Return whether anything is alive in the run, besides zombies and unreaped main processes of child runs. Raises `OSError`.
 
-        While the run is being emptied, the containment calls `OwedEvents.consider` when this may have become false."""
+        While the run is being emptied, the containment calls `OwedEvents.report_if_empty` when this may have become false."""
 
     def members(self, *tops: LaunchedRun) -> Iterable[tuple[int, RunId]]:
         """Yield every live process in these runs, of which none is in another, and the run that the process is in. Raises

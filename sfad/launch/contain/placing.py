@@ -12,10 +12,10 @@ from ..marks import cookie, cookie_run
 from ..pidfd import reaped
 from ..procfs import Stat
 
-_TRIES = 5
+_LINEAGE_READS = 5
 
 
-def by_cookie(pid: int, runs: LaunchedRuns) -> RunId | None:
+def run_by_cookie(pid: int, runs: LaunchedRuns) -> RunId | None:
     """Return the run whose cookie a process carries. Raises `Unplaceable` for a cookie of this instance that no run has."""
     value = cookie(pid, runs.instance)
     if value is None:
@@ -41,7 +41,7 @@ _Found = TypeVar("_Found")
 def with_steady_lineage(pid: int, look: Callable[[tuple[Stat, ...]], _Found]) -> _Found:
     """Return what `look` says of the lineage of a process, if that was the same before and after: the pid of a parent that ends
     meanwhile may be used again. Raises `Unplaceable` if the lineage keeps changing."""
-    for _ in range(_TRIES):
+    for _ in range(_LINEAGE_READS):
         chain = lineage(pid)
         answer = look(chain)
         if [(one.pid, one.started) for one in chain] == [(one.pid, one.started) for one in lineage(pid)]:
@@ -54,7 +54,7 @@ def descends(chain: tuple[Stat, ...]) -> bool:
     return len(chain) > 1 and chain[-1].pid == os.getpid()
 
 
-def by_ancestry(pid: int, run_of: Callable[[int], RunId | None]) -> tuple[RunId | None, bool]:
+def run_by_lineage(pid: int, run_of: Callable[[int], RunId | None]) -> tuple[RunId | None, bool]:
     """Return the run of the nearest process that `run_of` knows, of `pid` and its ancestors; and whether `pid` descends from this
     process. Raises `Unplaceable`."""
 

@@ -15,7 +15,7 @@ from .owed_events import OwedEvents
 from .reactor import Reactor
 from .reaper import Orphans
 
-_NEWS = 3.0
+_REAPED_WITHIN = 3.0
 """Seconds within which the parent of an ended main process is expected to reap it, if we are not the parent. In some
 containers pid 1 looks for zombies every two seconds, in others never."""
 
@@ -65,7 +65,7 @@ class Mains:
     def _fail(self, run: LaunchedRun, error: LaunchError) -> None:
         run.failing = None
         self._emitter.launch_failed(run.id, error)
-        self._owed.consider(run)
+        self._owed.report_if_empty(run)
 
     def _read_report(self, run: LaunchedRun, main: MainProcess) -> None:
         if main.report is None:
@@ -88,45 +88,45 @@ class Mains:
         self._read_report(run, main)
         if not main.ours:
             if ended(main.pidfd):
-                self._learn(run, main)
+                self._find_status(run, main)
             return
         result = os.waitid(os.P_PIDFD, main.pidfd, os.WEXITED | os.WNOHANG)
         if result is not None:
             effect("reaped")
             exited = result.si_code == os.CLD_EXITED
-            self._over(run, main, *((result.si_status, None) if exited else (None, result.si_status)))
+            self._ended(run, main, *((result.si_status, None) if exited else (None, result.si_status)))
         elif ended(main.pidfd):
             # a process that traces it keeps the zombie, perhaps for ever; the orphans' reaper takes it when the tracer lets go
-            self._over(run, main, *_code_and_signal(procfs.exit_status(main.pid)))
+            self._ended(run, main, *_code_and_signal(procfs.exit_status(main.pid)))
 
-    def _learn(self, run: LaunchedRun, main: MainProcess) -> None:
+    def _find_status(self, run: LaunchedRun, main: MainProcess) -> None:
         """Find out how another process's child has ended. The kernel tells it when its parent has reaped it, and wakes us then."""
         gone = reaped(main.pidfd)
         status = exit_status(main.pidfd)
         if status is not None:
-            self._over(run, main, *_code_and_signal(status))
-        elif gone or not tells_exits() or (main.ended is not None and monotonic() - main.ended > _NEWS):
-            self._over(run, main, None, None)
+            self._ended(run, main, *_code_and_signal(status))
+        elif gone or not tells_exits() or (main.ended is not None and monotonic() - main.ended > _REAPED_WITHIN):
+            self._ended(run, main, None, None)
         elif main.ended is None:
             main.ended = monotonic()
             self._reactor.discard(main.pidfd)
             self._reactor.add(main.pidfd, lambda: self._reap(run, main), 0)  # EPOLLHUP, always reported: it was reaped
-            self._wait_for_news(run, main)
+            self._look_again(run, main)
 
-    def _wait_for_news(self, run: LaunchedRun, main: MainProcess) -> None:
+    def _look_again(self, run: LaunchedRun, main: MainProcess) -> None:
         """Look again later: EPOLLHUP may not come, because pid 1 may never reap, and kernels before 6.9 do not report it."""
         if run.main is main:
-            self._learn(run, main)
+            self._find_status(run, main)
         if run.main is main:
-            self._reactor.later(self._wait_for_news, run, main)
+            self._reactor.later(self._look_again, run, main)
 
-    def _over(self, run: LaunchedRun, main: MainProcess, code: int | None, number: int | None) -> None:
+    def _ended(self, run: LaunchedRun, main: MainProcess, code: int | None, number: int | None) -> None:
         self.disown(run)
         if main.failure:
             self._fail(run, main.failure)
             return
-        self._emitter.emit(MainExited, run.id, code, number, self._owed.surely_empty(run))
-        self._owed.consider(run)
+        self._emitter.emit(MainExited, run.id, code, number, self._owed.known_empty(run))
+        self._owed.report_if_empty(run)
 
 
 def signal_mains(run: LaunchedRun, number: int, *, but: set[int] | list[int] | tuple[()] = ()) -> None:

@@ -27,9 +27,9 @@ class OwedEvents:
     def owe_emptied(self, run: LaunchedRun, number: int) -> None:
         """From now on report when the run, which gets this signal, is empty; it may be already."""
         run.begin_stop(number)
-        self._reactor.soon(self.consider, run)
+        self._reactor.soon(self.report_if_empty, run)
 
-    def consider(self, run: LaunchedRun) -> None:
+    def report_if_empty(self, run: LaunchedRun) -> None:
         """Look whether the run and its ancestors are empty, because something has gone that may have been the last."""
         try:
             for above in tuple(run.chain()):
@@ -38,9 +38,9 @@ class OwedEvents:
                     self._emitter.emit(Emptied, above.id)
         except Exception as error:  # noqa: BLE001 - a bug in what is done for one run must not end the others
             self._complaints.failed(error)
-            self._reactor.later(self.consider, run)
+            self._reactor.later(self.report_if_empty, run)
 
-    def surely_empty(self, run: LaunchedRun) -> bool:
+    def known_empty(self, run: LaunchedRun) -> bool:
         """Return whether the run is known to be empty. If that cannot be told it is stopped, and the stop waits until it is."""
         try:
             return self._empty(run)
@@ -51,7 +51,7 @@ class OwedEvents:
     def _empty(self, run: LaunchedRun) -> bool:
         return not run.mains and not self._populated(run)
 
-    def stands_still(self, run: LaunchedRun) -> None:
+    def report_frozen(self, run: LaunchedRun) -> None:
         """Report `Frozen`, if it is owed."""
         if run.freezing:
             run.freezing = False

@@ -42,7 +42,7 @@ def status(call: Call, _request: DaemonInfo) -> None:
             ledger_trouble=runtime.storage.unwritable,
             backup_bytes=backup.size_bytes if backup is not None else None,
             backup_at=backup.at if backup is not None else None,
-            adopted=runtime.adopted,
+            adopted=runtime.succession.adopted,
             enforcement={kind: runtime.launcher.enforcement(kind) for kind in ("memory", "pids", "cpu")},
             budgets=[_state(budget, machine.tree) for budget in budgets],
             linger_command=logout.linger_command(),

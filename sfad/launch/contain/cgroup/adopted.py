@@ -11,28 +11,30 @@ from ... import procfs
 from ...launched_runs import LaunchedRun, LaunchedRuns
 from ...marks import cookie
 from ...procfs import Stat
-from .. import mark_scan
 from ..interface import AdoptedRuns
+from ..mark_scan import RecentScans, scan_marks
 from . import cgroupfs
 from .cgroups import RunCgroups
 from .limits import KernelLimits
+from .making import CgroupMaker
 
-_PASSES = 10
+_MOVE_PASSES = 10
 """Looks for processes that are forked while others are being moved."""
 
 
 class AdoptedCgroups(AdoptedRuns):
-    def __init__(self, runs: LaunchedRuns, cgroups: RunCgroups, limits: KernelLimits) -> None:
+    def __init__(self, runs: LaunchedRuns, cgroups: RunCgroups, maker: CgroupMaker, limits: KernelLimits) -> None:
         self._runs = runs
         self._cgroups = cgroups
+        self._maker = maker
         self._limits = limits
-        self._looks = mark_scan.Looks()
+        self._scans = RecentScans()
         self._elsewhere: set[RunId] = set()
         """Runs whose processes may not be below this process."""
 
     def rejoin(self, run: LaunchedRun) -> None:
         self._runs.tag_of(run)
-        if self._cgroups.adopt(run):
+        if self._maker.adopt(run):
             self._limits.limit(run)  # writes what is written there already, and counts from now on
         self._gather(run)
 
@@ -49,29 +51,29 @@ class AdoptedCgroups(AdoptedRuns):
 
     def _gather(self, run: LaunchedRun) -> None:
         """Move into its cgroup whatever carries the marks of the run."""
-        carriers = [pid for look in self._looks.recent() for pid in look.carriers(run.cookie, self._runs.tag_of(run))]
+        carriers = [pid for scan in self._scans.recent() for pid in scan.carriers(run.cookie, self._runs.tag_of(run))]
         if any(not self._cgroups.contains(run, pid) for pid in carriers if procfs.is_alive(pid)):
             self._move_in(run)
 
     def _move_in(self, run: LaunchedRun) -> None:
         number = self._runs.tag_of(run)
-        for _ in range(_PASSES):
-            outside = [one for one in mark_scan.look().members(run.cookie, number) if not self._cgroups.contains(run, one.pid)]
+        for _ in range(_MOVE_PASSES):
+            outside = [one for one in scan_marks().members(run.cookie, number) if not self._cgroups.contains(run, one.pid)]
             if not outside:
                 return
             group = self._cgroups.of(run)
             if group is None:
-                group = self._cgroups.make(run)
+                group = self._maker.make(run)
                 self._limits.limit(run)
             for process in outside:
                 _move(process, group.leaf)
 
-    def carries(self, run: LaunchedRun, pid: int) -> bool:
+    def is_of(self, run: LaunchedRun, pid: int) -> bool:
         return self._cgroups.contains(run, pid) or cookie(pid, self._runs.instance) == run.cookie
 
     def forget(self, run: LaunchedRun) -> None:
         self.own(run)
-        self._cgroups.forget(run)
+        self._maker.forget(run)
 
     def own(self, run: LaunchedRun) -> None:
         self._elsewhere.discard(run.id)

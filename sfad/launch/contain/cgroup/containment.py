@@ -19,7 +19,7 @@ from ... import procfs
 from ...launched_runs import LaunchedRun, run_ids
 from ...launcher import Complain
 from ..interface import Door, LauncherParts, RunContainment
-from . import cgroupfs
+from . import cgroupfs, location
 from .adopted import AdoptedCgroups
 from .cgroups import RunCgroup, RunCgroups
 from .control import CgroupControl, thaw_all
@@ -27,6 +27,7 @@ from .controllers import Controllers
 from .escapes import Escapes
 from .events import CgroupEvents
 from .limits import KernelLimits
+from .making import CgroupMaker
 from .pausing import CgroupPauses
 from .placing import CgroupPlacing
 from .stopping import CgroupStops
@@ -40,7 +41,7 @@ class CgroupContainment(RunContainment):
     pauses: CgroupPauses
     stops: CgroupStops
 
-    def __init__(self, parts: LauncherParts, *, base: cgroupfs.Base, complain: Complain = lambda _text: None) -> None:
+    def __init__(self, parts: LauncherParts, *, base: location.BaseCgroup, complain: Complain = lambda _text: None) -> None:
         self.detail = base.directory
         self._runs = parts.runs
         self._owed = parts.owed
@@ -48,11 +49,12 @@ class CgroupContainment(RunContainment):
         self._controllers = Controllers(base, complain)
         self._controllers.prepare()
         self._control = CgroupControl(base)
-        self._cgroups = RunCgroups(base, self._controllers, parts.reactor)
+        self._cgroups = RunCgroups(base, parts.reactor)
+        self._maker = CgroupMaker(self._cgroups, self._controllers, parts.reactor)
         self._events = CgroupEvents(self._cgroups, parts.reactor, parts.complaints, self._learn)
         self.limits = KernelLimits(self._cgroups, self._controllers, parts.complaints)
         self._escapes = Escapes(parts, self._cgroups)
-        self.adopted = AdoptedCgroups(parts.runs, self._cgroups, self.limits)
+        self.adopted = AdoptedCgroups(parts.runs, self._cgroups, self._maker, self.limits)
         self.pauses = CgroupPauses(parts, self._cgroups, self._control, self._events, self._escapes)
         self.stops = CgroupStops(parts, self._cgroups, self._control, self._events, self._escapes)
         self._placing = CgroupPlacing(parts.runs, self._cgroups, parts.orphans)
@@ -65,14 +67,14 @@ class CgroupContainment(RunContainment):
             return self._enter(run)
 
     def _enter(self, run: LaunchedRun) -> Door:
-        group = self._cgroups.of(run) or self._cgroups.make(run)
+        group = self._cgroups.of(run) or self._maker.make(run)
         try:
             return self._open(run, group)
         except OSError as error:  # another process removed the cgroup, because it was empty
             if error.errno not in procfs.GONE:
                 raise
-            self._cgroups.forget(run)
-            return self._open(run, self._cgroups.make(run))
+            self._maker.forget(run)
+            return self._open(run, self._maker.make(run))
 
     def _open(self, run: LaunchedRun, group: RunCgroup) -> Door:
         if group.bounds != run.bounds:
@@ -84,20 +86,20 @@ class CgroupContainment(RunContainment):
 
     def leave(self, run: LaunchedRun) -> None:
         self.adopted.own(run)
-        self._cgroups.remove(run)
+        self._maker.remove(run)
 
     def close(self) -> None:
-        self._cgroups.close()
+        self._maker.close()
 
     def _learn(self, run: LaunchedRun, group: RunCgroup, events: bytes) -> None:
         if b"frozen 1" in events:
             group.frozen.set()
-            self._owed.stands_still(run)
+            self._owed.report_frozen(run)
         elif run.paused and not run.freezing:  # another process has thawed it
             self._control.write(group, "cgroup.freeze", b"1")
         if b"populated 0" in events:
             self._escapes.stop_soon(run)
-            self._owed.consider(run)
+            self._owed.report_if_empty(run)
 
     def populated(self, run: LaunchedRun) -> bool:
         if self._cgroups.populated(run):

@@ -13,14 +13,15 @@ from ....host.descriptors import lifted
 from ....protocol.types import RunId
 from ... import procfs
 from ...launched_runs import LaunchedRun, run_ids
+from ...watch.reactor import wait_ended
 from ..interface import LauncherParts
 from .cgroups import RunCgroups
 
-INSIST = 1.0
+KILL_EVERY = 1.0
 """Seconds between two kills of what does not go: something may have been moved into the cgroup after the first."""
-_SLICE = 0.01
+_SIGNAL_SLICE = 0.01
 """Seconds of signalling before the daemon's other tasks get their turn."""
-_WATCHED = 32
+_PIDFDS_AT_ONCE = 32
 """Pidfds of escaped processes waited on at a time."""
 
 
@@ -31,7 +32,7 @@ class Escapes:
         self._orphans = parts.orphans
         self._owed = parts.owed
         self._cgroups = cgroups
-        self._chased: set[LaunchedRun] = set()
+        self._stopping: set[LaunchedRun] = set()
         """Runs whose escaped processes are being stopped."""
 
     def of(self, run: LaunchedRun) -> Iterator[tuple[int, RunId]]:
@@ -73,27 +74,27 @@ class Escapes:
 
     def stop_soon(self, run: LaunchedRun) -> None:
         """While the run is being emptied, stop its escaped processes. Raises `OSError`."""
-        if run not in self._chased and run.emptying and any(self.of(run)):
-            self._chased.add(run)
-            self._reactor.task(self._chase, run)
+        if run not in self._stopping and run.emptying and any(self.of(run)):
+            self._stopping.add(run)
+            self._reactor.task(self._stop_escaped, run)
 
-    async def _chase(self, run: LaunchedRun) -> None:
+    async def _stop_escaped(self, run: LaunchedRun) -> None:
         """Signal the escaped processes with the last signal of the stop, until there are none."""
-        struck: set[tuple[int, int]] = set()
-        while run.emptying and (left := self._strike(run, struck)):
-            await self._reactor.wait_ended(left[:_WATCHED], INSIST)
-        self._chased.discard(run)
-        self._owed.consider(run)
+        signalled: set[tuple[int, int]] = set()
+        while run.emptying and (left := self._signal_new(run, signalled)):
+            await wait_ended(self._reactor, left[:_PIDFDS_AT_ONCE], KILL_EVERY)
+        self._stopping.discard(run)
+        self._owed.report_if_empty(run)
 
-    def _strike(self, run: LaunchedRun, struck: set[tuple[int, int]]) -> list[int]:
+    def _signal_new(self, run: LaunchedRun, signalled: set[tuple[int, int]]) -> list[int]:
         """Signal each process once; return those of the last look. A process that forks and exits without pause has a new pid
         at each look."""
-        until = monotonic() + _SLICE
+        until = monotonic() + _SIGNAL_SLICE
         with lifted():
             while True:
                 found = [pid for pid, _ in self.of(run)]
-                fresh = [pid for pid in found if (pid, run.number) not in struck]
+                fresh = [pid for pid in found if (pid, run.number) not in signalled]
                 if not fresh or monotonic() > until:
                     return found
                 self._signal(run, fresh, run.number, signal.SIGCONT)
-                struck.update((pid, run.number) for pid in found)
+                signalled.update((pid, run.number) for pid in found)

@@ -28,7 +28,7 @@ class CgroupPauses(RunPauses):
             self._control.write(group, "cgroup.freeze", b"1")
             self._events.watch(run, group)
         else:
-            self._reactor.soon(self._owed.stands_still, run)
+            self._reactor.soon(self._owed.report_frozen, run)
 
     def thaw(self, run: LaunchedRun) -> None:
         group = self._cgroups.of(run)

@@ -12,10 +12,10 @@ from ...watch.mains import signal_mains
 from ..interface import LauncherParts, RunStops
 from .cgroups import RunCgroup, RunCgroups
 from .control import CgroupControl, thaw_all
-from .escapes import INSIST, Escapes
+from .escapes import KILL_EVERY, Escapes
 from .events import CgroupEvents
 
-FREEZE_BOUND = 0.1
+_FROZEN_WITHIN = 0.1
 """Seconds that a stop waits for the freezer."""
 
 
@@ -43,10 +43,10 @@ class CgroupStops(RunStops):
         self._reactor.task(self._stop, run, group, number, run.ladder)
 
     async def _stop(self, run: LaunchedRun, group: RunCgroup, number: int, ladder: int) -> None:
-        with trio.move_on_after(FREEZE_BOUND):
+        with trio.move_on_after(_FROZEN_WITHIN):
             await group.frozen.wait()
-        await self._reactor.lasting(self._signal_all, run, number, ladder)
-        await self._reactor.lasting(self._let_go, run, group, ladder)
+        await self._reactor.retry(self._signal_all, run, number, ladder)
+        await self._reactor.retry(self._let_go, run, group, ladder)
 
     async def _signal_all(self, run: LaunchedRun, number: int, ladder: int) -> None:
         if not run.in_stop(ladder):
@@ -69,12 +69,12 @@ class CgroupStops(RunStops):
         if group:
             self._control.write(group, "cgroup.kill", b"1")
             self._events.watch(run, group)
-            self._reactor.task(self._insist, run, group, run.ladder)
+            self._reactor.task(self._kill_again, run, group, run.ladder)
         self._escapes.stop_soon(run)
 
-    async def _insist(self, run: LaunchedRun, group: RunCgroup, ladder: int) -> None:
+    async def _kill_again(self, run: LaunchedRun, group: RunCgroup, ladder: int) -> None:
         while True:
-            await trio.sleep(INSIST)
+            await trio.sleep(KILL_EVERY)
             if not run.in_stop(ladder):
                 return
             signal_mains(run, SIGKILL)

@@ -12,8 +12,8 @@ from ...watch.reaper import Orphans
 from .adopted import AdoptedTags
 from .placing import TagsPlacing
 
-_LOOKS = 3
-"""Looks at our children, before children that come and go without pause are taken for live ones."""
+_LISTINGS = 3
+"""Listings of our children, before children that come and go without pause are taken for live ones."""
 
 
 class Census:
@@ -45,7 +45,7 @@ class Census:
                 pending.append((process.pid, run_id))
                 yield process, run_id
 
-    def tops(self, runs: set[RunId]) -> list[int]:
+    def live_children(self, runs: set[RunId]) -> list[int]:
         """Return our live direct children in these runs. While there is none, nothing of the runs is alive.
 
         A child that forked and ended between the listing and the look at it has left its children to us: they are in
@@ -55,7 +55,7 @@ class Census:
         cores.
         """
         seen: set[int] = set()
-        for _ in range(_LOOKS):
+        for _ in range(_LISTINGS):
             self._orphans.reap()
             fresh = [pid for pid in procfs.children() if pid not in seen]
             placed = [(pid, self._placing.run_of_child(pid)) for pid in fresh]
@@ -63,11 +63,11 @@ class Census:
             if alive:
                 return alive
             if not fresh:
-                return self._tops_elsewhere(runs)
+                return self._live_elsewhere(runs)
             seen.update(fresh)
-        return [pid for pid, run_id in placed if run_id in runs or run_id is None] or self._tops_elsewhere(runs)
+        return [pid for pid, run_id in placed if run_id in runs or run_id is None] or self._live_elsewhere(runs)
 
-    def _tops_elsewhere(self, runs: set[RunId]) -> list[int]:
+    def _live_elsewhere(self, runs: set[RunId]) -> list[int]:
         """Return processes of these runs that are not below us. A lineage that forks and exits without pause cannot escape this
         below us; elsewhere it may."""
         for _ in range(2 if self._adopted.concerns(runs) else 0):
@@ -78,7 +78,7 @@ class Census:
 
     def populated(self, runs: set[RunId]) -> bool:
         """Return whether anything but unreaped main processes is alive in these runs."""
-        return any(pid not in self._orphans.owned for pid in self.tops(runs))
+        return any(pid not in self._orphans.owned for pid in self.live_children(runs))
 
 
 def _parent(process: Stat, table: dict[int, Stat]) -> int:

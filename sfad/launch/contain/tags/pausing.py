@@ -24,6 +24,7 @@ class TagsPauses(RunPauses):
         self._owed = parts.owed
         self._census = census
         self._paused: set[LaunchedRun] = set()
+        self.forget = self._paused.discard  # for each run that ends
         self._keeping = False
         """Whether `_keep_still` runs."""
 
@@ -38,7 +39,7 @@ class TagsPauses(RunPauses):
                 send(process, (signal.SIGSTOP,))
             await trio.sleep(pause)
             pause = min(2 * pause, _LAST_LOOKS)
-        self._owed.stands_still(run)
+        self._owed.report_frozen(run)
         if not self._keeping:
             self._keeping = True
             self._reactor.task(self._keep_still)
@@ -62,9 +63,6 @@ class TagsPauses(RunPauses):
     def end(self, run: LaunchedRun) -> None:
         """Let no process of the run and its descendants stand still, because they are stopped."""
         self._paused.difference_update(run.subtree())
-
-    def forget(self, run: LaunchedRun) -> None:
-        self._paused.discard(run)
 
 
 def _stands(process: Stat) -> bool:

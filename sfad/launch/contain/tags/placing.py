@@ -13,7 +13,7 @@ from ...launcher import Unplaceable
 from ...procfs import Stat
 from ...watch.reaper import Orphans
 from .. import mark_scan
-from ..placing import by_cookie, descends, still_there, unmarked, with_steady_lineage
+from ..placing import descends, run_by_cookie, still_there, unmarked, with_steady_lineage
 from .adopted import AdoptedTags
 
 
@@ -34,7 +34,7 @@ class TagsPlacing:
         if pid <= 0:
             raise Unplaceable("the process is in another pid namespace")
         run_id, ours = with_steady_lineage(pid, self._by_descent)
-        run_id = run_id or by_cookie(pid, self._runs)
+        run_id = run_id or run_by_cookie(pid, self._runs)
         if procfs.stat(pid) is None or not still_there(pidfd):
             raise Unplaceable(f"process {pid} ended before it could be placed")
         if run_id is None and ours:
@@ -46,7 +46,7 @@ class TagsPlacing:
         found: RunId | None = None
         ours = descends(line)
         for ancestor in reversed(line[:-1] if ours else line if self._adopted else ()):
-            found = self._marked_below(ancestor.pid, found) if ours else self._adopted.run_of(mark_scan.trace(ancestor), found)
+            found = self._marked_below(ancestor.pid, found) if ours else self._adopted.run_of(mark_scan.with_marks(ancestor), found)
         return found or None, ours
 
     def run_of_child(self, pid: int) -> RunId | None:

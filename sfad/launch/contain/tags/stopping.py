@@ -11,6 +11,7 @@ import trio
 from ....protocol.types import RunId
 from ... import procfs
 from ...launched_runs import LaunchedRun, run_ids
+from ...watch.reactor import wait_ended
 from ...watch.reaper import reap_orphan
 from ..interface import LauncherParts, RunStops
 from .census import Census
@@ -18,18 +19,18 @@ from .pausing import TagsPauses
 from .placing import TagsPlacing
 from .signals import send
 
-_SLICE = 0.01
+_SIGNAL_SLICE = 0.01
 """Seconds of signalling before the daemon's other tasks get their turn."""
-_PASSES = 2
+_MIN_SCANS = 2
 """Scans of a SIGTERM at least: the second finds what was forked during the first."""
-_PURSUIT = 0.1
+_PURSUED_FOR = 0.1
 """Seconds after which a SIGTERM is not followed further: processes that fork faster are left to the SIGKILL after the grace.
 Nothing is reaped meanwhile: ten scans of twenty lineages that forked without pause left 32 000 zombies, and the machine no pid."""
-_WATCHED = 32
+_PIDFDS_AT_ONCE = 32
 """Pidfds waited on at a time; the next are looked for when these are gone."""
-_INSIST = 0.5
+_KILL_EVERY = 0.5
 """Seconds between two kills of what does not go."""
-_REAPED_WITHIN = 0.002
+_LOOK_EVERY = 0.002
 """Seconds between two looks whether a main process that has ended was reaped."""
 
 
@@ -45,7 +46,7 @@ class TagsStops(RunStops):
         """Runs to be signalled: the signal, and the number of the stop that asked for it."""
         self._killing: dict[LaunchedRun, int] = {}
         """Runs to be killed, and the number of the stop that asked for it."""
-        self._slaying = False
+        self._kills = False
         """Whether `_kill_all` runs."""
         self._kill_now = trio.Event()
         self._draining: set[LaunchedRun] = set()
@@ -61,11 +62,11 @@ class TagsStops(RunStops):
         asked = {run: number for run, (number, ladder) in self._terminating.items() if run.in_stop(ladder)}
         for number in set(asked.values()):
             runs = run_ids(run for run in asked if asked[run] == number)
-            done: set[tuple[int, int]] = set()
-            until = monotonic() + _PURSUIT
+            signalled: set[tuple[int, int]] = set()
+            until = monotonic() + _PURSUED_FOR
             for scans in count(1):
-                fresh = self._strike(runs, (number, signal.SIGCONT), done)
-                if not fresh or (scans >= _PASSES and monotonic() > until):
+                fresh = self._signal_new(runs, (number, signal.SIGCONT), signalled)
+                if not fresh or (scans >= _MIN_SCANS and monotonic() > until):
                     break
         self._terminating = {}
         for run in asked:
@@ -73,8 +74,8 @@ class TagsStops(RunStops):
 
     def kill(self, run: LaunchedRun) -> None:
         self._killing[run] = run.ladder
-        if not self._slaying:
-            self._slaying = True
+        if not self._kills:
+            self._kills = True
             self._reactor.task(self._kill_all)
         self._kill_now.set()
         self._drain_soon(run)
@@ -86,45 +87,45 @@ class TagsStops(RunStops):
             if not self._killing:
                 break
             self._kill_now = trio.Event()
-            if self._slay(run_ids(self._killing)):
+            if self._kill_slice(run_ids(self._killing)):
                 await trio.lowlevel.checkpoint()
             else:
-                with trio.move_on_after(_INSIST):
+                with trio.move_on_after(_KILL_EVERY):
                     await self._kill_now.wait()
-        self._slaying = False
+        self._kills = False
 
-    def _slay(self, runs: set[RunId]) -> bool:
+    def _kill_slice(self, runs: set[RunId]) -> bool:
         """Kill for a while; return whether the last look still found something new."""
-        until = monotonic() + _SLICE
-        struck: set[tuple[int, int]] = set()
+        until = monotonic() + _SIGNAL_SLICE
+        signalled: set[tuple[int, int]] = set()
         while monotonic() < until:
-            fresh = self._kill_children(runs, struck)
-            if not fresh and not self._strike(runs, (signal.SIGKILL,), struck):
+            fresh = self._kill_children(runs, signalled)
+            if not fresh and not self._signal_new(runs, (signal.SIGKILL,), signalled):
                 return False
         return True
 
-    def _kill_children(self, runs: set[RunId], struck: set[tuple[int, int]]) -> bool:
-        """Kill the direct children that are not in `struck` yet; return whether there were any.
+    def _kill_children(self, runs: set[RunId], signalled: set[tuple[int, int]]) -> bool:
+        """Kill the direct children that are not in `signalled` yet; return whether there were any.
 
         Against lineages that fork and exit this is the race to win: each of their processes is our child as soon as the one
         before it is gone. A look costs microseconds, and the pid of an unreaped child is no other process's."""
         fresh = False
         for pid in procfs.children():
-            if (pid, 0) not in struck and self._placing.run_of_child(pid) in runs:
+            if (pid, 0) not in signalled and self._placing.run_of_child(pid) in runs:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
-                struck.add((pid, 0))
+                signalled.add((pid, 0))
                 fresh = True
             if pid not in self._orphans.owned:
                 reap_orphan(pid)
         return fresh
 
-    def _strike(self, runs: set[RunId], numbers: tuple[int, ...], done: set[tuple[int, int]]) -> bool:
-        """Signal the processes that are not in `done` yet; return whether there were any."""
-        fresh = [process for process, _ in self._census.take(runs) if (process.pid, process.started) not in done]
+    def _signal_new(self, runs: set[RunId], numbers: tuple[int, ...], signalled: set[tuple[int, int]]) -> bool:
+        """Signal the processes that are not in `signalled` yet; return whether there were any."""
+        fresh = [process for process, _ in self._census.take(runs) if (process.pid, process.started) not in signalled]
         for process in fresh:
             send(process, numbers)
-            done.add((process.pid, process.started))
+            signalled.add((process.pid, process.started))
         return bool(fresh)
 
     def _drain_soon(self, run: LaunchedRun) -> None:
@@ -137,20 +138,17 @@ class TagsStops(RunStops):
         self._draining.add(run)
         try:
             while run.emptying:
-                tops = self._census.tops(run_ids([run]))
-                if tops:
-                    await self._reactor.wait_ended(tops[:_WATCHED], _INSIST)
+                children = self._census.live_children(run_ids([run]))
+                if children:
+                    await wait_ended(self._reactor, children[:_PIDFDS_AT_ONCE], _KILL_EVERY)
                 else:
-                    self._owed.consider(run)
-                    await trio.sleep(_INSIST if _awaits_news(run) else _REAPED_WITHIN)  # a main that has ended is reaped meanwhile
+                    self._owed.report_if_empty(run)
+                    # a main process that has ended is reaped meanwhile
+                    await trio.sleep(_KILL_EVERY if _awaits_reaping(run) else _LOOK_EVERY)
         finally:
             self._draining.discard(run)
 
-    def forget(self, run: LaunchedRun) -> None:
-        self._killing.pop(run, None)
-        self._terminating.pop(run, None)
 
-
-def _awaits_news(run: LaunchedRun) -> bool:
+def _awaits_reaping(run: LaunchedRun) -> bool:
     """Return whether another process has to reap a main process: that can take seconds, and is reported."""
     return any(not main.ours for main in run.mains)
