@@ -26,8 +26,8 @@ Received = Callable[[], bytes]
 
 @contextmanager
 def listening(path: Path, uid: int) -> Iterator[Received]:
-    """Let a process of that user listen at a socket, and close each connection after its first bytes. Yield a function that ends the
-    process and returns what it has received."""
+    """Let a process of that user listen at a socket, and close each connection after its first bytes. Yield a function that ends
+    the process and returns what it has received."""
     read, write = os.pipe()
     ready, said = os.pipe()
     with socket.socket(socket.AF_UNIX) as listener:
