@@ -15,5 +15,6 @@
 `handover`     what a daemon hands to the program that it becomes on re-execution
 `pidfds`       pidfds of main processes, which systemd keeps while no daemon is there
 `budgets`      money budgets between config, ledger, spool and core
-`maintenance`  old output and rows deleted, backups made
+`maintenance`  when the jobs are due that keep the state directory within bounds
+`jobs`         old output and rows deleted, pages given back, backups made
 """

@@ -13,6 +13,7 @@
 `tail`            follows the output files of all runs
 `tailed`          the output files of one run, and its meter
 `stream`          reads the stdout of one run through its meters
+`draining`        reads what runs have written when one of them has ended
 `bounding`        frees the oldest bytes of output files
 `sessions`        has the session files of all runs read, in threads
 `session`         reads the session files of one attempt

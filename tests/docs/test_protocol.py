@@ -190,14 +190,15 @@ def test_bounds() -> None:
         "watches": f"{shares.MAX_WATCHES}",
     }
     assert [shares.FRACTIONS[scope] for scope in ("run", "tree", "user", "others", "owner")] == [1 / 8, 1 / 4, 1 / 2, 3 / 4, 1]
-    assert f"a run may have {shares.LEAST_CONNECTIONS} in any" in shared
+    prose = " ".join(PAGE.split())
+    assert f"a run may have {shares.LEAST_CONNECTIONS} in any" in prose
     reserves = [need * descriptors.RESERVE for need in (Need.CLIENT, Need.RUN, Need.OWNER)]
-    assert re.findall(r"\(below (\d+)", shared) == [str(reserve) for reserve in reserves]
-    assert f"at least {descriptors.LEAST}." in shared
-    assert f"({MAX_REQUEST:,} bytes)".replace(",", " ") in PAGE
-    assert f"({MAX_REPLY:,} bytes)".replace(",", " ") in PAGE
-    assert f"describes version {VERSION}" in PAGE
-    assert f"At most {m.MAX_DESCRIPTORS} descriptors" in PAGE
+    assert re.findall(r"\(below (\d+)", prose) == [str(reserve) for reserve in reserves]
+    assert f"at least {descriptors.LEAST}." in prose
+    assert f"({MAX_REQUEST:,} bytes)".replace(",", " ") in prose
+    assert f"({MAX_REPLY:,} bytes)".replace(",", " ") in prose
+    assert f"describes version {VERSION}" in prose
+    assert f"At most {m.MAX_DESCRIPTORS} descriptors" in prose
 
 
 def test_ranges() -> None:

@@ -13,6 +13,7 @@ from ....host.descriptors import lifted
 from ....protocol.types import RunId
 from ... import procfs
 from ...launched_runs import LaunchedRun, run_ids
+from ...watch.reactor import wait_ended
 from ..interface import LauncherParts
 from .cgroups import RunCgroups
 
@@ -81,7 +82,7 @@ class Escapes:
         """Signal the escaped processes with the last signal of the stop, until there are none."""
         signalled: set[tuple[int, int]] = set()
         while run.emptying and (left := self._signal_new(run, signalled)):
-            await self._reactor.wait_ended(left[:_PIDFDS_AT_ONCE], KILL_EVERY)
+            await wait_ended(self._reactor, left[:_PIDFDS_AT_ONCE], KILL_EVERY)
         self._stopping.discard(run)
         self._owed.report_if_empty(run)
 

@@ -24,6 +24,7 @@ class TagsPauses(RunPauses):
         self._owed = parts.owed
         self._census = census
         self._paused: set[LaunchedRun] = set()
+        self.forget = self._paused.discard  # for each run that ends
         self._keeping = False
         """Whether `_keep_still` runs."""
 
@@ -62,9 +63,6 @@ class TagsPauses(RunPauses):
     def end(self, run: LaunchedRun) -> None:
         """Let no process of the run and its descendants stand still, because they are stopped."""
         self._paused.difference_update(run.subtree())
-
-    def forget(self, run: LaunchedRun) -> None:
-        self._paused.discard(run)
 
 
 def _stands(process: Stat) -> bool:

@@ -11,6 +11,7 @@ import trio
 from ....protocol.types import RunId
 from ... import procfs
 from ...launched_runs import LaunchedRun, run_ids
+from ...watch.reactor import wait_ended
 from ...watch.reaper import reap_orphan
 from ..interface import LauncherParts, RunStops
 from .census import Census
@@ -139,18 +140,13 @@ class TagsStops(RunStops):
             while run.emptying:
                 children = self._census.live_children(run_ids([run]))
                 if children:
-                    await self._reactor.wait_ended(children[:_PIDFDS_AT_ONCE], _KILL_EVERY)
+                    await wait_ended(self._reactor, children[:_PIDFDS_AT_ONCE], _KILL_EVERY)
                 else:
                     self._owed.report_if_empty(run)
-                    await trio.sleep(
-                        _KILL_EVERY if _awaits_reaping(run) else _LOOK_EVERY
-                    )  # a main that has ended is reaped meanwhile
+                    # a main process that has ended is reaped meanwhile
+                    await trio.sleep(_KILL_EVERY if _awaits_reaping(run) else _LOOK_EVERY)
         finally:
             self._draining.discard(run)
-
-    def forget(self, run: LaunchedRun) -> None:
-        self._killing.pop(run, None)
-        self._terminating.pop(run, None)
 
 
 def _awaits_reaping(run: LaunchedRun) -> bool:
